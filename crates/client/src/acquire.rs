@@ -1,34 +1,28 @@
-//! Acquiring a lock: its builder.
+//! The builder of an acquisition.
 
 pub(crate) mod adopt;
 pub(crate) mod all;
-mod attempt;
-pub(crate) mod contended;
-mod course;
-pub(crate) mod deadline;
-pub(crate) mod durable;
-mod hold;
-mod meeting;
-mod options;
-mod owner;
-pub(crate) mod queue;
-pub(crate) mod round;
+mod driver;
+mod durable;
 pub(crate) mod session;
 
-pub use deadline::Wait;
-
+use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dlock_protocol::Token;
+use dlock_protocol::{Delay, Label, LockRequest, Mode, OwnerId, Token};
+use dlock_quorum::{Plan, Terms};
 
+use crate::acquire::driver::{Acquisition, OnOutage};
 use crate::acquire::durable::Durable;
-use crate::acquire::options::{Options, UncheckedMode};
 use crate::client::Client;
 use crate::error::{AcquireError, Lost, Report};
-use crate::guard::Guard;
+use crate::guard::renewal::{OnLost, Renewal};
+use crate::guard::{Guard, Share};
 use crate::inspect::Position;
+use crate::queue::OnPosition;
+use crate::wait::Wait;
 
 /// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it,
 /// or call [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire).
@@ -50,7 +44,7 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Sets how long to wait while somebody else holds the lock. Default: [`Wait::Forever`], like a mutex.
+    /// Sets how long to wait while another client holds the lock. Default: [`Wait::Forever`], like a mutex.
     ///
     /// Clients wait in the queue of one master, first come, first served. The wait also covers masters in
     /// grace, and those that are down or silent: see [`Wait`].
@@ -110,6 +104,18 @@ impl<C> Acquire<C> {
     /// A failover to one of these replicas then keeps the hold. The renewals do not wait for replicas.
     pub fn durable(mut self, replicas: u32, timeout: Duration) -> Self {
         self.options.durable = Some(Durable { replicas, timeout });
+        self
+    }
+
+    /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then see
+    /// deadlocks between owners, each of which holds one lock and waits for another, and refuse the last wait
+    /// with [`AcquireError::Deadlock`](crate::AcquireError::Deadlock). Without it, no cycle is seen, for each
+    /// acquisition has a token of its own.
+    ///
+    /// An owner must release nothing while it waits. What waits side by side needs names of its own:
+    /// `job/1` and `job/2` are within `job`, which releases nothing as long as one of them waits.
+    pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
+        self.options.owner = Some(owner.as_ref().to_vec());
         self
     }
 
@@ -186,23 +192,24 @@ impl Acquire {
     /// Cancel safe: if the future is dropped, whatever was granted is released and no waiter stays in a
     /// queue, on every master that can be reached.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
-        let (attempt, renewal) = self.checked().map_err(AcquireError::Option)?;
+        let (acquisition, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
-            return Ok(Guard::new(attempt.hold(renewal).await?));
+            return Ok(Guard::new(self.hold(&acquisition, renewal).await?));
         }
-        let Some(mut entry) = self.client.session.entry(&self.resource, attempt.deadline).await else {
-            return Err(attempt.taken_by_ourselves());
+        let deadline = acquisition.terms.deadline;
+        let Some(mut entry) = self.client.session.entry(&self.resource, deadline).await else {
+            return Err(acquisition.taken_by_session());
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
-            share.0.check_entry(attempt.asked.mode, attempt.fenced).map_err(AcquireError::Option)?;
-            return Ok(Guard::new(share));
+            let entered = share.0.check_entry(acquisition.asked.mode, self.options.fenced);
+            return entered.map(|()| Guard::new(share)).map_err(AcquireError::Option);
         }
-        let share = attempt.hold(renewal).await?;
+        let share = self.hold(&acquisition, renewal).await?;
         *entry = Arc::downgrade(&share);
         Ok(Guard::new(share))
     }
 
-    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds the lock.
+    /// [`acquire`](Self::acquire) without waiting: `None` if another client holds the lock.
     pub async fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
         untaken(self.wait(Wait::No).acquire().await)
     }
@@ -214,6 +221,72 @@ impl Acquire {
     /// The same options for another resource.
     pub(crate) fn of(&self, resource: Vec<u8>) -> Acquire {
         Acquire { client: self.client.clone(), resource, options: self.options.clone() }
+    }
+
+    /// Checks every option; the error says which is out of range.
+    fn checked(&self) -> Result<(Acquisition, Renewal), String> {
+        let options = &self.options;
+        let service = self.client.service.clone();
+        let (lease, ttl) = service.lease_for(options.ttl)?;
+        let mode = match options.mode {
+            UncheckedMode::Exclusive => Mode::Exclusive,
+            UncheckedMode::Shared => Mode::Shared,
+            UncheckedMode::Permits(n) => {
+                let n = NonZeroU32::new(n).filter(|n| n.get() <= i32::MAX as u32);
+                Mode::Permits(n.ok_or("permits must be 1 to 2147483647")?)
+            }
+        };
+        let single = service.nodes.len() == 1;
+        if !single && matches!(mode, Mode::Permits(_)) {
+            return Err("permits require a single server: majorities cannot count them".into());
+        }
+        if !single && options.ephemeral {
+            return Err("an ephemeral hold requires a single server: it ends with one connection".into());
+        }
+        let label = Label::new(options.label.as_bytes())
+            .ok_or_else(|| format!("a label must have at most {} bytes", Label::MAX_LEN))?;
+        if options.notice.is_some_and(|notice| notice > lease.ttl() / 2) {
+            return Err("the notice must be at most half of the ttl: renewals need time to be retried".into());
+        }
+        let delay = options.delay.as_millis().try_into().ok().and_then(Delay::from_millis);
+        let delay = delay.ok_or("a delay must be at most 49 days")?;
+        let renewal = Renewal {
+            limit: options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX)),
+            notice: options.notice,
+            on_lost: options.on_lost.clone(),
+        };
+        let owner = options.owner.as_ref().map(|owner| OwnerId::new(owner));
+        let owner = owner.map(|owner| owner.ok_or("an owner must have 1 to 255 bytes")).transpose()?;
+        let (token, ephemeral) = (options.token.clone(), options.ephemeral);
+        let terms = Terms {
+            plan: Plan {
+                quorum: service.quorum,
+                lease,
+                fenced: options.fenced,
+                retries: service.retry.times,
+            },
+            first_pause: service.retry.pause,
+            deadline: options.wait.deadline(),
+            one_round: token.is_some(),
+            adopts: false,
+        };
+        let acquisition = Acquisition {
+            service,
+            resource: self.resource.clone(),
+            asked: LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) },
+            terms,
+            on_position: options.on_position.clone(),
+            on_outage: options.on_outage.clone(),
+        };
+        Ok((acquisition, renewal))
+    }
+
+    async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
+        let share = acquisition.hold(renewal).await?;
+        match self.options.durable {
+            Some(durable) => durable.check(share).await,
+            None => Ok(share),
+        }
     }
 }
 
@@ -227,10 +300,63 @@ impl IntoFuture for Acquire {
     }
 }
 
-/// `None` if somebody else holds it.
+/// Returns `None` for a lock that another client holds.
 fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireError> {
     match acquired {
         Err(AcquireError::Taken { .. }) => Ok(None),
         acquired => acquired.map(Some),
+    }
+}
+
+/// The options, unchecked.
+#[derive(Clone)]
+struct Options {
+    ttl: Duration,
+    wait: Wait,
+    mode: UncheckedMode,
+    fenced: bool,
+    reentrant: bool,
+    ephemeral: bool,
+    delay: Duration,
+    durable: Option<Durable>,
+    label: String,
+    owner: Option<Vec<u8>>,
+    renew: bool,
+    max_hold: Option<Duration>,
+    notice: Option<Duration>,
+    token: Option<Token>,
+    on_lost: Option<OnLost>,
+    on_position: Option<OnPosition>,
+    on_outage: Option<OnOutage>,
+}
+
+#[derive(Clone, Copy)]
+enum UncheckedMode {
+    Exclusive,
+    Shared,
+    Permits(u32),
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            ttl: Duration::from_secs(30),
+            wait: Wait::Forever,
+            mode: UncheckedMode::Exclusive,
+            fenced: false,
+            reentrant: false,
+            ephemeral: false,
+            delay: Duration::ZERO,
+            durable: None,
+            label: String::new(),
+            owner: None,
+            renew: true,
+            max_hold: None,
+            notice: None,
+            token: None,
+            on_lost: None,
+            on_position: None,
+            on_outage: None,
+        }
     }
 }

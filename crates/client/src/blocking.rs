@@ -23,10 +23,11 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use crate::acquire::Acquire;
 use crate::acquire::all::AcquireAll;
-use crate::acquire::{Acquire, Wait};
 use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
 use crate::options::ClientBuilder;
+use crate::wait::Wait;
 use dlock_protocol::Token;
 use dlock_quorum::Instant;
 

@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use dlock_protocol::Token;
 
+use crate::acquire::Acquire;
 use crate::acquire::adopt::adopt;
 use crate::acquire::all::AcquireAll;
-use crate::acquire::deadline::Deadline;
 use crate::acquire::session::Session;
-use crate::acquire::{Acquire, Wait};
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
@@ -23,8 +22,9 @@ use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::node::Channel;
 use crate::options::ClientBuilder;
 use crate::reading;
-use crate::request;
+use crate::request::{self, MAX_HOLDERS};
 use crate::service::Service;
+use crate::wait::Wait;
 use crate::walk::walk;
 use dlock_quorum::Extension;
 use dlock_quorum::Instant;
@@ -34,9 +34,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a release is owed when nobody here knows the lease.
 const UNKNOWN_LEASE: Duration = Duration::from_secs(60);
-
-/// How many holders an inspection shows.
-pub(crate) const MAX_HOLDERS: u32 = 1000;
 
 /// A lock service: one server, or a quorum of independent ones. Clones are the same client.
 #[derive(Clone)]
@@ -215,7 +212,7 @@ impl Client {
     /// missing masters as [`Wait`] says.
     pub async fn wait_until_free(&self, resource: impl AsRef<[u8]>, wait: Wait) -> Result<bool, NoQuorum> {
         let majority = self.service.quorum.majority();
-        let deadline = Deadline::of(wait);
+        let deadline = wait.deadline();
         let mut backoff = Backoff::new(LONGEST_PAUSE, LONGEST_PAUSE);
         let (mut outages, mut quorum_seen) = (0, false);
         loop {
@@ -228,10 +225,10 @@ impl Client {
             quorum_seen |= answered >= majority;
             outages = if answered < majority { outages + 1 } else { 0 };
             let given_up = outages > self.service.retry.times && !quorum_seen && deadline.instant().is_none();
-            if deadline.has_passed() && answered >= majority {
+            if deadline.has_passed(now()) && answered >= majority {
                 return Ok(false);
             }
-            if deadline.has_passed() || given_up {
+            if deadline.has_passed(now()) || given_up {
                 let states = seen.into_iter().map(|seen| match seen.answer {
                     Answer::Found(_) => NodeState::Agreed,
                     Answer::Unanswered(why) => why,
@@ -239,7 +236,7 @@ impl Client {
                 return Err(NoQuorum(self.service.report_of(states)));
             }
             let pause = backoff.next();
-            tokio::time::sleep(deadline.limit(pause).unwrap_or_default()).await;
+            tokio::time::sleep(deadline.limit(pause, now()).unwrap_or_default()).await;
         }
     }
 

@@ -16,10 +16,10 @@ use std::time::Duration;
 use dlock_protocol::{Fence, Token};
 use tokio::runtime::Handle;
 
-use crate::acquire::Wait;
 use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, ReleaseError};
 use crate::guard::hold::Hold;
+use crate::wait::Wait;
 use dlock_quorum::Instant;
 
 pub use cancellation::Cancellation;

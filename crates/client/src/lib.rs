@@ -75,19 +75,22 @@ mod backoff;
 pub mod blocking;
 mod client;
 mod clock;
+mod contended;
 mod error;
 mod guard;
 mod inspect;
 mod node;
 mod options;
+mod queue;
 mod reading;
 mod request;
 mod service;
+mod wait;
 mod walk;
 mod watch;
 
+pub use acquire::Acquire;
 pub use acquire::all::AcquireAll;
-pub use acquire::{Acquire, Wait};
 pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
@@ -98,3 +101,4 @@ pub use error::{
 pub use guard::{Cancellation, ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};
 pub use options::{ClientBuilder, Retry};
+pub use wait::Wait;

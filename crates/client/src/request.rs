@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use dlock_quorum::Fence;
 
+/// How many holders an inspection shows.
+pub(crate) const MAX_HOLDERS: u32 = 1000;
+
 /// A lock request for one resource; the same for all masters.
 #[derive(Debug, Clone)]
 pub(crate) struct LockRequest {

@@ -11,17 +11,16 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-use crate::acquire::contended::Contended;
 use crate::background::Background;
 use crate::clock::{now, sleep_until};
+use crate::contended::Contended;
 use crate::error::{BuildError, NodeReport, NodeState, Report};
-use crate::inspect::Holder;
 use crate::node::{Address, Channel, ConnectError, MemberList, Node, WRONG_TYPE, wrong_type};
 use crate::options::{ClientBuilder, Retry};
 use crate::watch::Watched;
-use crate::{reading, request};
+use crate::{inspect, reading, request};
 use dlock_quorum::Lease;
-use dlock_quorum::{Member, Quorum, Refusal, Vote};
+use dlock_quorum::{Holder, Holders, Member, Quorum, Vote};
 
 /// The lock service as a client knows it.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ pub(crate) struct Service {
     cleanup: TaskTracker,
 }
 
-/// Of a resource with more holders it is not asked who they are.
+/// The number of holders to read from each master.
 const MAX_HOLDERS_READ: u32 = 100;
 
 /// The channels of one hold, by member.
@@ -125,20 +124,18 @@ impl Service {
         &self.nodes[usize::from(member.0)]
     }
 
-    /// Who holds the resource, by master; `None` where that is not known.
-    pub(crate) async fn holds(&self, resource: &[u8]) -> Vec<Option<Vec<Holder>>> {
+    /// The holders of the resource at each master. They are unknown where there are too many to read.
+    pub(crate) async fn holders(&self, resource: &[u8]) -> Holders {
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
         let asked = self.nodes.iter().map(|node| async move {
             let seen = Channel::new(node.clone()).find(question, reading::inspection).await;
             let holders = seen.ok()?.unwrap_or_default().holders;
-            (holders.len() < MAX_HOLDERS_READ as usize).then_some(holders)
+            let holder =
+                |it: inspect::Holder| Holder { token: it.token, age: Duration::from_millis(it.held_ms) };
+            let is_complete = holders.len() < MAX_HOLDERS_READ as usize;
+            is_complete.then(|| holders.into_iter().map(holder).collect())
         });
-        join_all(asked).await
-    }
-
-    /// The tokens that hold the resource, by master.
-    pub(crate) async fn holders(&self, resource: &[u8]) -> Vec<Option<Vec<String>>> {
-        tokens(&self.holds(resource).await)
+        Holders(join_all(asked).await)
     }
 
     /// Names the type of the value under the key, for each master that has answered WRONGTYPE. Without the
@@ -154,24 +151,6 @@ impl Service {
             }
         });
         join_all(asked).await;
-    }
-
-    /// How long until a majority can vote, if only masters in grace are missing.
-    pub(crate) fn grace(&self, votes: &[Option<Vote>]) -> Option<Duration> {
-        let able = votes.iter().filter(|vote| {
-            matches!(vote, None | Some(Vote::Granted(_)))
-                || matches!(vote, Some(Vote::Refused(why)) if !matches!(why, Refusal::Grace(_) | Refusal::FenceAhead))
-        });
-        let missing = self.quorum.majority().checked_sub(able.count())?;
-        let mut graces: Vec<Duration> = votes
-            .iter()
-            .filter_map(|vote| match vote {
-                Some(Vote::Refused(Refusal::Grace(left))) => Some(*left),
-                _ => None,
-            })
-            .collect();
-        graces.sort();
-        graces.get(missing.checked_sub(1)?).copied()
     }
 
     pub(crate) fn channels(&self) -> Channels {
@@ -237,10 +216,4 @@ impl Service {
         let names = self.nodes.iter().map(|node| node.name.clone());
         Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())
     }
-}
-
-/// The tokens of holders.
-pub(crate) fn tokens(holds: &[Option<Vec<Holder>>]) -> Vec<Option<Vec<String>>> {
-    let of = |there: &Vec<Holder>| there.iter().map(|holder| holder.token.clone()).collect();
-    holds.iter().map(|there| there.as_ref().map(of)).collect()
 }

@@ -1,19 +1,17 @@
-//! A new lease for a hold, and the hold anew on masters that have forgotten it.
+//! A new lease for a hold, and the hold itself on members that have forgotten it.
 //!
-//! A master that restarted without its data holds nothing for the token any more. If one after the other
-//! did, the hold would be lost, although a majority had it all the time. So such a master is asked for it
-//! again, by a rule that `tests/model.rs` checks: only once a majority has extended without it, and what
-//! it grants is no vote, as only EXTEND is. Each new validity still rests on a majority that held when
-//! asked, with a lease from then on. It needs what an acquisition needs too: that a master which forgets
-//! grants nothing for a lease. Counted at once, such grants would bring back a hold that an operator has
-//! ended everywhere.
+//! A member that restarts without its data loses the hold. If one member after the other did, the hold would
+//! be lost, although a majority had it all the time. So the client asks such a member for the hold again, by
+//! a rule that `tests/model.rs` checks: only after a majority has extended without it, and its grant is no
+//! vote, as only EXTEND is. Each new validity still rests on a majority that held the lock when asked, with a
+//! lease from then on. As for an acquisition, a member that forgets must grant nothing for a lease. If such
+//! grants were votes, they would bring back a hold that an operator has ended everywhere.
 
-use crate::{Instant, Lease};
-use crate::{Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
+use crate::{Instant, Lease, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// An extension under way. An answer to an earlier extension must not be handed to a later one.
+/// An extension under way. An answer to an earlier extension must not be passed to a later one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Extension {
     quorum: Quorum,
@@ -22,31 +20,31 @@ pub struct Extension {
     votes: SmallVec<[Option<Vote<()>>; 5]>,
 }
 
-/// How an extension stands.
+/// The state of an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extended {
     /// Outstanding answers can still decide it.
     Open,
-    /// A majority has the new lease: the hold is valid until then.
+    /// A majority has the new lease: the hold is valid until this instant.
     Until(Instant),
-    /// No majority said yes, and none said no: the hold keeps its end, and may be extended again until then.
+    /// No majority agreed, and none refused: the hold keeps its end, and may be extended again until then.
     Unconfirmed,
-    /// The hold is lost: its validity has ended, or so many masters do not hold it that no majority can.
+    /// The hold is lost: its validity has ended, or too many members do not hold it for a majority.
     Lost,
 }
 
 impl Extension {
-    /// Asks all masters for `lease`, for a hold that is valid until `held_until`. Read `now` before sending
+    /// Asks all members for `lease`, for a hold that is valid until `held_until`. Read `now` before sending
     /// anything.
     pub fn new(quorum: Quorum, lease: Lease, held_until: Instant, now: Instant) -> (Self, Sends) {
         let extended_until = lease.valid_until(now);
         let votes = quorum.members().map(|_| None).collect();
-        // EXTEND can also shorten the lease, and a silent master may have done so.
+        // EXTEND can also shorten the lease, and a member that does not answer may have done so.
         let held_until = held_until.min(extended_until);
         (Self { quorum, held_until, extended_until, votes }, to_all(quorum, Request::Extend))
     }
 
-    /// Until when the hold is valid while answers are outstanding: never later than before.
+    /// Returns the end of validity while answers are outstanding: never later than before.
     pub fn held_until(&self) -> Instant {
         self.held_until
     }
@@ -63,7 +61,7 @@ impl Extension {
         let not_held = self.count(|vote| *vote == Some(Vote::Refused(Refusal::NotHeld)));
         let outstanding = self.count(Option::is_none);
         if now >= self.held_until || !self.quorum.possible_without(not_held) {
-            // Past its end the hold stays lost, even if every master still has it: its holder has been told.
+            // After its end the hold stays lost, even if every member still has it: the caller was told.
             Extended::Lost
         } else if yes >= majority {
             self.held_until = self.extended_until;
@@ -75,8 +73,8 @@ impl Extension {
         }
     }
 
-    /// Asks those that do not hold it for it again, each once, if a majority does. Call it after each answer,
-    /// also after those that come once the extension is decided.
+    /// Asks each member that does not hold the lock for it again, once, if a majority holds it. Call it after
+    /// each answer, also after answers that arrive when the extension is decided.
     pub fn restore(&mut self, now: Instant) -> Sends {
         let yes = self.count(|vote| *vote == Some(Vote::Granted(())));
         let mut sends = Sends::new();
@@ -92,7 +90,7 @@ impl Extension {
         sends
     }
 
-    /// The answer of each master; `None` where none has come yet.
+    /// Iterates over the answer of each member; `None` where none has arrived yet.
     pub fn votes(&self) -> impl Iterator<Item = Option<&Vote<()>>> {
         self.votes.iter().map(Option::as_ref)
     }
@@ -106,18 +104,18 @@ impl Extension {
 /// numbering of the members.
 #[doc(hidden)]
 impl Extension {
-    /// See [`Acquisition::age`].
+    /// See [`Round::age`].
     pub fn age(&mut self, by: Duration) {
         self.held_until = self.held_until.saturating_sub(by);
         self.extended_until = self.extended_until.saturating_sub(by);
     }
 
-    /// See [`Acquisition::relabel`].
+    /// See [`Round::relabel`].
     pub fn relabel(&mut self, order: &[usize]) {
         self.votes = order.iter().map(|&from| self.votes[from].clone()).collect();
     }
 
-    /// See [`Acquisition::member_state`].
+    /// See [`Round::member_state`].
     pub fn member_state(&self, index: usize) -> impl Ord + '_ {
         &self.votes[index]
     }

@@ -1,9 +1,9 @@
-//! How long a hold is valid. Reads no clock: every instant is an argument.
+//! The validity of a hold. Every instant is an argument.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A point on a clock that never jumps and keeps running while the machine is suspended: on Linux the
+/// An instant of a clock that never jumps and keeps running while the machine is suspended: on Linux the
 /// boot-time clock (`CLOCK_BOOTTIME`). `std::time::Instant` stops during a suspend on Linux: a laptop that
 /// wakes up would believe that it still holds a lock that expired an hour ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,12 +18,12 @@ impl Add<Duration> for Instant {
 }
 
 impl Instant {
-    /// The instant `uptime` after the boot, including suspends.
+    /// Returns the instant `uptime` after the boot, including suspends.
     pub const fn since_boot(uptime: Duration) -> Self {
         Self(uptime)
     }
 
-    /// The time since `earlier`; zero if `earlier` is later.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub fn saturating_since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
@@ -33,14 +33,14 @@ impl Instant {
         Self(self.0.saturating_sub(by))
     }
 
-    /// The last whole multiple of `step` since the boot.
+    /// Returns the last whole multiple of `step` since the boot. Zero for `step` changes nothing.
     pub fn round_down(self, step: Duration) -> Self {
         let over = self.0.as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
         Self(self.0.saturating_sub(u64::try_from(over).map_or(Duration::ZERO, Duration::from_nanos)))
     }
 }
 
-/// The lease asked of the servers, and how much of it the client trusts.
+/// The lease that the servers are asked for, and the part of it that the client trusts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease {
     ttl: Duration,
@@ -48,27 +48,27 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease of `ttl` with the drift of the Redlock algorithm: a hundredth of the ttl, for clocks whose
-    /// rates differ by up to 1 %, and 2 ms for their resolution. `None` if nothing of the lease would be
-    /// left.
+    /// Returns a lease of `ttl` with the drift of the Redlock algorithm: a hundredth of the ttl, because the
+    /// rates of clocks may differ by 1 %, and 2 ms for their resolution. `None` if nothing of the lease would
+    /// be left.
     pub fn new(ttl: Duration) -> Option<Self> {
         Self::with_drift(ttl, ttl / 100 + Duration::from_millis(2))
     }
 
-    /// A lease of `ttl`, trusted for `drift` less than that. `None` if nothing of it would be left.
+    /// Returns a lease of `ttl`, trusted for `drift` less than that. `None` if nothing of it would be left.
     pub fn with_drift(ttl: Duration, drift: Duration) -> Option<Self> {
         (ttl > drift).then_some(Self { ttl, drift })
     }
 
-    /// The lease as the servers count it.
+    /// Returns the lease as the servers count it.
     pub fn ttl(self) -> Duration {
         self.ttl
     }
 
-    /// When the validity of a hold ends whose first request left at `sent` or later.
+    /// Returns the end of validity of a hold. `sent` is an instant before its first request was sent.
     ///
-    /// A server counts the whole ttl from the arrival of the request, so the client's end comes first: by the
-    /// time that the request took, and by the drift. Only the instant before the first send is sound, as a
+    /// A server counts the whole ttl from the arrival of the request, so validity ends before the lease: by
+    /// the travel time of the request, and by the drift. Only an instant before the first send is sound, as a
     /// reply can be late by any time (`tests/model.rs` has the counterexamples).
     pub fn valid_until(self, sent: Instant) -> Instant {
         sent + (self.ttl - self.drift)
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instant_is_rounded_down_to_whole_steps() {
+    fn instants_round_down_to_whole_steps() {
         let at = |ms| Instant::since_boot(Duration::from_millis(ms));
         let rounded = [0, 233, 234, 5_000].map(|ms| at(ms).round_down(Duration::from_millis(234)));
         assert_eq!(rounded, [at(0), at(0), at(234), at(4_914)]);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_that_drift_eats_up_is_no_lease() {
+    fn a_ttl_not_above_its_drift_is_no_lease() {
         assert_eq!(Lease::new(Duration::from_millis(2)), None);
         assert!(Lease::new(Duration::from_millis(3)).is_some());
         let second = Duration::from_secs(1);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_farthest_lease_does_not_overflow() {
+    fn the_longest_lease_does_not_overflow() {
         let lease = Lease::with_drift(Duration::MAX, Duration::ZERO).unwrap();
         let sent = Instant::since_boot(Duration::from_secs(1));
         assert_eq!(lease.valid_until(sent), Instant::since_boot(Duration::MAX));

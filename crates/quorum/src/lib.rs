@@ -1,37 +1,50 @@
-//! The decisions of a client that locks over a quorum of independent servers: events in, requests and a
+//! The decisions of a client that locks over a quorum of independent servers: answers in, requests and a
 //! verdict out.
 //!
-//! It does no I/O, reads no clock and draws no random number: the driver (`dlock-client`, the model checker
-//! in `tests/model`) sends the requests, passes each answer back together with the request it answers and the
-//! time it arrived, and may do so late, twice, or not at all.
+//! It does no I/O, reads no clock and draws no random number. The driver (`dlock-client`, or the model
+//! checker in `tests/model`) sends the requests, passes each answer back together with the request that it
+//! answers and the time of its arrival, and may do so late, twice, or not at all. It does not decide the
+//! grants of a server: `dlock-core` does.
 //!
-//! * [`Quorum`]: the number of members, and the size of a majority.
-//! * [`Member`]: one server of the quorum, by its index.
-//! * [`Vote`]: the answer of one member to one request.
-//! * [`Acquisition`]: one round of an acquisition, with one token.
-//! * [`Extension`]: a new lease for a hold.
-//! * [`Lease`], [`Instant`]: how long a hold is valid.
+//! * [`Attempt`]: acquires a lock, from the first request to a hold or an error, over all its rounds.
+//! * [`Round`]: one round of it, with one token. The model checker drives rounds.
+//! * [`Extension`]: sets a new lease for a hold.
+//! * [`Quorum`], [`Member`], [`Vote`]: the servers, and the answer of one to one request.
+//! * [`Contention`], [`QueueWatch`]: the choice of the queue in which a client waits.
+//! * [`Lease`], [`Instant`]: the validity of a hold.
 //!
-//! A release needs no machine: it goes to every member, and no answer changes what the client may believe.
+//! A release needs no machine: it goes to every member, and no answer changes the end of validity.
+//!
+//! The rules that decide safety, each with its test in `tests/rules` and the refuted variant in
+//! `tests/model.rs`, are listed in `docs/internals/testing.md` and explained in `docs/writing-a-client.md`.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-mod acquisition;
+mod attempt;
 mod backoff;
 mod extension;
+mod holders;
 mod lease;
 mod member_state;
+mod queue_choice;
 mod quorum;
 mod request;
+mod retry_state;
+mod round;
+mod terms;
 mod vote;
 
-pub use acquisition::{Acquired, Acquisition, FailureReason, Plan, Progress, Verdict};
+pub use attempt::{Attempt, Meeting, Next, Step};
 pub use backoff::Backoff;
 pub use dlock_protocol::Fence;
 pub use extension::{Extended, Extension};
+pub use holders::{Holder, Holders};
 pub use lease::{Instant, Lease};
+pub use queue_choice::{Contention, Others, Place, QueueOrder, QueueWatch, Stay};
 pub use quorum::{Member, Quorum};
 pub use request::{Outgoing, Request, Sends};
+pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
+pub use terms::{Deadline, Plan, Terms};
 pub use vote::{Failure, Refusal, Vote};
 
 use request::to_all;

@@ -1,21 +1,21 @@
-//! What is known of one master during an acquisition.
+//! The state of one member in a round.
 
 use crate::{Failure, Fence, Refusal, Vote};
 
-/// What is known of one master.
+/// The answers of one member in a round.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct MemberState {
-    /// Its answer to ACQUIRE; `None` while it is outstanding.
+    /// The answer to ACQUIRE; `None` while it is outstanding.
     pub(crate) vote: Option<Vote>,
     pub(crate) confirm: Confirm,
-    /// Its fences are too far ahead of the others' clocks: its grant no longer counts.
+    /// Whether its fences are too far ahead of the clocks of the others. Its grant does not count then.
     pub(crate) ahead: bool,
 }
 
-/// Where a master stands in the current confirm phase.
+/// The state of a member in the current confirm phase.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Confirm {
-    /// Its grant does not count in this phase, so its answer does not either.
+    /// Its grant does not count in this phase, and so neither does its answer.
     #[default]
     Uncounted,
     Asked,
@@ -24,7 +24,7 @@ pub(crate) enum Confirm {
 }
 
 impl MemberState {
-    /// The fence of its grant, if the grant counts.
+    /// Returns the fence of the grant, if the grant counts.
     pub(crate) fn fence(&self) -> Option<Fence> {
         match self.vote {
             Some(Vote::Granted(fence)) if !self.ahead => Some(fence),
@@ -32,8 +32,8 @@ impl MemberState {
         }
     }
 
-    /// Answers to an ACQUIRE and its retries come in any order: a grant outweighs the rest, a later grant an
-    /// earlier.
+    /// Records an answer to ACQUIRE. The answers to an ACQUIRE and its retries arrive in any order: a grant
+    /// replaces any other answer, and a grant with a greater fence one with a lower.
     pub(crate) fn record(&mut self, vote: Vote) {
         match (&self.vote, &vote) {
             (Some(Vote::Granted(known)), Vote::Granted(new)) if new > known => self.vote = Some(vote),
@@ -42,7 +42,7 @@ impl MemberState {
         }
     }
 
-    /// Takes the answer to the CONFIRM of the current phase.
+    /// Records the answer to the CONFIRM of the current phase.
     pub(crate) fn confirmed(&mut self, vote: Vote, asked: Fence) {
         if matches!(self.confirm, Confirm::Uncounted | Confirm::Yes) {
             return;
@@ -52,7 +52,7 @@ impl MemberState {
                 self.confirm = Confirm::Yes;
                 return;
             }
-            // The hold there has another fence than its grant said, or is gone.
+            // The hold has a greater fence than its grant said, or has ended.
             Vote::Granted(fence) if fence > asked => self.vote = Some(vote.clone()),
             Vote::Refused(Refusal::NotHeld) => self.vote = Some(vote.clone()),
             _ => {}
@@ -60,13 +60,14 @@ impl MemberState {
         self.confirm = Confirm::No(vote);
     }
 
-    /// Nobody waits for somebody else's hold while holding a part of the quorum: two clients that did would
-    /// wait for each other. Only a granted waiter may, for its predecessor is about to release the others.
-    pub(crate) fn may_be_asked_again(&self, waited: bool) -> bool {
+    /// Returns whether another ACQUIRE makes sense. A client does not wait for the hold of another one while
+    /// it holds a part of the quorum: two clients that did would wait for each other. Only a client in its
+    /// turn does, because its predecessor is about to release the other members.
+    pub(crate) fn may_be_asked_again(&self, has_turn: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,
             Some(Vote::Refused(Refusal::Grace(_))) => true,
-            Some(Vote::Refused(_)) => waited,
+            Some(Vote::Refused(_)) => has_turn,
             Some(Vote::Failed(Failure::Misuse(_))) => false,
             Some(Vote::Failed(_) | Vote::Unknown) => true,
         }

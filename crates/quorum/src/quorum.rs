@@ -33,29 +33,8 @@ impl Quorum {
         usize::from(self.members).saturating_sub(unavailable) >= self.majority()
     }
 
-    /// Returns whether so many members reject the request as invalid that no majority can ever grant it.
+    /// Returns whether too many members reject the request as invalid for a majority ever to grant it.
     pub fn is_misuse<'a, G: 'a>(self, votes: impl Iterator<Item = &'a Vote<G>>) -> bool {
         !self.possible_without(votes.filter(|vote| vote.is_misuse()).count())
-    }
-
-    /// Returns whether one holder has a majority. `holders` is indexed by member; `None` means that the
-    /// holders of that member are unknown.
-    pub fn has_holder<T: PartialEq>(self, holders: &[Option<Vec<T>>]) -> bool {
-        let count = |holder: &T| holders.iter().flatten().filter(|there| there.contains(holder)).count();
-        holders.iter().flatten().flatten().any(|holder| count(holder) >= self.majority())
-    }
-
-    /// Returns whether the wait queue of member `queue` can move: one of its holders has, or may have, a
-    /// majority. A holder without a majority does not release what it has there.
-    pub fn may_move<T: PartialEq>(self, queue: Member, holders: &[Option<Vec<T>>]) -> bool {
-        let may_have = |holder: &T| {
-            holders.iter().filter(|there| there.as_ref().is_none_or(|there| there.contains(holder))).count()
-        };
-        match holders.get(usize::from(queue.0)) {
-            Some(Some(there)) if !there.is_empty() => {
-                there.iter().any(|holder| may_have(holder) >= self.majority())
-            }
-            _ => true,
-        }
     }
 }

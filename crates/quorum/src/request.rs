@@ -10,7 +10,7 @@ pub enum Request {
     /// ACQUIRE without waiting.
     Acquire,
     /// ACQUIRE with QUEUE: wait in the queue. Its end is passed to
-    /// [`Acquisition::waited`](crate::Acquisition::waited).
+    /// [`Round::waited`](crate::Round::waited).
     Wait,
     /// CANCEL of an unanswered [`Request::Wait`], so that no waiter stays in the queue. Its answer decides
     /// nothing. Not a RELEASE: if the same member granted later, a RELEASE still in flight would end that
@@ -24,7 +24,7 @@ pub enum Request {
         /// The greatest fence that a counted member granted.
         fence: Fence,
         /// The number of the confirm phase. A fence can come back after a greater one was refused, and an
-        /// answer to its first phase must not count in its second, whose lease begins later.
+        /// answer to its first phase must not count in its second, which begins a later lease.
         phase: u8,
     },
     /// EXTEND.

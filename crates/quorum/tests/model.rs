@@ -1,13 +1,13 @@
-//! Model-checks the protocol of a quorum: the code of `dlock_quorum` itself, driven through every
-//! order of events in small worlds of 3 masters. Messages are lost, delayed, reordered and duplicated;
-//! masters crash; holds end. A hold outlives all its masters, if they crash one after the other.
+//! Model-checks a quorum: drives the code of `dlock-quorum` through every order of events in small worlds of
+//! 3 masters. Messages are lost, delayed, reordered and duplicated; masters crash; holds end. A hold outlives
+//! all its masters, if they crash one after the other.
 //!
-//! Of progress, it covers that somebody wins in order, that nobody overtakes a waiter, and that nobody keeps
-//! a part from others while it waits for a missing master. Not covered: other liveness, more than 3 masters,
-//! clocks that run at different rates, shared holds.
+//! It checks three rules of progress: asked in order, one contender acquires; no client overtakes a waiter;
+//! no client keeps a part of the quorum while it waits for a missing master. It does not cover whole attempts
+//! (see `rules/attempts.rs`), more than 3 masters, clocks with different rates, or shared holds.
 //!
 //! Each rule is broken once, and the checker must find the violation; otherwise it would prove nothing.
-//! Worlds that take longer than a few seconds are ignored; `cargo test --test model -- --ignored` runs them.
+//! Worlds that take longer than a few seconds are ignored: `make model` runs them.
 #![allow(clippy::disallowed_methods, reason = "prints how long each world took")]
 
 mod model {
@@ -22,7 +22,7 @@ mod model {
 }
 
 use model::names::client_orders;
-use model::properties::{BROKEN, EXCLUSION, NO_OVERTAKING, NO_PART_KEPT, ORDER, SOMEBODY, UNIQUE};
+use model::properties::{BROKEN, EXCLUSION, NO_OVERTAKING, NO_PART_KEPT, ONE_ACQUIRES, ORDER, UNIQUE};
 use model::run::{holds, holds_always, holds_so_far, holds_some, violates, violates_deep};
 use model::world::{Broken, Script, Time, World};
 
@@ -37,9 +37,9 @@ const ONCE: Script = Script {
     releases: false,
 };
 const WAITS: Script = Script { waits: true, ..ONCE };
-/// Moves on to the next queue when a master is silent.
+/// Moves to the next queue when a master is silent.
 const WAITS_NOT_LONG: Script = Script { timeouts: true, ..WAITS };
-/// Passes what the first master alone holds, but nobody who waits there.
+/// Overtakes a hold that the first master has alone, but no client that waits there.
 const LOOKS: Script = Script { looks: true, ..ONCE };
 const IN_ORDER: Script = Script { in_order: true, ..ONCE };
 const EXTENDS: Script = Script { extensions: 1, ..ONCE };
@@ -47,8 +47,7 @@ const RETRIES: Script = Script { retries: 1, timeouts: true, ..ONCE };
 const RELEASES: Script = Script { releases: true, ..ONCE };
 const RELEASES_TWICE: Script = Script { acquisitions: 2, ..RELEASES };
 
-/// Numbers that some masters have already used for other resources, so that fewer steps lead to equal
-/// numbers.
+/// Numbers that some masters have used for other resources, so that fewer steps lead to equal numbers.
 const HEAD_START: [u8; 3] = [0, 0, 1];
 
 /// Fences only, without a clock.
@@ -81,19 +80,18 @@ fn plain(clients: &[Script], ttl: u8) -> World {
     World { fenced: false, numbers: false, ..timed_fences(clients, ttl) }
 }
 
-/// Masters crash, and then grant nothing for `grace` ticks.
+/// Worlds in which masters crash, and then grant nothing for `grace` ticks.
 fn crashing(crashes: u8, grace: u8) -> World {
     World { crashes, grace, ..plain(&[ONCE; 2], 2) }
 }
 
-/// The first client holds everywhere, and restores its hold where it is forgotten.
+/// The first client holds the lock on all masters, and restores its hold on a master that forgets it.
 fn restoring(extensions: u8, others: &[Script], crashes: u8) -> World {
     let clients = [&[Script { extensions, ..ONCE }], others].concat();
     World { held: true, crashes, grace: 2, ..plain(&clients, 2) }
 }
 
-/// Without symmetry reduction: ten times the states must have the same outcome, or the reduction loses
-/// something.
+/// Turns symmetry reduction off. Ten times the states must have the same outcome, or the reduction is wrong.
 fn by_name(world: World) -> World {
     World { by_name: true, client_orders: vec![(0..world.clients.len()).collect()], ..world }
 }
@@ -123,7 +121,7 @@ worlds! {
     fenced_looking: |name| holds(name, fences(&[LOOKS, ONCE], 2));
     in_order: |name| holds(name, plain(&[IN_ORDER; 2], 2));
     fenced_in_order: |name| holds(name, fences(&[IN_ORDER, ONCE], 2));
-    somebody_wins_in_order: |name| holds_always(name, fences(&[IN_ORDER; 3], 0));
+    one_client_acquires_in_order: |name| holds_always(name, fences(&[IN_ORDER; 3], 0));
     crash_with_grace: |name| holds(name, crashing(1, 2));
     queued_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[WAITS; 2], 1) });
     timed_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..plain(&[ONCE; 2], 2) });
@@ -213,7 +211,7 @@ worlds! {
         violates(name, NO_PART_KEPT, broken(Broken::KeepsAPart, by_name(plain(&[RETRIES, ONCE], 1))));
     refuted_no_look: |name|
         violates(name, NO_OVERTAKING, broken(Broken::NoLook, plain(&[WAITS, LOOKS, ONCE], 1)));
-    refuted_all_at_once: |name| violates(name, SOMEBODY, fences(&[ONCE; 3], 0));
+    refuted_all_at_once: |name| violates(name, ONE_ACQUIRES, fences(&[ONCE; 3], 0));
     refuted_valid_from_receipt: |name|
         violates(name, EXCLUSION, broken(Broken::ValidFromReceipt, plain(&[WAITS, ONCE], 2)));
 }

@@ -1,9 +1,12 @@
-//! The rules of a quorum, one by one, on its own machines: who is asked what, what counts, and from when.
+//! The rules of a quorum, one by one, on the pure machines: which requests are sent, which answers count, and
+//! where validity begins.
 mod rules {
     pub mod acquiring;
     pub mod adopting;
+    pub mod attempts;
     pub mod confirming;
     pub mod extending;
+    pub mod queue_choice;
     pub mod queueing;
     pub mod random;
     pub mod words;

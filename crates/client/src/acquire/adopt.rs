@@ -1,25 +1,22 @@
 //! Takes over a hold that was acquired elsewhere.
 
 use dlock_protocol::{Mode, Token};
+use dlock_quorum::{Deadline, Plan, Refusal, Terms, Vote};
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::deadline::Deadline;
-use crate::acquire::hold::hold;
-use crate::acquire::round::{Round, Start};
-use crate::client::MAX_HOLDERS;
+use crate::acquire::driver::{Acquisition, begin_hold};
 use crate::error::ExtendError;
 use crate::guard::Guard;
 use crate::guard::renewal::Renewal;
 use crate::node::Channel;
 use crate::reading::{self, shown};
-use crate::request::{self, LockRequest};
+use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
-use dlock_quorum::{Plan, Refusal, Vote};
 
-/// A round in which each master is asked for the fence of the hold instead of a hold, and which takes nothing
-/// back: until it succeeds, the hold is somebody else's.
+/// Asks each master for the fence of the hold instead of a new hold, and confirms it. Takes nothing back:
+/// until it succeeds, the hold belongs to another owner.
 pub(crate) async fn adopt(
     service: &Arc<Service>,
     resource: &[u8],
@@ -27,16 +24,24 @@ pub(crate) async fn adopt(
     ttl: Duration,
 ) -> Result<Guard, ExtendError> {
     let (lease, counted) = service.lease_for(ttl).map_err(ExtendError::Option)?;
-    let asked = dlock_protocol::LockRequest::new(token.clone(), counted);
-    let request = LockRequest { resource: resource.to_vec(), asked };
-    let channels = service.channels();
-    channels.iter().for_each(|channel| channel.assume_held());
-    let (quorum, retries) = (service.quorum, service.retry.times);
-    let plan = Plan { quorum, lease, fenced: true, retries };
-    let round = Round::begin(service, plan, request, channels, &[], Start::Adopting, Deadline::NoWait);
-    match service.background.carry_out(round.run()).await {
+    let quorum = service.quorum;
+    let acquisition = Acquisition {
+        service: service.clone(),
+        resource: resource.to_vec(),
+        asked: dlock_protocol::LockRequest::new(Some(token.clone()), counted),
+        terms: Terms {
+            plan: Plan { quorum, lease, fenced: true, retries: service.retry.times },
+            first_pause: service.retry.pause,
+            deadline: Deadline::NoWait,
+            one_round: true,
+            adopts: true,
+        },
+        on_position: None,
+        on_outage: None,
+    };
+    match service.background.carry_out(acquisition.run()).await {
         Ok(mut new) => {
-            // It is renewed only after that.
+            // The renewal begins only after that.
             let limit = lease.ttl() / 4;
             if let Some(mode) = held_as(service, &new.request, limit).await {
                 let mut request = LockRequest::clone(&new.request);
@@ -44,8 +49,8 @@ pub(crate) async fn adopt(
                 (new.request, new.restores) = (Arc::new(request), true);
             }
             let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
-            let share = hold(service, lease, renewal, new);
-            // As after a blocked runtime.
+            let share = begin_hold(service, lease, renewal, new);
+            // The runtime may have been blocked for a lease.
             if share.0.state().loss.is_some() {
                 share.0.leave();
                 return Err(ExtendError::Lost(share.0.unheard()));
@@ -64,8 +69,8 @@ pub(crate) async fn adopt(
     }
 }
 
-/// The mode of the hold, if the masters tell. Shared if one of them says so: a downgrade may not have arrived
-/// everywhere. Exclusive only if a majority does. Each has at most `limit` to answer.
+/// Returns the mode of the hold, if enough masters show it: shared if one of them says so, as a downgrade may
+/// not have arrived everywhere; exclusive only if a majority does. Each has at most `limit` to answer.
 async fn held_as(service: &Service, request: &LockRequest, limit: Duration) -> Option<Mode> {
     let (question, token) =
         (&request::inspect(&request.resource, MAX_HOLDERS), &shown(request.token.as_bytes()));

@@ -2,12 +2,13 @@
 
 use std::pin::Pin;
 
-use crate::acquire::{Acquire, Wait, untaken};
+use crate::acquire::{Acquire, untaken};
 use crate::client::Client;
 use crate::clock::now;
 use crate::error::{AcquireError, Lost};
 use crate::guard::{Guard, Guards};
 use crate::reading::shown;
+use crate::wait::Wait;
 
 /// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
 #[must_use = "nothing is acquired before it is awaited"]

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 
-use crate::acquire::deadline::Deadline;
+use dlock_quorum::Deadline;
+
 use crate::clock::sleep_until;
 use crate::guard::Share;
 

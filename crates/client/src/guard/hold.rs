@@ -2,7 +2,7 @@
 
 use dlock_protocol::Mode;
 use futures_util::FutureExt;
-use futures_util::future::select_all;
+use futures_util::future::{BoxFuture, select_all};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,15 +13,25 @@ use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::acquire::round::NewHold;
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::guard::extend::{PendingCalls, Restore, extend};
 use crate::guard::release::Releases;
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
-use dlock_quorum::{Extension, Fence};
+use dlock_quorum::{Acquired, Extension, Fence};
 use dlock_quorum::{Instant, Lease};
+
+/// A lock that was acquired: what its hold needs.
+pub(crate) struct NewHold {
+    pub(crate) acquired: Acquired,
+    pub(crate) request: Arc<LockRequest>,
+    pub(crate) channels: Channels,
+    /// The answers that were still outstanding.
+    pub(crate) rest: Option<BoxFuture<'static, ()>>,
+    /// Whether masters that forget the hold are asked for it again: its mode must be known.
+    pub(crate) restores: bool,
+}
 
 /// A hold.
 pub(crate) struct Hold {
@@ -62,7 +72,7 @@ pub(crate) struct State {
 
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, rest, restores, .. } = new;
+        let NewHold { acquired, request, channels, rest, restores } = new;
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
         let watched = Arc::new(Notify::new());
         service.watched.add(&request.resource, &watched);

@@ -8,16 +8,15 @@ use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::{sleep, timeout};
 
-use crate::acquire::Wait;
-use crate::acquire::deadline::Deadline;
-use crate::acquire::queue::{Queueing, Stay, Waiter};
 use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::guard::hold::Hold;
 use crate::node::{Channel, Reply, Sets, fresh_backoff};
+use crate::queue::{Queueing, Waiter};
 use crate::reading::shown;
 use crate::request::{self, LockRequest};
-use dlock_quorum::{Refusal, Vote};
+use crate::wait::Wait;
+use dlock_quorum::{Deadline, Refusal, Stay, Vote};
 
 impl Hold {
     /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends
@@ -56,7 +55,7 @@ impl Hold {
 
     pub(crate) async fn upgrade(self: &Arc<Self>, wait: Wait) -> Result<(), AcquireError> {
         let channel = &self.channels[0];
-        let deadline = Deadline::of(wait);
+        let deadline = wait.deadline();
         if self.channels.len() > 1 {
             let why = "an upgrade requires a single server: release the shared hold and acquire again";
             return Err(AcquireError::Option(why.into()));

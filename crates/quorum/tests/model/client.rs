@@ -2,9 +2,7 @@
 
 use super::master::{Answer, Ask, Message, Token, number};
 use super::world::{Broken, MASTERS, Script, State, World};
-use dlock_quorum::{
-    Acquisition, Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Verdict, Vote,
-};
+use dlock_quorum::{Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Round, Verdict, Vote};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -13,7 +11,7 @@ pub struct Client {
     pub round: u8,
     /// The greatest fence that was complete when its acquisition began.
     greatest_before: u8,
-    /// Who waited at the first master when its acquisition began.
+    /// The waiters at the first master when its acquisition began.
     pub ahead: SmallVec<[Token; 2]>,
     pub phase: Phase,
 }
@@ -24,7 +22,7 @@ pub enum Phase {
     /// Only under [`Broken::ValidFromReceipt`]: waits in a queue before the acquisition begins.
     Queueing,
     Acquiring {
-        machine: Box<Acquisition>,
+        machine: Box<Round>,
         /// The last request to each master that may still time out.
         asked: [Option<Ask>; MASTERS],
         /// Whether the machine waits for `ask_again`.
@@ -48,7 +46,7 @@ impl Client {
         Self { round: 0, greatest_before: 0, ahead: SmallVec::new(), phase: Phase::Idle }
     }
 
-    /// Whether the message still matters to it: a request, or an answer that it waits for.
+    /// Whether the message still matters to the client: a request, or an answer that it waits for.
     pub fn reads(&self, message: &Message) -> bool {
         let is_read = match self.phase {
             Phase::Idle | Phase::Done => false,
@@ -66,7 +64,7 @@ impl Client {
         matches!(self.phase, Phase::Holding { .. })
     }
 
-    /// Advances time by `by`. A hold whose validity ends is dropped without sending anything.
+    /// Advances time by `by`. A hold is dropped at the end of its validity, and nothing is sent.
     pub fn age(&mut self, script: Script, by: Duration) {
         match &mut self.phase {
             Phase::Acquiring { machine, .. } => machine.age(by),
@@ -85,7 +83,8 @@ impl Client {
         matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.votes().flatten().any(|v| v == vote))
     }
 
-    /// Whether it keeps what it was granted until it asks again, although somebody else has another part.
+    /// Whether the client keeps its grants until it asks again, although another client has a part of the
+    /// quorum.
     pub fn keeps_a_part(&self) -> bool {
         let Phase::Acquiring { machine, paused: true, .. } = &self.phase else { return false };
         machine.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
@@ -114,20 +113,20 @@ impl State {
         let (machine, sends) = match world.clients[client].waits {
             false if world.clients[client].looks => {
                 self.clients[client].ahead = self.masters[0].queue.clone();
-                Acquisition::at_once(world.plan(client), &[Member(0)], world.now())
+                Round::at_once(world.plan(client), &[Member(0)], world.now())
             }
             false if world.clients[client].in_order || world.is(Broken::KeepsAPart) => {
                 let order: Vec<Member> = world.quorum().members().collect();
-                Acquisition::in_order(world.plan(client), &order, world.now())
+                Round::in_order(world.plan(client), &order, world.now())
             }
-            false => Acquisition::at_once(world.plan(client), &[], world.now()),
+            false => Round::at_once(world.plan(client), &[], world.now()),
             true if world.is(Broken::ValidFromReceipt) => {
                 self.clients[client].phase = Phase::Queueing;
                 return self.post(world, client, 0, [Outgoing { to: Member(0), what: Request::Wait }]);
             }
             true => {
                 let order: Vec<Member> = world.quorum().members().collect();
-                Acquisition::queued(world.plan(client), &order, world.now())
+                Round::queued(world.plan(client), &order, world.now())
             }
         };
         self.clients[client].phase =
@@ -135,7 +134,7 @@ impl State {
         self.send(world, client, sends);
     }
 
-    /// Sends, and remembers what may time out.
+    /// Sends requests, and records those that may time out.
     fn send(&mut self, world: &World, client: usize, sends: impl IntoIterator<Item = Outgoing> + Clone) {
         if let Phase::Acquiring { asked, .. } = &mut self.clients[client].phase
             && world.clients[client].timeouts
@@ -225,12 +224,12 @@ impl State {
         *paused = false;
         let sends = machine.ask_again();
         if world.is(Broken::ValidFromRetry) {
-            **machine = Acquisition::at_once(world.plan(client), &[], world.now()).0;
+            **machine = Round::at_once(world.plan(client), &[], world.now()).0;
         }
         self.send(world, client, sends);
     }
 
-    /// Gives up, or ends the hold; the same to the masters.
+    /// Gives up, or ends the hold. The masters see no difference.
     pub fn release(&mut self, world: &World, client: usize) {
         let sends = match &mut self.clients[client].phase {
             Phase::Acquiring { machine, .. } => machine.give_up(),
@@ -240,9 +239,9 @@ impl State {
         self.clients[client].next_round(world.clients[client]);
     }
 
-    /// The refuted way to wait: what the queue has granted is a vote.
+    /// The refuted way to wait: a grant of the queue is a vote.
     fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
-        let (mut machine, sends) = Acquisition::at_once(world.plan(client), &[], world.now());
+        let (mut machine, sends) = Round::at_once(world.plan(client), &[], world.now());
         let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());
         self.clients[client].phase =
             Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };

@@ -64,7 +64,7 @@ impl State {
                 *extended = true;
                 self.history.revived |= broken_at.is_some_and(|at| at < *extensions);
                 restored.extend(running.restore(world.now()));
-                // Later answers are of masters to ask for it again.
+                // Later answers show which masters to ask for the hold again.
                 if !world.held {
                     *extension = None;
                 }
@@ -76,7 +76,7 @@ impl State {
         }
     }
 
-    /// The first client has acquired, and everybody has answered.
+    /// The first client has acquired the lock, with an answer of every master.
     pub fn hold_everywhere(&mut self, world: &World) {
         let (token, fence) = (self.token(world, 0), 1);
         for master in &mut self.masters {

@@ -44,8 +44,8 @@ pub struct Message {
     pub answer: Option<Answer>,
 }
 
-/// [`Request`] in few bytes, and with the number of the extension, whose answers must not be taken for
-/// another's.
+/// A [`Request`] in few bytes, with the number of the extension: the answers of two extensions must not be
+/// confused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ask {
     Acquire,
@@ -159,8 +159,8 @@ impl Master {
         None
     }
 
-    /// Ends the hold, whatever the cause, and hands it to the head of the queue in the same step. As long as
-    /// that has not claimed it, the lease is as short as it can be.
+    /// Ends the hold, and grants the lock to the head of the queue in the same step. Until the head claims
+    /// it, the lease is as short as possible.
     pub fn end_hold(&mut self, world: &World) {
         self.hold = None;
         if self.grace == 0 && !self.queue.is_empty() {
@@ -193,8 +193,8 @@ impl Master {
         }
     }
 
-    /// Forgets what can have no effect any longer: answers that nobody reads, and requests for a token that
-    /// neither holds nor waits here and never will again.
+    /// Removes messages without effect: answers that no client reads, and requests for a token that neither
+    /// holds nor waits here and never will again.
     pub fn sweep(&mut self, is_current: impl Fn(&Message) -> bool) {
         let mut asks: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();

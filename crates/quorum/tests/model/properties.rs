@@ -1,4 +1,5 @@
-//! What must always hold, and what must happen in some run, for a property is no proof where nothing happens.
+//! The properties that must always hold, and the events that must happen in some run: a property proves
+//! nothing where nothing happens.
 
 use super::client::{Client, Phase};
 use super::master::{Answer, Master, Message};
@@ -11,16 +12,17 @@ pub const UNIQUE: &str = "no two acquisitions have one fence";
 pub const ORDER: &str = "a fence is above all that were complete before its acquisition began";
 pub const STRICT_ORDER: &str = "a fence is above all that were complete before";
 
-pub const NO_OVERTAKING: &str = "nobody acquires past one who waited before it began and still does";
-pub const NO_PART_KEPT: &str = "who has no turn keeps no part until it asks again, if another part is taken";
+pub const NO_OVERTAKING: &str = "no client acquires before one that has waited since before it began";
+pub const NO_PART_KEPT: &str =
+    "a client whose turn has not come keeps no grant beside a refusal until it asks again";
 pub const BROKEN: &str = "a hold that was broken is not extended";
-pub const SOMEBODY: &str = "when everybody is done, somebody has acquired";
+pub const ONE_ACQUIRES: &str = "when all clients are done, one has acquired";
 
 pub fn of(world: &World) -> Vec<Property<World>> {
     let mut properties = vec![Property::<World>::sometimes("every client is done", |_, state: &State| {
         state.clients.iter().all(|client| client.phase == Phase::Done)
     })];
-    // Who acquires after a BREAK may do so before the old holder has noticed.
+    // After a BREAK, a client may acquire the lock before the old holder has noticed.
     if world.has_clock() && world.breaks == 0 {
         properties.push(Property::always(EXCLUSION, |_, state: &State| {
             state.clients.iter().filter(|client| client.holds()).count() <= 1
@@ -54,7 +56,7 @@ pub fn of(world: &World) -> Vec<Property<World>> {
         }));
     }
     if world.time == (Time::None { lapses: 0 }) {
-        properties.push(Property::always(SOMEBODY, |_, state: &State| {
+        properties.push(Property::always(ONE_ACQUIRES, |_, state: &State| {
             !state.history.fences.is_empty() || state.clients.iter().any(|client| client.phase != Phase::Done)
         }));
     }
@@ -94,7 +96,7 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
         }));
     }
     if world.held && usize::from(world.crashes) >= MASTERS {
-        // It rests on what was granted anew.
+        // Its majority consists of restored holds.
         properties.push(Property::sometimes("a hold outlives all its masters", |_, state: &State| {
             let all_forgot = state.masters.iter().all(|master| master.forgot);
             all_forgot && restored(state) >= 2 && state.clients[0].holds()
@@ -116,7 +118,7 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
     properties
 }
 
-/// How many masters hold again for the first client what they have forgotten.
+/// The number of masters with a restored hold of the first client.
 fn restored(state: &State) -> usize {
     let has_again =
         |master: &&Master| master.forgot && master.hold.as_ref().is_some_and(|hold| hold.token.client == 0);

@@ -4,7 +4,7 @@ use super::world::World;
 use stateright::{Checker, CheckerBuilder, Expectation, HasDiscoveries, Model, Property};
 use std::time::Instant;
 
-/// The world is searched to the end: what must always hold does, and what must happen in some run does.
+/// Searches the world to the end. Every property must hold, and every expected event must happen in some run.
 pub fn holds(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
@@ -13,7 +13,7 @@ pub fn holds(name: &str, world: World) {
     assert!(is_finished(&found), "{name}: more steps than DLOCK_MODEL_STEPS");
 }
 
-/// As [`holds`], where only what must always hold is asked: two of three never acquire.
+/// As [`holds`], without the expected events: two of three clients never acquire.
 pub fn holds_always(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).spawn_bfs().join();
@@ -25,7 +25,7 @@ pub fn holds_always(name: &str, world: World) {
         .for_each(|property| found.assert_no_discovery(property.name));
 }
 
-/// As [`holds`], until all that must happen in some run has.
+/// As [`holds`], until every expected event has happened.
 pub fn holds_some(name: &str, world: World) {
     let begin = Instant::now();
     let expected = |property: &Property<World>| property.expectation == Expectation::Sometimes;
@@ -35,8 +35,8 @@ pub fn holds_some(name: &str, world: World) {
     found.assert_properties();
 }
 
-/// As [`holds`], in a world that may be too large for the machine: nothing is violated as far as it was
-/// searched.
+/// As [`holds`], in a world that may be too large for the machine: no property is violated in the searched
+/// part.
 pub fn holds_so_far(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
@@ -51,7 +51,7 @@ pub fn holds_so_far(name: &str, world: World) {
     }
 }
 
-/// A rule is broken, and it is seen by `property`, in as few steps as can be.
+/// Checks that a broken rule violates `property`, in as few steps as possible.
 pub fn violates(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_bfs().join();
@@ -59,7 +59,7 @@ pub fn violates(name: &str, property: &'static str, world: World) {
     show(name, property, &found);
 }
 
-/// As [`violates`], for one that needs so many steps that it is found sooner by going deep first.
+/// As [`violates`], by a search that goes deep first: the violation needs many steps.
 pub fn violates_deep(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_dfs().join();

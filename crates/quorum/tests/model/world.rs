@@ -1,4 +1,4 @@
-//! The worlds: who takes part, what may go wrong and how often; and the state that the checker explores.
+//! The worlds: the clients, the faults and their number; and the state that the checker explores.
 
 use super::client::Client;
 use super::master::Master;
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub const MASTERS: usize = 3;
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// What takes part and what may happen.
+/// The clients, and the faults that may happen.
 #[derive(Debug, Clone)]
 pub struct World {
     pub clients: Vec<Script>,
@@ -47,7 +47,7 @@ pub struct Script {
     pub acquisitions: u8,
     /// Whether it waits in a queue, at the masters in their order.
     pub waits: bool,
-    /// Whether it asks all at once, but overtakes nobody who waits at the first master.
+    /// Whether it asks all at once, and overtakes no waiter of the first master.
     pub looks: bool,
     /// Whether it asks the first master before the others.
     pub in_order: bool,
@@ -83,17 +83,17 @@ pub enum Broken {
     RaiseWithoutHold,
     /// A master accepts a CONFIRM that is lower than the hold's fence.
     FenceUnchecked,
-    /// As above, and the client counts a CONFIRM of a master whose grant it has not seen.
+    /// As above, and the client counts the CONFIRM of a master without a grant.
     UncountedAnswers,
     /// The next acquisition uses the token of the last.
     TokenUsedAgain,
     /// Validity counts from the retry.
     ValidFromRetry,
-    /// A grant after a wait is a vote, and validity counts from its receipt: nobody claims it.
+    /// A grant after a wait is a vote, and validity counts from its receipt; the client does not claim it.
     ValidFromReceipt,
-    /// A newcomer does not look whether somebody waits.
+    /// A newcomer does not look for waiters.
     NoLook,
-    /// One that asks all at once asks again as if its turn had come.
+    /// A client that asks all at once asks again as if its turn had come.
     KeepsAPart,
     /// One answer is enough for an extension.
     ExtendedByOne,
@@ -117,16 +117,16 @@ pub struct State {
     pub history: History,
 }
 
-/// What only the checker knows.
+/// The history, which only the checker knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History {
-    /// The fences of the acquisitions completed so far.
+    /// The fences of the completed acquisitions.
     pub fences: SmallVec<[u8; 8]>,
     /// Two of them were equal.
     pub same_fence: bool,
     /// An extension that began after the hold was broken has counted.
     pub revived: bool,
-    /// A newcomer acquired while somebody who waited before it still did.
+    /// A newcomer acquired the lock while an earlier waiter still waited.
     pub overtaken: bool,
     /// One was not greater than another that was complete before it began.
     pub below_one_before_its_begin: bool,
@@ -139,9 +139,9 @@ impl World {
         self.broken == Some(broken)
     }
 
-    /// The present never moves: a tick makes everything else older instead. A hold is described by its age,
-    /// so time can go on for ever in finitely many states. The present is one lease after the origin:
-    /// whatever is older than a lease might as well be from the origin.
+    /// The present, which never moves: a tick makes everything else older instead. So time can continue for
+    /// ever in finitely many states. The present is one lease after the origin, because nothing older than a
+    /// lease matters.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }
@@ -151,7 +151,7 @@ impl World {
         Instant::since_boot(TICK * u32::from(self.ttl()) + left)
     }
 
-    /// Whether what a master grants anew is a vote.
+    /// Whether the grant of a restored hold is a vote.
     pub fn counts_restored(&self) -> bool {
         self.is(Broken::RestoredAtOnce) || self.is(Broken::ValidFromRestoration)
     }
@@ -190,8 +190,8 @@ impl World {
         state
     }
 
-    /// The masters from this index on are interchangeable: those after the one that somebody may wait at, as
-    /// a queue has an order; none where one master is believed for all.
+    /// The masters from this index on are interchangeable: all after the one where clients may wait, as a
+    /// queue has an order; none if the answer of one master counts for all.
     pub fn first_alike(&self) -> usize {
         let waits = |script: &Script| script.waits || script.looks || script.in_order;
         let moves_on =

@@ -1,17 +1,17 @@
 use super::words::*;
 use dlock_quorum::*;
 
-/// Three masters, of which 0 and 1 have granted 5 and 8: the confirm phase for 8 began at 102.
-fn confirming() -> Acquisition {
-    let (mut machine, _) = Acquisition::at_once(plan(3, true), &[], at(0));
+/// Members 0 and 1 of three have granted 5 and 8. The confirm phase for 8 began at 102.
+fn confirming() -> Round {
+    let (mut machine, _) = Round::at_once(plan(3, true), &[], at(0));
     let begun = vote(&mut machine, 101, &[(0, granted(5)), (1, granted(8))]);
     assert_eq!(begun.verdict, Verdict::Open);
-    assert_eq!(sent(&begun.sends, confirm(8, 0)), [0, 1], "the greatest, to those that granted");
+    assert_eq!(sent(&begun.sends, confirm(8, 0)), [0, 1], "the greatest fence, to the members that granted");
     machine
 }
 
 #[test]
-fn a_majority_that_says_the_fence_wins_from_before_the_send_of_the_confirm_phase() {
+fn a_majority_confirms_with_validity_from_before_the_confirm_phase() {
     let mut machine = confirming();
     let one = hear(&mut machine, 200, confirm(8, 0), &[(0, granted(8)), (0, granted(8))]);
     assert_eq!(one.verdict, Verdict::Open);
@@ -20,7 +20,7 @@ fn a_majority_that_says_the_fence_wins_from_before_the_send_of_the_confirm_phase
 }
 
 #[test]
-fn confirmed_after_the_end_of_validity_is_too_late() {
+fn a_confirm_phase_is_too_late_after_the_end_of_validity() {
     let mut machine = confirming();
     hear(&mut machine, 200, confirm(8, 0), &[(0, granted(8))]);
     let late = hear(&mut machine, 102 + TRUSTED, confirm(8, 0), &[(1, granted(8))]);
@@ -29,7 +29,7 @@ fn confirmed_after_the_end_of_validity_is_too_late() {
 }
 
 #[test]
-fn a_grant_that_comes_late_is_counted_if_it_is_not_greater() {
+fn a_late_grant_joins_the_confirm_phase_when_its_fence_is_not_greater() {
     let mut machine = confirming();
     let joins = vote(&mut machine, 150, &[(2, granted(7))]);
     assert_eq!(sent(&joins.sends, confirm(8, 0)), [2]);
@@ -38,7 +38,7 @@ fn a_grant_that_comes_late_is_counted_if_it_is_not_greater() {
 }
 
 #[test]
-fn no_answer_counts_of_a_master_whose_grant_does_not() {
+fn a_confirm_answer_does_not_count_without_a_counted_grant() {
     let mut machine = confirming();
     let uncounted = hear(&mut machine, 150, confirm(8, 0), &[(0, granted(8)), (2, granted(8))]);
     assert_eq!(uncounted.verdict, Verdict::Open, "2 has not granted");
@@ -48,7 +48,7 @@ fn no_answer_counts_of_a_master_whose_grant_does_not() {
 }
 
 #[test]
-fn a_greater_grant_is_what_to_go_on_with_when_the_fence_cannot_be_had() {
+fn a_greater_grant_begins_the_next_phase_when_the_fence_cannot_be_confirmed() {
     let mut machine = confirming();
     vote(&mut machine, 150, &[(2, granted(9))]);
     let next = hear(&mut machine, 200, confirm(8, 0), &[(0, granted(8)), (1, Vote::Unknown)]);
@@ -58,7 +58,7 @@ fn a_greater_grant_is_what_to_go_on_with_when_the_fence_cannot_be_had() {
 }
 
 #[test]
-fn a_greater_answer_begins_the_phase_again_with_no_answer_counted() {
+fn a_greater_answer_begins_the_next_phase_with_no_answer_counted() {
     let mut machine = confirming();
     let again = hear(&mut machine, 200, confirm(8, 0), &[(0, granted(8)), (1, granted(11))]);
     assert_eq!(sent(&again.sends, confirm(11, 1)), [0, 1]);
@@ -69,7 +69,7 @@ fn a_greater_answer_begins_the_phase_again_with_no_answer_counted() {
 }
 
 #[test]
-fn an_answer_to_an_earlier_phase_sets_no_lease() {
+fn an_answer_to_an_earlier_phase_does_not_count() {
     let mut machine = confirming();
     hear(&mut machine, 200, confirm(8, 0), &[(1, granted(11))]);
     let stale = hear(&mut machine, 300, confirm(8, 0), &[(0, granted(11)), (1, granted(11))]);
@@ -77,7 +77,7 @@ fn an_answer_to_an_earlier_phase_sets_no_lease() {
 }
 
 #[test]
-fn a_fence_that_comes_back_is_another_phase() {
+fn a_fence_that_returns_begins_another_phase() {
     let mut machine = confirming();
     vote(&mut machine, 150, &[(2, granted(7))]);
     hear(&mut machine, 200, confirm(8, 0), &[(1, granted(20))]);
@@ -93,7 +93,7 @@ fn a_fence_that_comes_back_is_another_phase() {
 }
 
 #[test]
-fn a_master_that_is_ahead_of_the_others_is_dropped_and_reported() {
+fn a_member_with_a_clock_ahead_is_dropped_and_reported() {
     let mut machine = confirming();
     vote(&mut machine, 150, &[(2, granted(6))]);
     let ahead = Vote::Refused(Refusal::FenceAhead);
@@ -108,7 +108,7 @@ fn a_master_that_is_ahead_of_the_others_is_dropped_and_reported() {
 }
 
 #[test]
-fn without_a_majority_besides_the_one_that_is_ahead_there_is_no_quorum() {
+fn a_round_is_impossible_when_no_majority_remains_beside_a_clock_ahead() {
     let mut machine = confirming();
     vote(&mut machine, 150, &[(2, down())]);
     let failed = hear(&mut machine, 200, confirm(8, 0), &[(0, Vote::Refused(Refusal::FenceAhead))]);
@@ -116,7 +116,7 @@ fn without_a_majority_besides_the_one_that_is_ahead_there_is_no_quorum() {
 }
 
 #[test]
-fn a_hold_that_ran_out_before_it_was_confirmed_is_too_late() {
+fn a_round_is_too_late_when_a_hold_expires_before_it_is_confirmed() {
     let mut machine = confirming();
     vote(&mut machine, 150, &[(2, taken())]);
     let failed = hear(&mut machine, 200, confirm(8, 0), &[(0, Vote::Refused(Refusal::NotHeld))]);
@@ -125,17 +125,17 @@ fn a_hold_that_ran_out_before_it_was_confirmed_is_too_late() {
 }
 
 #[test]
-fn masters_that_fall_silent_in_the_confirm_phase_make_it_impossible() {
+fn a_round_is_impossible_when_members_fall_silent_in_the_confirm_phase() {
     let mut machine = confirming();
     vote(&mut machine, 150, &[(2, down())]);
     let failed = hear(&mut machine, 200, confirm(8, 0), &[(0, Vote::Unknown)]);
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Impossible));
 }
 
-/// Found by a random run: the phase began with two of four, and said so only with the next answer.
+/// Found by a random run: the phase began with two of four members, and failed only with the next answer.
 #[test]
-fn a_phase_is_not_begun_with_fewer_than_a_majority() {
-    let (mut machine, _) = Acquisition::at_once(plan(4, true), &[], at(0));
+fn a_confirm_phase_needs_a_majority_of_counted_grants() {
+    let (mut machine, _) = Round::at_once(plan(4, true), &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, granted(1)), (2, granted(1)), (3, taken())]);
     vote(&mut machine, 9, &[(0, granted(5))]);
     let again = hear(&mut machine, 10, confirm(1, 0), &[(1, granted(2))]);

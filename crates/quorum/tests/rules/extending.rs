@@ -5,7 +5,7 @@ use dlock_quorum::*;
 const YES: Vote<()> = Vote::Granted(());
 const NOT_HELD: Vote<()> = Vote::Refused(Refusal::NotHeld);
 
-/// Of a hold on three masters that is valid until 5,000, begun at 1,000.
+/// An extension begun at 1,000 of a hold on three members that is valid until 5,000.
 fn extending() -> Extension {
     let (machine, sends) =
         Extension::new(plan(3, false).quorum, Lease::new(TTL).unwrap(), at(5_000), at(1_000));
@@ -14,7 +14,7 @@ fn extending() -> Extension {
 }
 
 #[test]
-fn a_majority_extends_from_before_the_send() {
+fn a_majority_extends_with_validity_from_before_the_send() {
     let mut machine = extending();
     assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open);
     assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open, "one master, one vote");
@@ -24,7 +24,7 @@ fn a_majority_extends_from_before_the_send() {
 }
 
 #[test]
-fn silence_keeps_the_old_validity() {
+fn an_extension_keeps_the_old_validity_when_answers_are_missing() {
     let mut machine = extending();
     machine.answered(Member(0), YES, at(2_000));
     machine.answered(Member(1), Vote::Unknown, at(2_000));
@@ -34,21 +34,21 @@ fn silence_keeps_the_old_validity() {
 }
 
 #[test]
-fn a_majority_that_has_no_hold_ends_it() {
+fn a_hold_is_lost_when_a_majority_lacks_it() {
     let mut machine = extending();
     assert_eq!(machine.answered(Member(0), NOT_HELD, at(2_000)), Extended::Open);
     assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Lost);
 }
 
 #[test]
-fn past_its_end_a_hold_is_not_extended() {
+fn a_hold_is_not_extended_after_its_end() {
     let mut machine = extending();
     machine.answered(Member(0), YES, at(4_999));
     assert_eq!(machine.answered(Member(1), YES, at(5_000)), Extended::Lost);
 }
 
 #[test]
-fn a_shorter_lease_counts_at_once_for_silence_may_have_obeyed() {
+fn a_shorter_lease_counts_from_its_send() {
     let second = Lease::new(std::time::Duration::from_secs(1)).unwrap();
     let (mut machine, _) = Extension::new(plan(3, false).quorum, second, at(5_000), at(1_000));
     assert_eq!(machine.held_until(), at(1_988));
@@ -59,7 +59,7 @@ fn a_shorter_lease_counts_at_once_for_silence_may_have_obeyed() {
 }
 
 #[test]
-fn a_hold_that_a_majority_does_not_have_is_over_whoever_is_silent() {
+fn a_hold_is_lost_when_a_majority_lacks_it_and_a_member_is_silent() {
     let mut machine = extending();
     machine.answered(Member(0), Vote::Unknown, at(2_000));
     assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Open, "the third decides");
@@ -67,7 +67,7 @@ fn a_hold_that_a_majority_does_not_have_is_over_whoever_is_silent() {
 }
 
 #[test]
-fn a_master_that_forgot_is_asked_again_once_a_majority_holds_without_it() {
+fn a_member_that_forgot_is_asked_again_when_a_majority_holds() {
     let mut machine = extending();
     machine.answered(Member(0), NOT_HELD, at(2_000));
     assert!(machine.restore(at(2_000)).is_empty(), "nobody else has answered");
@@ -80,7 +80,7 @@ fn a_master_that_forgot_is_asked_again_once_a_majority_holds_without_it() {
 }
 
 #[test]
-fn a_master_is_asked_again_also_if_it_answers_last_but_not_past_the_end() {
+fn a_member_that_answers_last_is_asked_again_before_the_end_of_validity() {
     let mut machine = extending();
     machine.answered(Member(1), YES, at(2_000));
     machine.answered(Member(2), YES, at(2_000));

@@ -3,24 +3,24 @@ use dlock_quorum::*;
 
 const ORDER: [Member; 3] = [Member(2), Member(0), Member(1)];
 
-fn queued() -> Acquisition {
+fn queued() -> Round {
     let plan = Plan { retries: 1, ..plan(3, false) };
-    let (machine, sends) = Acquisition::queued(plan, &ORDER, at(0));
+    let (machine, sends) = Round::queued(plan, &ORDER, at(0));
     assert_eq!(sent(&sends, Request::Wait), [2]);
-    assert_eq!(sends.len(), 1, "never at two");
+    assert_eq!(sends.len(), 1, "never at two members");
     machine
 }
 
 #[test]
-fn what_was_waited_for_is_claimed_and_counts_from_there() {
+fn a_granted_waiter_claims_the_lock_and_its_validity_counts_from_there() {
     let mut machine = queued();
     let turn = waited(&mut machine, 60_000, 2, Vote::Granted(()));
-    assert_eq!(sent(&turn.sends, Request::Acquire), [0, 1, 2], "there too");
-    assert_eq!(waited(&mut machine, 60_005, 2, Vote::Granted(())).sends.len(), 0, "told twice");
+    assert_eq!(sent(&turn.sends, Request::Acquire), [0, 1, 2], "that member too");
+    assert_eq!(waited(&mut machine, 60_005, 2, Vote::Granted(())).sends.len(), 0, "a duplicate");
     let two = vote(&mut machine, 60_010, &[(1, granted(4)), (2, granted(5))]);
     assert_eq!(two.verdict, acquired(None, 60_000 + TRUSTED));
 
-    let (mut machine, _) = Acquisition::queued(plan(3, true), &ORDER, at(0));
+    let (mut machine, _) = Round::queued(plan(3, true), &ORDER, at(0));
     waited(&mut machine, 60_000, 2, Vote::Granted(()));
     let confirm_phase = vote(&mut machine, 60_010, &[(1, granted(4)), (2, granted(5))]);
     assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [1, 2]);
@@ -29,17 +29,17 @@ fn what_was_waited_for_is_claimed_and_counts_from_there() {
 }
 
 #[test]
-fn a_single_server_is_asked_again_too() {
-    let (mut machine, _) = Acquisition::queued(plan(1, false), &[Member(0)], at(0));
+fn a_granted_waiter_claims_the_lock_on_a_single_server_too() {
+    let (mut machine, _) = Round::queued(plan(1, false), &[Member(0)], at(0));
     let turn = waited(&mut machine, 60_000, 0, Vote::Granted(()));
-    assert_eq!(turn.verdict, Verdict::Open, "it may be over");
+    assert_eq!(turn.verdict, Verdict::Open, "the grant may have expired");
     assert_eq!(sent(&turn.sends, Request::Acquire), [0]);
     let one = vote(&mut machine, 60_001, &[(0, granted(5))]);
     assert_eq!(one.verdict, acquired(Some(5), 60_000 + TRUSTED));
 }
 
 #[test]
-fn the_queue_is_at_the_first_master_that_can_be_reached() {
+fn a_client_queues_at_the_first_reachable_member() {
     let mut machine = queued();
     let refused = Failure::Down("connection refused".into());
     let next = waited(&mut machine, 1, 2, Vote::Failed(refused.clone()));
@@ -52,7 +52,7 @@ fn the_queue_is_at_the_first_master_that_can_be_reached() {
 }
 
 #[test]
-fn a_silent_queue_is_left_before_the_next_is_joined_and_its_master_is_asked_later() {
+fn a_client_leaves_a_silent_queue_before_it_joins_the_next() {
     let mut machine = queued();
     let next = waited(&mut machine, 1, 2, Vote::Unknown);
     let leave = Outgoing { to: Member(2), what: Request::Leave };
@@ -62,16 +62,20 @@ fn a_silent_queue_is_left_before_the_next_is_joined_and_its_master_is_asked_late
 }
 
 #[test]
-fn who_waits_in_vain_or_for_itself_asks_nobody_else() {
-    for refusal in [Refusal::Taken, Refusal::QueueFull, Refusal::Deadlock("a -> b -> a".into())] {
+fn a_refused_waiter_asks_no_other_member() {
+    for (refusal, reason) in [
+        (Refusal::Taken, FailureReason::Taken),
+        (Refusal::QueueFull, FailureReason::Taken),
+        (Refusal::Deadlock("a -> b -> a".into()), FailureReason::Deadlock),
+    ] {
         let mut machine = queued();
         let failed = waited(&mut machine, 1, 2, Vote::Refused(refusal));
-        assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
+        assert_eq!(failed.verdict, Verdict::Failed(reason));
     }
 }
 
 #[test]
-fn a_granted_waiter_asks_again_where_the_last_holder_is_still_leaving() {
+fn a_granted_waiter_asks_again_while_its_predecessor_releases() {
     let mut machine = queued();
     waited(&mut machine, 1, 2, Vote::Granted(()));
     let not_yet = vote(&mut machine, 2, &[(2, granted(5)), (0, taken()), (1, taken())]);
@@ -81,19 +85,19 @@ fn a_granted_waiter_asks_again_where_the_last_holder_is_still_leaving() {
     assert_eq!(two.verdict, acquired(None, 1 + TRUSTED), "from the first request");
 }
 
-/// What the master of the queue alone still has keeps nobody out, where nobody waits.
+/// A hold that the member of the queue has alone keeps no client out, if no client waits there.
 #[test]
-fn a_newcomer_passes_a_hold_that_one_master_has_alone_but_no_waiter() {
-    for somebody_waits in [false, true] {
-        let (mut machine, sends) = Acquisition::at_once(plan(3, false), &ORDER, at(100));
+fn a_newcomer_overtakes_a_partial_hold_but_no_waiter() {
+    for has_waiters in [false, true] {
+        let (mut machine, sends) = Round::at_once(plan(3, false), &ORDER, at(100));
         assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2]);
         let two = vote(&mut machine, 110, &[(0, granted(4)), (1, granted(5))]);
-        assert_eq!(two.verdict, Verdict::Open, "the master of the queue is heard first");
+        assert_eq!(two.verdict, Verdict::Open, "the member of the queue must answer first");
         let refused = vote(&mut machine, 120, &[(2, taken())]);
         assert_eq!(sent(&refused.sends, Request::Look), [2]);
-        let said = if somebody_waits { taken() } else { Vote::Refused(Refusal::NotHeld) };
-        let looked = hear(&mut machine, 130, Request::Look, &[(2, said)]);
-        if somebody_waits {
+        let answer = if has_waiters { taken() } else { Vote::Refused(Refusal::NotHeld) };
+        let looked = hear(&mut machine, 130, Request::Look, &[(2, answer)]);
+        if has_waiters {
             assert_eq!(looked.verdict, Verdict::Failed(FailureReason::Taken));
             assert_eq!(sent(&looked.sends, Request::Release), [0, 1, 2]);
         } else {
@@ -104,30 +108,30 @@ fn a_newcomer_passes_a_hold_that_one_master_has_alone_but_no_waiter() {
 }
 
 #[test]
-fn a_silent_master_of_the_queue_is_passed() {
-    let (mut machine, _) = Acquisition::at_once(plan(3, false), &ORDER, at(0));
+fn a_newcomer_acquires_when_the_member_of_the_queue_is_silent() {
+    let (mut machine, _) = Round::at_once(plan(3, false), &ORDER, at(0));
     vote(&mut machine, 1, &[(0, granted(4)), (1, granted(5))]);
     assert_eq!(vote(&mut machine, 2, &[(2, Vote::Unknown)]).verdict, acquired(None, TRUSTED));
 }
 
 #[test]
-fn of_those_who_ask_in_order_only_one_gets_to_the_others() {
-    let (mut machine, sends) = Acquisition::in_order(plan(3, false), &ORDER, at(0));
+fn a_client_that_asks_in_order_asks_the_others_after_a_grant() {
+    let (mut machine, sends) = Round::in_order(plan(3, false), &ORDER, at(0));
     assert_eq!(sent(&sends, Request::Acquire), [2]);
     assert_eq!(vote(&mut machine, 1, &[(2, taken())]).verdict, Verdict::Failed(FailureReason::Taken));
 
-    let (mut machine, _) = Acquisition::in_order(plan(3, false), &ORDER, at(0));
+    let (mut machine, _) = Round::in_order(plan(3, false), &ORDER, at(0));
     let next = vote(&mut machine, 1, &[(2, down())]);
     assert_eq!(sent(&next.sends, Request::Acquire), [0]);
     assert_eq!(sent(&vote(&mut machine, 2, &[(0, granted(5))]).sends, Request::Acquire), [1, 2]);
     assert_eq!(vote(&mut machine, 3, &[(1, granted(6))]).verdict, acquired(None, TRUSTED), "it did not wait");
 }
 
-/// Others came in by a later queue: it goes to them, for they cannot come.
+/// Other clients came through a later queue because they cannot reach the first one.
 #[test]
-fn who_is_refused_in_its_turn_goes_to_the_queue_of_those_who_refuse() {
+fn a_client_refused_in_its_turn_moves_to_the_queue_of_that_member() {
     let waits = Plan { retries: 12, ..plan(3, false) };
-    let (mut machine, _) = Acquisition::queued(waits, &ORDER, at(0));
+    let (mut machine, _) = Round::queued(waits, &ORDER, at(0));
     waited(&mut machine, 1, 2, Vote::Granted(()));
     let mut last = vote(&mut machine, 2, &[(2, granted(5)), (0, taken()), (1, taken())]);
     let mut tries = 0;
@@ -138,40 +142,23 @@ fn who_is_refused_in_its_turn_goes_to_the_queue_of_those_who_refuse() {
     }
     assert_eq!((last.verdict, tries), (Verdict::Failed(FailureReason::Taken), 5));
     assert_eq!(machine.next_queue(), Some(Member(0)));
-    // The last of the order has nowhere to go, and stays as long as an earlier one refuses.
-    let (mut machine, _) = Acquisition::queued(waits, &ORDER[2..], at(0));
+    // From the last queue there is none to move to: the client stays while an earlier member refuses.
+    let (mut machine, _) = Round::queued(waits, &ORDER[2..], at(0));
     waited(&mut machine, 1, 1, Vote::Granted(()));
     let last = vote(&mut machine, 2, &[(2, taken()), (1, granted(5)), (0, granted(5))]);
     assert_eq!(machine.next_queue(), Some(Member(1)));
     assert_eq!(last.verdict, acquired(None, 1 + TRUSTED));
 }
 
-/// Here the first of the order is not named: it is missing, or the others have left its queue.
+/// In the second case the order does not name the first member: it is missing, or the other clients left its
+/// queue.
 #[test]
-fn who_waited_in_a_later_queue_than_the_first_stays_there() {
+fn a_client_stays_at_a_later_queue_that_it_waited_in() {
     for (order, stays) in [(&ORDER[..], None), (&ORDER[1..], Some(Member(0)))] {
-        let (mut machine, _) = Acquisition::queued(plan(3, false), order, at(0));
+        let (mut machine, _) = Round::queued(plan(3, false), order, at(0));
         waited(&mut machine, 1, order[0].0, Vote::Granted(()));
         let two = vote(&mut machine, 2, &[(0, granted(5)), (1, granted(5))]);
         assert_eq!(two.verdict, acquired(None, 1 + TRUSTED));
         assert_eq!(machine.next_queue(), stays);
     }
-}
-
-#[test]
-fn a_queue_moves_unless_its_holder_has_no_majority() {
-    let quorum = plan(3, false).quorum;
-    let seen = |holders: [Option<&'static str>; 3]| holders.map(|there| there.map(|holder| vec![holder]));
-    for (holders, moves) in [
-        ([Some("a"), Some("a"), Some("b")], true),
-        ([Some("a"), Some("b"), Some("b")], false),
-        ([Some("a"), Some("b"), None], true),
-        ([None, Some("b"), Some("b")], true),
-    ] {
-        assert_eq!(quorum.may_move(Member(0), &seen(holders)), moves, "{holders:?}");
-    }
-    assert!(!quorum.may_move(Member(0), &[Some(vec!["a"]), Some(vec![]), Some(vec![])]));
-    assert!(quorum.may_move(Member(0), &[Some(vec![]), Some(vec!["b"]), Some(vec!["b"])]));
-    assert!(quorum.has_holder(&seen([Some("a"), None, Some("a")])));
-    assert!(!quorum.has_holder(&seen([Some("a"), Some("b"), Some("c")])));
 }

@@ -1,4 +1,4 @@
-//! Any answers in any order, and what must be true of the outcome, told from the list of events alone.
+//! Random answers in random order. The outcome is checked against the list of events alone.
 
 use super::words::*;
 use dlock_quorum::*;
@@ -7,8 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use std::collections::BTreeMap;
 
-/// An answer to one of the requests that were sent: which of them, what, and how many ms later than the one
-/// before.
+/// An answer to one of the requests that were sent, and the time since the previous event in ms.
 #[derive(Debug, Clone)]
 struct Event {
     which: usize,
@@ -30,7 +29,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 0..60)
 }
 
-/// All that happened: what was sent when, what was answered to it, and the verdict.
+/// The events of a run: the requests with their times, the answers, and the verdict.
 #[derive(Default)]
 struct Story {
     sends: Vec<(Outgoing, u64)>,
@@ -39,7 +38,7 @@ struct Story {
     failed: bool,
 }
 
-fn play(mut machine: Acquisition, sends: Sends, events: &[Event], often: usize) -> Story {
+fn play(mut machine: Round, sends: Sends, events: &[Event], often: usize) -> Story {
     let mut story = Story::default();
     let mut now = 0;
     story.sends.extend(sends.into_iter().map(|send| (send, now)));
@@ -70,7 +69,7 @@ fn play(mut machine: Acquisition, sends: Sends, events: &[Event], often: usize) 
     story
 }
 
-fn answer(machine: &mut Acquisition, send: Outgoing, vote: Vote, now: u64) -> Progress {
+fn answer(machine: &mut Round, send: Outgoing, vote: Vote, now: u64) -> Progress {
     match send.what {
         Request::Wait => machine.waited(send.to, vote.map(|_| ()), at(now)),
         what => machine.answered(send.to, what, vote, at(now)),
@@ -78,15 +77,15 @@ fn answer(machine: &mut Acquisition, send: Outgoing, vote: Vote, now: u64) -> Pr
 }
 
 impl Story {
-    /// Who said exactly this to exactly that.
+    /// The members that gave this answer to this request, with its number of occurrences.
     fn said(&self, what: impl Fn(Request) -> bool, vote: impl Fn(&Vote) -> bool) -> BTreeMap<Member, usize> {
-        let mut who = BTreeMap::new();
+        let mut members = BTreeMap::new();
         for (send, said) in &self.answers {
             if what(send.what) && vote(said) {
-                *who.entry(send.to).or_default() += 1;
+                *members.entry(send.to).or_default() += 1;
             }
         }
-        who
+        members
     }
 
     fn check(&self, plan: Plan) {
@@ -98,13 +97,13 @@ impl Story {
         let majority = plan.quorum.majority();
         let acquires = |what| what == Request::Acquire;
         let grants = self.said(acquires, |vote| matches!(vote, Vote::Granted(_)));
-        assert!(grants.len() >= majority, "what was only waited for is no vote");
+        assert!(grants.len() >= majority, "a grant after a wait is no vote");
         if !plan.fenced || majority == 1 {
             let first = self.sends.iter().find(|(send, _)| acquires(send.what)).unwrap().1;
             assert_eq!(acquired.valid_until, plan.lease.valid_until(at(first)));
             return;
         }
-        // The last phase, and that a majority answered it, having granted.
+        // A majority answered the last phase, and had granted.
         let phase = self.sends.iter().filter_map(|(send, _)| match send.what {
             Request::Confirm { phase, fence } => Some((phase, fence)),
             _ => None,
@@ -130,30 +129,30 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn only_a_majority_acquires_and_only_from_a_send(
+    fn a_round_acquires_only_by_a_majority_with_validity_from_a_send(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
         let order: Vec<Member> = plan.quorum.members().collect();
         let begin = || match waits {
-            true => Acquisition::queued(plan, &order, at(0)),
-            false => Acquisition::at_once(plan, &[], at(0)),
+            true => Round::queued(plan, &order, at(0)),
+            false => Round::at_once(plan, &[], at(0)),
         };
         let (machine, sends) = begin();
         let story = play(machine, sends, &events, 1);
         story.check(plan);
     }
 
-    /// Whatever was said, once nothing is outstanding there is a verdict: no acquisition hangs.
+    /// When no answer is outstanding there is a verdict: no round hangs.
     #[test]
-    fn all_answered_is_decided(
+    fn a_round_is_decided_when_every_request_is_answered(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
         let order: Vec<Member> = plan.quorum.members().collect();
         let (mut machine, sends) = match waits {
-            true => Acquisition::queued(plan, &order, at(0)),
-            false => Acquisition::at_once(plan, &[], at(0)),
+            true => Round::queued(plan, &order, at(0)),
+            false => Round::at_once(plan, &[], at(0)),
         };
         let mut open = sends.to_vec();
         let mut events = events.into_iter();
@@ -178,12 +177,12 @@ proptest! {
         prop_assert_ne!(verdict, Verdict::Open);
     }
 
-    /// Everything that is heard is heard three times.
+    /// Every answer arrives three times.
     #[test]
-    fn an_answer_heard_again_changes_nothing(members in 1..6_u8, fenced: bool, events in events()) {
+    fn a_duplicate_answer_changes_nothing(members in 1..6_u8, fenced: bool, events in events()) {
         let plan = plan(members, fenced);
         let outcome = |often| {
-            let (machine, sends) = Acquisition::at_once(plan, &[], at(0));
+            let (machine, sends) = Round::at_once(plan, &[], at(0));
             let story = play(machine, sends, &events, often);
             (story.acquired, story.failed, story.sends)
         };
@@ -191,16 +190,16 @@ proptest! {
     }
 }
 
-/// The random runs reach what they are about.
+/// The random runs reach the cases that they are for.
 #[test]
-fn random_runs_acquire_and_fail() {
+fn random_runs_acquire_fail_and_repeat_the_confirm_phase() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
     let (mut confirmed, mut failed, mut again) = (0, 0, 0);
     for _ in 0..2_000 {
         let events = events().new_tree(&mut runner).unwrap().current();
-        let (machine, sends) = Acquisition::at_once(plan(3, true), &[], at(0));
+        let (machine, sends) = Round::at_once(plan(3, true), &[], at(0));
         let story = play(machine, sends, &events, 1);
         confirmed += usize::from(story.acquired.is_some());
         failed += usize::from(story.failed);

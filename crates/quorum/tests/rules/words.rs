@@ -12,8 +12,8 @@ pub fn at(ms: u64) -> Instant {
     Instant::since_boot(Duration::from_millis(ms))
 }
 
-pub fn plan(masters: u8, fenced: bool) -> Plan {
-    let quorum = Quorum::new(masters).unwrap();
+pub fn plan(members: u8, fenced: bool) -> Plan {
+    let quorum = Quorum::new(members).unwrap();
     Plan { quorum, lease: Lease::new(TTL).unwrap(), fenced, retries: 0 }
 }
 
@@ -37,17 +37,17 @@ pub fn confirm(number: u64, phase: u8) -> Request {
     Request::Confirm { fence: fence(number), phase }
 }
 
-/// Who was sent this, in order.
+/// The members that this was sent to, in order.
 pub fn sent(sends: &Sends, what: Request) -> Vec<u8> {
     sends.iter().filter(|send| send.what == what).map(|send| send.to.0).collect()
 }
 
-/// Answers to ACQUIRE, one a millisecond from `now` on; how it stood after the last.
-pub fn vote(machine: &mut Acquisition, now: u64, votes: &[(u8, Vote)]) -> Progress {
+/// Passes answers to ACQUIRE, one per millisecond from `now` on. Returns the progress after the last.
+pub fn vote(machine: &mut Round, now: u64, votes: &[(u8, Vote)]) -> Progress {
     hear(machine, now, Request::Acquire, votes)
 }
 
-pub fn hear(machine: &mut Acquisition, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
+pub fn hear(machine: &mut Round, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
     let mut last = None;
     for ((member, vote), now) in votes.iter().zip(now..) {
         last = Some(machine.answered(Member(*member), what, vote.clone(), at(now)));
@@ -55,8 +55,8 @@ pub fn hear(machine: &mut Acquisition, now: u64, what: Request, votes: &[(u8, Vo
     last.unwrap()
 }
 
-/// How it stood after the end of a wait.
-pub fn waited(machine: &mut Acquisition, now: u64, at_member: u8, ended: Vote<()>) -> Progress {
+/// Passes the end of a wait.
+pub fn waited(machine: &mut Round, now: u64, at_member: u8, ended: Vote<()>) -> Progress {
     machine.waited(Member(at_member), ended, at(now))
 }
 

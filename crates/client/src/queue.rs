@@ -1,6 +1,8 @@
-//! A wait in the queue of one master. The position belongs to the token, so that all waits share one
-//! connection, and outlast it. The master publishes when the turn has come; as a message can be lost, a wait
-//! also asks again, which keeps its position.
+//! A wait in the queue of one master. The position belongs to the token, so all waits share one connection,
+//! and a position outlasts the connection. The master publishes the end of the wait. As a message can be
+//! lost, a wait also asks again, which keeps its position.
+
+mod choice;
 
 use futures_util::future::OptionFuture;
 use std::sync::Arc;
@@ -9,53 +11,41 @@ use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use dlock_protocol::notify::Ended;
+use dlock_quorum::{Failure, Instant, QueueWatch, Refusal, Stay, Vote};
 
-use crate::acquire::meeting::HEAD_KEEPS;
 use crate::backoff::Backoff;
 use crate::clock::now;
-use crate::inspect::{Holder, Position};
+use crate::inspect::Position;
 use crate::node::Channel;
 use crate::reading;
 use crate::request::{self, LockRequest};
-use crate::service::{Service, tokens};
-use dlock_quorum::Instant;
-use dlock_quorum::{Failure, Refusal, Vote};
+use crate::service::Service;
 
-/// For how long a master keeps a position that is not asked for. A dead waiter is in nobody's way for longer,
-/// and a server or a process that hangs for seconds does not lose its position.
+/// How long a master keeps a position that is not asked for. A dead waiter is in the way for this long at
+/// most, and a server or a process that hangs for seconds does not lose its position.
 const KEPT: Duration = Duration::from_secs(10);
-/// How often, at least, the waits at a member of a quorum find out together whether it has fallen silent; how
+
+/// How often, at least, the waits at a member of a quorum check together whether it has fallen silent; how
 /// often the position is read.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
-/// The first pause of those whom the master tells nothing, or who cannot reach it.
+
+/// The first pause of a wait that gets no messages, or cannot reach the master.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// A queue is looked at again after so many times what the look took: where answers are late, so are those
-/// that make it move.
-const LOOK_FACTOR: u32 = 8;
-/// How many waiters to read in search of one's position.
+
+/// A queue is inspected again after this many times the duration of the inspection: where answers are late,
+/// so are the answers that make the queue move.
+const INSPECTION_FACTOR: u32 = 8;
+
+/// How many waiters to read in search of the own position.
 const MAX_WAITERS_READ: u32 = 1000;
 
-/// How to wait in the queue.
+/// How to wait in a queue.
 #[derive(Clone)]
 pub(crate) struct Queueing {
-    /// `None`: for ever.
+    /// The end of the wait; `None` means that it never ends.
     pub(crate) until: Option<Instant>,
     pub(crate) on_position: Option<OnPosition>,
     pub(crate) stay: Stay,
-}
-
-/// How long to stay in a queue.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stay {
-    /// Until it does not move: there is another one.
-    WhileItMoves,
-    /// Longer, if it is the last one: from there it is a long way back.
-    WhileItsHoldersAreNew,
-    /// Whether or not it moves.
-    Always,
-    /// So too, as the token holds the lock, and waits for another mode. The caller gives the position up: a
-    /// RELEASE would end the hold too.
-    AsHolder,
 }
 
 /// Called with the position in the queue.
@@ -70,13 +60,13 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Waits until the turn has come, the wait times out, the master stops answering, or its queue does not
+    /// Waits until the lock is granted, the wait times out, the master stops answering, or its queue does not
     /// move. Only a RELEASE gives the position up.
     pub(crate) async fn wait(self, queueing: Queueing) -> Vote<()> {
         self.channel.assume_held();
         let (waiter, until, stay) = (self.clone(), queueing.until, queueing.stay);
-        let may_leave = matches!(stay, Stay::WhileItMoves | Stay::WhileItsHoldersAreNew);
-        // On the client's thread: nearer to the connection, and not kept from asking by the user's tasks.
+        let may_leave = matches!(stay, Stay::WhileItMoves | Stay::UntilHoldersAreStale);
+        // On the client's thread, where the user's tasks cannot delay it.
         let asking = self.service.background.runtime.spawn(async move { waiter.ask(until, stay).await });
         let positions = queueing.on_position.map(|on_position| self.report_positions(on_position));
         let lookout = self.channel.node.waits.lookout(&self.request.resource);
@@ -91,7 +81,7 @@ impl Waiter {
     async fn ask(&self, until: Option<Instant>, stay: Stay) -> Vote<()> {
         let node = &self.channel.node;
         if self.request.owner.is_some() {
-            // What was granted to the owner before, until it is released, would make this wait a deadlock.
+            // An earlier hold of the owner whose release is in flight would make this wait a deadlock.
             let _ = timeout(node.limit, node.releases.wait()).await;
         }
         let wait = node.waits.begin();
@@ -106,7 +96,7 @@ impl Waiter {
                     answered = Some(now());
                     if listens { self.pause(kept) } else { backoff.next() }
                 }
-                // Not longer than the server's `dlock.max-ttl`, which the lease is not either.
+                // Not longer than the server's `dlock.max-ttl`, which the lease does not exceed either.
                 Vote::Failed(Failure::Misuse(_)) if kept > self.request.ttl() => {
                     kept = self.request.ttl();
                     continue;
@@ -121,7 +111,7 @@ impl Waiter {
             };
             let pause = until.map_or(pause, |until| pause.min(until.saturating_since(now())));
             if pause.is_zero() {
-                // What the caller asks for next must not find itself in the queue.
+                // The next request of the caller must not find itself in the queue.
                 if vote == Vote::Refused(Refusal::Taken)
                     && stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
@@ -141,25 +131,25 @@ impl Waiter {
         }
     }
 
-    /// Whether a master that did not answer is asked again: it may still keep the position. In a quorum
-    /// others go on without it.
+    /// Whether a master that did not answer is asked again, as it may still keep the position. In a quorum
+    /// the client continues without it.
     fn outlasts(&self, vote: &Vote<()>, begun: Instant, answered: Option<Instant>) -> bool {
-        let may_come_back = match vote {
-            // It is busy, or the connection broke.
+        let may_return = match vote {
+            // The master is busy, or the connection broke.
             Vote::Unknown if !self.channel.node.is_silent() => true,
             Vote::Unknown | Vote::Failed(Failure::Down(_)) => {
                 self.is_alone() && answered.is_some() && !self.request.ephemeral
             }
             _ => false,
         };
-        may_come_back && now() < answered.unwrap_or(begun) + KEPT
+        may_return && now() < answered.unwrap_or(begun) + KEPT
     }
 
     fn is_alone(&self) -> bool {
         self.service.quorum.majority() == 1
     }
 
-    /// How long to wait for a message. So many waits share the check whether a member has fallen silent.
+    /// How long to wait for a message. All waits at a member share the check whether it has fallen silent.
     fn pause(&self, kept: Duration) -> Duration {
         let node = &self.channel.node;
         let check = if self.is_alone() { kept } else { node.limit.min(CHECK_INTERVAL) };
@@ -167,30 +157,20 @@ impl Waiter {
         rand::random_range(longest / 2..=longest)
     }
 
-    /// Returns when those who hold the lock there hold it nowhere else. Found twice in a row: a hold begins
-    /// and ends at one master after the other. In the last queue only once they have it for longer than one
-    /// whose turn has come.
+    /// Returns when the queue is to be left, because it does not move.
     async fn until_stuck(&self, stay: Stay) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
+        let mut watch = QueueWatch::new(self.service.quorum, queue, stay);
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
-        let mut before: Option<Vec<String>> = None;
         let mut took = Duration::ZERO;
         loop {
-            sleep(backoff.next().max(took * LOOK_FACTOR)).await;
+            sleep(backoff.next().max(took * INSPECTION_FACTOR)).await;
             let begun = now();
-            let holds = self.service.holds(&self.request.resource).await;
+            let holders = self.service.holders(&self.request.resource).await;
             took = now().saturating_since(begun);
-            let holders = tokens(&holds);
-            let of_now = |there: &Vec<Holder>| {
-                stay == Stay::WhileItsHoldersAreNew && there.iter().any(|it| it.held_ms < HEAD_KEEPS)
-            };
-            let is_of_now = holds[usize::from(queue.0)].as_ref().is_some_and(of_now);
-            let stuck = !is_of_now && !self.service.quorum.may_move(queue, &holders);
-            let there = holders.into_iter().nth(queue.0.into()).flatten().filter(|_| stuck);
-            if there.is_some() && there == before {
+            if watch.must_leave(&holders) {
                 return;
             }
-            before = there;
         }
     }
 
@@ -198,13 +178,13 @@ impl Waiter {
     async fn report_positions(&self, on_position: OnPosition) {
         let node = &self.channel.node;
         let question = request::waiters(&self.request.resource, MAX_WAITERS_READ);
-        let me = reading::shown(self.request.token.as_bytes());
+        let own = reading::shown(self.request.token.as_bytes());
         let mut last = None;
         loop {
             sleep(CHECK_INTERVAL.min(node.limit)).await;
             let answer = Channel::new(node.clone()).find(&question, reading::queue).await;
             let Ok(queue) = answer else { continue };
-            let Some(index) = queue.iter().position(|waiting| waiting.token == me) else { continue };
+            let Some(index) = queue.iter().position(|waiting| waiting.token == own) else { continue };
             let position = index as u64 + 1;
             if last.replace(position) != Some(position) {
                 let waited = Duration::from_millis(queue[index].waited_ms);

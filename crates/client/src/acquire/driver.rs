@@ -1,0 +1,312 @@
+//! Drives an attempt: sends its requests, and passes the answers and the time back.
+//!
+//! It decides nothing: what to send, how long to wait and when the attempt has failed is decided by
+//! [`dlock_quorum::Attempt`].
+
+use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
+use std::future::ready;
+use std::mem;
+use std::sync::Arc;
+
+use dlock_protocol::{Fence, Token};
+use dlock_quorum::{
+    Acquired, Attempt, FailureReason, Lease, Meeting, Member, Next, Outgoing, Request, Sends, Step, Terms,
+    Vote,
+};
+use tracing::{Instrument, info_span};
+
+use crate::clock::{now, sleep_until};
+use crate::error::{AcquireError, NodeState, Report};
+use crate::guard::Share;
+use crate::guard::hold::{Hold, NewHold};
+use crate::guard::release::Releases;
+use crate::guard::renewal::{Renewal, renew};
+use crate::node::{Channel, Connection, Sets, Voters};
+use crate::queue::{OnPosition, Queueing, Waiter};
+use crate::reading::shown;
+use crate::request::{self, LockRequest, fresh_token};
+use crate::service::{Channels, Service};
+
+/// What to acquire, with every option checked.
+pub(crate) struct Acquisition {
+    pub(crate) service: Arc<Service>,
+    pub(crate) resource: Vec<u8>,
+    /// Each round has a token of its own, unless the caller chose one: then there is one round.
+    pub(crate) asked: dlock_protocol::LockRequest<Option<Token>>,
+    pub(crate) terms: Terms,
+    pub(crate) on_position: Option<OnPosition>,
+    pub(crate) on_outage: Option<OnOutage>,
+}
+
+/// Called when too few members can vote and the attempt keeps waiting for them.
+pub(crate) type OnOutage = Arc<dyn Fn(&Report) + Send + Sync>;
+
+/// The reason of a failed attempt, with the answers in its last round.
+pub(crate) struct Unacquired {
+    pub(crate) reason: FailureReason,
+    pub(crate) votes: Vec<Option<Vote>>,
+    pub(crate) report: Report,
+}
+
+impl Unacquired {
+    fn new(reason: FailureReason, attempt: &Attempt, report: Report) -> Unacquired {
+        Unacquired { reason, votes: attempt.votes().map(|vote| vote.cloned()).collect(), report }
+    }
+}
+
+impl Acquisition {
+    /// Acquires the lock, and starts the renewal of the hold.
+    pub(crate) async fn hold(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
+        let acquired = self.service.background.carry_out(async {
+            let mut acquired = self.run().await;
+            if let Err(Unacquired { reason: FailureReason::Misuse, report, .. }) = &mut acquired {
+                self.service.name_types(&self.resource, report).await;
+            }
+            acquired
+        });
+        let new = acquired.await.map_err(|failed| self.error(failed))?;
+        Ok(begin_hold(&self.service, self.terms.plan.lease, renewal, new))
+    }
+
+    /// Acquires the lock. If the future is dropped, everything that it asked for is released.
+    pub(crate) async fn run(&self) -> Result<NewHold, Unacquired> {
+        let service = &self.service;
+        let (memory, order) = (service.contended.get(&self.resource), service.queue_order());
+        let mut attempt = Attempt::new(self.terms, rand::random(), &memory, &order, now());
+        let mut round = SentRound::new(self, self.asked.token.clone().unwrap_or_else(fresh_token), None);
+        let mut report = Report(Vec::new());
+        let mut step = attempt.begin_round(now());
+        loop {
+            round.send(mem::take(&mut step.sends), &attempt);
+            step = match step.next {
+                Next::Wait => match round.next_event(&mut attempt).await {
+                    Some(step) => step,
+                    None => return Err(Unacquired::new(FailureReason::Impossible, &attempt, report)),
+                },
+                Next::BeginRound => attempt.begin_round(now()),
+                Next::Review { needs_holders } => {
+                    report = round.report(&attempt);
+                    // The failed round releases what it asked for.
+                    round = SentRound::new(self, fresh_token(), round.own_connection());
+                    let holders = OptionFuture::from(needs_holders.then(|| service.holders(&self.resource)));
+                    let (holders, order) = (holders.await, service.queue_order());
+                    service.contended.update(&self.resource, |memory| {
+                        attempt.review(memory, &order, holders.as_ref(), now())
+                    })
+                }
+                Next::Acquired(acquired) => return Ok(round.succeed(acquired, attempt)),
+                Next::Failed(reason) => return Err(Unacquired::new(reason, &attempt, report)),
+            };
+            if step.reports_outage {
+                self.on_outage.iter().for_each(|on_outage| on_outage(&report));
+            }
+            if let Some(queue) = step.met_at {
+                service.leave_other_queues(&self.resource, queue);
+            }
+        }
+    }
+
+    /// The error of a failed attempt.
+    fn error(&self, failed: Unacquired) -> AcquireError {
+        let (resource, report) = (shown(&self.resource), failed.report);
+        match failed.reason {
+            FailureReason::Taken => AcquireError::Taken { resource, report },
+            FailureReason::Deadlock => AcquireError::Deadlock { resource, report },
+            FailureReason::Impossible => AcquireError::QuorumImpossible { resource, report },
+            FailureReason::Misuse => AcquireError::Misuse { resource, report },
+            FailureReason::TooLate => AcquireError::TooLate { resource, report },
+        }
+    }
+
+    /// The error if another task of the same session is acquiring the lock.
+    pub(crate) fn taken_by_session(&self) -> AcquireError {
+        let unasked = self.service.nodes.iter().map(|_| NodeState::Unasked);
+        AcquireError::Taken { resource: shown(&self.resource), report: self.service.report_of(unasked) }
+    }
+}
+
+/// The requests of one round. When this is dropped, it takes back everything that it asked for, except a hold
+/// that is adopted.
+struct SentRound<'a> {
+    acquisition: &'a Acquisition,
+    request: Arc<LockRequest>,
+    channels: Channels,
+    voters: Arc<Voters>,
+    calls: Calls,
+}
+
+/// The requests under way. Dropping this cancels those that have not been sent yet.
+type Calls = FuturesUnordered<BoxFuture<'static, Answered>>;
+
+/// An answer with its request, or the end of a wait.
+enum Answered {
+    Vote(Member, Request, Vote),
+    Waited(Member, Vote<()>),
+}
+
+impl SentRound<'_> {
+    /// A round in which nothing has been sent. `own` is the connection of an ephemeral hold that an earlier
+    /// round opened.
+    fn new(acquisition: &Acquisition, token: Token, own: Option<Connection>) -> SentRound<'_> {
+        let (asked, service) = (&acquisition.asked, &acquisition.service);
+        let asked = asked.with(token, asked.label.clone(), asked.owner.clone());
+        let request = Arc::new(LockRequest { resource: acquisition.resource.clone(), asked });
+        let channels = service.channels();
+        if acquisition.terms.adopts {
+            channels.iter().for_each(|channel| channel.assume_held());
+        }
+        if let Some(own) = own {
+            channels[0].pin(own);
+        }
+        SentRound { acquisition, request, channels, voters: Arc::default(), calls: Calls::new() }
+    }
+
+    /// Waits for the next answer, or for the end of a pause. `None` if there is neither.
+    async fn next_event(&mut self, attempt: &mut Attempt) -> Option<Step> {
+        let timeout = attempt.timeout();
+        tokio::select! {
+            Some(answered) = self.calls.next() => Some(match answered {
+                Answered::Vote(from, what, vote) => attempt.answered(from, what, vote, now()),
+                Answered::Waited(from, ended) => attempt.waited(from, ended, now()),
+            }),
+            Some(()) = OptionFuture::from(timeout.map(sleep_until)), if timeout.is_some() => {
+                Some(attempt.timed_out(now()))
+            }
+            else => None,
+        }
+    }
+
+    fn send(&mut self, sends: Sends, attempt: &Attempt) {
+        for Outgoing { to, what } in sends {
+            match what {
+                Request::Leave => self.leave_queue(to),
+                Request::Wait => self.join_queue(to, attempt),
+                Request::Acquire | Request::Look | Request::Confirm { .. } => self.ask(to, what),
+                // `drop` releases, and a guard extends and restores.
+                Request::Release | Request::Extend | Request::Restore => {}
+            }
+        }
+    }
+
+    fn ask(&mut self, to: Member, what: Request) {
+        let adopts = self.acquisition.terms.adopts;
+        let (command, sets) = match what {
+            Request::Look => (request::waiters(&self.request.resource, 1), None),
+            Request::Confirm { fence, .. } => {
+                (self.request.confirm(fence), Some(Sets::Lease(self.request.ttl())))
+            }
+            _ if adopts => (self.request.fence(), None),
+            _ => (self.request.acquire(), None),
+        };
+        let channel = self.channels[usize::from(to.0)].clone();
+        let (limit, ephemeral) = (channel.node.limit.min(self.request.ttl()), self.request.ephemeral);
+        let voters = self.voters.clone();
+        self.calls.push(Box::pin(async move {
+            if let Err(vote) = open_own(&channel, ephemeral).await {
+                return Answered::Vote(to, what, vote);
+            }
+            let (reply, server) = channel.ask_server(&command, sets, limit).await;
+            let vote = match what {
+                Request::Look => return Answered::Vote(to, what, reply.nobody_waits()),
+                Request::Confirm { .. } => reply.confirmed(),
+                _ if adopts => reply.confirmed(),
+                _ => reply.acquired(),
+            };
+            channel.note(&vote);
+            Answered::Vote(to, what, voters.admit(to, server, vote))
+        }));
+    }
+
+    fn join_queue(&mut self, to: Member, attempt: &Attempt) {
+        let acquisition = self.acquisition;
+        let until = acquisition.terms.deadline.instant();
+        let queueing = Queueing { until, on_position: acquisition.on_position.clone(), stay: attempt.stay() };
+        let (channel, request) = (self.channels[usize::from(to.0)].clone(), self.request.clone());
+        let waiter = Waiter { service: acquisition.service.clone(), channel: channel.clone(), request };
+        let ephemeral = self.request.ephemeral;
+        self.calls.push(Box::pin(async move {
+            let ended = match open_own(&channel, ephemeral).await {
+                Ok(()) => waiter.wait(queueing).await,
+                Err(vote) => vote,
+            };
+            Answered::Waited(to, ended)
+        }));
+    }
+
+    fn leave_queue(&self, of: Member) {
+        let channel = self.channels[usize::from(of.0)].clone();
+        channel.note_orphan();
+        let cancel = self.request.cancel();
+        self.acquisition.service.spawn(async move { channel.cancel(&cancel).await });
+    }
+
+    /// Makes a hold of the round, and looks for other clients where the round met them.
+    fn succeed(mut self, acquired: Acquired, attempt: Attempt) -> NewHold {
+        let service = self.acquisition.service.clone();
+        let (calls, channels) = (mem::take(&mut self.calls), mem::take(&mut self.channels));
+        let request = self.request.clone();
+        match attempt.meeting() {
+            Meeting::None => {}
+            Meeting::At(queue) => service.meet(&request.resource, queue),
+            Meeting::LookAt(queue) => service.look_for_others(request.clone(), queue),
+        }
+        let rest = (!calls.is_empty()).then(|| {
+            let request = request.clone();
+            let receive = move |answered| {
+                if let Answered::Vote(from, _, vote) = answered
+                    && attempt.answered_late(from, &vote)
+                {
+                    service.look_for_others(request.clone(), from);
+                }
+                ready(())
+            };
+            calls.for_each(receive).boxed()
+        });
+        NewHold { acquired, request, channels, rest, restores: !self.acquisition.terms.adopts }
+    }
+
+    /// Returns the connection of an ephemeral hold, for the next round.
+    fn own_connection(&self) -> Option<Connection> {
+        let channel = self.channels.first().filter(|_| self.request.ephemeral)?;
+        channel.connection().filter(Connection::is_good)
+    }
+
+    fn report(&self, attempt: &Attempt) -> Report {
+        let mut report = self.acquisition.service.report(&self.channels, attempt.votes());
+        for ahead in attempt.ahead() {
+            report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
+        }
+        report
+    }
+}
+
+impl Drop for SentRound<'_> {
+    fn drop(&mut self) {
+        // A round that succeeded has passed its channels on.
+        if self.acquisition.terms.adopts || self.channels.is_empty() {
+            return;
+        }
+        self.calls.clear();
+        let (lease, release) = (self.request.ttl(), self.request.release());
+        drop(Releases::new(&self.acquisition.service, &self.channels, release, lease));
+    }
+}
+
+/// Opens the connection of an ephemeral hold, which ends with it.
+async fn open_own<G>(channel: &Channel, ephemeral: bool) -> Result<(), Vote<G>> {
+    if ephemeral && channel.connection().is_none() {
+        channel.pin(channel.node.own_connection().await.map_err(|why| Vote::Failed(why.into()))?);
+    }
+    Ok(())
+}
+
+/// Starts the renewal of a new hold.
+pub(crate) fn begin_hold(service: &Arc<Service>, lease: Lease, renewal: Renewal, new: NewHold) -> Arc<Share> {
+    let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), new);
+    let (resource, fence) = (shown(&hold.request.resource), hold.fence.map(Fence::get));
+    let span = info_span!("hold", resource, fence);
+    service.spawn(renew(hold.clone(), renewal).instrument(span));
+    Arc::new(Share(hold))
+}

@@ -1,0 +1,81 @@
+//! Requests and records for the choice of the queue: the rule is that of [`dlock_quorum::QueueOrder`] and its
+//! module.
+
+use std::sync::Arc;
+use tokio::time::sleep;
+
+use dlock_quorum::{Holder, Member, Others, Place, QueueOrder};
+
+use crate::clock::now;
+use crate::node::Channel;
+use crate::reading::{self, shown};
+use crate::request::{self, LockRequest};
+use crate::service::Service;
+
+impl Service {
+    /// The order in which the queues of the masters are tried: the same for all clients, however they spell
+    /// the addresses.
+    pub(crate) fn queue_order(&self) -> QueueOrder {
+        QueueOrder::new(self.nodes.iter().map(|node| Place {
+            member: node.member,
+            is_missing: node.is_missing(),
+            run_id: node.run_id(),
+            name: node.name.clone(),
+        }))
+    }
+
+    /// Records that other clients wait in the queue of this master.
+    pub(crate) fn meet(&self, resource: &[u8], queue: Member) {
+        let order = self.queue_order();
+        if self.contended.update(resource, |memory| memory.meet(queue, &order, now())) {
+            self.leave_other_queues(resource, queue);
+        }
+    }
+
+    /// Lets the waits of this client for the lock leave every queue but that of this master. One by one they
+    /// would take long, and the heads of two queues keep each other from a majority.
+    pub(crate) fn leave_other_queues(&self, resource: &[u8], queue: Member) {
+        for node in self.nodes.iter().filter(|node| node.member != queue) {
+            node.waits.leave(resource);
+        }
+    }
+
+    /// Looks in the background whether other clients wait at this master, which refused a client that has the
+    /// lock.
+    pub(crate) fn look_for_others(self: &Arc<Self>, request: Arc<LockRequest>, queue: Member) {
+        if !self.contended.update(&request.resource, |memory| memory.begin_look(now())) {
+            return;
+        }
+        let service = self.clone();
+        self.spawn(async move {
+            match service.others(&request, queue).await {
+                Others::Gone => service.contended.update(&request.resource, |memory| memory.end_look()),
+                Others::Leftover => {}
+                Others::Queue => service.meet(&request.resource, queue),
+            }
+        });
+    }
+
+    /// Looks twice at the holds at `queue` that are part of no majority: a release that was in flight has
+    /// arrived by the second time.
+    async fn others(&self, request: &LockRequest, queue: Member) -> Others {
+        let begun = now();
+        let before = self.partial_holders(request, queue).await;
+        sleep(now().saturating_since(begun)).await;
+        match Others::of(&before, &self.partial_holders(request, queue).await) {
+            Others::Leftover if self.has_waiters(request, queue).await => Others::Queue,
+            others => others,
+        }
+    }
+
+    async fn partial_holders(&self, request: &LockRequest, at: Member) -> Vec<Holder> {
+        let holders = self.holders(&request.resource).await;
+        holders.partial_holders(self.quorum, at, &shown(request.token.as_bytes()))
+    }
+
+    async fn has_waiters(&self, request: &LockRequest, at: Member) -> bool {
+        let (node, question) = (self.node(at), request::waiters(&request.resource, 1));
+        let queue = Channel::new(node.clone()).find(&question, reading::queue).await;
+        queue.is_ok_and(|queue| !queue.is_empty())
+    }
+}

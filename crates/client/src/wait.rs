@@ -1,0 +1,31 @@
+//! How long to wait for a lock.
+
+use std::time::Duration;
+
+use dlock_quorum::Deadline;
+
+use crate::clock::now;
+
+/// How long to wait while another client holds the lock, or while masters are missing: down, silent, loading,
+/// in grace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all: one round, with the few retries of [`Retry`](crate::Retry) for masters that are missing.
+    No,
+    /// At most this long, plus the time limit of one answer.
+    For(Duration),
+    /// Until the lock is granted or the future is dropped. As long as no majority has ever answered, only the
+    /// retries of [`Retry`](crate::Retry) are made: the addresses may be wrong.
+    Forever,
+}
+
+impl Wait {
+    /// Begins the wait now.
+    pub(crate) fn deadline(self) -> Deadline {
+        match self {
+            Wait::No => Deadline::NoWait,
+            Wait::For(limit) => Deadline::At(now() + limit),
+            Wait::Forever => Deadline::Never,
+        }
+    }
+}

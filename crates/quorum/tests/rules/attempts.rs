@@ -1,0 +1,410 @@
+//! Whole attempts: what follows a failed round, and how an attempt ends.
+
+use super::words::*;
+use dlock_quorum::*;
+use dlock_testkit::seed;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use std::time::Duration;
+
+const PAUSE: Duration = Duration::from_millis(100);
+
+fn terms(deadline: Deadline) -> Terms {
+    Terms { plan: plan(3, false), first_pause: PAUSE, deadline, one_round: false, adopts: false }
+}
+
+/// The members in the order of their indices.
+fn order(members: u8) -> QueueOrder {
+    QueueOrder::new((0..members).map(|member| Place {
+        member: Member(member),
+        is_missing: false,
+        run_id: Some(member.to_string().into()),
+        name: "redis://any".into(),
+    }))
+}
+
+/// An attempt with its memory.
+struct Client {
+    attempt: Attempt,
+    memory: Contention,
+    order: QueueOrder,
+}
+
+impl Client {
+    fn new(terms: Terms, memory: Contention) -> Client {
+        let order = order(3);
+        let attempt = Attempt::new(terms, 7, &memory, &order, at(0));
+        Client { attempt, memory, order }
+    }
+
+    /// A round in which the members answer ACQUIRE like this, from 0 on; its end.
+    fn round(&mut self, now: u64, votes: &[Vote]) -> Next {
+        let begun = self.attempt.begin_round(at(now));
+        assert_eq!(sent(&begun.sends, Request::Acquire).len(), 3);
+        let mut next = begun.next;
+        for (member, vote) in (0..).zip(votes) {
+            next = self.attempt.answered(Member(member), Request::Acquire, vote.clone(), at(now + 10)).next;
+        }
+        next
+    }
+
+    /// A round that ends in the queue of the first member.
+    fn queued_round(&mut self, now: u64, ended: Vote<()>) -> Next {
+        let begun = self.attempt.begin_round(at(now));
+        assert_eq!(sent(&begun.sends, Request::Wait).len(), 1, "{begun:?}");
+        self.attempt.waited(begun.sends[0].to, ended, at(now + 10)).next
+    }
+
+    fn review(&mut self, holders: Option<&Holders>, now: u64) -> Step {
+        self.attempt.review(&mut self.memory, &self.order, holders, at(now))
+    }
+}
+
+const REVIEW: Next = Next::Review { needs_holders: false };
+
+fn free() -> Holders {
+    Holders(vec![Some(Vec::new()); 3])
+}
+
+fn held() -> Holders {
+    Holders(vec![Some(vec![Holder { token: "other".into(), age: Duration::ZERO }]); 3])
+}
+
+#[test]
+fn an_attempt_without_a_wait_fails_if_another_client_holds_the_lock() {
+    let mut client = Client::new(terms(Deadline::NoWait), Contention::default());
+    assert_eq!(client.round(0, &[taken(), taken()]), Next::Review { needs_holders: true });
+    assert_eq!(client.review(Some(&held()), 20).next, Next::Failed(FailureReason::Taken));
+}
+
+#[test]
+fn a_split_vote_is_repeated_in_order_up_to_twenty_times() {
+    let mut client = Client::new(terms(Deadline::NoWait), Contention::default());
+    client.round(0, &[taken(), taken()]);
+    let mut now = 10;
+    for _ in 0..20 {
+        let split = client.review(Some(&free()), now);
+        if split.next == Next::Wait {
+            let end = client.attempt.timeout().expect("a pause");
+            assert!(end <= at(now + 10), "at most the length of the round");
+            assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
+        }
+        let begun = client.attempt.begin_round(at(now));
+        assert_eq!(sent(&begun.sends, Request::Acquire), [0], "in order");
+        let ended = client.attempt.answered(Member(0), Request::Acquire, taken(), at(now + 10));
+        now += 10;
+        assert!(matches!(ended.next, Next::Review { .. }));
+    }
+    assert_eq!(client.review(Some(&free()), now).next, Next::Failed(FailureReason::Taken));
+}
+
+#[test]
+fn an_attempt_that_waits_queues_at_once_after_it_was_refused_and_is_remembered() {
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    assert_eq!(client.round(0, &[taken(), taken()]), REVIEW);
+    assert_eq!(client.review(None, 20).next, Next::BeginRound);
+    assert!(client.memory.is_contended(at(1_019)) && !client.memory.is_contended(at(1_020)));
+    assert_eq!(client.queued_round(20, Vote::Refused(Refusal::Taken)), REVIEW);
+
+    let mut second = Client::new(terms(Deadline::Never), client.memory);
+    assert_eq!(second.queued_round(30, Vote::Refused(Refusal::Taken)), REVIEW);
+}
+
+#[test]
+fn a_member_that_did_not_answer_is_no_place_to_wait() {
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    assert_eq!(client.round(0, &[down(), taken(), taken()]), REVIEW);
+    client.review(None, 20);
+    assert_eq!(sent(&client.attempt.begin_round(at(20)).sends, Request::Wait), [1]);
+}
+
+#[test]
+fn a_queue_that_does_not_move_is_left_for_the_next_and_the_other_waits_come_along() {
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    client.round(0, &[taken(), taken()]);
+    client.review(None, 20);
+    client.queued_round(20, Vote::Refused(Refusal::Taken));
+    let moved = client.review(None, 40);
+    assert_eq!((moved.met_at, moved.next), (Some(Member(1)), Next::BeginRound));
+    assert_eq!(sent(&client.attempt.begin_round(at(40)).sends, Request::Wait), [1]);
+}
+
+#[test]
+fn an_attempt_follows_other_attempts_of_its_client_to_their_queue() {
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    client.round(0, &[taken(), taken()]);
+    client.review(None, 20);
+    let begun = client.attempt.begin_round(at(20));
+    client.memory.meet(Member(2), &client.order, at(25));
+    client.attempt.waited(begun.sends[0].to, Vote::Refused(Refusal::Taken), at(30));
+    assert_eq!(client.review(None, 30).next, Next::BeginRound);
+    assert_eq!(sent(&client.attempt.begin_round(at(30)).sends, Request::Wait), [2]);
+}
+
+#[test]
+fn an_attempt_returns_to_the_first_queue_if_the_last_does_not_move_either() {
+    let mut memory = Contention::default();
+    let mut client = Client::new(terms(Deadline::Never), memory);
+    client.round(0, &[taken(), taken()]);
+    client.review(None, 20);
+    memory = client.memory;
+    memory.meet(Member(2), &client.order, at(20));
+    let mut client = Client::new(terms(Deadline::Never), memory);
+    let begun = client.attempt.begin_round(at(30));
+    assert_eq!(sent(&begun.sends, Request::Wait), [2]);
+    assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
+    client.attempt.waited(Member(2), Vote::Refused(Refusal::Taken), at(2_500));
+    assert_eq!(client.review(None, 2_500).next, Next::BeginRound);
+    assert_eq!(sent(&client.attempt.begin_round(at(2_500)).sends, Request::Wait), [0]);
+}
+
+#[test]
+fn a_wait_without_a_limit_fails_if_no_majority_ever_answered() {
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    client.round(0, &[down(), down()]);
+    let failed = client.review(None, 20);
+    assert_eq!((failed.next, failed.reports_outage), (Next::Failed(FailureReason::Impossible), false));
+}
+
+#[test]
+fn an_outage_is_reported_once_and_waited_for() {
+    for deadline in [Deadline::At(at(10_000)), Deadline::Never] {
+        let mut client = Client::new(terms(deadline), Contention::default());
+        if deadline == Deadline::Never {
+            client.round(0, &[taken(), taken()]);
+            client.review(None, 20);
+            client.queued_round(20, Vote::Refused(Refusal::Grace(TTL)));
+            for member in 1..3 {
+                client.attempt.waited(Member(member), Vote::Refused(Refusal::Grace(TTL)), at(30));
+            }
+            assert!(!client.review(None, 30).reports_outage, "grace ends by itself");
+            let end = client.attempt.timeout().expect("a pause");
+            assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
+        }
+        for (now, reports) in [(1_000, true), (2_000, false)] {
+            assert_eq!(client.round(now, &[down(), down()]), REVIEW);
+            let step = client.review(None, now + 20);
+            assert_eq!((step.next, step.reports_outage), (Next::Wait, reports));
+            let end = client.attempt.timeout().expect("a pause");
+            assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
+        }
+    }
+}
+
+#[test]
+fn an_attempt_ends_at_its_deadline() {
+    let mut client = Client::new(terms(Deadline::At(at(1_000))), Contention::default());
+    client.round(0, &[taken(), taken()]);
+    client.review(None, 20);
+    assert_eq!(client.queued_round(20, Vote::Refused(Refusal::Taken)), REVIEW);
+    assert_eq!(client.review(None, 1_000).next, Next::BeginRound);
+    assert_eq!(client.round(1_000, &[taken(), taken()]), REVIEW);
+    assert_eq!(client.review(None, 1_010).next, Next::Failed(FailureReason::Taken));
+}
+
+/// The queue of one member is no majority: the others may be down.
+#[test]
+fn a_wait_that_ends_in_a_queue_asks_all_members_before_the_lock_counts_as_taken() {
+    for (votes, reason) in [
+        ([taken(), taken(), taken()], FailureReason::Taken),
+        ([taken(), down(), down()], FailureReason::Impossible),
+        ([taken(), Vote::Unknown, Vote::Refused(Refusal::Grace(TTL))], FailureReason::Impossible),
+    ] {
+        let mut client = Client::new(terms(Deadline::At(at(1_000))), Contention::default());
+        client.round(0, &[taken(), taken()]);
+        client.review(None, 20);
+        client.queued_round(20, Vote::Refused(Refusal::Taken));
+        assert_eq!(client.review(None, 1_000).next, Next::BeginRound);
+        let begun = client.attempt.begin_round(at(1_000));
+        assert_eq!(sent(&begun.sends, Request::Acquire), [0, 1, 2]);
+        let mut next = begun.next;
+        for (member, vote) in (0..).zip(votes) {
+            if next == Next::Wait {
+                next = client.attempt.answered(Member(member), Request::Acquire, vote, at(1_010)).next;
+            }
+        }
+        assert_eq!(next, REVIEW);
+        assert_eq!(client.review(None, 1_010).next, Next::Failed(reason));
+    }
+}
+
+#[test]
+fn an_attempt_with_a_token_of_the_caller_has_one_round_in_the_queue() {
+    let terms = Terms { one_round: true, ..terms(Deadline::Never) };
+    let mut client = Client::new(terms, Contention::default());
+    assert_eq!(client.queued_round(0, Vote::Refused(Refusal::Taken)), REVIEW);
+    assert_eq!(client.attempt.stay(), Stay::Always);
+    assert_eq!(client.review(None, 20).next, Next::BeginRound, "to see whether a majority can vote");
+    let free = client.round(20, &[granted(1), granted(1)]);
+    assert_eq!(free, Next::Failed(FailureReason::Taken), "not with another token");
+}
+
+#[test]
+fn a_full_queue_a_deadlock_and_an_invalid_request_end_an_attempt() {
+    let invalid = Failure::Misuse("ttl".into());
+    for (ended, reason) in [
+        (Vote::Refused(Refusal::QueueFull), FailureReason::Taken),
+        (Vote::Refused(Refusal::Deadlock("a".into())), FailureReason::Deadlock),
+    ] {
+        let mut client = Client::new(terms(Deadline::Never), Contention::default());
+        client.round(0, &[taken(), taken()]);
+        client.review(None, 20);
+        assert_eq!(client.queued_round(20, ended), REVIEW);
+        assert_eq!(client.review(None, 30).next, Next::Failed(reason));
+    }
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    client.round(0, &[Vote::Failed(invalid.clone()), Vote::Failed(invalid)]);
+    assert_eq!(client.review(None, 30).next, Next::Failed(FailureReason::Misuse));
+}
+
+#[test]
+fn a_pause_between_two_tries_ends_at_the_timeout() {
+    let retried = Terms { plan: Plan { retries: 1, ..plan(3, false) }, ..terms(Deadline::NoWait) };
+    let mut client = Client::new(retried, Contention::default());
+    assert_eq!(client.round(0, &[granted(1), down(), down()]), Next::Wait);
+    let end = client.attempt.timeout().expect("a pause");
+    assert!((at(60)..=at(110)).contains(&end), "half of the first pause to all of it: {end:?}");
+    assert!(client.attempt.timed_out(at(11)).sends.is_empty(), "too early");
+    assert_eq!(sent(&client.attempt.timed_out(end).sends, Request::Acquire), [1, 2]);
+    let two = client.attempt.answered(Member(1), Request::Acquire, granted(1), at(200));
+    let Next::Acquired(acquired) = two.next else { panic!("{two:?}") };
+    assert_eq!(acquired.valid_until, at(TRUSTED), "from the first send");
+}
+
+#[test]
+fn a_late_refusal_of_a_later_queue_is_a_reason_to_look_there() {
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let two = client.round(0, &[granted(1), granted(1)]);
+    assert!(matches!(two, Next::Acquired(_)));
+    assert_eq!(client.attempt.meeting(), Meeting::None);
+    assert!(client.attempt.answered_late(Member(2), &taken()));
+    assert!(!client.attempt.answered_late(Member(2), &granted(1)));
+    assert!(!client.attempt.answered_late(Member(0), &taken()), "not a later one");
+
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    client.attempt.begin_round(at(0));
+    for (member, vote) in [(2, taken()), (1, granted(1)), (0, granted(1))] {
+        client.attempt.answered(Member(member), Request::Acquire, vote, at(5));
+    }
+    assert_eq!(client.attempt.meeting(), Meeting::LookAt(Member(2)));
+}
+
+/// An event of a random run.
+#[derive(Debug, Clone)]
+struct Event {
+    which: prop::sample::Index,
+    vote: Vote,
+    later: u64,
+    is_free: bool,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let vote = prop_oneof![
+        6 => (1..6_u64).prop_map(granted),
+        6 => Just(taken()),
+        1 => Just(down()),
+        1 => Just(Vote::Unknown),
+        1 => Just(Vote::Refused(Refusal::NotHeld)),
+        1 => Just(Vote::Refused(Refusal::Grace(Duration::from_millis(50)))),
+        1 => Just(Vote::Refused(Refusal::QueueFull)),
+    ];
+    let event = (any::<prop::sample::Index>(), vote, 0..500_u64, any::<bool>());
+    let event = event.prop_map(|(which, vote, later, is_free)| Event { which, vote, later, is_free });
+    prop::collection::vec(event, 0..200)
+}
+
+fn deadlines() -> impl Strategy<Value = Deadline> {
+    prop_oneof![
+        Just(Deadline::NoWait),
+        (0..20_000_u64).prop_map(|ms| Deadline::At(at(ms))),
+        Just(Deadline::Never)
+    ]
+}
+
+fn config() -> ProptestConfig {
+    let seed = seed();
+    println!("DLOCK_SEED={seed} repeats this run");
+    let rng_seed = RngSeed::Fixed(seed);
+    ProptestConfig { cases: 2_000, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    /// Whatever the members answer: while an attempt is open, an answer is outstanding or a pause ends; and
+    /// it acquires only with the grants of one round, valid from a send of that round.
+    #[test]
+    fn an_attempt_never_hangs_and_acquires_only_by_a_majority_of_one_round(
+        members in 1..6_u8, fenced: bool, retries in 0..3_u8, deadline in deadlines(), one_round: bool,
+        contended: bool, seed: u64, events in events(),
+    ) {
+        let plan = Plan { retries, ..plan(members, fenced) };
+        let terms = Terms { plan, first_pause: PAUSE, deadline, one_round, adopts: false };
+        let (order, mut memory, mut now) = (order(members), Contention::default(), 0);
+        if contended {
+            memory.meet(Member(members - 1), &order, at(0));
+        }
+        let mut attempt = Attempt::new(terms, seed, &memory, &order, at(0));
+        let (mut step, mut begun) = (attempt.begin_round(at(0)), 0);
+        let mut open: Vec<Outgoing> = Vec::new();
+        let mut grants: Vec<Member> = Vec::new();
+        let mut sends: Vec<u64> = Vec::new();
+        let (mut rounds, mut events) = (1, events.into_iter());
+        loop {
+            let answered = |send: &&Outgoing| !matches!(send.what, Request::Release | Request::Leave);
+            sends.extend(step.sends.iter().filter(answered).map(|_| now));
+            open.extend(step.sends.iter().filter(answered));
+            step = match step.next {
+                Next::Wait => {
+                    let Some(event) = events.next() else { break };
+                    let timeout = attempt.timeout();
+                    prop_assert!(!open.is_empty() || timeout.is_some(), "it hangs");
+                    now += event.later;
+                    if let Some(end) = timeout.filter(|end| open.is_empty() || *end <= at(now)) {
+                        while at(now) < end {
+                            now += 1;
+                        }
+                        attempt.timed_out(at(now))
+                    } else {
+                        let send = open.swap_remove(event.which.index(open.len()));
+                        if send.what == Request::Wait {
+                            attempt.waited(send.to, event.vote.map(|_| ()), at(now))
+                        } else {
+                            if send.what == Request::Acquire && matches!(event.vote, Vote::Granted(_)) {
+                                grants.push(send.to);
+                            }
+                            attempt.answered(send.to, send.what, event.vote, at(now))
+                        }
+                    }
+                }
+                Next::BeginRound => {
+                    open.clear();
+                    grants.clear();
+                    sends.clear();
+                    (begun, rounds) = (now, rounds + 1);
+                    attempt.begin_round(at(now))
+                }
+                Next::Review { needs_holders } => {
+                    open.clear();
+                    let free = events.next().is_none_or(|event| event.is_free);
+                    let holders = if free { Holders(vec![Some(Vec::new()); members.into()]) } else { held() };
+                    attempt.review(&mut memory, &order, needs_holders.then_some(&holders), at(now))
+                }
+                Next::Acquired(acquired) => {
+                    prop_assert!(!one_round || rounds == 1, "the token of the caller is used once");
+                    grants.sort();
+                    grants.dedup();
+                    prop_assert!(grants.len() >= plan.quorum.majority());
+                    prop_assert!(at(now) < acquired.valid_until);
+                    prop_assert!(sends.iter().any(|sent| plan.lease.valid_until(at(*sent)) == acquired.valid_until));
+                    prop_assert!(acquired.valid_until >= plan.lease.valid_until(at(begun)));
+                    break;
+                }
+                Next::Failed(_) => break,
+            };
+        }
+        if deadline == Deadline::NoWait {
+            prop_assert!(rounds <= 21, "{rounds} rounds");
+        }
+    }
+}
