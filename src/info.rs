@@ -48,8 +48,8 @@ pub fn write(m: &Module, section: &Section) {
     for (field, value) in fields {
         section.number(field, value);
     }
-    section.text(c"waited_ms", &m.with(|s| s.stats.waited.cumulated()));
-    section.text(c"held_ms", &m.with(|s| s.stats.held.cumulated()));
+    section.text(c"waited_ms", &m.with(|s| s.stats.waited.cumulative()));
+    section.text(c"held_ms", &m.with(|s| s.stats.held.cumulative()));
     section.text(c"warning_words", &warnings.words());
     section.text(c"fence_mark_status", m.with(|s| s.mark.status().word()));
 }

@@ -31,11 +31,11 @@ pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: In
 
 /// Records the holds of a lock after its key was removed. Of a crowd it records only the lock.
 pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
-    const FEW: usize = 8;
+    const MAX_RECORDED_HOLDS: usize = 8;
     let lock = lock.at(now);
     match lock.holders() {
         0 => {}
-        1..=FEW => {
+        1..=MAX_RECORDED_HOLDS => {
             lock.holds().for_each(|hold| {
                 note(m, m.ctx(), Note::of_hold(What::Vanished, name, hold, now), now);
             });

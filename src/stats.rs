@@ -102,7 +102,7 @@ impl Times {
 
     /// Returns `1=0,5=2,...,inf=3,sum=812`: the number of times up to each bound in ms, and the sum of all
     /// times.
-    pub fn cumulated(&self) -> String {
+    pub fn cumulative(&self) -> String {
         let (mut text, mut so_far) = (String::new(), 0);
         let names = BOUNDS.iter().map(u64::to_string).chain(["inf".to_owned()]);
         for (name, count) in names.zip(self.counts) {

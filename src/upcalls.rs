@@ -20,7 +20,7 @@ use crate::{background, clock, effects, events, followers, info, log, timer};
 static MODULE: MainThread<Module> = MainThread::empty();
 
 /// The version of Cargo.toml as MODULE LIST shows it, with two digits for each part: 100 for 0.1.0.
-const fn shown_version() -> i32 {
+const fn packed_version() -> i32 {
     const fn number(text: &str) -> i32 {
         match i32::from_str_radix(text, 10) {
             Ok(number) if number < 100 => number,
@@ -42,7 +42,7 @@ impl Upcalls for Module {
     type Options = Config;
 
     const NAME: &'static CStr = c"dlock";
-    const VERSION: i32 = shown_version();
+    const VERSION: i32 = packed_version();
     const TYPE: &'static CStr = c"dlock-key";
     const EFFECT: &'static CStr = effects::SET;
 

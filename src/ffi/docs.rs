@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::ctx::Ctx;
-use super::raw::{api, c_string, forever, rm};
+use super::raw::{api, c_string, never_freed, rm};
 
 /// One argument, or a group of them.
 pub enum Arg {
@@ -69,8 +69,8 @@ pub fn describe(ctx: Ctx<'_>, description: &Description) -> bool {
     }));
     let info = rm::RedisModuleCommandInfo {
         version,
-        summary: forever(description.summary),
-        complexity: forever(description.complexity),
+        summary: never_freed(description.summary),
+        complexity: never_freed(description.complexity),
         since: c"0.1.0".as_ptr(),
         history: std::ptr::null_mut(),
         tips: std::ptr::null(),
@@ -148,10 +148,10 @@ fn arg(arg: &Arg) -> rm::RedisModuleCommandArg {
     if matches!(arg, Arg::Several(_)) {
         made.flags = (rm::REDISMODULE_CMD_ARG_OPTIONAL | rm::REDISMODULE_CMD_ARG_MULTIPLE) as c_int;
     }
-    made.name = forever(&name.to_lowercase());
+    made.name = never_freed(&name.to_lowercase());
     made.type_ = kind;
     made.key_spec_index = if kind == KEY { 0 } else { -1 };
-    made.token = forever(word);
+    made.token = never_freed(word);
     made.subargs = args(sub);
     made
 }

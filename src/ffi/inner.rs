@@ -24,10 +24,10 @@ pub trait Carrier: Command {
 const AT: usize = 3;
 
 pub const fn carrier<C: Carrier>() -> Entry {
-    tell_keys_or_run::<C>
+    report_keys_or_run::<C>
 }
 
-unsafe extern "C" fn tell_keys_or_run<C: Carrier>(
+unsafe extern "C" fn report_keys_or_run<C: Carrier>(
     ctx: *mut rm::RedisModuleCtx,
     argv: *mut *mut rm::RedisModuleString,
     argc: c_int,
@@ -37,7 +37,7 @@ unsafe extern "C" fn tell_keys_or_run<C: Carrier>(
         if rm::RedisModule_IsKeysPositionRequest.is_none_or(|asks| asks(ctx) == 0) {
             return run::<C>(ctx, argv, argc);
         }
-        guard((), || tell_keys(ctx, argv, argc, C::KEY));
+        guard((), || report_keys(ctx, argv, argc, C::KEY));
     }
     rm::REDISMODULE_OK as c_int
 }
@@ -45,7 +45,7 @@ unsafe extern "C" fn tell_keys_or_run<C: Carrier>(
 thread_local! {
     /// Set while the keys of a carried command are collected. A carrier within a carrier reports one key
     /// only, so that a chain of carriers, which could have any length, is not followed.
-    static TELLING: Cell<bool> = const { Cell::new(false) };
+    static COLLECTING_KEYS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Reports the keys of a command. The server asks before the command runs, on any thread, so nothing of the
@@ -53,7 +53,7 @@ thread_local! {
 ///
 /// # Safety
 /// The context is that of a question for keys, the arguments are those of the command.
-unsafe fn tell_keys(
+unsafe fn report_keys(
     ctx: *mut rm::RedisModuleCtx,
     argv: *mut *mut rm::RedisModuleString,
     argc: c_int,
@@ -63,7 +63,7 @@ unsafe fn tell_keys(
     // SAFETY: by contract; the server counts the keys that it names, and both lists are ours to free.
     unsafe {
         api!(RedisModule_KeyAtPosWithFlags(ctx, 1, key.flags() as c_int));
-        if argc as usize <= AT || TELLING.replace(true) {
+        if argc as usize <= AT || COLLECTING_KEYS.replace(true) {
             return;
         }
         let inner = api!(RedisModule_GetCommandKeysWithFlags(
@@ -73,7 +73,7 @@ unsafe fn tell_keys(
             &mut count,
             &mut flags
         ));
-        TELLING.set(false);
+        COLLECTING_KEYS.set(false);
         if inner.is_null() {
             return;
         }
@@ -122,7 +122,7 @@ impl Ctx<'_> {
             let reply = Reply::of(call).ok_or_else(|| Refused::Error(refused()))?;
             // Asking for the type would parse the whole reply.
             let error = match reply.raw().first() {
-                None => Some(self.left_behind()),
+                None => Some(self.pending_error()),
                 Some(b'-') => reply.error(),
                 Some(_) => None,
             };
@@ -139,7 +139,7 @@ impl Ctx<'_> {
     /// Returns the error of a call without a reply. Valkey 9 leaves the error of GETDEL and GETSET, of a key
     /// that holds no string, with the internal client of calls. The next call would get it as its reply, so
     /// this call takes it.
-    fn left_behind(self) -> String {
+    fn pending_error(self) -> String {
         // SAFETY: the context is valid; the reply is freed at once.
         let next = unsafe { Reply::of(api!(RedisModule_Call(self.0, c"PING".as_ptr(), c"".as_ptr()))) };
         next.and_then(|reply| reply.error())

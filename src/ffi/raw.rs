@@ -60,7 +60,7 @@ pub(super) fn c_string(text: &str) -> CString {
 }
 
 /// Returns a C string that is never freed, for tables that the server keeps pointers to.
-pub(super) fn forever(text: &str) -> *const c_char {
+pub(super) fn never_freed(text: &str) -> *const c_char {
     if text.is_empty() { std::ptr::null() } else { c_string(text).into_raw() }
 }
 

@@ -8,7 +8,7 @@ use dlock_protocol::options::{Kind, Spec};
 
 use super::ctx::{Ctx, LogLevel};
 use super::name::KeyName;
-use super::raw::{api, broken, bytes_of, c_string, forever, guard, rm};
+use super::raw::{api, broken, bytes_of, c_string, guard, never_freed, rm};
 use super::upcalls::{Section, Upcalls, enter};
 
 /// Makes a function the server's first call into the module, before it loads its data. The error says why the
@@ -104,16 +104,16 @@ pub(super) unsafe extern "C" fn run<C: Command>(
         let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
         let rest = argv.get(1..).unwrap_or_default();
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
-        let mut few = [const { MaybeUninit::<&[u8]>::uninit() }; FEW];
-        let many;
+        let mut inline = [const { MaybeUninit::<&[u8]>::uninit() }; INLINE_ARGS];
+        let heap;
         // SAFETY: as many are written as are read.
         let bytes = unsafe {
-            if rest.len() <= FEW {
-                few.iter_mut().zip(rest).for_each(|(bytes, arg)| _ = bytes.write(bytes_of(*arg)));
-                std::slice::from_raw_parts(few.as_ptr().cast(), rest.len())
+            if rest.len() <= INLINE_ARGS {
+                inline.iter_mut().zip(rest).for_each(|(bytes, arg)| _ = bytes.write(bytes_of(*arg)));
+                std::slice::from_raw_parts(inline.as_ptr().cast(), rest.len())
             } else {
-                many = all_bytes(rest);
-                &many
+                heap = all_bytes(rest);
+                &heap
             }
         };
         Some(C::run(module, ctx, &Args { bytes, key: unsafe { KeyName::new(key) }, argv }))
@@ -132,7 +132,7 @@ fn refuse(ctx: Ctx<'_>, text: &str) {
 }
 
 /// Up to this many arguments need no allocation.
-const FEW: usize = 8;
+const INLINE_ARGS: usize = 8;
 
 #[inline(never)]
 unsafe fn all_bytes(args: &[*mut rm::RedisModuleString]) -> Vec<&[u8]> {
@@ -317,6 +317,6 @@ pub fn add_category(ctx: Ctx<'_>, name: &str) -> bool {
     // SAFETY: called in OnLoad.
     unsafe {
         rm::RedisModule_AddACLCategory
-            .is_some_and(|add| add(ctx.0, forever(name)) == rm::REDISMODULE_OK as c_int)
+            .is_some_and(|add| add(ctx.0, never_freed(name)) == rm::REDISMODULE_OK as c_int)
     }
 }

@@ -13,7 +13,7 @@ use crate::ffi::Ctx;
 
 /// Returns the path of a file of this server: in its folder, named after its port, because servers may share
 /// a folder. The port comes from INFO, which works where CONFIG is renamed.
-pub fn of_this_server(ctx: Ctx<'_>, ending: &str) -> PathBuf {
+pub fn path_of_this_server(ctx: Ctx<'_>, ending: &str) -> PathBuf {
     let port = ctx.info_number("server", "tcp_port").unwrap_or(0);
     // Absolute, for threads: CONFIG SET dir changes the working folder.
     std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.{ending}"))
@@ -39,33 +39,33 @@ pub fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
 
 /// The new content of a file, in a temporary file beside it. Removed on drop, unless it has replaced the
 /// file.
-pub struct Unfinished {
+pub struct TemporaryFile {
     path: PathBuf,
     file: File,
 }
 
-impl Unfinished {
+impl TemporaryFile {
     /// Creates a temporary file that only this user can read. Never writes to a file or link that exists.
-    pub fn beside(file: &Path) -> io::Result<Unfinished> {
+    pub fn create_beside(file: &Path) -> io::Result<TemporaryFile> {
         let path = with_ending(file, ".tmp");
-        match Unfinished::create(path.clone()) {
+        match TemporaryFile::create(path.clone()) {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}
             done => return done,
         }
         // Most likely left by a crash.
         let _ = fs::remove_file(&path);
-        match Unfinished::create(path) {
+        match TemporaryFile::create(path) {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}
             done => return done,
         }
         let random = rand::rngs::SysRng.try_next_u64().map_err(io::Error::other)?;
-        Unfinished::create(with_ending(file, &format!(".{random:016x}.tmp")))
+        TemporaryFile::create(with_ending(file, &format!(".{random:016x}.tmp")))
     }
 
-    fn create(path: PathBuf) -> io::Result<Unfinished> {
+    fn create(path: PathBuf) -> io::Result<TemporaryFile> {
         // O_EXCL: fails if a file or a link exists under this name.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        Ok(Unfinished { path, file })
+        Ok(TemporaryFile { path, file })
     }
 
     /// Writes the text, and waits until it is on the disk.
@@ -75,7 +75,7 @@ impl Unfinished {
     }
 
     /// Replaces `file`. The change is on the disk after [`sync_folder`].
-    pub fn becomes(mut self, file: &Path) -> io::Result<()> {
+    pub fn replace(mut self, file: &Path) -> io::Result<()> {
         fs::rename(&self.path, file)?;
         // Another file may have this name by now: nothing to remove on drop.
         self.path.clear();
@@ -83,7 +83,7 @@ impl Unfinished {
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for TemporaryFile {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
             let _ = fs::remove_file(&self.path);

@@ -14,7 +14,7 @@ use dlock_core::Instant;
 use dlock_core::mark::{self, NoMark};
 use dlock_core::marking::{Done, Found, News, Order};
 
-use super::file::{self, Unfinished};
+use super::file::{self, TemporaryFile};
 use crate::clock;
 use crate::ffi::{Ctx, Flags, LogLevel};
 use crate::module::{Mark, Module, Outcome};
@@ -22,7 +22,7 @@ use crate::module::{Mark, Module, Outcome};
 /// Reads the mark that the previous run left, and writes a higher one. Called at load, before any client is
 /// served.
 pub fn start(m: &Module, ctx: Ctx<'_>) {
-    let file = file::of_this_server(ctx, "fence");
+    let file = file::path_of_this_server(ctx, "fence");
     m.with(|s| s.mark = Mark { file, ..Mark::default() });
     write_now(m, ctx);
 }
@@ -41,7 +41,7 @@ pub fn loaded(m: &Module, ctx: Ctx<'_>) {
 /// CONFIG SET: of `dlock.fence-mark`, or of an option that names the file. A write to the previous file is
 /// left to finish by itself.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
-    let file = file::of_this_server(ctx, "fence");
+    let file = file::path_of_this_server(ctx, "fence");
     m.with(|s| {
         if s.mark.file != file {
             (s.mark.file, s.mark.thread) = (file, None);
@@ -148,8 +148,8 @@ fn carry_out(order: Order, file: &Path) -> Result<Done, String> {
 
 /// Replaces the file atomically. The new one is on the disk when this returns.
 fn replace(file: &Path, mark: u64) -> io::Result<()> {
-    let mut unfinished = Unfinished::beside(file)?;
-    unfinished.write(&mark::write(mark))?;
-    unfinished.becomes(file)?;
+    let mut temporary = TemporaryFile::create_beside(file)?;
+    temporary.write(&mark::write(mark))?;
+    temporary.replace(file)?;
     file::sync_folder(file)
 }
