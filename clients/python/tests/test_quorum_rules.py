@@ -84,6 +84,22 @@ def test_a_round_in_order_asks_the_others_after_the_first_grant():
     assert end.value.value is True
 
 
+def test_a_round_records_the_members_that_did_not_answer_its_acquire():
+    this = Round(quorum_of(3), Request(b"foo", "foo", 10_000, (), False), b"token", [])
+    steps = this.at_once()
+    step = next(steps)
+    for member in 1, 2:
+        next(step.questions[member])
+    with pytest.raises(StopIteration):
+        steps.send({0: 7, 1: 7})
+    # After the decision.
+    with pytest.raises(StopIteration):
+        step.questions[1].send(7)
+    with pytest.raises(StopIteration):
+        step.questions[2].throw(redis.TimeoutError())
+    assert this.orphaned == {2}
+
+
 @pytest.mark.parametrize(
     "order, answers, queue",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import pathlib
 import subprocess
 
@@ -41,6 +42,11 @@ async def both_async(client, name, **options):
     await second.release()
 
 
+def cluster_class(library, *, is_async=False):
+    module = importlib.import_module(f"{library}.asyncio" if is_async else library)
+    return getattr(module, {"redis": "RedisCluster", "valkey": "ValkeyCluster"}[library])
+
+
 @pytest.fixture(scope="module")
 def cluster(shared_server):
     """Three masters that share the slots."""
@@ -68,17 +74,19 @@ def cluster(shared_server):
         node.stop()
 
 
-def test_a_cluster_grants_and_hands_over(cluster):
-    client = redis.RedisCluster.from_url(cluster[0].url)
+@pytest.mark.parametrize("library", ["redis", "valkey"])
+def test_a_cluster_grants_and_hands_over(cluster, library):
+    client = cluster_class(library).from_url(cluster[0].url)
     for name in ["a", "b", "c", "{tag}:d"]:
         both(client, name, timeout=10)
         both(client, name)
     client.close()
 
 
-def test_a_cluster_grants_and_hands_over_from_asyncio(cluster):
+@pytest.mark.parametrize("library", ["redis", "valkey"])
+def test_a_cluster_grants_and_hands_over_from_asyncio(cluster, library):
     async def main():
-        client = redis.asyncio.RedisCluster.from_url(cluster[0].url)
+        client = cluster_class(library, is_async=True).from_url(cluster[0].url)
         for name in ["a", "b", "c", "{tag}:d"]:
             await both_async(client, name, timeout=10)
         await getattr(client, "aclose", client.close)()
@@ -110,11 +118,12 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
     client.close()
 
 
-def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster):
+@pytest.mark.parametrize("library", ["redis", "valkey"])
+def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster, library):
     others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
 
     async def main():
-        client = redis.asyncio.RedisCluster.from_url(cluster[0].url)
+        client = cluster_class(library, is_async=True).from_url(cluster[0].url)
         last, *locks = [dlock.asyncio.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
         for lock in [last, *locks]:
             await lock.acquire()

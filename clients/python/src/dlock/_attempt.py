@@ -42,6 +42,7 @@ class Attempt:
         self.wait: Wait | None = None
         # Only a quorum has members.
         self.members_asked: set[int] | None = None
+        self.orphaned: set[int] = set()
         self.unanswered = UnansweredLeases()
         self._key = key
         self._given = token is not None

@@ -190,7 +190,7 @@ class Core(Generic[C]):
             self._extension(attempt),
             attempt.unanswered,
         )
-        hold.members_asked = attempt.members_asked
+        hold.members_asked, hold.orphaned = attempt.members_asked, attempt.orphaned
         if inside is not None and not inside.is_lost():
             if inside.token == hold.token:
                 inside.end()

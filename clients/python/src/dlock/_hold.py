@@ -86,8 +86,8 @@ class Hold:
         self.loss: str | None = None
         # True after a RELEASE without an answer, which may have ended the hold.
         self.release_sent = False
-        # Number of releases that each member is sent.
-        self.releases = 1
+        # The members that have not answered an ACQUIRE, and may execute it after a RELEASE.
+        self.orphaned: set[int] = set()
         # The members that may hold the lock for this token. None means all.
         self.members_asked: set[int] | None = None
         self.wakers: list[Callable[[], object]] = []

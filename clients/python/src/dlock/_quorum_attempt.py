@@ -81,6 +81,10 @@ class QuorumAttempt:
     def members_asked(self) -> set[int]:
         return self._round.members_asked
 
+    @property
+    def orphaned(self) -> set[int]:
+        return self._round.orphaned
+
     def take_back(self) -> Steps:
         """Releases what the members may hold or grant for the token of the round."""
         lasts = max(self.lease / 1000, KEEP) + KEEP

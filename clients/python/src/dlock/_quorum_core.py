@@ -82,11 +82,11 @@ class QuorumCore(Core[C]):
 
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
         hold = self._hold()
-        times = 1 if hold is None else hold.releases
+        orphaned = set() if hold is None else hold.orphaned
         asked = None if hold is None else hold.members_asked
         # A member that was never asked owes no release.
         members = self.redis.all() if asked is None else sorted(asked)
-        owed = {member: OwedRelease(self._key, token, lasts, times=times) for member in members}
+        owed = {m: OwedRelease(self._key, token, lasts, times=2 if m in orphaned else 1) for m in members}
         yield self.redis.owe(owed, lambda: self._released(owed) is not None, self._owner().rename)
         released = self._released(owed)
         if released is None:
@@ -216,8 +216,7 @@ class Extension:
         try:
             if not holders.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
                 return
-            # Without an answer, the server may execute it after the first RELEASE.
-            hold.releases = 2
+            hold.orphaned.add(member)
             if hold.members_asked is not None:
                 hold.members_asked.add(member)
             if (yield from _protocol.send(command)) is not None:

@@ -13,7 +13,7 @@ from ._attempt import LATE
 from ._clock import now, trusted
 from ._hold import Owed, UnansweredLeases
 from ._members import Holders, Quorum, report
-from ._protocol import FOREIGN, Args, DataError, Key, Steps, is_misuse, word
+from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, is_misuse, word
 from ._queue import Waiter
 from ._steps import Answers, Sleep
 from ._waits import KEEP
@@ -51,6 +51,8 @@ class Round:
         self.unanswered = UnansweredLeases()
         # The members that may hold the lock for the token.
         self.members_asked: set[int] = set()
+        # Those of them that have not answered an ACQUIRE, and may execute it after a RELEASE.
+        self.orphaned: set[int] = set()
         self._quorum = quorum
         self._request = request
         self._order = order
@@ -105,6 +107,7 @@ class Round:
             self.answers[queue] = answer
             if answer is None:
                 return False
+            self.orphaned.add(queue)
             # No position is kept in two queues. A RELEASE instead would end a later grant of this member.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue += 1
@@ -204,7 +207,11 @@ class Round:
         command = _protocol.acquire(key, self.token, lease, terms)
 
         def question(member: int) -> Steps:
-            return _protocol.send_unless_data(command, name)
+            try:
+                return (yield from _protocol.send_unless_data(command, name))
+            except NO_ANSWER:
+                self.orphaned.add(member)
+                raise
 
         answers = yield from self._quorum.ask(members, question, enough, heard)
         self.answers = {**before, **answers}
