@@ -1,7 +1,7 @@
 """A client of a quorum under faults: locks, writes and releases, again and again, until its input ends.
 
-python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. Who listens to what it says is
-`crates/client/tests/chaos/foreign_clients.rs`.
+python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms.
+`crates/client/tests/chaos/foreign_clients.rs` reads its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlock._clock import now
 
 RESOURCES = "ledger", "stock", "till"
 LIMIT = 3.0
-# With DLOCK_STEADY: one resource, held for so many ms, and no surprises.
+# DLOCK_STEADY=ms: one resource, each hold of this length, and no faults of its own.
 STEADY = float(os.environ.get("DLOCK_STEADY", 0)) / 1000
 
 stopping = threading.Event()
@@ -42,7 +42,7 @@ def micros(seconds: float) -> int:
 
 
 class Turn:
-    """One acquisition, and what is said of it."""
+    """One acquisition, and the output about it."""
 
     turns = 0
 
@@ -50,7 +50,7 @@ class Turn:
         self.name = f"{number}:{Turn.turns}"
         Turn.turns += 1
         self.resource = "r" if STEADY else random.choice(RESOURCES)
-        # Whoever is going to stand still does not renew.
+        # A holder that will pause does not renew.
         self.pauses = once(0.04)
         self.options = dict(timeout=lease / 1000, auto_renew=not self.pauses, fenced=True)
         self.limit = random.uniform(0, 0.03) if once(0.05) else LIMIT
@@ -79,7 +79,7 @@ class Turn:
         return time.monotonic() < self.stays_until
 
     def ends(self) -> None:
-        # What is past its validity was let go of by then.
+        # A hold past its validity ended with the validity.
         at = time.monotonic()
         until = min(at, at + self.lock.local.hold.valid_until - now())
         moments = micros(self.asked), micros(self.since), micros(until)
@@ -87,7 +87,7 @@ class Turn:
 
 
 async def outcome(found: object) -> object:
-    """Of a call that waits, or that is to be waited for."""
+    """Returns the outcome of a call, which may have to be awaited."""
     return await found if inspect.isawaitable(found) else found
 
 
@@ -96,7 +96,7 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
     quorum = dlock.Quorum([clients.Redis.from_url(url) for url in urls])
     while not stopping.is_set():
         turn = Turn(number, lease)
-        # One that is to be awaited is cancelled instead, where the limit is short.
+        # With asyncio, a call with a short limit is cancelled instead.
         limit = turn.limit if kind == "threads" else LIMIT
         lock = locks.Redlock(quorum, turn.resource, blocking_timeout=limit, **turn.options)
         try:

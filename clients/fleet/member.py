@@ -1,8 +1,8 @@
-"""One process of a fleet: holds one key again and again until its input ends, and says what it does.
+"""One process of a fleet: holds one key again and again until its input ends, and prints its actions.
 
-python member.py KIND PORT KEY LEASE, with the lease in ms. Each line of its output says what, and when:
-`waits`, `holds` (and until when at most), `leaves` (before the request), `left`. All processes of a machine
-share that clock.
+python member.py KIND PORT KEY LEASE, with the lease in ms. Each line of its output has an action and its
+time: `waits`, `holds` (with the end of its validity), `leaves` (before the request), `left`. All processes of
+a machine share that clock.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def say(what: str, *moments: float) -> None:
 
 
 class Library:
-    """redis.lock.Lock, or dlock.Lock in its place."""
+    """`redis.lock.Lock` or `dlock.Lock`."""
 
     def __init__(self, client: redis.Redis, key: str, lease: int, lock_class: type) -> None:
         self.lock = client.lock(key, timeout=lease / 1000, sleep=0.02, lock_class=lock_class)
 
     def acquire(self) -> float:
         self.lock.acquire()
-        # Nobody tells when the lease of a lock began that was waited for.
+        # The moment at which a waited lease began is unknown.
         sent = time.monotonic()
         self.lock.reacquire()
         return sent
@@ -44,7 +44,7 @@ class Library:
 
 
 class Plain:
-    """SET NX PX, and a script that compares and deletes."""
+    """SET NX PX, and a script that deletes the key if the value is the token."""
 
     def __init__(self, client: redis.Redis, key: str, lease: int) -> None:
         self.client, self.key, self.lease = client, key, lease
@@ -80,7 +80,8 @@ class Commands:
 
 
 def late(why: Exception) -> bool:
-    """The lease ended before. The scripts of the old kinds then find a lock of dlock: WRONGTYPE."""
+    """Returns whether the release came after the end of the lease. The scripts of the old kinds may then find
+    a lock of dlock, which is WRONGTYPE."""
     return isinstance(why, redis.lock.LockNotOwnedError) or "WRONGTYPE" in str(why)
 
 
@@ -91,7 +92,7 @@ def work(locker: Library | Plain | Commands, lease: float) -> None:
             sent = locker.acquire()
         except redis.lock.LockNotOwnedError:
             continue
-        # As every client of dlock counts: a hundredth for the clocks' rates, 2 ms for their resolution.
+        # The validity as every client of dlock computes it.
         until = sent + lease - lease / 100 - 0.002
         say("holds", time.monotonic(), until)
         odds = random.random()

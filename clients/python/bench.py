@@ -18,19 +18,19 @@ import redis.lock
 import dlock
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
-# Contending clients: how many, for how long each holds the lock, and for how long it does something else then
-# (ms). With 5 ms nobody finds it free, and a fair wait is the holds of all others. With the rest of them most
-# do: polling costs them its pause, although the lock is free again after a moment.
+# Loads: the number of clients, the ms for which each holds the lock, and the ms that it then does something
+# else. With 5 ms the lock is never free, and a fair wait lasts as long as the holds of all others. In the
+# other loads most clients find it free; the others lose the whole pause of polling.
 LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (8, 1, 200), (64, 1, 200), (64, 1, 400), (64, 5, 1000)
 PROCESSES = 8
-# Both kinds in each, one after the other.
+# Each round measures both kinds, one after the other.
 ROUNDS = 3
-# The first seconds do not count: everybody connects at the same moment.
+# The first seconds do not count, as all clients connect then.
 WARM = 2
 
 
 def pairs(url: str, rounds: int, each: int) -> None:
-    """Acquire and release by a single client: the median of the rounds' ratios."""
+    """Prints the time of acquire and release by a single client, and the median ratio of the rounds."""
     client = redis.Redis.from_url(url)
     for timeout in (30, None):
         times: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -62,7 +62,7 @@ def work(
             lock.acquire()
             acquired = time.perf_counter()
             time.sleep(hold / 1000)
-            # A wait that outlasts the run counts too, or polling would hide those who starve.
+            # A wait that outlasts the run counts too: with polling, some clients starve.
             if at > start + WARM:
                 waits.append(acquired - began)
                 held += time.perf_counter() - acquired
@@ -80,7 +80,7 @@ def work(
 def run(
     url: str, kind: str, clients: int, hold: int, elsewhere: int, seconds: float
 ) -> list[tuple[list[float], float]]:
-    """What each client found."""
+    """Returns the waits of each client, and the time for which it held the lock."""
     results: Any = multiprocessing.Queue()
     start = time.time() + 1
     load = hold, elsewhere, start, start + WARM + seconds, results
@@ -106,7 +106,7 @@ def contend(url: str, clients: int, hold: int, elsewhere: int, seconds: float) -
         waits = sorted(wait for found in rounds for each, _ in found for wait in each)
         held = sum(held for found in rounds for _, held in found) / (ROUNDS * seconds)
         tails[kind] = waits[int(len(waits) * 0.99)]
-        # Whoever comes back after this long finds all others ahead.
+        # A client that returns after this time finds all others ahead in the queue.
         least = max((clients - 1) * held * ROUNDS * seconds / len(waits) - elsewhere / 1000, 0)
         print(
             f"  {kind}: {len(waits) / ROUNDS / seconds:.0f} grants/s, held {held * 100:.0f} % of the time, "
@@ -120,7 +120,7 @@ def contend(url: str, clients: int, hold: int, elsewhere: int, seconds: float) -
 
 
 def fairness(found: list[tuple[list[float], float]]) -> float:
-    """Jain's index of the grants."""
+    """Returns Jain's index of the grants."""
     counts = [len(waits) for waits, _ in found]
     return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
 

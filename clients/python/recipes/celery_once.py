@@ -1,15 +1,15 @@
-"""Celery: a task that must not run twice, although brokers deliver and callers send messages twice.
+"""Celery: a task that runs once, even if a broker delivers its message or a caller sends it twice.
 
     @app.task(base=Once, bind=True, acks_late=True)
     def charge(self, invoice):
         write(invoice, fence=self.request.fence)
 
-The lock keeps two workers from running it for the same arguments at a time. It is renewed while the task
-runs, and free at most 30 s after its worker died; then the message, delivered again, is carried out. The mark
-says that it has been done. It is set by a guarded write: a worker that was stopped for longer than its lease
-does not set it for the next one.
+The lock keeps two workers from running the task with the same arguments at the same time. It is renewed while
+the task runs. If its worker dies, it is free within 30 s, and the broker delivers the message again. A mark
+records that the task has run. It is set by a guarded write, which fails for a worker that was stopped for
+longer than its lease.
 
-If the worker dies between the work and the mark, the work is done again. So write with the fence, and refuse
+If the worker dies between the work and the mark, the work is done again. So write with the fence and reject
 lower ones, or make the work and the mark one transaction of your database.
 """
 
@@ -40,14 +40,14 @@ class Once(celery.Task):
         done = name + ":done"
         lock = dlock.Lock(client, name)
         if not lock.acquire(blocking=False):
-            # Not dropped: the one that runs may still fail.
+            # The worker that runs it may still fail.
             raise self.retry()
         try:
             if client.exists(done):
                 return None
             self.request.fence = lock.fence
             result = self.run(*arguments, **options)
-            # NOTHELD if the lock was lost meanwhile: then another worker has begun, and sets the mark.
+            # Raises NOTHELD if the lock was lost: another worker has begun, and sets the mark.
             guard = ("DLOCK.GUARD", name, lock.local.token)
             client.execute_command(*guard, "SET", done, 1, "EX", REMEMBERED, keys=[name, done])
             return result

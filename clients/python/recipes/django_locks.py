@@ -11,7 +11,7 @@
     with cache.lock("report", timeout=60):
         ...
 
-Only lock() changes, whether called through the cache or on the client of `get_redis_connection()`.
+Only `lock()` changes, through the cache and on the client of `get_redis_connection()`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FastAPI: one request at a time for each item; who waits longer than 2 s gets 423 Locked."""
+"""FastAPI: one request at a time for each item. A request that waits longer than 2 s gets 423 Locked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = FastAPI(lifespan=lifespan)
 
 async def item_lock(item: int) -> AsyncIterator[dlock.asyncio.Lock]:
     lock = dlock.asyncio.Lock(app.state.locks, f"item:{item}", timeout=10, blocking_timeout=2)
-    # A client that hangs up cancels the wait, which then leaves the queue.
+    # If the client disconnects, the wait is cancelled and leaves the queue.
     if not await lock.acquire():
         raise HTTPException(423, f"item {item} is being changed")
     try:
@@ -36,5 +36,5 @@ async def item_lock(item: int) -> AsyncIterator[dlock.asyncio.Lock]:
 
 @app.post("/items/{item}")
 async def change(item: int, lock: Annotated[dlock.asyncio.Lock, Depends(item_lock)]) -> dict[str, Any]:
-    # Store the fence with the item, and refuse lower ones.
+    # Store the fence with the item, and reject writes with a lower one.
     return {"item": item, "fence": lock.fence}

@@ -1,5 +1,5 @@
-"""Leader election: of all processes that run this, one leads until it stops, dies, or loses its lock. The
-others wait in the queue, and the first of them is next.
+"""Leader election: one of the processes that run this program leads until it stops, dies or loses its lock.
+The others wait in the queue, and the first of them leads next.
 
 python leader.py redis://127.0.0.1:6379 service
 """
@@ -20,15 +20,15 @@ import dlock
 def lead(lock: dlock.Lock) -> None:
     print(f"{os.getpid()} leads, term {lock.fence}", flush=True)
     while not lock.lost.wait(0.5):
-        pass  # A piece of the leader's work. What it writes bears the term; whoever reads refuses lower ones.
+        pass  # A piece of work. Store the term with the data, and reject writes with a lower term.
 
 
 def main(url: str, name: str) -> None:
-    # Leaves the queue, or hands the lock to the next one.
+    # The exit leaves the queue, or releases the lock.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     client = redis.Redis.from_url(url)
     while True:
-        # At most 10 s after a leader died, the next one leads. A second before that, `lost` is set.
+        # Within 10 s after the death of a leader, the next one leads. `lost` is set a second before that.
         lock = dlock.Lock(client, f"leader:{name}", timeout=10, auto_renew=True)
         try:
             with lock:

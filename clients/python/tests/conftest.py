@@ -65,7 +65,7 @@ def expire(r, lock):
 
 
 def until_renewed(r, lock):
-    """Waits for two renewals of a hold whose lease is 60 s: each time, half of the lease is over."""
+    """Waits for two renewals of a hold whose lease is 60 s. Each time, it sets the lease to 30 s first."""
     hold = lock.local.hold
     for _ in range(2):
         assert r.execute_command("DLOCK.EXTEND", lock.name, hold.token, 30_000) == 1
@@ -152,7 +152,7 @@ def shared_server(request):
 
 @pytest.fixture(autouse=True)
 def no_contention(monkeypatch):
-    """Forgets what an earlier test found taken: a wait begins with the queue for a contended resource."""
+    """Clears the memory of contended resources, for which a wait would begin in the queue."""
     monkeypatch.setattr("dlock._attempt._contended", Contention())
 
 
@@ -179,7 +179,7 @@ def r(server):
         yield client
 
 
-# Their parameter is the name of a server.
+# Fixtures whose parameter is the name of a server.
 SERVER_FIXTURES = "shared_server", "masters", "five_masters"
 
 
@@ -239,7 +239,7 @@ class Locks:
         self.clients = []
 
     def retries(self, times):
-        """Returns the options of a client that sends a command again so many times."""
+        """Returns the options of a client that sends a command again this number of times."""
         module = "asyncio.retry" if self.kind == "asyncio" else "retry"
         retry = importlib.import_module(f"{self.library}.{module}").Retry
         backoff = importlib.import_module(f"{self.library}.backoff").NoBackoff()
@@ -307,7 +307,7 @@ def proxy(server):
 
 @pytest.fixture
 def through(locks, proxy):
-    """Locks through the proxy, whose client does not retry by itself."""
+    """Locks through the proxy, over a client that does not retry."""
 
     def make(**options):
         timeout = options.pop("socket_timeout", 5)

@@ -1,8 +1,8 @@
-"""A proxy between a client and a server that does what networks do. Also a program, for any client:
+"""A proxy between a client and a server that causes the faults of networks. Also a program, for any client:
 
 python faults.py PORT prints the proxy's port, and obeys each line of its input: a switch of `Proxy` and its
-value (`delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`, `cut_replies 1`), `drop`, or `lost`, which it
-answers. It ends with its input.
+value (`delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`, `cut_replies 1`), `drop`, `stall`, `resume`,
+or `lost`, which it answers. It ends with its input.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import time
 
 
 class Proxy:
-    """Passes bytes on until told otherwise; every switch can be set at any time, for all connections."""
+    """Passes bytes on. Every switch can be set at any time, for all connections."""
 
     def __init__(self, port):
         self.target = port
         self.delay = 0.0  # seconds by which replies are late
-        self.silent = False  # nothing passes; connections stay open
+        self.silent = False  # no bytes pass; connections stay open
         self.refuse = False  # new connections are closed at once
-        self.cut_replies = 0  # so many replies are lost, each with its connection
+        self.cut_replies = 0  # number of replies to lose, each with its connection
         self.half_close = False  # a lost reply closes one direction only
         self.match = b""  # a reply is lost only if its request has this in it
         self.lost = 0
@@ -111,8 +111,8 @@ def main(port):
     print(proxy.url.rpartition(":")[2], flush=True)
     for line in sys.stdin:
         name, _, value = line.strip().partition(" ")
-        if name == "drop":
-            proxy.drop()
+        if name in ("drop", "stall", "resume"):
+            getattr(proxy, name)()
         elif name == "lost":
             print(proxy.lost, flush=True)
         else:

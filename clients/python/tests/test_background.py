@@ -1,4 +1,4 @@
-"""What the background survives: callbacks, threads that cannot be started, errors of other kinds."""
+"""The background after callbacks that fail, threads that cannot be started, and errors of other classes."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypat
 
 
 class Strange(Exception):
-    """No error of redis-py's: that of whoever provides passwords, for example."""
+    """An error of a class outside redis-py, as a credential provider may raise it."""
 
 
 @pytest.fixture
 def strange(locks, monkeypatch):
-    """A switch: the background's connections fail with an error of another kind."""
+    """A switch that makes every connection of the background raise `Strange`."""
     where = (_threads, "own_client") if locks.kind == "threads" else (_tasks, "own_async_client")
     made = getattr(*where)
 

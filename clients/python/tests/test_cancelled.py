@@ -1,4 +1,4 @@
-"""A program that cancels all tasks, those of the background too: what it dropped is tried again."""
+"""A program that cancels all tasks, also of the background: the background starts its work again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlock._clock import now
 
 
 class Cancelling:
-    """Cancels so many tasks that look after a hold, as they begin, or once they have asked the server."""
+    """Cancels the next three tasks of the background: before their first step, or after their request."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
         self.left = 3

@@ -1,4 +1,4 @@
-"""Answers that never come, or come late: nothing is left behind, and nothing is believed too long."""
+"""Lost and late replies: no hold is left behind, and no client relies on a hold for too long."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_acquire_is_granted_once_when_the_client_sends_it_again(r, locks, proxy)
 
 @pytest.fixture
 def sends_again(r, locks, proxy):
-    """A lock whose client sends again by itself what has no answer."""
+    """Locks whose client sends a command again after a lost reply."""
     client = locks.client(proxy.url, **locks.retries(3))
     proxy.match, proxy.cut_replies = b"RELEASE", 1
     return lambda **options: locks.lock(client, "foo", **options)
@@ -120,7 +120,7 @@ def test_a_release_is_owed_until_it_is_confirmed(r, through, proxy):
     assert exists(r)
     proxy.refuse = False
     until("it is released", lambda: not exists(r))
-    # What was released in the background may be released once more.
+    # A second release, after the one of the background, raises nothing.
     lock.release()
     assert lock.local.token is None
 
@@ -144,7 +144,7 @@ def test_a_cancelled_acquire_leaves_nothing_behind(r, server, proxy):
 
 
 class Deaf(redis.asyncio.Redis):
-    """Is cancelled as it acquires for so many times, and does not pass that on."""
+    """Is cancelled during its ACQUIRE number `cancelled_with`, and drops the cancellation."""
 
     asked = 0
     cancelled_with = 0
@@ -173,7 +173,7 @@ def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, 
 
     async def main():
         async with Deaf.from_url(server.url) as client:
-            # Once it waits, a failure is no end either.
+            # A wait does not end with a failed request.
             client.cancelled_with, client.fails = 1 if free else 2, fails
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
             await asyncio.wait([task], timeout=10)
@@ -202,7 +202,7 @@ def test_a_cancellation_that_comes_with_a_message_ends_the_acquire(r, server, re
             (wait,) = _tasks.background(client)._registry.waits.values()
             while not wait.event._waiters:
                 await asyncio.sleep(0)
-            # Whoever waits for it hears of it first.
+            # The task receives the message before the cancellation.
             wait.event.set()
             asyncio.get_running_loop().call_soon(task.cancel)
             await asyncio.wait([task], timeout=10)
@@ -237,19 +237,19 @@ def test_the_proxy_obeys_commands_as_a_program(server, r):
     command = [sys.executable, faults.__file__, str(server.port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
 
-        def tell(*lines):
+        def send(*lines):
             print(*lines, sep="\n", file=proxy.stdin, flush=True)
 
         try:
             port = int(proxy.stdout.readline())
             client = redis.Redis(port=port, retry=Retry(NoBackoff(), 0))
             client.set("a", 1)
-            # Answered only when the switches before it are set.
-            tell("match SET", "cut_replies 1", "lost")
+            # The reply shows that the earlier switches are set.
+            send("match SET", "cut_replies 1", "lost")
             assert proxy.stdout.readline() == "0\n"
             with pytest.raises(ConnectionError):
                 client.set("a", 2)
-            tell("lost")
+            send("lost")
             assert (proxy.stdout.readline(), r.get("a"), client.get("a")) == ("1\n", b"2", b"2")
         finally:
             proxy.kill()

@@ -1,5 +1,5 @@
-"""Old and new clients on one key, each in a process of its own that may be killed: never two holders, nobody
-waits in vain. What the processes do is in clients/fleet."""
+"""Old and new clients on one key, each in a process that may be killed: there are never two holders, and
+every wait ends. The programs of the processes are in clients/fleet."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Hold:
     waited_from: float
     entered: float
     until: float
-    # Before the request to release it; None: it was killed.
+    # The time before the request to release it. None if the process was killed.
     left: float | None = None
 
     def end(self):
-        """Whoever is killed, or comes too late, holds it until its lease ends."""
+        """Returns the end of the hold: of its lease, if the process was killed or released it too late."""
         return self.until if self.left is None else min(self.left, self.until)
 
 
 class Member:
-    """A process of the fleet, and what it said."""
+    """A process of the fleet, with its output."""
 
     def __init__(self, kind, port):
         self.kind = kind
@@ -84,7 +84,7 @@ class Member:
         self.reader.join()
 
     def stop(self):
-        """Ends it as a deployment does: it gets what it waits for, and then stops."""
+        """Stops the process as a deployment does: it finishes its wait and its hold first."""
         self.process.stdin.close()
         assert self.process.wait(LIMIT) == 0, f"{self.kind} failed"
         self.reader.join()
@@ -98,18 +98,18 @@ class Fleet:
         self.gone = []
 
     def run(self, seconds):
-        """For so long, with kills: of a holder half of the time."""
+        """Lets the fleet run for `seconds`. Half of the processes that it kills are holders."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(random.uniform(0.1, 0.8), left))
             member = random.choice(self.members)
             if random.random() < 0.5:
-                member = until("somebody holds it", self.holder)
+                member = until("a process holds it", self.holder)
             member.kill()
             self.replace(self.members.index(member), member.kind)
 
     def have_all_held_it(self):
-        """Each kind, and somebody until the end of its process."""
+        """Returns whether each kind has held the lock, and a holder was killed."""
         holds = [hold for member in self.gone + self.members for hold in member.holds]
         killed = any(hold.left is None for member in self.gone for hold in member.holds)
         return killed and {hold.kind for hold in holds} == {*OLD, *NEW}
@@ -124,12 +124,12 @@ class Fleet:
         self.members[place] = Member(kind, self.port)
 
     def stop(self):
-        """All holds in their order, and when waiters were killed."""
+        """Returns all holds in their order, and the times at which waiters were killed."""
         for member in self.members:
             member.stop()
-        everybody = self.gone + self.members
-        holds = sorted((hold for member in everybody for hold in member.holds), key=lambda hold: hold.entered)
-        return holds, [member.killed_at for member in everybody if member.waits_from is not None]
+        processes = self.gone + self.members
+        holds = sorted((hold for member in processes for hold in member.holds), key=lambda hold: hold.entered)
+        return holds, [member.killed_at for member in processes if member.waits_from is not None]
 
     def close(self):
         for member in self.members:
@@ -137,14 +137,14 @@ class Fleet:
 
 
 def overlaps(holds):
-    # Whoever was held up until after its lease has held nothing.
+    # A process that was delayed past its lease has held nothing.
     held = [hold for hold in holds if hold.entered < hold.end()]
     return [(a, b) for a, b in zip(held, held[1:]) if b.entered < a.end()]
 
 
 def served_after_strings(holds, dead):
-    """For how long waiters of dlock still waited when the string that they waited for was gone. Without those
-    behind a position whose process had been killed: that is granted the lock first."""
+    """Returns the seconds between the end of each string and the grant to a waiter of dlock. Leaves out
+    grants behind the position of a killed process, which is granted the lock first."""
     return [
         b.entered - a.end()
         for a, b in zip(holds, holds[1:])
@@ -156,7 +156,7 @@ def served_after_strings(holds, dead):
 def check(holds, dead, capsys, what):
     assert overlaps(holds) == []
     kinds = {kind: sum(hold.kind == kind for hold in holds) for kind in sorted({*OLD, *NEW})}
-    # Sometimes: all have held it, a holder was killed, another came too late.
+    # Each of these has happened: all kinds held it, a holder was killed, a release came too late.
     assert all(kinds.values()), kinds
     killed = sum(hold.left is None for hold in holds)
     late = sum(hold.left is not None and hold.left > hold.until for hold in holds)
@@ -217,7 +217,7 @@ def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(mixed, capsy
 
 
 def test_a_late_call_of_an_old_holder_changes_nothing(r):
-    """What docs/moving.md says of redis-py's lock, and of commands that would overwrite."""
+    """The rules of docs/moving.md for redis-py's lock, and for commands that would overwrite."""
     old = r.lock(KEY, timeout=0.05)
     for late in old.release, lambda: old.extend(1), old.reacquire, old.owned, old.locked:
         assert old.acquire()

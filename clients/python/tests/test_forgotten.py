@@ -1,4 +1,5 @@
-"""A hold of a quorum outlives masters that forget it one after the other, but nobody who ends it."""
+"""A hold of a quorum survives masters that forget it one after the other, but not an operator that
+ends it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import threading
 import pytest
 from conftest import until
 
-# It is renewed after each third of it.
+# In seconds. A hold is renewed after a third of it.
 LEASE = 2
 
 
@@ -23,7 +24,7 @@ def acquired(members):
 
 
 def held_on(members, lock):
-    """Where its token holds it."""
+    """Returns for each master whether the token of the lock holds it."""
     token = lock.local.token
     return [client.execute_command("DLOCK.HOLDS", "foo", token) > 0 for client in members.direct]
 
@@ -34,7 +35,7 @@ def until_held_on(members, lock, member):
 
 
 def until_valid(lock, leases):
-    """Waits until it was renewed for so many leases."""
+    """Waits until the validity has moved by this number of leases."""
     end = lock.local.hold.valid_until + leases * LEASE
     until("it is renewed", lambda: lock.local.hold.valid_until > end)
 
@@ -50,10 +51,10 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
         with members.lock(timeout=60, fenced=True) as other:
             fences.append(other.fence)
 
-    # It is granted what the hold had on the restarted master whose queue it is in, and gives it back.
+    # The restarted master whose queue it is in grants it the lock, and it releases it there.
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
-    # One more than needed: the hold rests on nothing but what was granted anew.
+    # One restart more than masters: all votes of the hold are restored ones.
     for struck in [0, 1, 2, 0]:
         masters[struck].kill()
         masters[struck].start()
@@ -106,7 +107,7 @@ def test_a_hold_survives_masters_that_are_away_for_a_lease_one_by_one(members, a
 def test_a_hold_that_is_broken_on_one_master_after_the_other_is_lost(members, acquired):
     lock = acquired()
     members.direct[0].execute_command("DLOCK.BREAK", "foo")
-    # Longer than its lease would have lasted there.
+    # For longer than a lease.
     until_valid(lock, 2)
     assert held_on(members, lock) == [False, True, True]
     assert not lock.lost.is_set()

@@ -97,22 +97,22 @@ def done(answer):
 
 
 class Through(Playing):
-    """Plays through the library, whose client is behind a proxy."""
+    """Plays a file through the library, over a client behind a proxy."""
 
     def __init__(self, locks, proxy, protocol):
         super().__init__(proxy.target, protocol)
         self.locks, self.proxy = locks, proxy
         self.client = locks.client(proxy.url, protocol=protocol)
-        self.owners, self.told = {}, {}
+        self.owners, self.lost = {}, {}
         self.threads = ThreadPoolExecutor()
 
     def connect(self):
         return Caller(self)
 
     def lock(self, owner, **wanted):
-        self.told[owner[1]] = told = threading.Event()
+        self.lost[owner[1]] = lost = threading.Event()
         lock = self.locks.lock(
-            self.client, owner[0], thread_local=False, on_lost=lambda why: told.set(), **wanted
+            self.client, owner[0], thread_local=False, on_lost=lambda why: lost.set(), **wanted
         )
         self.owners[owner] = lock
         return lock
@@ -141,7 +141,7 @@ class Through(Playing):
             while caller.calls:
                 caller.read()
         if owner is not None:
-            assert self.told[owner].wait(LIMIT), f"{owner} is not told"
+            assert self.lost[owner].wait(LIMIT), f"on_lost of {owner} is not called"
 
     def fits_word(self, word, wanted, found):
         # The library makes its tokens itself.

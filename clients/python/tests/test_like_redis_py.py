@@ -1,5 +1,5 @@
-"""What redis-py promises of its lock, and tests: the same here, for both kinds. What a key of a
-`redis.lock.Lock` shows (its value, its TTL) is asked of the module instead."""
+"""The tests that redis-py has for its lock, for both kinds. Instead of the value and the TTL of the key they
+read the replies of the module."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_release_raises_for_a_lost_hold_and_clears_the_token(r, get_lock):
     r.set("foo", "a")
     with pytest.raises(LockNotOwnedError):
         lock.release()
-    # Even though we errored, the token is still cleared.
+    # The token is cleared in spite of the error.
     assert lock.local.token is None
     assert r.get("foo") == b"a"
 
@@ -252,16 +252,16 @@ def test_the_building_blocks_of_redis_py_acquire_extend_and_release(r, get_lock)
 
 
 def test_do_release_ends_the_hold_that_it_releases(r, get_lock):
-    told = []
-    lock = get_lock(timeout=10, auto_renew=True, on_lost=told.append)
+    reasons = []
+    lock = get_lock(timeout=10, auto_renew=True, on_lost=reasons.append)
     lock.acquire()
     hold = lock.local.hold
-    # As redis-py's `release` does it.
+    # As `release` of redis-py does.
     token, lock.local.token = lock.local.token, None
     lock.do_release(token)
     assert r.exists("foo") == 0
     assert hold.over
-    assert told == []
+    assert reasons == []
 
 
 def test_a_lock_with_the_token_of_another_owns_its_hold(r, get_lock):

@@ -1,4 +1,4 @@
-"""What the lock does beyond redis-py's: fences, modes, renewal, loss, and answers that never come."""
+"""The additions to the lock of redis-py: fences, modes, renewal, and notice of a loss."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_silent_server_loses_the_hold_before_its_lease_ends(r, through, proxy)
     lock.local.hold.valid_until = now() + 6
     until("on_lost is called", lambda: seen)
     assert seen[0][0].startswith("not renewed in time")
-    assert seen[0][1], "it was told after the lease"
+    assert seen[0][1], "on_lost was called after the lease"
     proxy.silent = False
 
 

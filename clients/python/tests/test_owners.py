@@ -119,7 +119,7 @@ def test_a_hold_that_the_client_takes_back_is_no_deadlock(r, server, proxy):
     client = redis.Redis.from_url(proxy.url, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
     lock = dlock.Lock(client, "foo", timeout=600)
     proxy.match, proxy.cut_replies = b"ACQUIRE", 1
-    # Whatever the background sends is refused until the thread waits.
+    # The server refuses the release of the background until the thread waits.
     r.execute_command("ACL", "SETUSER", "default", "-dlock.release")
     try:
         with pytest.raises(ConnectionError):

@@ -1,4 +1,5 @@
-"""What decides in a quorum, without servers: which answers a question waits for, and where to queue."""
+"""The decisions of a quorum, without servers: the answers that a question awaits, and the choice of a
+queue."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_a_member_that_was_never_asked_is_awaited_once():
     step = next(steps)
     assert sorted(step.questions) == [3, 4]
     step.heard(3, redis.TimeoutError(), Peer(None))
-    # The time is over, and the other one has not answered either.
+    # The other member has not answered in time either.
     with pytest.raises(StopIteration):
         steps.send({3: redis.TimeoutError()})
     assert list(quorum.meet()) == []
@@ -104,13 +105,13 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
     "order, answers, queue",
     [
         ([0, 1, 2], {0: 5, 1: 6, 2: 7}, None),
-        # Refused by a later one: others queue there.
+        # A later member refuses: others queue there.
         ([0, 1, 2], {0: 5, 1: 6, 2: None}, 2),
         ([0, 1, 2], {0: 5, 1: None, 2: None}, 1),
         # Its queue does not move.
         ([0, 1, 2], {0: None}, 1),
         ([2], {2: None}, None),
-        # Whoever waits in a later queue stays there.
+        # A wait in a later queue stays there.
         ([1, 2], {0: None, 1: 6, 2: 7}, 1),
     ],
 )
@@ -124,7 +125,7 @@ def test_next_queue_follows_the_answers(order, answers, queue):
 def test_silent_members_are_last_in_the_order_of_the_queues():
     quorum = quorum_of(3, silent=[0])
     assert quorum.order(b"foo") == [1, 2, 0]
-    # Where others were met.
+    # Others were met there.
     quorum.note_queue(b"foo", 2)
     assert quorum.order(b"foo") == [2, 0]
     assert quorum.order(b"bar") == [1, 2, 0]
@@ -146,7 +147,7 @@ def test_a_noted_queue_sends_all_waits_to_it_and_none_back():
     [
         ({b"stays": 5}, {b"stays": 1999}, [], [2]),
         ({b"left": 5}, {b"left": 2000}, [], [0, 1, 2]),
-        ({b"left": 5}, {b"left": 2000}, ["somebody"], [2]),
+        ({b"left": 5}, {b"left": 2000}, ["a waiter"], [2]),
         ({b"one": 5}, {b"another": 5}, [], [0, 1, 2]),
         ({b"own": 5}, {b"own": 5}, [], [0, 1, 2]),
     ],
@@ -158,7 +159,7 @@ def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, 
     won.answers = {0: 5, 1: 6, 2: None}
     (begun,) = attempt._meet_others(won)
     assert begun.member is None
-    # One look at a time, unless nothing suspicious was there.
+    # One wait looks at a time. The next look is at once if the last one found no others.
     assert list(attempt._meet_others(won)) == []
     steps = begun.steps
     next(steps)
@@ -172,7 +173,7 @@ def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, 
 
 
 def inspected(tokens):
-    """Answers to INSPECT."""
+    """Returns answers to INSPECT."""
 
     def holder(token, held):
         return {b"token": token, b"held": held}
@@ -215,7 +216,7 @@ def test_a_member_that_does_not_answer_a_release_is_silent():
     next(steps)
     with pytest.raises(StopIteration):
         steps.throw(redis.TimeoutError())
-    # What was asked before, and is still to be sent there, has its answer.
+    # A question that was asked before, and is not sent yet, is answered.
     with pytest.raises(StopIteration) as end:
         next(step.questions[1])
     assert isinstance(end.value.value, redis.TimeoutError)

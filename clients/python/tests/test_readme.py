@@ -1,4 +1,4 @@
-"""The examples of the README run as pasted, and so does the one in the project's."""
+"""The examples of the README run as pasted, and so does the example in the README of the project."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def examples_of(path):
 def test_the_examples_of_the_readme_run(server):
     examples = examples_of(README)
     assert len(examples) == 5
-    # The second one is a program of its own; the others go on from the first.
+    # The second example is a program of its own; the others continue the first.
     programs = [examples[1], "\n".join(examples[:1] + examples[2:])]
     for program in programs:
         program = program.replace("port=6379", f"port={server.port}")

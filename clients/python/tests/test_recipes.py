@@ -18,7 +18,7 @@ RECIPES = pathlib.Path(__file__).parents[1] / "recipes"
 
 @pytest.fixture
 def recipe(server, monkeypatch):
-    """Imports one, for this server."""
+    """Returns a function that imports a recipe, for this server."""
     monkeypatch.setenv("LOCKS", server.url)
 
     def load(name):
@@ -79,7 +79,7 @@ def test_the_celery_recipe_runs_a_task_once(once, r):
         first = charge.delay("42")
         assert began.wait(20)
         second = charge.delay("42")
-        until("the second one is put off", lambda: second.state == "RETRY")
+        until("the second one is postponed", lambda: second.state == "RETRY")
         go_on.set()
         assert first.get(timeout=20) == "charged 42"
         assert second.get(timeout=20) is None
@@ -109,7 +109,7 @@ def test_the_fastapi_recipe_answers_423_after_a_long_wait(recipe, r):
     with testclient.TestClient(module.app) as web:
         found = [web.post("/items/7").json() for _ in range(2)]
         assert found[0]["fence"] < found[1]["fence"]
-        r.execute_command("DLOCK.ACQUIRE", "item:7", "somebody", 60_000)
+        r.execute_command("DLOCK.ACQUIRE", "item:7", "another", 60_000)
         assert web.post("/items/8").status_code == 200
         assert web.post("/items/7").status_code == 423
         assert r.execute_command("DLOCK.WAITERS", "item:7") == []

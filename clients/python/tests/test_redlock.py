@@ -43,7 +43,7 @@ def test_a_lock_is_granted_with_one_master_down(members):
 
 
 def test_a_release_whose_answers_are_lost_is_no_loss(members, monkeypatch):
-    # It is sent again, and finds nothing any more.
+    # The release is sent again, and finds no hold.
     for module in "_threads", "_tasks":
         monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
     lock = members.lock(timeout=60)
@@ -228,7 +228,7 @@ def test_one_of_several_simultaneous_tries_wins(members, is_silent):
             thread.start()
         for thread in threads:
             thread.join(30)
-        # Whoever says "taken" means the one that has it.
+        # A try returns False only if another client has the lock.
         assert [won for won, _ in outcomes].count(True) == 1
         next(lock for won, lock in outcomes if won).release()
 

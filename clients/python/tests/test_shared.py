@@ -1,4 +1,4 @@
-"""One object in many hands: tasks and threads that share a lock, and whoever looks at it from elsewhere."""
+"""One object in several tasks and threads: they share the hold, or look at it from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def exists(r):
 
 
 class Late(redis.asyncio.Redis):
-    """Hears one answer, to the next command of this name, only when it may."""
+    """Delays one reply, to the next command of this name, until an event is set."""
 
     command = ""
     may_hear = None
@@ -72,13 +72,13 @@ def test_a_hold_is_lost_once_another_task_has_the_lock(r, server):
 
 
 def test_an_acquire_with_the_same_token_loses_nothing(r, get_lock):
-    told = []
-    lock = get_lock(timeout=60, on_lost=told.append)
+    reasons = []
+    lock = get_lock(timeout=60, on_lost=reasons.append)
     for _ in range(2):
         assert lock.acquire(blocking=False, token="mine")
     expire(r, lock)
-    until("it is lost", lambda: told)
-    assert "taken away" not in told
+    until("it is lost", lambda: reasons)
+    assert "taken away" not in reasons
 
 
 def test_extensions_at_the_same_time_take_turns(r, server):
@@ -120,14 +120,14 @@ def test_on_lost_is_called_in_the_event_loop_when_another_thread_finds_the_loss(
     async def main():
         async with redis.asyncio.Redis.from_url(server.url) as client:
             callers = []
-            told = lambda why: callers.append(threading.current_thread())  # noqa: E731
-            lock = dlock.asyncio.Lock(client, "foo", timeout=60, on_lost=told)
+            on_lost = lambda why: callers.append(threading.current_thread())  # noqa: E731
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60, on_lost=on_lost)
             await lock.acquire()
             lost = lock.lost
             lock.local.hold.valid_until = now() + 0.1
             waiting = asyncio.create_task(lost.wait())
             await asyncio.sleep(0)
-            # The event loop stands still meanwhile.
+            # The event loop is blocked meanwhile.
             looking = threading.Thread(target=until, args=("it is lost", lost.is_set))
             looking.start()
             looking.join()
@@ -137,16 +137,16 @@ def test_on_lost_is_called_in_the_event_loop_when_another_thread_finds_the_loss(
                 await asyncio.sleep(0.005)
             assert callers == [threading.current_thread()]
 
-    # In this mode, asyncio raises where another thread touches the loop.
+    # In debug mode, asyncio raises if another thread calls into the loop.
     asyncio.run(asyncio.wait_for(main(), 20), debug=True)
 
 
 def test_a_coroutine_function_is_refused_as_on_lost(get_lock):
-    async def told(why):
+    async def on_lost(why):
         pass
 
     with pytest.raises(TypeError, match="on_lost"):
-        get_lock(on_lost=told)
+        get_lock(on_lost=on_lost)
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])

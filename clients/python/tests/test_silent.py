@@ -1,5 +1,5 @@
-"""Members that are missing, silent or stopped: nobody waits for them while a majority answers, and everybody
-meets in the next queue."""
+"""Members that are missing, silent or stopped: no client waits for them while a majority answers, and all
+clients meet in the next queue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def five(five_masters, locks):
 
 
 def in_order(members, masters):
-    """The members' numbers, in the order in which all clients try their queues."""
+    """Returns the members in the order in which all clients try their queues."""
     run_ids = [redis.Redis.from_url(master.url).info("server")["run_id"] for master in masters]
     return sorted(range(len(masters)), key=run_ids.__getitem__)
 
@@ -60,7 +60,7 @@ class Contenders:
                 if lock.acquire(blocking_timeout=20):
                     self.fences.append(lock.fence)
                     self.counts[number] += 1
-                    # What a member that has just fallen silent granted is released once it is back.
+                    # A member that has just fallen silent is released in the background.
                     with contextlib.suppress(dlock.NoQuorumError):
                         lock.release()
         except Exception as why:
@@ -98,7 +98,7 @@ def test_two_missing_members_of_five_delay_no_acquisition(five, how):
     missing = five.proxies[1], five.proxies[3]
     for proxy in missing:
         setattr(proxy, how, True)
-    # The first one finds out.
+    # The first acquisition finds out which members are silent.
     with five.lock(timeout=10):
         pass
     answering = [five.direct[member] for member in (0, 2, 4)]
@@ -111,7 +111,7 @@ def test_two_missing_members_of_five_delay_no_acquisition(five, how):
     for client, before in zip(answering, asked):
         assert calls(client, "dlock.acquire") - before <= 30
     if how == "silent":
-        # Each attempt to reach one takes its time limit: with 30 that waited there were 60.
+        # Each attempt to connect takes a time limit. If all 30 acquisitions waited, there would be 60.
         assert sum(proxy.accepted for proxy in missing) - attempts < 30
     quorums = [five.make_quorum([proxy.url for proxy in five.proxies]) for _ in range(3)]
     with contending(five, quorums) as contenders:
@@ -134,7 +134,7 @@ def test_a_member_that_falls_silent_delays_no_acquisition(members, masters, plac
         contenders.until_each_has(3)
         members.proxies[struck].silent = True
         contenders.until_each_has(2)
-        # Everybody knows: what follows takes no time limit.
+        # All clients know that it is silent, and do not wait for it.
         attempts, before = members.proxies[struck].accepted, sum(contenders.counts)
         contenders.until_each_has(20)
         assert members.proxies[struck].accepted - attempts < sum(contenders.counts) - before
@@ -151,12 +151,12 @@ def test_waits_meet_at_the_next_queue_when_its_master_is_stopped(members, master
         contenders.until_each_has(3)
         with stopped(masters[first]):
             contenders.until_each_has(5)
-            # A busy machine may seem silent, too, for once.
+            # On a busy machine another member may seem silent for a moment.
             until("they meet in one queue", lambda: sorted(map(waiters, others)) in ([0, 2], [0, 3]))
             contenders.until_each_has(5)
         contenders.until_each_has(5)
-    # Nobody keeps a part in the earlier queue.
-    until("nobody waits", lambda: not any(waiters(client) for client in members.direct))
+    # No client retains a position in the earlier queue.
+    until("no client waits", lambda: not any(waiters(client) for client in members.direct))
     until("nothing is left", lambda: not any(members.held()))
 
 
@@ -165,7 +165,7 @@ def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(membe
     members.proxies[third].silent = True
 
     def asked(holders):
-        """How often one that does not wait asks the first."""
+        """Returns how often an acquisition that does not wait asks the first member."""
         for member, token in zip((first, second), holders):
             assert members.direct[member].execute_command("DLOCK.ACQUIRE", "foo", token, 60_000)
         before = calls(members.direct[first], "dlock.acquire")
@@ -175,12 +175,12 @@ def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(membe
         return calls(members.direct[first], "dlock.acquire") - before
 
     assert asked(["one", "one"]) == 1
-    # Two have a part each: both will give it back, and one of all wins. That does not come, and it ends.
+    # Two tokens have one vote each, and seem about to release them. After some tries the lock is taken.
     assert asked(["one", "two"]) > 10
 
 
 def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypatch):
-    # So that it does not just expire.
+    # The position must not end by its time.
     monkeypatch.setattr("dlock._queue.KEEP", 600)
     first, second, _ = in_order(members, masters)
     holds, waits = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
@@ -220,7 +220,7 @@ def test_a_hold_broken_on_a_restarted_member_stays_broken_there(members, masters
     with members.lock(timeout=2):
         until("all hold it", lambda: members.held() == [True] * 3)
     until("nothing is left", lambda: not any(members.held()))
-    # Unnoticed: nothing is under way there.
+    # The client does not notice, as no request is under way there.
     masters[0].kill()
     masters[0].start()
     lock = members.lock(timeout=2, auto_renew=True)

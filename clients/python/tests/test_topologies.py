@@ -1,4 +1,4 @@
-"""The clients that redis-py has besides the plain one: Sentinel, cluster, Unix sockets, pools that block."""
+"""Clients of Sentinel and of clusters, and pools that block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import dlock.asyncio
 
 
 def both(client, name, **options):
-    """Holds and hands over between two locks of a client."""
+    """Acquires, and passes the lock on between two locks of a client."""
     # The second one would be a deadlock of this thread.
     first = dlock.Lock(client, name, **options)
     second = dlock.Lock(client, name, thread_local=False, **options)
@@ -140,7 +140,7 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster, li
 
 def test_renewals_from_asyncio_reach_their_nodes_while_the_client_searches(cluster):
     class Cluster(redis.asyncio.RedisCluster):
-        """Looks in vain, and takes the last node for that of every key."""
+        """Never finds the node of a key, and takes the last node for that of every key."""
 
         looks = False
 
@@ -224,7 +224,7 @@ def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
         except redis.RedisError:
             return None
 
-    # The replica has the hold, if the failover was in time; either way the answer is certain.
+    # The replica has the hold if the failover was in time. In either case it answers.
     until("the replica has taken over", lambda: owned() is not None)
     other = dlock.Lock(client, "bar", timeout=10)
 

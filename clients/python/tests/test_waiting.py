@@ -1,4 +1,4 @@
-"""Waiting in the queue: order, one connection for messages, and what breaks on the way."""
+"""Waiting in the queue: the order, one connection for messages, and faults during the wait."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def waiters(r, name="foo"):
 
 
 def listeners(r, name):
-    """Connections of the client of this name that have subscribed to something."""
+    """Returns how many connections of the client of this name have a subscription."""
     return sum(int(client["sub"]) for client in r.client_list() if client["name"] == name)
 
 
@@ -220,7 +220,7 @@ def test_a_wait_without_the_right_to_the_channel_goes_by_the_clock(r, locks, ser
     r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all")
     url = server.url.replace("//", "//plain:secret@")
     client = locks.client(url)
-    # Only the first one waits for the subscription, which never comes.
+    # Only the first wait awaits the subscription, which never succeeds.
     for name in "_attempt.SUBSCRIBING", "_threads.LIMIT", "_tasks.LIMIT":
         monkeypatch.setattr(f"dlock.{name}", 1000)
     for _ in range(2):
@@ -255,7 +255,7 @@ def test_acquire_raises_for_a_cycle_of_tokens(r, get_lock):
 
 
 def test_a_dead_waiter_delays_the_others_for_its_position_only(r, get_lock, holder):
-    # As a process that died in the queue.
+    # The position of a process that died.
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
     waiter = Waiter(get_lock(timeout=30))
     until("it waits", lambda: waiters(r) == 2)
@@ -331,4 +331,4 @@ def test_the_threads_end_when_there_is_nothing_to_do(r, locks, server, holder, m
     assert listeners(r, name) == 1
     holder()
     waiter.join(20)
-    until("nobody listens", lambda: listeners(r, name) == 0)
+    until("no connection listens", lambda: listeners(r, name) == 0)

@@ -102,7 +102,7 @@ class Attempt:
             except ResponseError as answer:
                 self._outstanding, silence = False, None
                 if self.wait is not None and is_misuse(answer) and self._keep > self.lease / 1000:
-                    # The server allows no longer than its `dlock.max-ttl`, and so does it for the lease.
+                    # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
                     self._keep = self.lease / 1000
                     continue
                 pause = self._refused(answer, blocking, end)

@@ -22,7 +22,7 @@ from ._waits import Contention
 # In place of a run id that the user may not read.
 UNKNOWN = "unknown "
 
-# A silent member gets one question at a time, and no answer is expected after this time, in seconds.
+# A silent member gets one question at a time, and the next one after this time, in seconds.
 QUESTION = 2.0
 
 # The client does not ask for the holders of a resource that has more of them.
@@ -88,8 +88,8 @@ class Quorum(Generic[C_co]):
         digest = hashlib.sha1(",".join(run_ids).encode(), usedforsecurity=False).hexdigest()
         return f"{LIBRARY_NAME}(q{len(self.members)}-{digest[:DIGEST_LENGTH]})"
 
-    # The order of the queues. Each client finds it for itself: it begins with the first member that the
-    # client can reach, or with a later one where the client has met others.
+    # The order of the queues begins with the first member that the client can reach, or with a later one
+    # where it has met other clients.
 
     def order(self, key: bytes) -> list[int]:
         """Returns the members in the order in which their queues are tried."""
@@ -294,8 +294,8 @@ class Holders:
 
     def has_forgotten(self, member: int, lease: float) -> bool:
         """Returns whether a member without the hold has forgotten it: it never had it, it has restarted, or
-        it was not reached for a lease, in seconds. Otherwise somebody has ended the hold there, and it stays
-        ended."""
+        it was not reached for a lease, in seconds. Otherwise an operator has ended the hold there, and it
+        stays ended."""
         run_id, when = self._noted.get(member, (None, 0.0))
         if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
             return True

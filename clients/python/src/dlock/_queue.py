@@ -62,7 +62,7 @@ class QueueWatch:
             self._pause = min(2 * self._pause, LONGEST_LOOK)
             self._at = now() + max(self._pause, LOOK_FACTOR * (now() - began))
         there = None if self._quorum.may_move(queue, holders) else holders[queue]
-        # The waits leave the last queue for the first one, so only for holds that were left behind.
+        # From the last queue the waits return to the first one, and not because of young holds.
         if there is not None and is_last and min(there.values()) < PARTIAL_HOLD_MAX_AGE:
             there = None
         if there is not None and set(there) == self._before:
@@ -151,7 +151,7 @@ class Waiter:
                 if refusal is not None and not isinstance(refusal, GraceError):
                     raise refusal from answer
                 if is_misuse(answer) and self._keep > self._lease:
-                    # The server allows no longer than its `dlock.max-ttl`, and so does it for the lease.
+                    # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
                     self._keep = self._lease
                     continue
             if isinstance(answer, Exception):

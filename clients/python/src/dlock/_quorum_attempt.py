@@ -1,5 +1,5 @@
 """An acquisition from a quorum: what follows a failed round. Safety does not depend on it, as each round has
-a token of its own. The rules are those of the Rust client. This module yields steps and does no I/O."""
+a token of its own. The rules are those of `crates/quorum`. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class QuorumAttempt:
         """Returns whether a majority granted the lock. Raises `NoQuorumError` if no majority could."""
         quorum, key = self._quorum, self._key
         yield from quorum.meet()
-        # An acquisition that does not wait overtakes no waiter for long.
+        # An acquisition that does not wait respects no queue: it cannot overtake the waiters for long.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         turn = QUEUED if blocking and (self.given or contended) else AT_ONCE
@@ -125,7 +125,7 @@ class QuorumAttempt:
                 won = yield from this.queued(sleep, end, may_move_on=not self.given)
                 has_majority_answered |= this.has_majority_answered()
                 if not won and not has_majority_answered and end is not None and now() >= end:
-                    # Only the member of the queue was asked. The others say whether they could vote.
+                    # Only the member of the queue was asked. The others show whether a majority can vote.
                     won = yield from this.at_once()
             else:
                 won = yield from (this.in_order() if turn == IN_ORDER else this.at_once())
@@ -210,7 +210,7 @@ class QuorumAttempt:
         staying = [held for token, held in after.items() if token in before and token != own]
         if not staying:
             quorum.contention.found_no_others(key)
-        # An old partial hold was left behind, unless waiters are behind it.
+        # An old partial hold without waiters was left behind.
         elif min(staying) < PARTIAL_HOLD_MAX_AGE or (yield from quorum.has_waiters(key, queue)):
             quorum.note_queue(key, queue)
 

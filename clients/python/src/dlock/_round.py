@@ -51,7 +51,7 @@ class Round:
         self.unanswered = UnansweredLeases()
         # The members that may hold the lock for the token.
         self.members_asked: set[int] = set()
-        # Those of them that have not answered an ACQUIRE, and may execute it after a RELEASE.
+        # The asked members without an answer to an ACQUIRE, which they may execute after a RELEASE.
         self.orphaned: set[int] = set()
         self._quorum = quorum
         self._request = request
@@ -151,8 +151,8 @@ class Round:
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
 
     def misuse(self) -> Exception | None:
-        """Returns an error of the members that call the request invalid, or hold data under the key, if they
-        are so many that no majority can ever grant it."""
+        """Returns an error of the members that call the request invalid or hold data under the key. None if a
+        majority without them is possible."""
         errors = [
             answer for answer in self.answers.values() if is_misuse(answer) or isinstance(answer, DataError)
         ]
@@ -174,8 +174,8 @@ class Round:
             yield from self._ask([m for m in self._quorum.all() if not self._has_granted(m)])
             if (yield from self._won(since)):
                 return True
-            # The holders of the other votes queue at another member. Two clients that each retained a part
-            # until a missing member is back would keep every client from a majority.
+            # The holders of the other votes queue at another member. If two clients each retained a part of
+            # the votes until a missing member is back, no client could get a majority.
             moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue])
             is_late = self.grants() >= self._quorum.majority or (end is not None and now() >= end)
             if is_late or (moves_on and tries >= BRIEF_TRIES):

@@ -63,7 +63,7 @@ async def run(steps: Steps, client: Any) -> Any:
     except StopIteration as end:
         return end.value
     finally:
-        # Its traceback refers to this frame, which would refer to it.
+        # Its traceback refers to this frame: the two would keep each other in memory.
         failure = None
 
 
@@ -180,7 +180,7 @@ class Background:
         finally:
             own, self._own = self._own, None
             with contextlib.suppress(Exception):
-                # A busy server may not notice in time: redis-py raises that.
+                # redis-py raises an error if a busy server does not close the connection in time.
                 await (own if self._member is not None else own.connection_pool).disconnect()
 
     # Renewals and releases.

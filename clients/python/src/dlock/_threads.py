@@ -227,7 +227,7 @@ class Background:
 
 
 class Clock:
-    """Wakes every task of the process when it wants to be woken. Does no I/O, so that nothing delays it."""
+    """Wakes every task of the process at its time. Does no I/O, so that nothing delays it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
