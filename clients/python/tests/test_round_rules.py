@@ -1,0 +1,95 @@
+"""One round of an acquisition, without servers: which answers count, and from when."""
+
+from __future__ import annotations
+
+import pytest
+from redis.exceptions import ResponseError
+from test_quorum_rules import quorum_of
+
+from dlock._clock import trusted
+from dlock._round import Request, Round
+from dlock._steps import Peer
+
+LEASE = 10_000
+AHEAD = ResponseError("FENCEAHEAD its clock is behind")
+
+
+class ConfirmPhases:
+    """A fenced round that has these grants. `answer` answers its next confirm phase."""
+
+    def __init__(self, grants):
+        quorum = quorum_of(len(grants))
+        self.round = Round(quorum, Request(b"foo", "foo", LEASE, (), True), b"token", [])
+        self.steps = self.round.at_once()
+        next(self.steps)
+        self.step = self.steps.send(grants)
+
+    def members(self):
+        return sorted(self.step.questions)
+
+    def answer(self, answers):
+        """Returns the result of the round, or None while it continues."""
+        try:
+            self.step = self.steps.send(answers)
+            return None
+        except StopIteration as end:
+            return end.value
+
+
+def test_an_address_that_leads_to_another_members_server_does_not_vote():
+    quorum = quorum_of(3)
+    this = Round(quorum, Request(b"foo", "foo", LEASE, (), False), b"token", [])
+    steps = this.at_once()
+    step = next(steps)
+    step.heard(0, 5, Peer("server 0"))
+    step.heard(1, 6, Peer("server 0"))
+    assert not step.enough({0: 5, 1: 6})
+    with pytest.raises(StopIteration) as end:
+        steps.send({0: 5, 1: 6, 2: None})
+    assert end.value.value is False
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("dlock._round.now", lambda: clock[0])
+    return clock
+
+
+def test_a_majority_confirms_the_greatest_fence_with_validity_from_before_the_phase(clock):
+    phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
+    clock[0] = 104.0
+    assert phases.answer({0: 7, 1: 7}) is True
+    assert phases.round.fence == 7
+    assert phases.round.valid_until == 100 + trusted(LEASE / 1000)
+
+
+def test_a_confirm_phase_is_too_late_after_the_end_of_validity(clock):
+    phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
+    clock[0] += LEASE / 1000
+    assert phases.answer({0: 7, 1: 7}) is False
+
+
+def test_a_greater_answer_begins_the_next_phase_with_no_answer_counted():
+    phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
+    assert phases.answer({0: 9, 1: 7, 2: None}) is None
+    assert phases.members() == [0, 1]
+    # One answer of this phase and one of the last would be a majority.
+    assert not phases.step.enough({0: 9})
+    assert phases.answer({0: 9, 1: 9}) is True
+    assert phases.round.fence == 9
+
+
+def test_only_members_with_a_counted_grant_confirm():
+    phases = ConfirmPhases({0: 5, 1: 7, 2: None})
+    assert phases.members() == [0, 1]
+    assert phases.answer({0: 7, 1: None}) is False
+
+
+def test_a_member_with_a_clock_ahead_is_dropped_and_reported():
+    phases = ConfirmPhases({0: 5, 1: 900, 2: 6})
+    assert phases.answer({0: AHEAD, 1: 900, 2: AHEAD}) is None
+    assert phases.members() == [0, 2]
+    assert phases.answer({0: 6, 2: 6}) is True
+    assert phases.round.fence == 6
+    assert "FENCEAHEAD" in str(phases.round.answers[1])
