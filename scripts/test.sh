@@ -33,8 +33,7 @@ trap 'kill -- "-$node" 2>/dev/null || :; rm -f "$node_log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 failed=
-# The programs of docs/with-your-client.md need Go, PHP and Ruby.
-python_tests --ignore tests/test_with_your_client.py || failed=" Python"
+python_tests || failed=" Python"
 wait "$node" || failed="$failed Node"
 cat "$node_log"
 [ -z "$failed" ] || fail "tests of a client failed:$failed"

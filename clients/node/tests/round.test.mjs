@@ -1,0 +1,132 @@
+// The confirm phase of a fenced acquisition, without servers: which answers count, and from when.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { LockError } from "dlock";
+import { now, validity } from "../dist/clock.js";
+import { Members } from "../dist/members.js";
+import { QueueChoice } from "../dist/queue-choice.js";
+import { Round } from "../dist/round.js";
+
+const LEASE = 10_000;
+const ahead = new LockError("FENCEAHEAD its clock is behind");
+
+/** A fenced round over three members that has these grants. `answer` answers its next confirm phase. */
+class ConfirmPhases {
+  #steps;
+  #turn;
+
+  constructor(grants, lease = LEASE) {
+    const reach = ["a", "b", "c"].map((address) => ({
+      address,
+      isSilent: false,
+      isReady: true,
+      isClosed: false,
+      connections: 1,
+    }));
+    const members = new Members(reach);
+    for (const member of members.all()) members.record(member, `# Server\r\nrun_id:${member}\r\n`);
+    const request = { key: "foo", name: "foo", lease, mode: [], owner: undefined, retryDelay: 100 };
+    this.round = new Round(members, new QueueChoice(members), request, true, 1000, []);
+    this.#steps = this.round.atOnce();
+    this.#answerAll(this.#steps.next().value, grants);
+    this.#turn = this.#steps.next(new Map(grants.map((grant, member) => [member, grant])));
+  }
+
+  /** Lets each member that was asked note its answer. */
+  #answerAll(ask, answers) {
+    for (const member of ask.members) {
+      const steps = ask.steps(member);
+      steps.next();
+      steps.next(answers[member]);
+    }
+  }
+
+  get members() {
+    return this.#turn.value.members;
+  }
+
+  enough(answers) {
+    return this.#turn.value.enough(new Map(answers));
+  }
+
+  /** Returns the result of the round, or undefined while it continues. */
+  answer(answers) {
+    this.#turn = this.#steps.next(new Map(answers));
+    return this.#turn.done ? this.#turn.value : undefined;
+  }
+}
+
+test("a majority confirms the greatest fence, with validity from before the phase", () => {
+  const before = now();
+  const phases = new ConfirmPhases([5, 7, 6]);
+  const since = now();
+  const won = phases.answer([
+    [0, 7],
+    [1, 7],
+  ]);
+  assert.equal(won.fence, 7);
+  assert(won.validUntil >= before + validity(LEASE) && won.validUntil <= since + validity(LEASE));
+});
+
+test("a confirm phase is too late after the end of validity", () => {
+  const phases = new ConfirmPhases([5, 7, 6], 1);
+  assert.equal(
+    phases.answer([
+      [0, 7],
+      [1, 7],
+    ]),
+    null,
+  );
+});
+
+test("a greater answer begins the next phase with no answer counted", () => {
+  const phases = new ConfirmPhases([5, 7, 6]);
+  assert.equal(
+    phases.answer([
+      [0, 9],
+      [1, 7],
+      [2, null],
+    ]),
+    undefined,
+  );
+  assert.deepEqual(phases.members, [0, 1]);
+  // One answer of this phase and one of the last would be a majority.
+  assert(!phases.enough([[0, 9]]));
+  const won = phases.answer([
+    [0, 9],
+    [1, 9],
+  ]);
+  assert.equal(won.fence, 9);
+});
+
+test("only members with a counted grant confirm", () => {
+  const phases = new ConfirmPhases([5, 7, null]);
+  assert.deepEqual(phases.members, [0, 1]);
+  assert.equal(
+    phases.answer([
+      [0, 7],
+      [1, null],
+    ]),
+    null,
+  );
+});
+
+test("a member with a clock ahead is dropped and reported", () => {
+  const phases = new ConfirmPhases([5, 900, 6]);
+  assert.equal(
+    phases.answer([
+      [0, ahead],
+      [1, 900],
+      [2, ahead],
+    ]),
+    undefined,
+  );
+  assert.deepEqual(phases.members, [0, 2]);
+  const won = phases.answer([
+    [0, 6],
+    [2, 6],
+  ]);
+  assert.equal(won.fence, 6);
+  assert.match(`${phases.round.answers.get(1)}`, /FENCEAHEAD/);
+});
