@@ -15,6 +15,8 @@
 //!
 //! This file is what the server reads first: it registers commands, options, the key type and events. See
 //! ARCHITECTURE.md for the layers and the life of one ACQUIRE.
+// No crate uses this one: its documentation is built with the private items.
+#![allow(rustdoc::private_intra_doc_links)]
 
 #![deny(unsafe_code)]
 

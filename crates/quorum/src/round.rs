@@ -136,7 +136,7 @@ impl Round {
 
     /// Takes over a hold of this token that was acquired elsewhere. The driver sends a request for the fence
     /// of the hold in place of each ACQUIRE. A member without the hold answers
-    /// [`Refusal::NotHeld`](crate::Refusal::NotHeld). As such an answer says nothing about the lease, the
+    /// [`Refusal::NotHeld`]. As such an answer says nothing about the lease, the
     /// hold is confirmed. The driver must not send the clean-up: until the round succeeds, the hold belongs
     /// to another owner.
     pub fn adopting(plan: Plan, now: Instant) -> (Self, Sends) {
