@@ -17,7 +17,6 @@
 //! ARCHITECTURE.md for the layers and the life of one ACQUIRE.
 // No crate uses this one: its documentation is built with the private items.
 #![allow(rustdoc::private_intra_doc_links)]
-
 #![deny(unsafe_code)]
 
 mod background;

@@ -109,7 +109,7 @@ impl<C> Acquire<C> {
 
     /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then see
     /// deadlocks between owners, each of which holds one lock and waits for another, and refuse the last wait
-    /// with [`AcquireError::Deadlock`](crate::AcquireError::Deadlock). Without it, no cycle is seen, for each
+    /// with [`AcquireError::Deadlock`]. Without it, no cycle is seen, for each
     /// acquisition has a token of its own.
     ///
     /// An owner must release nothing while it waits. What waits side by side needs names of its own:
