@@ -121,8 +121,7 @@ fn cycle(
     rank: Rank,
 ) -> Option<Vec<Token>> {
     let (now, db) = (clock::now(), ctx.db());
-    let most_holders = m.with(|s| s.config.max_holders);
-    let mut search = Search::new(request, name, rank, now).with_at_most(most_holders);
+    let mut search = m.with(|s| Search::new(request, name, rank, now, &s.waiting));
     loop {
         match m.with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,

@@ -112,8 +112,7 @@ impl<C> Acquire<C> {
     /// with [`AcquireError::Deadlock`]. Without it, no cycle is seen, for each
     /// acquisition has a token of its own.
     ///
-    /// An owner must release nothing while it waits. What waits side by side needs names of its own:
-    /// `job/1` and `job/2` are within `job`, which releases nothing as long as one of them waits.
+    /// An owner must release nothing while it waits. Tasks that run side by side need different owners.
     pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
         self.options.owner = Some(owner.as_ref().to_vec());
         self

@@ -1,313 +1,284 @@
-//! Would this wait close a cycle of parties that wait for each other? A [`Party`] is a token, or an owner
-//! with all its tokens.
+//! Deadlock detection: a search of the wait-for graph before a client waits.
 //!
-//! Run before somebody joins a wait queue; it costs nothing while nobody waits. Who holds another resource is
-//! not known here: the search asks for it by name and is told.
+//! The nodes are parties: a token, or an owner with all its tokens. A party waits for the holders of the lock
+//! that it asks for and for the waiters ahead of it, unless both share the lock. It waits for all of them at
+//! once, so every cycle is a deadlock. Three kinds of waits add no edge: for permits, as any of the holders
+//! may leave first; a second one of a token for the same lock, as one grant may answer both; and one that has
+//! timed out.
 //!
-//! First it collects the parties that could keep the newcomer waiting, with what they hold and wait for. Then
-//! it plays the releases through (`play`): whoever has all it waits for gives everything back, the queues are
-//! served as [`crate::decide`] serves them, and so on; the newcomer alone gives nothing back. Where its turn
-//! never comes, whoever is left waits for somebody else who is left, and the way from the newcomer back to
-//! itself is the answer (`cycle`).
-//!
-//! It runs inside a command, so its work is bounded, and nothing is looked at twice. What lies beyond the
-//! bound is taken for somebody who will leave: no cycle is reported that is not there, and one that is missed
-//! is ended by leases and wait timeouts.
+//! The holders of other locks are not known here: the search asks its caller for them, lock by lock. It runs
+//! inside a command, so its work is bounded. A deadlock beyond the bound is missed, until a lease or a wait
+//! timeout ends it.
 
-use std::collections::{BTreeMap, HashMap};
-use std::num::NonZeroU32;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::mem;
 
-use dlock_protocol::{Instant, LockRequestRef, Mode, Reentry, Token};
+use dlock_protocol::request::MAX_COUNT;
+use dlock_protocol::{Instant, LockRequestRef, Mode, Token};
 
 use crate::lock::Lock;
-use crate::queue::{Name, Position, Rank, Waiter, WaiterId, Waiting};
+use crate::queue::{Name, Party, Position, Rank, Waiter, WaiterId, Waiting};
 
-mod cycle;
-mod party;
-mod play;
-
-pub use party::Party;
-
-/// What the search has come to.
+/// The state of a search after [`Search::run`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// From the party that would wait, over those it would wait for, back to itself, each as it is shown.
+    /// The parties of a cycle, each as it is shown. The newcomer is the first and the last one.
     Cycle(Vec<Token>),
-    /// Tell it who holds this ([`Search::learn`]), then go on.
+    /// The search needs the holders of this lock: call [`Search::learn`], then run it again.
     Ask(Name<'static>),
 }
 
-/// A step is to look at a holder or a waiter: a tenth of a microsecond or two. So many are made to collect
-/// who is in the way, and as many again, at the most, to play the releases through.
-pub const MOST_STEPS: usize = 2_048;
+/// The bound of a search. One step is one holder or waiter, 0.1 to 0.2 µs.
+pub const MAX_STEPS: usize = 2_048;
 
-/// What takes longer, in steps: to note a party or a resource that was not known yet; to ask who holds a
-/// resource, for which the server opens a key; to end a hold or a wait in the play.
-const NOTING: usize = 4;
+/// Steps that it costs to store a party, and to ask for the holders of a lock, for which the server opens a
+/// key.
+const STORING: usize = 4;
 const ASKING: usize = 8;
-const PLAYING: usize = 2;
 
-/// One search, for one party that is about to wait with this token.
+/// One search, for one client that is about to wait.
 pub struct Search {
-    token: Token,
-    /// The newcomer first.
-    parties: Vec<Known>,
-    ids: HashMap<Party, usize>,
-    /// The one the newcomer would wait for first.
-    resources: Vec<Resource>,
-    names: HashMap<Name<'static>, usize>,
-    /// How many resources have been looked at, and of how many parties what they wait for.
-    looked_at: usize,
-    followed: usize,
+    /// The newcomer first, then each party that it waits for, with the party that led to it.
+    met: Vec<(Party, usize)>,
+    ids: HashSet<Party>,
+    /// All waits of the newcomer's party. The last one is about to begin.
+    own: Vec<Wait>,
+    /// The waits that are still to be followed.
+    to_follow: VecDeque<Wait>,
+    locks: HashMap<Name<'static>, Known>,
     steps: usize,
-    most: usize,
-    /// Sharers or permits of one resource.
-    most_holders: usize,
     now: Instant,
 }
 
-/// The newcomer, and what it would wait for.
-const START: usize = 0;
-const WANTED: usize = 0;
-
-/// The newcomer, or a party that waits already and may hold what others wait for.
-struct Known {
-    party: Party,
-    /// The resources it holds, of those that have been looked at, and by which tokens.
-    holds: Vec<(usize, Token)>,
-    /// How many of its waits, and of those within it, are not answered yet.
-    waits: usize,
-    /// The parties that it is within.
-    around: Vec<usize>,
-}
-
-struct Resource {
+/// A wait that adds edges to the graph.
+#[derive(Clone)]
+struct Wait {
     name: Name<'static>,
-    learned: bool,
-    /// How it is held, or was last.
-    mode: Option<Mode>,
-    /// Those that are known. All others will leave.
-    holders: BTreeMap<Token, Holder>,
-    /// Where known parties stand in its queue; in order once all have been collected.
-    queue: Vec<Waits>,
-    /// How many of them have been served, and which position in the queue, known or not.
-    served: usize,
-    passed: Option<Position>,
-}
-
-struct Holder {
-    party: usize,
-    count: NonZeroU32,
-}
-
-/// A known party in a queue.
-struct Waits {
     position: Position,
-    party: usize,
     token: Token,
     mode: Mode,
-    reentry: Reentry,
-    answered: bool,
+    /// The index of its party in [`Search::met`].
+    party: usize,
 }
 
-impl Waits {
-    fn new(party: usize, waiter: &Waiter) -> Waits {
-        let (position, token) = (waiter.position(), waiter.request.token.clone());
-        let (mode, reentry) = (waiter.request.mode, waiter.request.reentry);
-        Waits { position, party, token, mode, reentry, answered: false }
-    }
+/// A lock whose holders the search knows.
+#[derive(Default)]
+struct Known {
+    mode: Option<Mode>,
+    /// Those that have not been followed and that wait themselves, or are the newcomer.
+    holders: Vec<(Token, Party)>,
+    /// Holders whose hold count is full: a further wait of theirs may be refused at its turn.
+    full: Vec<Token>,
+    /// The waiters ahead of this position have been followed.
+    followed: Option<Position>,
 }
 
 impl Search {
-    /// This is about to wait for `name`, at the end of this rank.
-    pub fn new(request: &LockRequestRef<'_>, name: &Name<'_>, rank: Rank, now: Instant) -> Search {
-        let (token, party) = (request.token.to_owned(), Party::of(&request.to_owned()));
+    /// A search for a client that is about to wait for `name`, behind the waiters of its rank.
+    pub fn new(
+        request: &LockRequestRef<'_>,
+        name: &Name<'_>,
+        rank: Rank,
+        now: Instant,
+        waiting: &Waiting,
+    ) -> Search {
         let mut search = Search {
-            token: token.clone(),
-            parties: Vec::new(),
-            ids: HashMap::new(),
-            resources: Vec::new(),
-            names: HashMap::new(),
-            looked_at: 0,
-            followed: START + 1,
+            met: Vec::new(),
+            ids: HashSet::new(),
+            own: Vec::new(),
+            to_follow: VecDeque::new(),
+            locks: HashMap::new(),
             steps: 0,
-            most: MOST_STEPS,
-            most_holders: usize::MAX,
             now,
         };
-        search.note(party);
-        search.resource(name);
-        // The search ends with its answer: what it counts then does not matter.
-        let (position, reentry) = ((rank, WaiterId(u64::MAX)), Reentry::Keep);
-        let wanted = Waits { position, party: START, token, mode: request.mode, reentry, answered: false };
-        search.resources[WANTED].queue.push(wanted);
+        // Without an owner, a party cannot wait for itself.
+        let alone = waiting.is_empty() && request.owner.is_none();
+        let position = (rank, WaiterId(u64::MAX));
+        let again = waiting.positions(request.token.as_bytes(), name).any(|other| other < position);
+        if alone || again || is_permits(request.mode) {
+            return search;
+        }
+        let request = request.to_owned();
+        let start = Party::new(&request.token, request.owner.as_ref());
+        let wait =
+            Wait { name: name.to_owned(), position, token: request.token, mode: request.mode, party: START };
+        for waiter in waiting.of_party(&start).take(MAX_STEPS / 4) {
+            search.steps += 1;
+            search.own.extend(search.wait(waiter, START, waiting));
+        }
+        search.ids.insert(start.clone());
+        search.met.push((start, START));
+        search.own.push(wait.clone());
+        search.to_follow.push_back(wait);
         search
     }
 
-    /// So many may hold a resource at a time, whatever else would fit.
-    pub fn with_at_most(mut self, holders: u32) -> Search {
-        self.most_holders = holders as usize;
-        self
-    }
-
-    /// How much it has looked at.
+    /// The steps that the search has taken.
     pub fn steps(&self) -> usize {
         self.steps
     }
 
-    /// Who holds `name`; None where there is no lock.
+    /// Stores the holders of `name`; `lock` is `None` if its key does not exist.
     pub fn learn(&mut self, name: &Name<'_>, lock: Option<&Lock>, waiting: &Waiting) {
         self.steps += ASKING;
-        let at = self.resource(name);
-        self.resources[at].learned = true;
-        let Some(view) = lock.map(|lock| lock.at(self.now)) else { return };
-        self.resources[at].mode = view.mode();
-        for hold in view.holds() {
-            if self.left() == 0 {
-                return;
-            }
-            self.steps += 1;
-            if let Some(party) = self.meet(Party::new(hold.token(), hold.owner()), waiting) {
-                let token = hold.token().clone();
-                self.resources[at].holders.insert(token.clone(), Holder { party, count: hold.times() });
-                self.parties[party].holds.push((at, token));
+        let mut known = Known::default();
+        if let Some(view) = lock.map(|lock| lock.at(self.now)) {
+            known.mode = view.mode();
+            for hold in view.holds().take(MAX_STEPS.saturating_sub(self.steps)) {
+                self.steps += 1;
+                if hold.count() == MAX_COUNT {
+                    known.full.push(hold.token().clone());
+                }
+                let party = Party::new(hold.token(), hold.owner());
+                if party == self.met[START].0 || waiting.of_party(&party).next().is_some() {
+                    known.holders.push((hold.token().clone(), party));
+                }
             }
         }
+        self.locks.insert(name.to_owned(), known);
     }
 
+    /// Continues the search.
     pub fn run(&mut self, waiting: &Waiting) -> Found {
-        // Who has no owner cannot wait for itself.
-        if waiting.is_empty() && matches!(self.parties[START].party, Party::Token(_)) {
-            return Found::Nothing;
+        while let Some(wait) = self.to_follow.pop_front() {
+            if self.steps >= MAX_STEPS {
+                break;
+            }
+            if !self.locks.contains_key(&wait.name) {
+                let name = wait.name.clone();
+                self.to_follow.push_front(wait);
+                return Found::Ask(name);
+            }
+            if self.follow(&wait, waiting) {
+                return Found::Cycle(self.path(wait.party));
+            }
         }
-        while self.left() > 0
-            && let Some(resource) = self.resources.get(self.looked_at)
+        Found::Nothing
+    }
+
+    /// Follows the edges of one wait. Returns whether one leads back to the newcomer.
+    fn follow(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
+        let is_ahead = |own: &Wait| own.name == wait.name && own.position < wait.position;
+        let keeps_out = |own: &Wait| own.token != wait.token && excludes(own.mode, wait.mode);
+        if self.own.iter().any(|own| is_ahead(own) && keeps_out(own) && !self.is_full(&own.name, &own.token))
         {
-            if !resource.learned {
-                return Found::Ask(resource.name.clone());
-            }
-            let name = resource.name.clone();
-            // Who waits here alone leaves as soon as it is served; behind the newcomer's own wait, never.
-            let waiters: Box<dyn Iterator<Item = &Waiter>> =
-                if self.looked_at == WANTED && self.waits_twice(waiting) {
-                    Box::new(waiting.queue(&name))
-                } else {
-                    Box::new(waiting.also_elsewhere(&name))
-                };
-            for waiter in waiters {
-                if self.left() == 0 {
-                    break;
-                }
-                self.steps += 1;
-                if self.still_waits(waiter) {
-                    self.meet(Party::of(&waiter.request), waiting);
-                }
-            }
-            self.looked_at += 1;
-            self.follow(waiting);
+            return true;
         }
-        // What else the newcomer waits for has to be served in its turn, but is no reason to look there.
-        let start = self.parties[START].party.clone();
-        for waiter in start.waits_or_around(waiting).take(MOST_STEPS / 4) {
+        self.follow_holders(wait, waiting)
+            || match wait.mode {
+                Mode::Exclusive => self.follow_waiters(wait, waiting),
+                _ => self.follow_nearest_exclusive(wait, waiting),
+            }
+    }
+
+    fn follow_holders(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
+        let Some(lock) = self.locks.get_mut(&wait.name) else { return false };
+        if !lock.mode.is_some_and(|held_as| excludes(held_as, wait.mode)) {
+            return false;
+        }
+        let (own, others) = mem::take(&mut lock.holders).into_iter().partition(|(t, _)| *t == wait.token);
+        lock.holders = own;
+        let others: Vec<(Token, Party)> = others;
+        others.into_iter().any(|(_, party)| self.meet(party, wait.party, waiting))
+    }
+
+    /// Follows the waiters ahead of an exclusive one. A waiter that waits nowhere else leads to nothing but
+    /// what this one waits for too.
+    fn follow_waiters(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
+        let Some(lock) = self.locks.get_mut(&wait.name) else { return false };
+        let from = lock.followed.unwrap_or((Rank::Upgrade, WaiterId(0)));
+        if from >= wait.position {
+            return false;
+        }
+        lock.followed = Some(wait.position);
+        for waiter in waiting.waiting_often(&wait.name, from..wait.position) {
             self.steps += 1;
-            if let Some(at) = self.names.get(&waiter.name).filter(|_| self.still_waits(waiter)) {
-                self.resources[*at].queue.push(Waits::new(START, waiter));
+            if self.steps >= MAX_STEPS {
+                return false;
+            }
+            if self.is_waited_for(waiter, waiting) && self.meet(waiter.party(), wait.party, waiting) {
+                return true;
             }
         }
-        let wanted = &self.resources[WANTED];
-        if self.parties.len() == 1
-            && wanted.queue.len() == 1
-            && wanted.holders.keys().all(|token| *token == self.token)
-        {
-            return Found::Nothing;
-        }
-        self.most = self.steps + MOST_STEPS;
-        if self.turn_comes(waiting) {
-            Found::Nothing
-        } else {
-            self.cycle().map_or(Found::Nothing, Found::Cycle)
-        }
+        false
     }
 
-    /// Whether the newcomer waits already for what it wants.
-    fn waits_twice(&self, waiting: &Waiting) -> bool {
-        let (start, wanted) = (self.parties[START].party.clone(), &self.resources[WANTED].name);
-        start.waits_or_around(waiting).take(MOST_STEPS / 4).any(|waiter| waiter.name == *wanted)
+    /// Follows the exclusive waiter that a sharer waits for. It waits for everything else ahead of it.
+    fn follow_nearest_exclusive(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
+        for waiter in waiting.ahead(&wait.name, wait.position) {
+            self.steps += 1;
+            if self.steps >= MAX_STEPS {
+                return false;
+            }
+            if waiter.request.mode == Mode::Exclusive && self.is_waited_for(waiter, waiting) {
+                return self.meet(waiter.party(), wait.party, waiting);
+            }
+        }
+        false
     }
 
-    /// Looks at what the parties wait for that have been met.
-    fn follow(&mut self, waiting: &Waiting) {
-        while self.left() > 0
-            && let Some(known) = self.parties.get(self.followed)
-        {
-            let party = known.party.clone();
-            for waiter in party.waits(waiting) {
-                if self.left() == 0 {
-                    return;
-                }
+    /// Adds a party that the party `by` waits for. Returns true if it is the newcomer.
+    fn meet(&mut self, party: Party, by: usize, waiting: &Waiting) -> bool {
+        if party == self.met[START].0 {
+            return true;
+        }
+        if self.ids.insert(party.clone()) {
+            self.steps += STORING;
+            for waiter in waiting.of_party(&party).take(MAX_STEPS.saturating_sub(self.steps)) {
                 self.steps += 1;
-                if !self.still_waits(waiter) {
-                    continue;
-                }
-                let waits = Party::of(&waiter.request);
-                if waits == party {
-                    let at = self.resource(&waiter.name);
-                    self.resources[at].queue.push(Waits::new(self.followed, waiter));
-                } else {
-                    self.meet(waits, waiting);
-                }
+                self.to_follow.extend(self.wait(waiter, self.met.len(), waiting));
             }
-            self.followed += 1;
+            self.met.push((party, by));
         }
+        false
     }
 
-    /// A waiter that has timed out is never granted, whether or not it has been told so.
-    fn still_waits(&self, waiter: &Waiter) -> bool {
-        waiter.until.is_none_or(|until| !until.passed(self.now))
+    /// Whether other waiters wait for this one.
+    fn is_waited_for(&self, waiter: &Waiter, waiting: &Waiting) -> bool {
+        self.wait(waiter, START, waiting).is_some() && !self.is_full(&waiter.name, &waiter.request.token)
     }
 
-    fn left(&self) -> usize {
-        self.most.saturating_sub(self.steps)
+    fn is_full(&self, name: &Name<'_>, token: &Token) -> bool {
+        self.locks.get(name).is_some_and(|lock| lock.full.contains(token))
     }
 
-    /// The number of a party that can keep others waiting for long: the newcomer, what that is within, or one
-    /// that waits.
-    fn meet(&mut self, party: Party, waiting: &Waiting) -> Option<usize> {
-        if self.parties[START].party.is_within(&party) {
-            return Some(START);
+    /// The wait of a waiter, if it adds edges.
+    fn wait(&self, waiter: &Waiter, party: usize, waiting: &Waiting) -> Option<Wait> {
+        let (request, name, position) = (&waiter.request, &waiter.name, waiter.position());
+        let first = waiting.positions(request.token.as_bytes(), name).min();
+        let newcomer = self.own.last().filter(|own| own.token == request.token && own.name == *name);
+        let first = first.into_iter().chain(newcomer.map(|own| own.position)).min();
+        let counts = !is_permits(request.mode)
+            && waiting.is_over(waiter, self.now).is_none()
+            && first == Some(position);
+        counts.then(|| Wait {
+            name: name.clone(),
+            position,
+            token: request.token.clone(),
+            mode: request.mode,
+            party,
+        })
+    }
+
+    /// The parties from the newcomer to this one, and the newcomer again.
+    fn path(&self, last: usize) -> Vec<Token> {
+        let mut path = vec![START, last];
+        while let Some(at) = path.last().copied().filter(|at| *at != START) {
+            path.push(self.met[at].1);
         }
-        if let Some(known) = self.ids.get(&party) {
-            return Some(*known);
-        }
-        // One step is counted with the noting, each other for a wait that has timed out.
-        let looked_at = party.waits(waiting).take(self.left()).position(|waiter| self.still_waits(waiter));
-        self.steps += looked_at? + NOTING;
-        Some(self.note(party))
+        path.iter().rev().map(|at| self.met[*at].0.shown().clone()).collect()
     }
+}
 
-    fn note(&mut self, party: Party) -> usize {
-        self.ids.insert(party.clone(), self.parties.len());
-        self.parties.push(Known { party, holds: Vec::new(), waits: 0, around: Vec::new() });
-        self.parties.len() - 1
-    }
+/// The index of the newcomer.
+const START: usize = 0;
 
-    fn resource(&mut self, name: &Name<'_>) -> usize {
-        if let Some(known) = self.names.get(name) {
-            return *known;
-        }
-        self.steps += NOTING;
-        let name = name.to_owned();
-        self.names.insert(name.clone(), self.resources.len());
-        self.resources.push(Resource {
-            name,
-            learned: false,
-            mode: None,
-            holders: BTreeMap::new(),
-            queue: Vec::new(),
-            served: 0,
-            passed: None,
-        });
-        self.resources.len() - 1
-    }
+fn is_permits(mode: Mode) -> bool {
+    matches!(mode, Mode::Permits(_))
+}
+
+/// Whether a holder or an earlier waiter in one mode keeps out a waiter in another. Permits add no edge.
+fn excludes(held_as: Mode, asked: Mode) -> bool {
+    (held_as, asked) != (Mode::Shared, Mode::Shared) && !is_permits(held_as) && !is_permits(asked)
 }

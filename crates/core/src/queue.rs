@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::ops;
 
-use dlock_protocol::{ClientId, Deadline, Instant, Token};
+use dlock_protocol::{ClientId, Deadline, Instant, OwnerId, Token};
 use smallvec::SmallVec;
 
 use crate::deliveries::Deliveries;
@@ -15,14 +15,13 @@ use crate::schedule::Schedule;
 use crate::step::Departed;
 
 mod bound;
-mod owners;
+mod parties;
 mod queued;
-mod tokens;
 mod waiter;
 
 use bound::Bound;
-use owners::Owners;
-use tokens::Waits;
+pub use parties::Party;
+use parties::Waits;
 pub use waiter::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
 
@@ -35,7 +34,7 @@ pub struct Waiting {
     /// The queues by the waiter with whom each began: an order that does not change.
     begun: BTreeMap<WaiterId, Name<'static>>,
     by_token: HashMap<Token, Waits>,
-    by_owner: Owners,
+    by_owner: BTreeSet<(OwnerId, WaiterId)>,
     by_client: HashMap<ClientId, WaiterId>,
     /// Each by when it has to be looked at: a wait that was made longer is put off then.
     timeouts: Schedule<WaiterId>,
@@ -52,8 +51,8 @@ pub struct Waiting {
 struct Queue {
     began: Option<WaiterId>,
     positions: BTreeSet<Position>,
-    /// Those of parties that wait more than once: only they can be stuck here for a reason of their own.
-    also_elsewhere: BTreeSet<Position>,
+    /// The positions of waiters whose token or owner waits more than once: see [`parties`].
+    often: BTreeSet<Position>,
 }
 
 /// Gives the memory of a crowd back once most of it has left.
@@ -145,8 +144,7 @@ impl Waiting {
             queue.began = Some(waiter.id);
             self.begun.insert(waiter.id, waiter.name.clone());
         }
-        self.owner_joins(waiter);
-        self.token_joins(waiter);
+        self.index(waiter);
     }
 
     /// Takes a waiter out of its queue, and with it those who wait beside it, behind it.
@@ -185,15 +183,14 @@ impl Waiting {
         self.queued -= usize::from(matches!(waiter.owner, Owner::Token(_)));
         if let Some(queue) = self.queues.get_mut(&waiter.name) {
             queue.positions.remove(&waiter.position());
-            queue.also_elsewhere.remove(&waiter.position());
+            queue.often.remove(&waiter.position());
             if queue.positions.is_empty() {
                 queue.began.iter().for_each(|first| drop(self.begun.remove(first)));
                 self.queues.remove(&waiter.name);
                 give_back(&mut self.queues);
             }
         }
-        self.owner_leaves(waiter);
-        self.token_leaves(waiter);
+        self.unindex(waiter);
     }
 
     pub fn get(&self, id: WaiterId) -> Option<&Waiter> {
@@ -231,10 +228,24 @@ impl Waiting {
         self.head(name).filter(|waiter| waiter.rank == Rank::Upgrade)
     }
 
-    /// The waiter behind this position; the head where it is None.
-    pub(crate) fn next_in_queue(&self, name: &Name<'_>, position: Option<Position>) -> Option<&Waiter> {
-        let behind = (position.map_or(ops::Bound::Unbounded, ops::Bound::Excluded), ops::Bound::Unbounded);
-        self.queues.get(name)?.positions.range(behind).next().and_then(|(_, id)| self.get(*id))
+    /// The waiters ahead of a position, the nearest first.
+    pub(crate) fn ahead<'a>(
+        &'a self,
+        name: &Name<'a>,
+        position: Position,
+    ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
+        let positions = self.queues.get(name).map(|queue| queue.positions.range(..position).rev());
+        positions.into_iter().flatten().filter_map(|(_, id)| self.get(*id))
+    }
+
+    /// The waiters in a range of positions whose token or owner also waits elsewhere, or twice here.
+    pub(crate) fn waiting_often<'a>(
+        &'a self,
+        name: &Name<'a>,
+        positions: ops::Range<Position>,
+    ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
+        let positions = self.queues.get(name).map(|queue| queue.often.range(positions));
+        positions.into_iter().flatten().filter_map(|(_, id)| self.get(*id))
     }
 
     /// When a wait has to be looked at that may have timed out.

@@ -152,7 +152,8 @@ fn a_search_behind_tokens_that_wait_elsewhere_too() {
         world
     };
     takes_no_second(30_000, prepare, |world, _| {
-        let mut search = Search::new(&request(b"newcomer", Mode::Exclusive), &KEY, Rank::Newcomer, NOW);
+        let request = request(b"newcomer", Mode::Exclusive);
+        let mut search = Search::new(&request, &KEY, Rank::Newcomer, NOW, &world.waiting);
         loop {
             match search.run(&world.waiting) {
                 Found::Ask(name) => {

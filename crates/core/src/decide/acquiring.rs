@@ -3,7 +3,6 @@
 use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, Reentry, Token};
 
 use super::Turn;
-use crate::deadlock::Party;
 use crate::lock::Fit;
 use crate::queue::{Rank, WaiterId};
 use crate::step::Refusal;
@@ -84,7 +83,7 @@ impl Turn<'_> {
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.request.token != *token);
                 return match other {
-                    Some(waiter) => Acquired::Upgrading(Party::of(&waiter.request).shown().clone()),
+                    Some(waiter) => Acquired::Upgrading(waiter.party().shown().clone()),
                     None => Acquired::NotNow(Rank::Upgrade),
                 };
             }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use dlock_protocol::{Bytes, ClientId, Deadline, Instant, LockRequest, LockRequestRef, Notify};
 use smallvec::SmallVec;
 
+use super::Party;
 use crate::schedule::Slot;
 
 /// A resource as the server names it: a key of a database.
@@ -96,6 +97,11 @@ impl Queued {
 impl Waiter {
     pub(crate) fn position(&self) -> Position {
         (self.rank, self.id)
+    }
+
+    /// The node of the wait-for graph that waits here.
+    pub fn party(&self) -> Party {
+        Party::new(&self.request.token, self.request.owner.as_ref())
     }
 
     /// The connection that waits; None for a position of its token's own.

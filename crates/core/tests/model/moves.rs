@@ -161,7 +161,7 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
 /// like them.
 pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
-    let mode = select(vec![Mode::Exclusive, Mode::Shared, two, two, two]);
+    let mode = select(vec![Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Shared, two]);
     let most = Reentry::AtLeast(NonZeroU32::new(GREATEST_COUNT).expect("above 0"));
     let reentry = select(vec![Reentry::Keep, Reentry::Keep, Reentry::OneMore, most]);
     let who = (0..CLIENTS, 0..KEYS, 0..TOKENS);

@@ -5,15 +5,14 @@
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
+mod graph;
 mod happenings;
-mod party;
 mod queue;
 mod queueing;
 mod request;
 mod restart;
-mod stuck;
 
-pub use party::{OWNERS, Owner, Party};
+pub use graph::{OWNERS, Owner, Party};
 pub use request::Request;
 pub use restart::Restart;
 

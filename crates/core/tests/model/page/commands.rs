@@ -144,9 +144,8 @@ impl Page {
         }
         self.waiters.push(waiter.clone());
         if self.closes_a_cycle(&waiter) {
-            let (all, start) = (&self.parties(), waiter.asked.party());
-            let pairs = all.iter().flat_map(|a| all.iter().map(move |b| (*a, *b)));
-            self.edges = pairs.filter(|(a, b)| self.waits_for(start, *a, *b)).collect();
+            let start = waiter.asked.party();
+            self.edges = self.edges();
             if self.edges.contains(&(start, start)) {
                 self.marks.push("an owner waits for itself");
             }

@@ -55,8 +55,7 @@ impl System {
         if !self.waiting.has_room(&name, &owner, limits) {
             return Answer::QueueFull;
         }
-        let search = Search::new(&request, &name, rank, self.instant());
-        let mut search = search.with_at_most(MOST_HOLDERS as u32);
+        let mut search = Search::new(&request, &name, rank, self.instant(), &self.waiting);
         loop {
             match search.run(&self.waiting) {
                 Found::Nothing => break,

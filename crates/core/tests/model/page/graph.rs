@@ -1,0 +1,116 @@
+//! The wait-for graph: which party waits for which, and which wait closes a cycle.
+
+use dlock_core::{End, Mode};
+
+use super::{GREATEST_COUNT, Hold, KEYS, Page, Request, Token, Waiter, Whose};
+
+/// An index into [`OWNERS`].
+pub type Owner = u8;
+
+/// A node of the graph: a token without an owner, or an owner.
+pub type Party = u8;
+
+/// The first stands for no owner.
+pub const OWNERS: [&str; 4] = ["", "o", "o/p", "q"];
+
+impl Hold {
+    pub fn party(&self) -> Party {
+        party(self.token, self.owner)
+    }
+}
+
+impl Request {
+    pub fn party(&self) -> Party {
+        party(self.token, self.owner)
+    }
+}
+
+fn party(token: Token, owner: Owner) -> Party {
+    if owner == 0 { token } else { 100 + owner }
+}
+
+impl Page {
+    /// Whether this wait, which is in `waiters`, closes a cycle: its party can be reached from it.
+    pub(super) fn closes_a_cycle(&self, waiter: &Waiter) -> bool {
+        let (start, mut met) = (waiter.asked.party(), vec![]);
+        let mut to_follow = self.blockers(waiter);
+        while let Some(party) = to_follow.pop() {
+            if party == start {
+                assert!(self.never_has_its_turn(waiter), "a false deadlock: {waiter:?}");
+                return true;
+            }
+            if !met.contains(&party) {
+                met.push(party);
+                let waits = self.waiters.iter().filter(|waiter| waiter.asked.party() == party);
+                to_follow.extend(waits.flat_map(|waiter| self.blockers(waiter)));
+            }
+        }
+        false
+    }
+
+    /// The edges of the graph.
+    pub fn edges(&self) -> Vec<(Party, Party)> {
+        let edges = |waiter| self.blockers(waiter).into_iter().map(|party| (waiter.asked.party(), party));
+        self.waiters.iter().flat_map(edges).collect()
+    }
+
+    /// The parties that a waiter waits for.
+    fn blockers(&self, waiter: &Waiter) -> Vec<Party> {
+        if !self.counts(waiter) {
+            return vec![];
+        }
+        let asked = waiter.asked;
+        let excludes = |token: Token, mode: Mode| {
+            let both_share = (mode, asked.mode) == (Mode::Shared, Mode::Shared);
+            token != asked.token && !both_share && !matches!(mode, Mode::Permits(_))
+        };
+        let holds = self.holds_of(asked.key).filter(|hold| excludes(hold.token, hold.mode));
+        let queue = self.queue(asked.key);
+        let ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
+        let ahead = ahead.filter(|ahead| self.counts(ahead) && excludes(ahead.asked.token, ahead.asked.mode));
+        // The server may refuse a waiter whose hold count is full when its turn comes.
+        let is_full = |token| self.hold(asked.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
+        let ahead = ahead.filter(|ahead| !is_full(ahead.asked.token));
+        holds.map(Hold::party).chain(ahead.map(|ahead| ahead.asked.party())).collect()
+    }
+
+    /// Whether a wait adds edges. Not if its time is over, nor a second one of its token for the key.
+    fn counts(&self, waiter: &Waiter) -> bool {
+        let (queue, token) = (self.queue(waiter.asked.key), waiter.asked.token);
+        let first = queue.iter().find(|other| other.asked.token == token);
+        first.is_some_and(|first| first.number == waiter.number)
+            && !matches!(waiter.asked.mode, Mode::Permits(_))
+            && !waiter.until.is_some_and(|until| self.is_over(until))
+            && !self.is_lost(waiter)
+    }
+
+    /// Whether the turn of this waiter never comes, though every party that waits for nothing releases its
+    /// holds. Played through, command by command.
+    fn never_has_its_turn(&self, waiter: &Waiter) -> bool {
+        let mut page = self.clone();
+        // Leases, delays, timeouts and the grace period do not end here: they end every deadlock.
+        (page.grants_from, page.last_fence) = (0, 0);
+        (page.most_served, page.may_serve) = (usize::MAX, usize::MAX);
+        let is_over = |page: &Page, end: u64| page.is_over(end);
+        let over = |w: &&Waiter| w.until.is_some_and(|u| is_over(&page, u));
+        let in_queue = page.waiters.iter().filter(|w| !over(w) && !matches!(w.whose, Whose::Beside(_)));
+        let waits: Vec<_> = in_queue.cloned().collect();
+        page.waiters = waits;
+        page.waiters.iter_mut().for_each(|waiter| waiter.until = None);
+        let held: Vec<_> = page.holds.iter().filter(|hold| !is_over(&page, hold.end)).cloned().collect();
+        page.holds = held;
+        page.delays.clear();
+        (0..KEYS).for_each(|key| page.serve(key));
+        while page.waiters.iter().any(|other| other.number == waiter.number) {
+            let waits = |party: &Party| page.waiters.iter().any(|w| w.asked.party() == *party);
+            let mut holders = page.holds.iter().map(Hold::party);
+            let Some(leaves) = holders.find(|party| !waits(party)) else { return true };
+            for key in 0..KEYS {
+                page.turn(key, |page| {
+                    page.end(End::Released, |hold| hold.key == key && hold.party() == leaves)
+                });
+            }
+        }
+        false
+    }
+}
