@@ -102,11 +102,20 @@ class Fleet:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(random.uniform(0.1, 0.8), left))
+            self.check()
             member = random.choice(self.members)
             if random.random() < 0.5:
                 member = until("a process holds it", self.holder)
             member.kill()
             self.replace(self.members.index(member), member.kind)
+
+    def check(self):
+        """Fails if a process has ended by itself."""
+        for member in self.members:
+            status = member.process.poll()
+            assert status is None, (
+                f"{member.kind} ended with {status}: Node needs NODE_PATH for its libraries"
+            )
 
     def have_all_held_it(self):
         """Returns whether each kind has held the lock, and a holder was killed."""

@@ -177,6 +177,45 @@ def test_two_addresses_of_one_server_are_refused(members):
         members.lock(quorum=quorum, timeout=10).acquire(blocking=False)
 
 
+def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
+    lock = members.lock(timeout=60)
+    lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
+    members.settle()
+    # The last address now leads to the first server.
+    members.proxies[2].target = members.proxies[0].target
+    members.proxies[2].drop()
+    for _ in range(3):
+        assert lock.extend(60, replace_ttl=True)
+    members.proxies[1].refuse = True
+    members.proxies[1].drop()
+    with pytest.raises(dlock.NoQuorumError, match="the same server as another member"):
+        lock.extend(60, replace_ttl=True)
+    # Another client can acquire it from the other two servers, once their leases end.
+    for client in members.direct[1:]:
+        client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
+    with pytest.raises(dlock.NoQuorumError):
+        lock.owned()
+
+
+def test_an_address_that_leads_to_its_member_again_votes_again(members):
+    lock = members.lock(timeout=60)
+    lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
+    members.settle()
+    own = members.proxies[2].target
+    members.proxies[2].target = members.proxies[0].target
+    members.proxies[2].drop()
+    until("it is found", lambda: lock.owned() and 2 in members.quorum._duplicate_members)
+    members.proxies[2].target = own
+    members.proxies[2].drop()
+    until("it is the third member again", lambda: lock.owned() and not members.quorum._duplicate_members)
+    members.proxies[1].refuse = True
+    members.proxies[1].drop()
+    assert lock.extend(60, replace_ttl=True)
+    lock.release()
+
+
 def test_the_order_of_the_queues_is_the_same_for_all_spellings_of_the_addresses(members, masters):
     urls = [master.url for master in masters]
     assert all("127.0.0.1" in url for url in urls)

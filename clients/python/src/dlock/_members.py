@@ -147,14 +147,19 @@ class Quorum(Generic[C_co]):
                 self._asked_at[member] = asked_at
             questions[member] = self._question(member, question(member), asked_at)
 
+        # The members whose answers came from the server of another member.
+        duplicates: set[int] = set()
+
         def noted(member: int, answer: Any, peer: Peer) -> Steps | None:
             self.note(member, answer, peer)
-            then = None if member in self._duplicate_members else heard(member, answer)
+            if member in self._duplicate_members:
+                duplicates.add(member)
+            then = None if member in duplicates else heard(member, answer)
             return self._naming(member, answer, peer, then)
 
         def known(found: Answers) -> Answers:
             duplicate = LockError("the same server as another member")
-            return {**answers, **{m: duplicate if m in self._duplicate_members else found[m] for m in found}}
+            return {**answers, **{m: duplicate if m in duplicates else found[m] for m in found}}
 
         def is_enough(found: Answers) -> bool:
             return enough(known(found), self._awaited(members, known(found)))
@@ -193,8 +198,11 @@ class Quorum(Generic[C_co]):
         # First written and then compared, so that of two members that answer at once, at least one sees the
         # other. Two addresses of one server would vote twice.
         self.run_ids[member] = peer.run_id or f"{UNKNOWN}{member}"
-        if any(self.run_ids[member] == self.run_ids.get(other) for other in self.all() if other != member):
+        others = [m for m in self.all() if m != member and m not in self._duplicate_members]
+        if any(self.run_ids[member] == self.run_ids.get(other) for other in others):
             self._duplicate_members.add(member)
+        else:
+            self._duplicate_members.discard(member)
         self._silent.pop(member, None)
 
     def note_silence(self, member: int, why: Exception) -> None:
