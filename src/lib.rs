@@ -2,7 +2,7 @@
 //!
 //! This crate is the only code that knows the server. It parses commands, opens keys, lets `dlock-core`
 //! decide, and carries out the result: it stores, replicates, announces and answers. It decides nothing about
-//! a lock, keeps no lock outside of the keyspace, and takes no time from the wall clock.
+//! a lock, keeps no lock outside of the keyspace, and reads the wall clock only at its start.
 //!
 //! The types to know:
 //!

@@ -18,7 +18,7 @@ struct Written {
 /// Some work of each kind, written down after each step. The clock stands, so that plain commands are among
 /// it that build on what is before them.
 fn written(kind: &ServerKind, conf: &str) -> Written {
-    let kind = &preloaded(kind, "tests/replication/still.c", &[]);
+    let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
     let server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").conf(conf).start();
     let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder of the append only file");
     let mut files = files.map(|file| file.expect("a file").path());
