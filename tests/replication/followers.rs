@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use dlock_testkit::{Server, ServerKind, Stream, Value, aof, each_server, locks, until};
 
@@ -117,8 +116,8 @@ fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
     replica.pause();
     conn.ok("CLIENT KILL TYPE replica");
     until("it is away", || master.info("connected_slaves") == "0");
-    // Who follows is looked at in each tick.
-    thread::sleep(Duration::from_millis(300));
+    // The module looks for replicas in each tick.
+    master.wait_for_tick();
     conn.ok("DLOCK.ACQUIRE late t 600000");
     conn.ok("DLOCK.RELEASE early t");
     replica.resume();

@@ -111,10 +111,10 @@ fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
     for _ in 0..rounds() {
         scene.a.ok("DLOCK.CANCEL k b");
         scene.a.ok("DLOCK.CANCEL k c");
-        scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
+        scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
         scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
         // The release comes when b has timed out but nobody has noticed yet.
-        let replies = scene.a.say_together(&["DEBUG SLEEP 0.3", "DLOCK.RELEASE k a"]);
+        let replies = scene.a.say_together(&["DEBUG SLEEP 1.05", "DLOCK.RELEASE k a"]);
         assert_eq!(replies[1], 1);
         assert_eq!(scene.b.read(), Value::Nil);
         assert_eq!(scene.b.say("PING"), "PONG");
@@ -123,8 +123,8 @@ fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
         // The grant comes first, and b's time runs out before its reply is written.
         scene.a.ok("DLOCK.CANCEL k b");
         scene.a.ok("DLOCK.CANCEL k c");
-        scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 250");
-        let replies = scene.a.say_together(&["DLOCK.RELEASE k a", "DEBUG SLEEP 0.3"]);
+        scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
+        let replies = scene.a.say_together(&["DLOCK.RELEASE k a", "DEBUG SLEEP 1.05"]);
         assert_eq!(replies[0], 1);
         granted(&mut scene.b);
         assert_eq!(scene.b.say("PING"), "PONG");

@@ -9,9 +9,9 @@ fn a_timed_out_waiter_is_never_granted(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 30000");
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 300");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 1000");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 BLOCK 0");
-    a.send_batch(&[&["DEBUG", "SLEEP", "0.4"][..], &["DLOCK.RELEASE", "k", "a"]]);
+    a.send_batch(&[&["DEBUG", "SLEEP", "1.1"][..], &["DLOCK.RELEASE", "k", "a"]]);
     assert_eq!(a.read(), "OK");
     assert_eq!(a.read(), 1);
     assert_eq!(b.read(), Value::Nil);

@@ -146,6 +146,13 @@ impl Server {
         self.process().resume();
     }
 
+    /// Waits until the server's periodic task has run. It alone updates `lru_clock`, once a second.
+    #[track_caller]
+    pub fn wait_for_tick(&self) {
+        let clock = self.info("lru_clock");
+        until("the periodic task has run", || self.info("lru_clock") != clock);
+    }
+
     /// Makes the server a replica of `master` and waits until it is in sync.
     #[track_caller]
     pub fn replicate(&self, master: &Server) {

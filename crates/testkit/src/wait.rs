@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Time limit of every wait. Generous, because it only ends a hang.
-pub const TIMEOUT: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Waits until `condition` is true. Panics with `what` if it is not within [`TIMEOUT`].
 #[track_caller]

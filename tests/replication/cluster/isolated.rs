@@ -14,9 +14,9 @@ fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
         cluster_with(kind, EVENLY, &["cluster-node-timeout 1000", "notify-keyspace-events Kd"]);
     let mut conn = node.connect();
     let since = Instant::now();
-    conn.ok("DLOCK.ACQUIRE k a 5000");
+    conn.ok("DLOCK.ACQUIRE k a 10000");
     // Behind the end of the lease.
-    let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 6000");
+    let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 12000");
     let mut events = Events::subscribe(&node, "__keyspace@0__:k");
     for other in [&one, &two] {
         other.pause();
@@ -30,7 +30,7 @@ fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
     let mut told = None;
     until("the lease has ended, and with it what b said", || {
         told = told.take().or_else(|| b.try_read(Duration::from_millis(10)));
-        node.info("dlock_waiting") == "0" && since.elapsed() > Duration::from_millis(6500)
+        node.info("dlock_waiting") == "0" && since.elapsed() > Duration::from_millis(12_500)
     });
     // The server itself may have sent it away.
     match told {

@@ -58,7 +58,7 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
     let short = Instant::now();
     let mut fences = Vec::new();
     for command in [
-        "DLOCK.ACQUIRE short t 700",
+        "DLOCK.ACQUIRE short t 5000",
         "DLOCK.ACQUIRE extended t 600000",
         "DLOCK.ACQUIRE handed t 600000",
         "DLOCK.ACQUIRE shared t 600000 SHARED",
@@ -66,7 +66,7 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
         fences.push(conn.ok(command).int());
     }
     let after_short = Waiter::send(&server, "DLOCK.ACQUIRE short u 600000 BLOCK 0");
-    let in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long u 600000 BLOCK 1500");
+    let in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long u 600000 BLOCK 6000");
     let after_extended = Waiter::send(&server, "DLOCK.ACQUIRE extended u 600000 BLOCK 600000");
     let first = Waiter::send(&server, "DLOCK.ACQUIRE handed u 600000 BLOCK 0");
     until("they wait", || server.info("dlock_waiting") == "4");
@@ -94,9 +94,8 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
 
     fences.push(after_late.granted_after(late, 200));
     late_in_vain.times_out(300);
-    // These two end at about the same time.
-    let (one, other) = (after_short.granted_after(short, 700), after_extended.granted_after(extended, 900));
-    in_vain.times_out(1500);
+    let (one, other) = (after_short.granted_after(short, 5000), after_extended.granted_after(extended, 900));
+    in_vain.times_out(6000);
     plain(&mut conn);
     assert_left(&mut conn, 500_000, 600_000);
     assert_eq!(conn.ok("DLOCK.EXTEND long t 1200000"), 1);

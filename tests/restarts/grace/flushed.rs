@@ -54,19 +54,17 @@ fn a_flush_that_ends_no_hold_begins_no_grace(kind: &ServerKind) {
 fn waiters_stay_queued_and_are_served_when_grace_ends(kind: &ServerKind) {
     for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 9"] {
         let (server, mut conn) = running(kind);
-        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 700"), "OK");
-        conn.ok("DLOCK.ACQUIRE k t 700");
-        let mut first = waiter(&server, "DLOCK.ACQUIRE k first 700 BLOCK 0");
-        let mut second = waiter(&server, "DLOCK.ACQUIRE k second 700 BLOCK 0");
+        assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 2500"), "OK");
+        conn.ok("DLOCK.ACQUIRE k t 2500");
+        let mut first = waiter(&server, "DLOCK.ACQUIRE k first 2500 BLOCK 0");
+        let mut second = waiter(&server, "DLOCK.ACQUIRE k second 2500 BLOCK 0");
         let asked = Instant::now();
-        assert_eq!(conn.ok("DLOCK.EXTEND k t 700"), 1);
-        let extended = Instant::now();
+        assert_eq!(conn.ok("DLOCK.EXTEND k t 2500"), 1);
         assert_eq!(conn.ok(flush), "OK");
-        assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 700 BLOCK 0");
+        assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 2500 BLOCK 0");
         assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
         let fence = granted(&mut first);
-        assert!(asked.elapsed() >= Duration::from_millis(700), "{flush}: two holders");
-        assert!(extended.elapsed() < Duration::from_secs(5));
+        assert!(asked.elapsed() >= Duration::from_millis(2500), "{flush}: two holders");
         assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
         assert!(granted(&mut second) > fence);
         nobody_waits(&server);

@@ -13,7 +13,7 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
         let (ann, bob) = (client(&servers).await, client(&servers).await);
         let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
         until_held_everywhere(&servers, "r");
-        let ttl = Duration::from_millis(900);
+        let ttl = Duration::from_secs(3);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
         assert_eq!(guard.token(), &kept.token);
         assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));

@@ -7,7 +7,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{LONG, held_on, masters, until_held_everywhere, until_nothing_is_left, url};
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
-const TTL: Duration = Duration::from_millis(900);
+const TTL: Duration = Duration::from_secs(3);
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
@@ -45,7 +45,7 @@ fn an_unrenewed_hold_is_lost_and_not_entered_again_after_a_blocked_runtime(kind:
     let servers = masters(kind, 1);
     runtime().block_on(async {
         let client = client(&servers).await;
-        let lock = || client.lock("r").ttl(Duration::from_millis(500)).renew(false).reentrant();
+        let lock = || client.lock("r").ttl(Duration::from_secs(2)).renew(false).reentrant();
         let guard = lock().acquire().await.expect("it is free");
         let told = guard.cancellation();
         until("its validity has ended", || now() > guard.valid_until());

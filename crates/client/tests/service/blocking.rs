@@ -17,7 +17,7 @@ fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers), client(&servers));
-        let ttl = Duration::from_millis(900);
+        let ttl = Duration::from_secs(3);
         let guard = ann.lock("r").ttl(ttl).fenced().acquire().expect("it is free");
         assert!(guard.fence().is_some());
         let end = guard.valid_until() + ttl;

@@ -120,7 +120,7 @@ async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
         until_nothing_is_left(&servers, "r");
         assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
     }
-    let guard = client.lock("r").ttl(Duration::from_millis(900)).ephemeral().acquire().await;
+    let guard = client.lock("r").ttl(Duration::from_secs(3)).ephemeral().acquire().await;
     let guard = guard.expect("it is free");
     let first = guard.valid_until();
     until("it is renewed as any other", || guard.valid_until() > first);
@@ -143,7 +143,7 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
         assert!(guards.remaining() > LONG && guards.iter().all(|guard| guard.valid_until() >= end));
         assert!(bob.lock_all(["0", "b"]).try_acquire().await.expect("an answer").is_none());
 
-        let wait = Wait::For(Duration::from_millis(30));
+        let wait = Wait::For(Duration::from_secs(1));
         let none = bob.lock_all(["0", "b"]).each(|lock| lock.wait(wait)).acquire().await;
         let why = none.expect_err("b is held");
         assert!(matches!(&why, AcquireError::Taken { resource, .. } if resource == "b"), "{why}");
@@ -204,7 +204,7 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     let client = client(&servers).await;
     let mut conn = servers[0].connect();
     assert!(conn.ok("DLOCK.ACQUIRE b other 600000").int() > 0);
-    let ttl = Duration::from_millis(900);
+    let ttl = Duration::from_secs(3);
     let wants = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
     until("it waits for b", || !queue::clients(&mut conn, "b").is_empty());
     assert_eq!(holders(&servers[0], "a").len(), 1);

@@ -56,7 +56,7 @@ async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_enter
 async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
-    let lock = client.lock("r").ttl(Duration::from_millis(300)).on_lost(|why| panic!("{why}"));
+    let lock = client.lock("r").ttl(Duration::from_secs(2)).on_lost(|why| panic!("{why}"));
     let guard = lock.await.expect("it is free");
     let end = guard.valid_until();
     guard.release().await.expect("it is held");
@@ -76,7 +76,7 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let resource = format!("traced on {}", kind.name);
-    let guard = client.lock(&resource).ttl(Duration::from_millis(600)).fenced().await.expect("it is free");
+    let guard = client.lock(&resource).ttl(Duration::from_secs(3)).fenced().await.expect("it is free");
     let of_hold =
         |what: &str| RECORDED.has(&[&resource, &guard.fence().expect("one").get().to_string(), what]);
     until("a renewal is told", || of_hold("renewed"));

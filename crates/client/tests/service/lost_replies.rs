@@ -133,7 +133,7 @@ async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &Serve
 async fn an_ephemeral_acquire_is_not_repeated_at_a_silent_member(kind: &ServerKind) {
     let server = Server::start(kind);
     let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
-    let client = proxy.client(Duration::from_millis(250)).await;
+    let client = proxy.client(Duration::from_secs(1)).await;
     proxy.lose_the_next();
     let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));
     let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("by another connection");

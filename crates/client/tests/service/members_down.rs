@@ -5,12 +5,14 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use super::{builder, client, held_on, masters, state, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, until};
+use dlock_testkit::{Server, ServerKind, each_server, until};
 
 /// Does not wait long for what does not come, and yet long enough for what does on a busy machine.
 const HASTY: Duration = Duration::from_secs(1);
 const ONCE: Retry = Retry::new(0, Duration::ZERO);
 /// Does not give up.
+/// So long that a wait for it shows, on a busy machine too.
+const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const STUBBORN: Retry = Retry::new(255, Duration::from_millis(50));
 
 #[each_server]
@@ -179,7 +181,7 @@ async fn a_hold_survives_the_loss_of_a_minority(kind: &ServerKind) {
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let client = builder(&servers).node_timeout(TIMEOUT / 3).build().await.expect("all are up");
+    let client = builder(&servers).node_timeout(NODE_TIMEOUT).build().await.expect("all are up");
     servers[0].kill9();
     let seen = async || match client.inspect("r").await.swap_remove(0).answer {
         Answer::Unanswered(NodeState::Down(why)) => why,
@@ -201,8 +203,8 @@ async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKi
     for (count, silent) in [(3, 1), (5, 2)] {
         let servers = masters(kind, count);
         servers[..silent].iter().for_each(Server::pause);
-        let builder = builder(&servers).node_timeout(TIMEOUT / 3);
-        let all = tokio::time::timeout(TIMEOUT, async {
+        let builder = builder(&servers).node_timeout(NODE_TIMEOUT);
+        let all = tokio::time::timeout(NODE_TIMEOUT * 3, async {
             let client = builder.build().await.expect("a majority answers");
             let guard = client.lock("r").acquire().await.expect("a majority answers");
             let seen = client.inspect("r").await;

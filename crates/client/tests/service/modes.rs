@@ -174,7 +174,7 @@ async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &Server
 async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kind: &ServerKind) {
     let server = Server::start(kind);
     let late = Lossy::before(&server, "SHARED", Loss::Late);
-    let client = late.client(Duration::from_millis(250)).await;
+    let client = late.client(Duration::from_secs(1)).await;
     let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
     late.lose_the_next();
     let downgraded = guard.downgrade().await;

@@ -101,7 +101,7 @@ async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerK
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        let waited = bob.lock("r").wait(Wait::For(Duration::from_millis(50))).acquire().await;
+        let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
         assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
         // At once: what bob asks for next does not wait behind it.
@@ -188,7 +188,7 @@ async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) 
     for server in [in_grace, dead] {
         let retry = Retry::new(200, LONG);
         let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
-        let lock = client.lock("r").wait(Wait::For(Duration::from_millis(100)));
+        let lock = client.lock("r").wait(Wait::For(Duration::from_secs(1)));
         // A pause that is not cut short lasts at least 5 s.
         let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("it does not wait longer");
         assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");

@@ -140,7 +140,7 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
 #[each_server]
 async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let client = super::builder(&servers).node_timeout(Duration::from_millis(250)).build().await;
+    let client = super::builder(&servers).node_timeout(Duration::from_secs(1)).build().await;
     let guard = client.expect("a client").lock("r").ttl(LEASE).acquire().await.expect("it is free");
     until_held_everywhere(&servers, "r");
     for server in &servers {
