@@ -1,5 +1,6 @@
-//! The contract as data: plays `conformance/*.json` against real servers, in RESP2 and in RESP3. What a file
-//! means stands in `conformance/README.md`; `clients/python/tests/test_conformance.py` plays the same ones.
+//! Plays the contract as data, `conformance/*.json`, against real servers in RESP2 and RESP3.
+//! `conformance/README.md` defines the format; `clients/python/tests/test_conformance.py` plays the same
+//! files.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ fn every_server_keeps_the_contract(kind: &ServerKind) {
     let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).expect("a file")).collect();
     let server = Server::start(kind);
     let help = server.connect().ok("DLOCK.HELP");
-    // The first line tells how to read the others, of which the indented ones explain.
+    // The first line is a heading, and the indented lines explain the form above them.
     for form in help.items()[1..].iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")) {
         let command = form.split(' ').next().expect("its name");
         assert!(texts.iter().any(|text| text.contains(command)), "no file plays {command}");
@@ -48,7 +49,7 @@ fn play(server: &Server, scenario: &Json, protocol: u8, title: &str) {
     }
     drop(playing);
     until("nothing is left", || {
-        // Whoever is still queued is granted what is flushed.
+        // FLUSHALL grants the lock to clients that are still queued, so it may take several.
         control.ok("FLUSHALL");
         control.ok("DLOCK.LIST 0").items()[1].items().is_empty()
     });
@@ -58,14 +59,14 @@ fn play(server: &Server, scenario: &Json, protocol: u8, title: &str) {
     }
 }
 
-/// A scenario on its way.
+/// A scenario that is being played.
 struct Playing<'a> {
     server: &'a Server,
     protocol: u8,
     connections: HashMap<String, Conn>,
-    /// What the steps have named, as text.
+    /// Saved values by name, as text.
     names: HashMap<String, String>,
-    /// Just before the requests that are so named.
+    /// Times just before the requests that a mark names.
     marks: HashMap<String, Instant>,
     greatest_fence: i64,
 }
@@ -134,7 +135,7 @@ impl<'a> Playing<'a> {
         }
     }
 
-    /// With what the names in braces stand for.
+    /// Replaces each name in braces with its saved value.
     fn filled(&self, text: &str) -> String {
         let put =
             |text: String, (name, value): (&String, &String)| text.replace(&format!("{{{name}}}"), value);

@@ -1,8 +1,8 @@
-//! Who may do what.
+//! ACL rules: commands, keys and categories.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
-/// A connection of a user with these rules.
+/// Opens a connection as a user with these rules.
 fn user(server: &Server, rules: &str) -> Conn {
     server.connect().ok(&format!("ACL SETUSER app reset on >secret {rules}"));
     let mut conn = server.connect();
@@ -10,7 +10,7 @@ fn user(server: &Server, rules: &str) -> Conn {
     conn
 }
 
-/// Which commands it may run, of all of them, on `lock:a`.
+/// Returns the commands that the user may run on `lock:a`.
 #[track_caller]
 fn may(conn: &mut Conn) -> Vec<&'static str> {
     let all = [
@@ -54,7 +54,7 @@ fn a_user_may_do_only_what_its_rules_name_and_only_on_its_keys(kind: &ServerKind
         assert!(conn.say(other).error().starts_with("NOPERM"), "{other}");
     }
     assert_eq!(server.connect().ok("DBSIZE"), 1);
-    // What looks like a key further on is none.
+    // Only the first argument is a key.
     assert!(conn.ok("DLOCK.ACQUIRE lock:b other 600000 LABEL other").int() > 0);
 }
 
@@ -79,14 +79,13 @@ fn acl_categories_contain_the_commands(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut admin = server.connect();
     if !has_categories(kind) {
-        // There a module's command is in no category: rules have to name the commands. "-@write" takes
-        // none away.
+        // Redis 7.0 puts module commands in no category: rules have to name them, and "-@write" removes none.
         assert!(admin.say("ACL CAT dlock").error().contains("Unknown category"));
         assert_eq!(may(&mut user(&server, "~* +@all -@write -@dangerous")).len(), 14);
         assert!(may(&mut user(&server, "~* +@write +@read +@fast")).is_empty());
         return;
     }
-    // Valkey 8 leaves modules' commands out of ACL CAT; COMMAND INFO tells their categories everywhere.
+    // Valkey 8 leaves module commands out of ACL CAT; COMMAND INFO names their categories on every server.
     let listed = admin.ok("ACL CAT dlock").items().len();
     assert!(listed == 17 || listed == 0, "{listed}");
     let loaded = admin.ok("COMMAND LIST FILTERBY MODULE dlock");

@@ -1,5 +1,5 @@
-//! What is given away: the library (`cargo test -p dlock-module --test documented built -- --ignored`), and
-//! under which licence.
+//! The released library (`cargo test -p dlock-module --test documented built -- --ignored`), and the licences
+//! and versions of all packages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::{env, fs};
 
 use dlock_testkit::{Server, ServerKind, documents, each_server};
 
-/// What `make run` and `cargo build --release` make.
+/// Output of `make run` and `cargo build --release`.
 fn released() -> PathBuf {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -24,7 +24,8 @@ fn released() -> PathBuf {
 fn the_module_contains_no_path_of_its_build() {
     let library = std::fs::read(released()).expect("the library");
     let says = |text: &str| library.windows(text.len()).any(|bytes| bytes == text.as_bytes());
-    // The places of panics, of this project and of what it depends on: which of ours, the optimiser decides.
+    // The library contains the source paths of panics. The optimiser decides which paths of this project
+    // remain.
     let ours = ["src/module.rs", "src/ffi/ctx.rs", "src/waiters.rs", "src/value.rs", "crates/core/src/"];
     assert!(ours.into_iter().any(says) && says("/hdrhistogram-"), "it says nothing at all");
     let folders = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var).into_iter().flatten();
@@ -33,7 +34,7 @@ fn the_module_contains_no_path_of_its_build() {
     }
 }
 
-/// The two texts, and what every package says.
+/// Checks the two licence texts and the licence field of each package.
 #[test]
 fn every_package_has_the_license_of_the_project() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -58,7 +59,7 @@ fn every_package_has_the_license_of_the_project() {
     }
 }
 
-/// Cargo.toml has the version. What cannot read it there is written by `scripts/version.sh`.
+/// Cargo.toml holds the version. `scripts/version.sh` writes it to files that cannot read it there.
 #[each_server]
 fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
     let version = env!("CARGO_PKG_VERSION");
@@ -73,7 +74,7 @@ fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
     ] {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
         let text = text.unwrap_or_else(|why| panic!("{file}: {why}"));
-        // The first that looks like it: CHANGELOG.md has older ones below.
+        // The first match counts: CHANGELOG.md lists older versions below.
         let start = &line[..line.find(version).expect("it names the version")];
         let first = text.lines().map(str::trim).find(|found| found.starts_with(start));
         let first = first.unwrap_or_else(|| panic!("{file} names no version"));

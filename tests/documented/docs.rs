@@ -2,8 +2,7 @@
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
-/// Name, arity, flags, what the docs say of its arguments. `_SET` is for replicas alone and has docs all the
-/// same.
+/// Name, arity, flags, and arguments of each command. `_SET` is for replicas only, but has documentation too.
 const COMMANDS: [(&str, i64, &str, &str); 17] = [
     (
         "DLOCK.ACQUIRE",
@@ -30,20 +29,20 @@ const COMMANDS: [(&str, i64, &str, &str); 17] = [
     ("DLOCK._SET", 3, "write noscript skip_slowlog skip_monitor", "key change"),
 ];
 
-/// Where the server has no dry runs.
+/// An additional command on servers without dry runs.
 const MAY: (&str, i64, &str, &str) = ("DLOCK._MAY", 2, "write denyoom skip_slowlog skip_monitor", "key");
 
-/// The flags of COMMAND INFO, without those every module command has.
+/// Returns the flags of COMMAND INFO without those that every module command has.
 fn flags(info: &Value) -> Vec<String> {
     let mut flags: Vec<String> = info.items()[2].items().iter().map(Value::text).collect();
     flags.retain(|flag| flag != "module");
-    // Valkey 8.1 took SLOWLOG into COMMANDLOG.
+    // Valkey 8.1 replaced SLOWLOG by COMMANDLOG.
     flags.iter_mut().filter(|flag| *flag == "skip_commandlog").for_each(|flag| *flag = "skip_slowlog".into());
     flags.sort();
     flags
 }
 
-/// Arguments as people write them.
+/// Formats arguments in the notation of the documents.
 fn form(arguments: &[Value]) -> Vec<String> {
     let one = |argument: &Value| {
         let Value::Array(pairs) = argument else { panic!("{argument:?}") };
@@ -116,7 +115,7 @@ fn command_docs_and_help_show_the_same_forms(kind: &ServerKind) {
         let name = line.split(' ').next().unwrap_or_default();
         let docs = docs(&mut conn, name);
         assert_eq!(pair[1], format!("    {}.", docs.field("summary").text()));
-        // Every word in capitals stands in both.
+        // HELP and COMMAND DOCS must contain the same words in capitals.
         let (_, _, _, form) = COMMANDS.iter().find(|row| row.0 == name).expect("a command of the table");
         let capitals = |text: &str| -> Vec<String> {
             let words = text.split(|c: char| !c.is_ascii_alphabetic());
@@ -154,7 +153,7 @@ fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
         assert_eq!(flags, access, "{command}");
     }
     for keyless in ["DLOCK.LIST 0", "DLOCK.LOG KEY k", "DLOCK.TOKEN", "DLOCK.HELP"] {
-        // The words of the refusal are the server's, and differ.
+        // The text of the error differs between servers.
         assert!(conn.say(&format!("COMMAND GETKEYS {keyless}")).error().starts_with("ERR"));
     }
 }
@@ -172,7 +171,7 @@ fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
         ("GUARD k t PING", "RO access", &["k"]),
         ("GUARD k t NOSUCH a", "RO access", &["k"]),
         ("FENCED g 5 GET a", "RW access update", &["g", "a"]),
-        // What is nested does not run, so nobody follows it.
+        // A nested guard is refused, so its keys are not reported.
         ("GUARD k t DLOCK.GUARD l t GET a", "RO access", &["k", "l"]),
         ("FENCED g 5 DLOCK.FENCED h 6 DLOCK.GUARD k t GET a", "RW access update", &["g", "h"]),
     ] {

@@ -1,11 +1,11 @@
-//! Every link of the documents leads somewhere, and a reader finds every document.
+//! Links of the documents lead to existing targets, and the index reaches every document.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use dlock_testkit::{documents, project};
 
-/// What a document says, without its blocks of code.
+/// Returns a document without its code blocks.
 fn prose(text: &str) -> String {
     let mut code = false;
     let kept = text.lines().filter(|line| {
@@ -15,7 +15,7 @@ fn prose(text: &str) -> String {
     kept.collect::<Vec<_>>().join("\n")
 }
 
-/// The anchors of its headings, as GitHub makes them.
+/// Returns the anchors of the headings, as GitHub builds them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     let headings = prose(text);
@@ -31,7 +31,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.filter(|line| line.starts_with('#')).map(anchor).collect()
 }
 
-/// Where its relative links lead, and to which anchor there.
+/// Returns the targets of the relative links, with their anchors.
 fn links(path: &str, text: &str) -> Vec<(PathBuf, Option<String>)> {
     let text = prose(text);
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
@@ -47,7 +47,7 @@ fn links(path: &str, text: &str) -> Vec<(PathBuf, Option<String>)> {
     relative.map(resolve).collect()
 }
 
-/// Without its `..`.
+/// Removes `..` from a path.
 fn plain(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut plain, part| {
         match part {
@@ -93,14 +93,14 @@ fn the_readme_has_at_most_150_lines() {
     assert!((50..=150).contains(&lines), "{lines} lines");
 }
 
-/// A figure that names its command can be had again.
+/// Documents name the command that repeats a figure.
 #[test]
 fn every_named_make_target_exists() {
     let makefile = documents::read("Makefile");
     let mut named = BTreeSet::new();
     for path in documents::all() {
         let text = documents::read(&path);
-        // In code only: "make sure" is no command.
+        // Code only: "make sure" is no command.
         let code = text.split("`make ").skip(1).chain(text.split("\nmake ").skip(1));
         let code = code.filter_map(|rest| rest.split(|c: char| !is_target(c)).next());
         for target in code {
@@ -123,7 +123,7 @@ fn every_named_test_exists() {
             let is_there = |folder: &PathBuf| {
                 folder.join(name).join("main.rs").exists() || folder.join(format!("{name}.rs")).exists()
             };
-            // NAME stands for any of them; a path is one of node's.
+            // NAME is a placeholder, and a path belongs to a Node test.
             assert!(
                 name == "NAME" || name.contains('/') || folders.iter().any(is_there),
                 "{path}: --test {name}"

@@ -1,5 +1,4 @@
-//! What the server tells of the module: docs, key specs, ACL, options, INFO; and what it keeps to itself:
-//! tokens.
+//! The server's view of the module: documentation, key specs, ACL, options, INFO, and no tokens.
 
 mod acl;
 mod built;

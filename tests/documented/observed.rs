@@ -1,4 +1,4 @@
-//! INFO, the log and SLOWLOG: what an operator reads.
+//! INFO, the log and SLOWLOG, as an operator reads them.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 const INFO: &str = include_str!("../../docs/info.md");
 
-/// The numbers of the section as pairs.
+/// Returns the numeric fields of the section as pairs.
 fn section(conn: &mut Conn) -> Vec<(String, u64)> {
     let text = conn.ok("INFO dlock").text();
     let is_text = |line: &str| {
@@ -76,13 +76,13 @@ fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
         assert!(value(name).is_some(), "{name} is not in {shown:?}");
     }
     assert!(value("held_ms_p50") <= value("held_ms_p99") && value("held_ms_p99") <= value("held_ms_max"));
-    // c was broken, d released, e has expired: none took an hour.
+    // Three holds have ended: c was broken, d released, e expired. None lasted an hour.
     let lengths = server.info("dlock_held_ms");
     assert!(lengths.starts_with("1=") && lengths.contains(",3600000=3,inf=3,sum="), "{lengths}");
     assert!(server.info("dlock_waited_ms").ends_with(",3600000=0,inf=0,sum=0"));
     assert!(value("fence") > Some(1_700_000_000_000_000));
     assert!(value("fence_mark") > value("fence"));
-    // The same when the whole of INFO is asked for.
+    // A complete INFO shows the same value.
     assert_eq!(server.info("dlock_grants"), "6");
 }
 
@@ -132,12 +132,12 @@ fn tokens_stay_out_of_slowlog_and_log_and_info(kind: &ServerKind) {
     conn.ok("MULTI");
     conn.ok(&format!("DLOCK.ACQUIRE k {SECRET} 600000"));
     conn.ok("EXEC");
-    // Its bytes hold no readable lock.
+    // These bytes are no valid lock.
     assert!(conn.call(&["RESTORE", "r", "0", SECRET]).error().starts_with("ERR"));
 
     let slow = format!("{:?}", conn.ok("SLOWLOG GET 1000"));
     assert!(slow.contains("DLOCK.BREAK"), "it must be on to prove anything: {slow}");
-    // A client's own bytes for RESTORE are the server's to log.
+    // The server logs the arguments of RESTORE itself.
     let slow = slow.replace(&format!(r#"["RESTORE", "r", "0", "{SECRET}"]"#), "");
     assert!(!slow.contains(SECRET), "{slow}");
     let info = conn.ok("INFO everything").text();

@@ -1,4 +1,4 @@
-//! Options: redis.conf, arguments where the module is loaded, CONFIG.
+//! Options from redis.conf, from module arguments and from CONFIG.
 
 use std::fs;
 
@@ -69,7 +69,7 @@ fn config_rewrite_keeps_options_over_a_restart(kind: &ServerKind) {
     assert_eq!(conn.ok("CONFIG REWRITE"), "OK");
     let conf = fs::read_to_string(server.dir().join("server.conf")).expect("the server's own conf");
     assert!(conf.lines().any(|line| line == "dlock.max-ttl 7000"), "{conf}");
-    // What stands at its default is not written.
+    // CONFIG REWRITE leaves out options with their default value.
     assert!(!conf.contains("dlock.max-waiters"), "{conf}");
     server.restart();
     assert_eq!(server.connect().ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
@@ -110,7 +110,7 @@ fn a_wrong_option_stops_the_start_and_is_named(kind: &ServerKind) {
     }
     for conf in ["dlock.max-ttl 0", "dlock.max-ttl x", "dlock.max-tll 5"] {
         let log = Server::options(kind).conf(conf).try_start().map(|_| ()).expect_err("it must not start");
-        // Redis 7.0 does not say which option it was that nobody asked for.
+        // Redis 7.0 does not name the unknown option.
         let told = [conf.split(' ').next().unwrap_or_default(), "Module Configuration"];
         assert!(told.iter().any(|words| log.contains(words)), "{conf}: {log}");
     }

@@ -1,4 +1,4 @@
-//! The sessions of the documents go as shown, and `make run` and the example start what they say.
+//! Runs the sessions of the documents, `make run` and the example configuration.
 
 use std::fs::{self, File, Permissions};
 use std::net::TcpStream;
@@ -12,7 +12,8 @@ use dlock_testkit::{
 
 const EXAMPLE: &str = include_str!("../../redis.conf.example");
 
-/// A reply as redis-cli prints it. Fences differ each time: greater than 10^15 each reads as "a fence".
+/// Formats a reply as redis-cli prints it. A number above 10^15 becomes "a fence", because fences differ each
+/// time.
 fn printed(reply: &Value) -> String {
     match reply {
         Value::Nil => "(nil)".into(),
@@ -24,7 +25,7 @@ fn printed(reply: &Value) -> String {
     }
 }
 
-/// The words of a command line, quoted ones whole.
+/// Splits a command line into words; a quoted word is one.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     for (at, part) in line.split('"').enumerate() {
@@ -37,7 +38,8 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// What is typed into redis-cli, on a server as `make run` starts it: each document in a database of its own.
+/// Runs the redis-cli sessions of the documents, each document in a database of its own, on a server as `make
+/// run` starts it.
 fn try_the_sessions(conn: &mut Conn) {
     let mut shown = Vec::new();
     let sessions = documents::all().into_iter().map(|path| (documents::blocks(&path, "text"), path));
@@ -61,7 +63,7 @@ fn try_the_sessions(conn: &mut Conn) {
     assert_eq!(shown, ["README.md", "docs/commands.md", "docs/getting-started.md"]);
 }
 
-/// What `make run` starts after `make setup`, in a folder that looks like the project after a build.
+/// `make run` after `make setup`, in a folder that looks like the project after a build.
 struct MakeRun {
     server: Child,
     folder: Folder,
@@ -110,7 +112,7 @@ impl MakeRun {
         logged(&self.folder)
     }
 
-    /// What the command that it tells to try prints.
+    /// Runs the command that `make run` suggests, and returns its output.
     #[track_caller]
     fn try_what_it_says(&self, about: &str) -> String {
         let said = self.said();
@@ -138,7 +140,7 @@ fn make_run_and_the_documented_sessions_run_as_shown(kind: &ServerKind) {
     try_the_sessions(&mut Conn::open(run.port.number()));
 }
 
-/// On a machine on which no server is installed where a shell would look for it.
+/// Runs without an installed server in the PATH.
 #[each_server]
 fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind: &ServerKind) {
     let shown = documents::blocks("docs/getting-started.md", "sh");
@@ -153,8 +155,8 @@ fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind:
     try_the_sessions(&mut conn);
 }
 
-/// Started as it says itself, from a folder that looks like the project after a build; only the port is
-/// another.
+/// Starts the example as its own comment says, in a folder that looks like the project after a build. Only
+/// the port differs.
 #[each_server]
 fn the_example_configuration_starts_a_server(kind: &ServerKind) {
     let folder = Folder::fresh();
@@ -182,7 +184,7 @@ fn the_example_configuration_starts_a_server(kind: &ServerKind) {
     };
     let mut server = start();
     let mut conn = Conn::open(port.number());
-    // A first start looks like one that has lost everything.
+    // A first start cannot be told from a loss of all data.
     let refused = conn.say("DLOCK.ACQUIRE k a 60000");
     assert!(
         refused.error().starts_with("GRACE ") && refused.error().contains("grants no new"),

@@ -1,4 +1,4 @@
-//! The tables of the documents have what a running server has.
+//! The tables of the documents match a running server.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ fn the_command_table_lists_every_command_with_its_form(kind: &ServerKind) {
     assert!(forms.len() >= 13);
     for form in &forms[1..] {
         let table = documents::read("docs/commands.md").replace("\\|", "|");
-        // `key token | key CLIENT id` is written as two forms there.
+        // The table writes `key token | key CLIENT id` as two forms.
         let (name, rest) = form.split_once(' ').unwrap_or((form, ""));
         for alternative in rest.split(" | key ").enumerate().map(|(at, rest)| match at {
             0 => format!("`{name} {rest}").trim_end().to_string(),
@@ -59,7 +59,7 @@ fn the_documented_acl_line_grants_the_named_rights_only(kind: &ServerKind) {
     }
 }
 
-/// What the row of WRONGTYPE counts on.
+/// Proves the advice in the WRONGTYPE row of the table.
 #[each_server]
 fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key(kind: &ServerKind) {
     let table = documents::read("docs/commands.md");

@@ -1,8 +1,8 @@
-//! What an operator should change: in INFO while it is so, in the log when it begins.
+//! Warnings for operators: shown in INFO while the cause lasts, logged when it begins.
 
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
-/// How many warnings there are, and their words.
+/// Returns the number of warnings and their words.
 fn warned(conn: &mut Conn) -> String {
     let info = conn.ok("INFO dlock").text();
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
@@ -42,7 +42,7 @@ fn an_unwritable_mark_is_warned_of_until_it_is_written(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     until("it is written", || server.info("dlock_fence_mark_status") == "ok");
-    // A folder stands where the next one is to be written.
+    // A folder blocks the path of the next file.
     let file = std::fs::read_dir(server.dir()).expect("the folder").map(|file| file.expect("a file").path());
     let file = file.into_iter().find(|file| file.to_string_lossy().contains("fence")).expect("the mark");
     std::fs::remove_file(&file).expect("it can go");
@@ -68,7 +68,7 @@ fn a_default_server_starts_with_warnings_and_the_example_without(kind: &ServerKi
     assert_eq!(warned(&mut options.start().connect()), "0 ");
 }
 
-/// As hardened servers have it. Two of them in one folder wrote one file, and nothing was warned of.
+/// Hardened servers rename CONFIG. Two such servers in one folder wrote one mark file without a warning.
 #[each_server]
 fn a_server_with_a_renamed_config_command_warns_and_uses_its_own_files(kind: &ServerKind) {
     let options = Server::options(kind).conf("rename-command CONFIG \"\"").conf("notify-keyspace-events Kd");

@@ -112,7 +112,7 @@ fn confirm_of_a_higher_fence_raises_the_hold_and_the_counter(kind: &ServerKind) 
     assert_eq!(conn.ok("DLOCK.ACQUIRE other t 600000"), raised + 1);
 }
 
-/// The fence had to tell how old a hold is, and a raised one told of a grant in the future.
+/// The age was once derived from the fence, so a raised fence gave a grant in the future.
 #[each_server]
 fn confirm_keeps_the_age_of_the_hold(kind: &ServerKind) {
     let options = |kind| Server::options(kind).conf("appendonly yes").conf("appendfsync always");
@@ -143,7 +143,7 @@ fn confirm_refuses_a_fence_beyond_the_skew_bound_and_changes_no_fence(kind: &Ser
     let server = Server::start(kind);
     let mut conn = server.connect();
     let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
-    // A minute, and the end of the number space.
+    // A minute ahead, and the greatest possible fence.
     for ahead in [fence + 60_000_000, (1 << 53) - 1] {
         let refused = conn.say(&format!("DLOCK.CONFIRM k t {ahead} 3600000"));
         let words = refused.error().to_string();
@@ -156,7 +156,7 @@ fn confirm_refuses_a_fence_beyond_the_skew_bound_and_changes_no_fence(kind: &Ser
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {fence} 600000")), fence);
 }
 
-/// Known while that connection lives.
+/// INSPECT shows the address while the connection exists.
 #[each_server]
 fn inspect_shows_the_connection_of_each_hold(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -170,7 +170,7 @@ fn inspect_shows_the_connection_of_each_hold(kind: &ServerKind) {
     let (client, addr) = seen();
     assert_eq!(client, holder.client_id());
     assert!(addr.starts_with("127.0.0.1:"), "{addr}");
-    // A waiter's hold is the waiter's, whoever has released the lock.
+    // The hold of a waiter belongs to the waiter's connection, not to the one that released.
     let mut waiter = server.connect();
     let waiting = waiter.client_id();
     waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
@@ -242,7 +242,7 @@ fn token_returns_27_fresh_url_safe_characters(kind: &ServerKind) {
     }
     let token = seen.into_iter().next().expect("there are a hundred");
     granted(conn.ok(&format!("DLOCK.ACQUIRE k {token} 600000")));
-    // It takes no allocation of its own.
+    // A token of this length is stored inline.
     granted(conn.ok("DLOCK.ACQUIRE s t 600000"));
     assert_eq!(conn.ok("MEMORY USAGE k"), conn.ok("MEMORY USAGE s"));
 }
@@ -255,7 +255,7 @@ fn script(conn: &mut Conn, command: &str) -> Value {
     conn.call(&[&["EVAL", text, "1", words[1], words[0]], &words[2..]].concat())
 }
 
-/// Valkey 9 finds by its number whatever runs, and crashed when asked for its address.
+/// Valkey 9 finds internal clients by their id too, and crashed when asked for the address of one.
 #[each_server]
 fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -319,7 +319,7 @@ fn client_side_caching_reports_a_change_and_no_denial(kind: &ServerKind) {
     let mut told = |command: &str| {
         cache.ok("DLOCK.HOLDS k t");
         other.ok(command);
-        // The push, if any, was sent before the answer to this.
+        // The server sends a push before the reply to this command.
         assert_eq!(cache.ok("PING"), "PONG");
         match cache.try_read(Duration::ZERO) {
             Some(push) => {

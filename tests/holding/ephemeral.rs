@@ -1,4 +1,4 @@
-//! Holds that end with their connection.
+//! Ephemeral holds, which end with their connection.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use dlock_testkit::queue::{granted, holders, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// Ends a connection in every way there is; each time there must be a handoff.
+/// Ends a connection in every possible way. Each end must grant the lock to the waiter.
 #[each_server]
 fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
@@ -42,7 +42,7 @@ fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     assert_eq!(server.info("dlock_disconnects"), "4");
 }
 
-/// What the module knows of the connection was in no figure, and is most of what such a hold takes.
+/// MEMORY USAGE left out the record of the connection, which is most of the memory of an ephemeral hold.
 #[each_server]
 fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
     const HOLDS: usize = 300;
@@ -56,7 +56,7 @@ fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
         let counted: i64 = (0..HOLDS).map(|n| look.ok(&format!("MEMORY USAGE key:{n}")).int()).sum();
         counted as f64
     };
-    // The connections' own buffers would hide it: a server takes them back after two seconds.
+    // The server frees connection buffers after two seconds; until then they would hide the difference.
     let mut other = server.connect();
     let mut used = || {
         until("idle connections have no buffers", || {
@@ -78,7 +78,7 @@ fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
     use std::io::Write;
     (&raw).write_all(b"DLOCK.ACQUIRE k a 60000 EPHEMERAL\r\n").expect("sent");
     until("it holds", || holders(&mut look, "k") == ["a"]);
-    // With unread bytes in its receive buffer a socket answers a close with RST.
+    // A socket with unread received bytes answers a close with RST.
     until("the reply has arrived", || {
         let mut byte = [0];
         raw.peek(&mut byte).is_ok_and(|read| read == 1)
@@ -162,8 +162,8 @@ fn an_ephemeral_hold_lasts_until_its_lease_ends_after_a_restart(kind: &ServerKin
     until("its lease ends", || look.ok("EXISTS k") == 0);
 }
 
-/// A script runs on a client of the server's own, so there is nothing to bind the hold to; a transaction does
-/// not.
+/// A script runs on an internal client, which has no connection to bind the hold to. A transaction runs on
+/// its own connection.
 #[each_server]
 fn ephemeral_is_refused_in_scripts_and_works_in_transactions(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -180,7 +180,7 @@ fn ephemeral_is_refused_in_scripts_and_works_in_transactions(kind: &ServerKind) 
     until("it has ended", || look.ok("EXISTS k") == 0);
 }
 
-/// Once the write inside a disconnect made the server replicate the command that ran: CLIENT KILL.
+/// A write during a disconnect was replicated as the command that caused it, CLIENT KILL.
 #[each_server]
 fn a_kill_inside_a_transaction_replicates_the_end_of_the_hold_and_no_kill(kind: &ServerKind) {
     let server = Server::start(kind);

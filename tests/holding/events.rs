@@ -1,8 +1,8 @@
-//! What listeners are told, on both channels, in which order; and that nobody is told of what did not happen.
+//! Keyspace events: both channels, in order, and only for real changes.
 
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server};
 
-/// Runs a command and returns what was told of it: `key event`, both channels of each agreeing.
+/// Runs a command and returns its events as `key event`. Both channels must agree.
 #[track_caller]
 fn told(events: &mut Events, conn: &mut Conn, command: &str) -> Vec<String> {
     let _ = conn.say(command);
@@ -66,7 +66,7 @@ fn the_event_of_a_grant_follows_that_of_the_expired_hold(kind: &ServerKind) {
         conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
     assert!(answers[2].int() > answers[0].int());
     let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
-    // Never free in between: nobody is called for nothing.
+    // The lock is never free in between, so no listener is woken for nothing.
     assert_eq!(told, ["dlock.acquire", "dlock.expired", "dlock.acquire"]);
 }
 

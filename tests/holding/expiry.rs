@@ -1,4 +1,4 @@
-//! Leases: when they end, and who sees it.
+//! Expiry of leases: deadlines, and hidden expired holds.
 
 mod deadlines;
 mod hidden;

@@ -3,7 +3,7 @@
 mod command_kinds;
 mod guard;
 
-/// The word that an error begins with.
+/// Returns the first word of an error.
 fn word(refused: &dlock_testkit::Value) -> &str {
     refused.error().split(' ').next().unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! What happens to a lock when its key is treated like any other key: deleted, overwritten, renamed, moved,
-//! flushed, evicted. The hold ends wherever the key is gone, and a lock never turns up under another name.
+//! Locks under commands for any key: delete, overwrite, rename, move, flush, evict. The hold ends when its
+//! key is gone, and no lock appears under another name.
 
 mod evicted;
 mod flushed;
@@ -34,7 +34,7 @@ impl World {
         self.conn.ok(command)
     }
 
-    /// Takes a lock that must be free, with a fence above all before. Its events are dropped.
+    /// Acquires a lock that must be free, with a fence above all earlier ones. Discards the events.
     #[track_caller]
     fn hold(&mut self, key: &str, token: &str) -> i64 {
         let fence = self.conn.ok(&format!("DLOCK.ACQUIRE {key} {token} 600000")).int();
@@ -44,7 +44,7 @@ impl World {
         fence
     }
 
-    /// The next events are these, as "key event", and no others.
+    /// Asserts the next events as "key event", and that no others follow.
     #[track_caller]
     fn told(&mut self, wanted: &[&str]) {
         let told: Vec<String> = wanted.iter().map(|_| self.next_event()).collect();
@@ -58,8 +58,8 @@ impl World {
         format!("{} {event}", channel.split(':').nth(1).unwrap_or_default())
     }
 
-    /// Master, replica and what the append only file holds agree on these locks, in this database, and on how
-    /// many locks and holders there are in all.
+    /// Asserts that the master, the replica and a server that loads the append only file have these locks in
+    /// this database, and this total of locks and holders.
     #[track_caller]
     fn agrees(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
         self.replica.wait_in_sync(&self.master);
@@ -70,13 +70,13 @@ impl World {
     }
 }
 
-/// Who holds which lock (None: nobody), and INFO's gauges.
+/// Asserts the holder of each lock (`None`: free) and the gauges of INFO.
 #[track_caller]
 fn look(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
     let mut conn = server.connect();
     conn.ok(&format!("SELECT {db}"));
     for (key, holder) in locks {
-        // Not INSPECT: of a plain value under the key it would only say WRONGTYPE.
+        // INSPECT returns only WRONGTYPE for a value of another type.
         match (conn.say(&format!("DLOCK.INSPECT {key}")), holder) {
             (Value::Nil | Value::Error(_), None) => {}
             (lock @ Value::Array(_), Some(holder)) => {

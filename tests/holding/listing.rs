@@ -1,12 +1,12 @@
-//! LIST: every lock of the database and nothing else.
+//! LIST returns every lock of the database and nothing else.
 
 use std::collections::BTreeMap;
 
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// The locks of a whole walk by their keys, with mode, holders and waiters. None comes twice: nothing changes
-/// meanwhile.
+/// Returns the locks of a complete walk by key, with mode, holders and waiters. No lock may appear twice
+/// while nothing changes.
 #[track_caller]
 fn walk(conn: &mut Conn, options: &str) -> BTreeMap<String, String> {
     let (mut cursor, mut locks) = ("0".to_string(), BTreeMap::new());
@@ -24,7 +24,7 @@ fn walk(conn: &mut Conn, options: &str) -> BTreeMap<String, String> {
     }
 }
 
-/// As [`walk`] answers them.
+/// Builds the result that [`walk`] returns.
 fn of<const N: usize>(locks: [(&str, &str); N]) -> BTreeMap<String, String> {
     let printed = |state: &str| {
         let words: Vec<&str> = state.split(' ').collect();
@@ -87,12 +87,12 @@ fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
         let holder = conn.ok("DLOCK.INSPECT k");
         holder.field("holders").items()[0].field("held").int() >= 5
     });
-    // Enough to be kept in rows; the first leaves in the middle.
+    // Enough deadlines to be kept in rows; the first are released in the middle of the walk.
     for n in 0..200 {
         conn.ok(&format!("DLOCK.ACQUIRE k sharer-{n} {} SHARED", 600_000 + n));
     }
     let lock = |conn: &mut Conn| conn.ok("DLOCK.LIST 0").items()[1].items()[0].clone();
-    // The one whose lease ends first was granted first.
+    // The lock whose lease ends first was granted first.
     let first =
         |conn: &mut Conn| conn.ok("DLOCK.INSPECT k COUNT 1").field("holders").items()[0].field("held").int();
     let (before, listed, after) = (first(&mut conn), lock(&mut conn), first(&mut conn));
@@ -117,7 +117,7 @@ fn list_returns_every_lasting_lock_while_others_change(kind: &ServerKind) {
         conn.ok(&format!("DLOCK.ACQUIRE stays:{n} a 600000"));
         conn.ok(&format!("DLOCK.ACQUIRE goes:{n} a 600000"));
     }
-    // Handed from one to the next, it stays.
+    // A lock that is handed off stays in the walk.
     let mut next = waiter(&server, "DLOCK.ACQUIRE stays:7 b 600000 BLOCK 0");
     let (mut cursor, mut seen, mut round) = ("0".to_string(), Vec::new(), 0);
     loop {

@@ -1,14 +1,14 @@
-//! LOG: every kind of entry by its cause, and what an entry shows.
+//! LOG: every kind of entry with its cause, and its fields.
 
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// Every hold and wait is long.
+/// Starts a server that counts every hold and wait as long.
 fn server(kind: &ServerKind) -> Server {
     Server::options(kind).conf("dlock.log-slower-than 0").start()
 }
 
-/// What is noted of a key, the newest first.
+/// Returns the incidents of a key, newest first.
 fn noted(conn: &mut Conn, key: &str) -> Vec<String> {
     let log = conn.ok(&format!("DLOCK.LOG KEY {key}"));
     log.items().iter().map(|entry| entry.field("what").text()).collect()
@@ -94,7 +94,8 @@ fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
         assert_eq!(entry.field(field), &Value::Int(value), "{entry:?}");
     }
     assert!(entry.field("address").text().starts_with("127.0.0.1:"), "{entry:?}");
-    // Who was granted it, be it bound to that connection or not, and for as long as that is there.
+    // The entry names the connection of the grant, whether or not the hold is bound to it, while that
+    // connection exists.
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("DEL k");
     let (vanished, granted) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
@@ -138,7 +139,7 @@ fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
     conn.ok("CONFIG SET dlock.log-slower-than 600000");
     again(&mut conn);
     assert_eq!(ids(&mut conn, ""), []);
-    // A crowd that ends together is one entry, a long name is cut.
+    // Many holds that end together are one entry; a long name is cut.
     for n in 0..300 {
         conn.ok(&format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
     }

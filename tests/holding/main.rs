@@ -1,4 +1,4 @@
-//! Holding a lock: every command and mode by cases worked out by hand, when a hold ends, and who is told.
+//! Holds: commands and modes, expiry, events, and keys under other commands.
 
 mod commands;
 mod ephemeral;

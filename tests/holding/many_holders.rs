@@ -1,14 +1,14 @@
-//! Locks that thousands hold: nothing that ends them all at once does so at the cost of others, and the books
-//! are right afterwards.
+//! Locks with thousands of holders: ending them all at once delays no other client, and the counters are
+//! right afterwards.
 
 use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 
-/// More than a turn ends, and more than a replica is told of in one effect.
+/// More holds than one event-loop turn ends, and than one effect names.
 const MANY: usize = 3000;
 
-/// Takes a lock for so many tokens, in a transaction, for a script has no connection of its own.
+/// Acquires a lock for `many` tokens in a transaction, because a script has no connection of its own.
 #[track_caller]
 fn crowd(conn: &mut Conn, key: &str, many: usize, ttl: &str, options: &str) {
     let commands: Vec<String> =
@@ -23,7 +23,7 @@ fn number(server: &Server, field: &str) -> usize {
     server.info(field).parse().expect("a number")
 }
 
-/// How many hold a lock, and how many of them are shown.
+/// Returns the number of holders, and the number that INSPECT shows.
 #[track_caller]
 fn holders(server: &Server, key: &str) -> usize {
     let found = server.connect().ok(&format!("DLOCK.INSPECT {key} COUNT 1"));
@@ -60,7 +60,7 @@ fn break_ends_many_holds_with_one_effect_and_one_event(kind: &ServerKind) {
     until("their memory is given back", || number(&server, "used_memory") < before + 1_000_000);
 }
 
-/// Each of them was looked for among all, and the whole lock was sent to the replicas for each few of them.
+/// Each hold was searched among all of them, and the whole lock was sent to the replicas for every few.
 #[each_server]
 fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
@@ -80,8 +80,8 @@ fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     assert!(each < 400, "{each} bytes for each went to the replica");
 }
 
-/// Broken, and held again by the same token and connection: what is still to be done for the old hold leaves
-/// the new one bound.
+/// Broken, and acquired again by the same token and connection: pending work for the old hold keeps the new
+/// one bound.
 #[each_server]
 fn a_hold_acquired_again_after_a_break_is_bound_to_its_connection(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -96,7 +96,7 @@ fn a_hold_acquired_again_after_a_break_is_bound_to_its_connection(kind: &ServerK
     assert_eq!(server.connect().say("EXISTS k"), 0);
 }
 
-/// Half of them end in one moment while the server may not write, and the others stay.
+/// Half of the leases end at once while the server refuses writes; the others stay.
 #[each_server]
 fn many_expired_holds_are_hidden_at_once_and_removed_in_turns(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
@@ -105,7 +105,7 @@ fn many_expired_holds_are_hidden_at_once_and_removed_in_turns(kind: &ServerKind)
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
     crowd(&mut conn, "k", MANY, "86000000", "PERMITS 3001");
     let leases: Vec<String> = (0..MANY / 2).map(|n| format!("DLOCK.EXTEND k token:{n} 500")).collect();
-    // In one step, so that none has ended when the pause begins.
+    // In one step, so that no lease ends before the pause.
     let step = leases.iter().map(String::as_str).chain(["CLIENT PAUSE 600000 WRITE", "EXEC"]);
     let answers = conn.say_together(&["MULTI"].into_iter().chain(step).collect::<Vec<_>>());
     assert_eq!(answers.last().expect("of EXEC").items().len(), MANY / 2 + 1);
@@ -123,8 +123,8 @@ fn many_expired_holds_are_hidden_at_once_and_removed_in_turns(kind: &ServerKind)
     until("the replica has dropped them", || number(&replica, "dlock_holders") == MANY / 2);
 }
 
-/// Bindings of a crowd whose key is taken away are taken apart in the background; the next hold has one of
-/// its own.
+/// The bindings of a deleted key with many holders are removed in the background; the next hold has its own
+/// binding.
 #[each_server]
 fn a_deleted_key_with_many_holders_leaves_no_state(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -156,7 +156,7 @@ fn max_holders_per_key_bounds_the_holders(kind: &ServerKind) {
             assert!(refused.error().contains("dlock.max-holders-per-key"), "{refused:?}");
         }
         assert!(conn.ok(&format!("DLOCK.ACQUIRE k c 600000 {mode}")).int() > 0, "it holds already");
-        // Others were queued when it became full.
+        // More clients queued when the lock became full.
         conn.ok("DLOCK.BREAK k");
         conn.ok("DLOCK.ACQUIRE k alone 600000");
         let mut waiters = ["a", "b", "c", "d"]
@@ -171,7 +171,7 @@ fn max_holders_per_key_bounds_the_holders(kind: &ServerKind) {
         granted(&mut waiters[3]);
         conn.ok("DLOCK.BREAK k");
     }
-    // Who waits for a full lock gets it when more may hold it.
+    // A waiter of a full lock is granted when the option is raised.
     conn.ok("DLOCK.ACQUIRE full alone 600000");
     let mut waiters = ["a", "b", "c", "d"]
         .map(|token| waiter(&server, &format!("DLOCK.ACQUIRE full {token} 600000 SHARED BLOCK 0")));

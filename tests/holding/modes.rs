@@ -1,9 +1,9 @@
-//! Shared holds, permits, upgrade, downgrade, lock-delay.
+//! Shared holds, permits, upgrade, downgrade and DELAY, where replicas, events or a crash take part.
 
 use dlock_testkit::queue::{granted, holders, tokens, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
-/// It ended the section: the writer shared what it believed to hold alone, and others could join.
+/// A shared request once downgraded the hold: the writer shared a lock that it believed to hold alone.
 #[each_server]
 fn a_shared_request_of_the_exclusive_holder_keeps_its_mode(kind: &ServerKind) {
     let (server, replica) = (Server::start(kind), Server::start(kind));
@@ -80,7 +80,7 @@ fn shared_holds_and_delays_survive_a_crash(kind: &ServerKind) {
     assert!(c.ok("DLOCK.INSPECT d").field("delay").int() > 0);
 }
 
-/// Two sharers in one queue were taken to wait for each other.
+/// Two sharers in one queue once counted as waiting for each other.
 #[each_server]
 fn waiters_that_are_granted_together_form_no_cycle(kind: &ServerKind) {
     let server = Server::start(kind);

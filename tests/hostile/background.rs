@@ -1,10 +1,9 @@
-//! The background belongs to everybody: what one connection leaves behind keeps nobody else waiting, and its
-//! memory is given back.
+//! The background job serves all clients: work that one connection causes delays no other, and its memory is
+//! freed.
 
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
-/// All the holds of a closed connection were ended before the next lease was looked at, for 9 s where they
-/// were 30,000.
+/// All holds of a closed connection were once ended before the next lease was checked: 9 s for 30,000 holds.
 #[each_server]
 fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     const MANY: usize = 2_000;
@@ -22,7 +21,7 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     }
     let mut look = server.connect();
     let mut events = Events::subscribe(&server, "__keyevent@0__:*");
-    // Both are due when the background looks at them.
+    // Both are due when the background job runs.
     let kill = format!("CLIENT KILL ID {id}");
     let answers = look.say_together(&["DLOCK.ACQUIRE other t 1", &kill, "DEBUG SLEEP 0.02"]);
     assert!(answers[0].int() > 0 && answers[1] == 1, "{answers:?}");
@@ -43,7 +42,7 @@ fn used(server: &Server) -> i64 {
     server.info("used_memory").parse().expect("a number")
 }
 
-/// A note of each deletion was kept, and the room for all of them for ever: 81 MB after a million.
+/// A record of each deletion was kept, and its memory never freed: 81 MB after a million.
 #[each_server]
 fn deleted_keys_leave_no_state(kind: &ServerKind) {
     const SCRIPT: &str = "for n = 1, tonumber(ARGV[1]) do redis.call('DLOCK.ACQUIRE', KEYS[1] .. n % tonumber(ARGV[2]), 't', \
@@ -60,8 +59,8 @@ fn deleted_keys_leave_no_state(kind: &ServerKind) {
     }
 }
 
-/// Where one grant answered two EPHEMERAL waits of a token, the hold was noted for both connections and taken
-/// out for one: 212 bytes each time.
+/// When one grant answered two EPHEMERAL waits of a token, the hold was recorded for both connections and
+/// removed for one: a leak of 212 bytes each time.
 #[each_server]
 fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
     let server = Server::start(kind);

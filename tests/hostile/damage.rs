@@ -1,12 +1,12 @@
-//! Bytes made worse.
+//! Random damage to bytes.
 
 use dlock_testkit::Random;
 
-/// Numbers that lengths, counts and deadlines are often wrong at.
+/// Numbers at which lengths, counts and deadlines often fail.
 const NUMBERS: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 53, i64::MAX as u64, u64::MAX];
 
-/// Some changes to `bytes`, half of them near what `interesting` is found at, the others anywhere.
+/// Changes `bytes` at random, half of the changes near occurrences of `interesting`.
 pub fn damage(bytes: &mut Vec<u8>, interesting: &[u8], random: &mut Random) {
     for _ in 0..1 + random.below(4) {
         let places: Vec<usize> = bytes
@@ -18,7 +18,7 @@ pub fn damage(bytes: &mut Vec<u8>, interesting: &[u8], random: &mut Random) {
         let at = if places.is_empty() || random.once_in(2) {
             random.below(bytes.len() + 1)
         } else {
-            // A hold's numbers stand before its token, its label behind it.
+            // The numbers of a hold precede its token, its label follows it.
             (random.of(&places) + random.below(96)).saturating_sub(64).min(bytes.len())
         };
         change(bytes, at, random);
@@ -31,7 +31,7 @@ pub fn damage(bytes: &mut Vec<u8>, interesting: &[u8], random: &mut Random) {
 fn change(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
     let end = (at + 1 + random.below(24)).min(bytes.len());
     match random.below(10) {
-        // Most keep the length, so that what holds it still fits.
+        // Most changes keep the length, so that enclosing lengths still fit.
         0..3 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
         3..5 if at < bytes.len() => bytes[at] = random.below(256) as u8,
         5..7 => {

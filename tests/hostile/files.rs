@@ -1,9 +1,7 @@
-//! Whole files that nobody's server wrote: a server that is given one starts and is sound, or says why not
-//! and ends.
-//!
-//! How such a file is taken apart is the server's own affair; the module sees the values and effects in it,
-//! and those are fuzzed in process (`fuzz/`, `stored` and `effects`), a million times as fast. Here is what
-//! only a real load shows: the two together. `DLOCK_SECONDS` is the long form (`make fuzz`).
+//! Damaged files: a server that loads one starts and is sound, or names the fault and exits. The server
+//! itself parses the file; the module sees the values and effects in it, which `fuzz/` (`stored`, `effects`)
+//! tests a million times as fast. These tests show the two together. `DLOCK_SECONDS` makes them longer (`make
+//! fuzz`).
 
 #![allow(clippy::disallowed_methods, reason = "the long form goes by the time")]
 
@@ -14,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::damage::damage;
 use dlock_testkit::{Conn, Options, Random, Server, ServerKind, Value, each_server, run_time, until};
 
-/// Every sort of lock, and other keys among them. The tokens all begin alike, to be found in the file.
+/// Every kind of lock, and other keys. The tokens share a prefix, to be found in the file.
 const LOCKS: [&str; 13] = [
     "DLOCK.ACQUIRE plain token1 600000",
     "DLOCK.ACQUIRE deep token1 600000 DEPTH 5 LABEL host:1",
@@ -31,7 +29,7 @@ const LOCKS: [&str; 13] = [
     "DLOCK.ACQUIRE later token1 600000",
 ];
 
-/// A server's files, by their paths in its folder.
+/// Files of a server by their paths in its folder.
 type Files = Vec<(PathBuf, Vec<u8>)>;
 
 fn files_in(dir: &Path, below: &Path, found: &mut Files) {
@@ -55,9 +53,9 @@ fn put(dir: &Path, files: &Files) {
     }
 }
 
-/// A dead server whose files hold [`LOCKS`], and those files.
+/// Returns a dead server and its files, which contain [`LOCKS`].
 fn written(options: Options, finish: impl Fn(&Server)) -> (Server, Files) {
-    // Checksums would find every change, and the module would see none.
+    // A checksum would reveal every change before the module sees it.
     let server = options.conf("rdbchecksum no").conf("rdbcompression no").start();
     let mut conn = server.connect();
     for command in LOCKS {
@@ -70,7 +68,7 @@ fn written(options: Options, finish: impl Fn(&Server)) -> (Server, Files) {
     (server, files)
 }
 
-/// How much longer to go on.
+/// Limit of a run: a number of files, or a time.
 struct Limit {
     files: usize,
     until: Option<Instant>,
@@ -88,9 +86,9 @@ impl Limit {
     }
 }
 
-/// Servers crash by themselves on some files: Redis 7.0 on a SET without arguments in an append only file,
-/// all of them by assertion on a key that comes twice in a snapshot. Ours are those that have to do with the
-/// module. Memory that it would have spoilt for others is what AddressSanitizer looks for.
+/// Servers crash on some files by themselves: Redis 7.0 on a SET without arguments in an append only file,
+/// all of them on a key that appears twice in a snapshot. Returns true for a crash that involves the module.
+/// AddressSanitizer finds memory damage.
 fn is_our_crash(log: &str) -> bool {
     let trace = log
         .split("STACK TRACE")
@@ -99,11 +97,11 @@ fn is_our_crash(log: &str) -> bool {
     trace || ["panicked at", "internal error at"].iter().any(|bad| log.contains(bad))
 }
 
-/// What a server says of an RDB file it refuses, before it goes through the file with valkey-check-rdb. That
-/// has no end where the value of a module has none (Valkey 8.0.1, which needs no module for it).
+/// Log line of a server that refuses an RDB file, before it checks the file with valkey-check-rdb. That check
+/// does not end if a module value lacks its end marker (Valkey 8.0.1, without any module).
 const OWN_CHECK: &str = "Internal error in RDB reading";
 
-/// Loads one damaged copy after the other.
+/// Loads damaged copies, one after the other.
 fn load_damaged(options: Options, finish: impl Fn(&Server)) {
     let mut random = Random::fresh();
     let (mut server, files) = written(options, finish);
@@ -118,7 +116,7 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
         }
         let mut damaged = files.clone();
         match (loaded + refused) % 4 {
-            // What any server takes, and what none does, now and then.
+            // Sometimes a change that every server accepts, or one that none accepts.
             0 => damaged.iter_mut().for_each(|(_, bytes)| relabel(bytes, &mut random)),
             1 => damaged.iter_mut().for_each(|(_, bytes)| bytes[0] ^= 0xff),
             _ => {
@@ -135,8 +133,7 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
             }
             Err(log) => {
                 refused += 1;
-                // One that does not start says so and ends, if its own look at the damage does: see
-                // OWN_CHECK.
+                // A server that does not start exits with a message, if its own check ends: see OWN_CHECK.
                 let ended = began.elapsed() < Duration::from_secs(50) || log.contains(OWN_CHECK);
                 assert!(ended, "it hangs:\n{log}");
                 assert!(!is_our_crash(&log), "{log}");
@@ -145,12 +142,12 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
     }
     println!("{} loaded, {changed} of them with fewer locks, {refused} refused", loaded);
     assert!(refused > 0 && loaded > 0, "{loaded} loaded, {refused} refused");
-    // For the end of the test, which wants a server that runs.
+    // The end of the test needs a running server.
     put(server.dir(), &files);
     server.restart();
 }
 
-/// Other bytes in the labels: free text.
+/// Changes bytes in the labels, which are free text.
 fn relabel(bytes: &mut [u8], random: &mut Random) {
     let places = bytes.windows(5).enumerate().filter(|(_, window)| *window == b"host:");
     for at in places.map(|(at, _)| at).collect::<Vec<_>>() {
@@ -158,7 +155,7 @@ fn relabel(bytes: &mut [u8], random: &mut Random) {
     }
 }
 
-/// A lock as the server shows it.
+/// A lock as INSPECT and DEBUG DIGEST show it.
 #[derive(Debug)]
 struct Shown {
     /// Database, key, holders, digest.
@@ -193,26 +190,26 @@ fn shown(conn: &mut Conn) -> Vec<Shown> {
     all
 }
 
-/// The keys of the selected database that hold locks.
+/// Returns the keys of the selected database that hold locks.
 fn keys(conn: &mut Conn) -> Vec<Vec<u8>> {
     let keys: Vec<Vec<u8>> = conn.ok("KEYS *").items().iter().map(|key| key.bytes().to_vec()).collect();
     keys.into_iter().filter(|key| conn.call(&[&b"TYPE"[..], key]) == "dlock-key").collect()
 }
 
-/// Whatever it has loaded, it is a sound server. Answers how many locks are held.
+/// Asserts that the server is sound. Returns the number of held locks.
 #[track_caller]
 fn check(server: &Server) -> usize {
     let mut conn = server.connect();
     let before = shown(&mut conn);
     let fence = server.info("dlock_fence").parse::<i64>().expect("a number");
     assert!(fence < 1 << 53, "{fence}");
-    // What was read can be written and read again.
+    // The loaded locks can be saved and loaded again.
     assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
     let again = shown(&mut conn);
     for lock in before.iter().filter(|lock| lock.left > 60_000) {
         assert!(again.iter().any(|other| other.lock == lock.lock), "{lock:?} is not in {again:?}");
     }
-    // And ended, and be taken by others.
+    // They can be ended and acquired.
     for db in 0..16 {
         conn.ok(&format!("SELECT {db}"));
         for key in keys(&mut conn) {
@@ -238,7 +235,7 @@ fn appending(kind: &ServerKind) -> Options {
     Server::options(kind).conf("appendonly yes").conf("appendfsync always")
 }
 
-/// Two files of effects: the base, written at once, and what came later.
+/// Two files of effects: the rewritten base, and later effects.
 #[each_server]
 fn damaged_append_only_files_do_not_crash_the_server(kind: &ServerKind) {
     load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_go_on);

@@ -1,8 +1,8 @@
-//! A guard is no way around anything: rights, secrets, what ends a server.
+//! A guard bypasses no check: rights, secrets, commands that end a server.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
-/// A call of every command and subcommand of the server with these words for arguments.
+/// Builds a call of every command and subcommand of the server with these arguments.
 fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
     let mut calls = Vec::new();
     for command in info.items() {
@@ -27,12 +27,12 @@ fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
     let info = conn.ok("COMMAND");
     for (fill, more) in [(&["k"][..], 0), (&["1"], 0), (&["k", "1"], 1), (&["-1", "99999999999"], 2)] {
         for call in calls(&info, fill, more) {
-            // These wait for another server, or for a while, as they do in a script.
+            // These commands wait for another server or for a time, as in a script.
             if ["migrate", "wait", "waitaof"].contains(&call[0].to_lowercase().as_str()) {
                 continue;
             }
             conn.ok("DLOCK.ACQUIRE guard t MAX");
-            // The same for each command, whatever the one before it has done.
+            // Restores the same data before each command.
             for make in ["DEL k 1", "RPUSH k 1", "SET 1 1"] {
                 conn.ok(make);
             }
@@ -47,8 +47,8 @@ fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
     assert_eq!(conn.ok("PING"), "PONG");
 }
 
-/// One reply for each command, and its own: on Valkey 9 that of GETDEL for a key of another type was the
-/// reply of the next command behind a guard.
+/// Each command gets exactly its own reply: on Valkey 9 the reply of a guarded GETDEL for a key of another
+/// type went to the next guarded command.
 #[each_server]
 fn each_guarded_command_gets_its_own_reply(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -108,12 +108,12 @@ fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
             assert!(denied || sort, "{command}: {text}");
         }
     }
-    // The lock's key, and the gate, are keys of the command.
+    // The key of the lock and the gate count as keys of the command.
     assert!(conn.say("DLOCK.GUARD secret:k t GET a:x").error().starts_with("NOPERM"));
     assert!(conn.say("DLOCK.FENCED r:gate 5 GET a:x").error().starts_with("NOPERM"));
     assert_eq!(admin.ok("MGET secret:1 a:x"), ["hidden", "2"]);
     assert!(user(&server, "~a:* +get").say("DLOCK.GUARD a:k t GET a:x").error().starts_with("NOPERM"));
-    // Whoever may do everything may do it here.
+    // A user with all rights may do it here too.
     admin.ok("DLOCK.ACQUIRE k t MAX");
     assert_eq!(admin.ok("DLOCK.GUARD k t SORT a:list BY nosort GET secret:*"), ["hidden"]);
 }
@@ -127,7 +127,7 @@ fn guard_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE a:k t MAX");
     let seen = conn.ok("DLOCK.GUARD a:k t DLOCK.INSPECT r:k");
     assert_eq!(seen.field("holders").items()[0].field("token"), &"01234567...");
-    // No part of the guard's own arguments is in an error or a log.
+    // No error or log shows the arguments of the guard.
     let mut admin = server.connect();
     let errors = ["DLOCK.GUARD a:k secrettoken0123456789 PING", "DLOCK.FENCED secrettoken0123456789 x PING"];
     for command in errors {

@@ -1,5 +1,5 @@
-//! Input that means no good: files that nobody's server wrote, users who try what they may not, requests made
-//! to fill the memory, and where a token may be read.
+//! Hostile input: damaged files, users without rights, requests that fill the memory, and places that show
+//! tokens.
 
 mod background;
 mod damage;

@@ -1,4 +1,4 @@
-//! Requests made to fill the memory.
+//! Requests that try to fill the memory.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
@@ -6,7 +6,7 @@ fn used(server: &Server) -> i64 {
     server.info("used_memory").parse().expect("a number")
 }
 
-/// Bytes that connections and allocators come and go by.
+/// Variation of used memory, in bytes, by connections and the allocator.
 const NOISE: i64 = 2 << 20;
 
 #[track_caller]
@@ -56,7 +56,7 @@ fn the_memory_of_a_hold_is_bounded(kind: &ServerKind) {
     assert!((510..2_000).contains(&size), "{size}");
 }
 
-/// However it ends, and though its connection lives on.
+/// For each way to end it, while its connection stays open.
 #[each_server]
 fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -109,7 +109,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
         let key = if n < 50 { "a" } else { "b" };
         waiter.send(&["DLOCK.ACQUIRE", key, &token, "600000", "BLOCK", "0", "LABEL", &label]);
     }
-    // The first 40 of one key, and 20 of the other.
+    // The first 40 waiters of one key, and 20 of the other.
     until("all have been heard", || server.info("dlock_queue_refusals") == "40");
     assert_eq!(server.info("dlock_waiting"), "60");
     let grown = used(&server) - before;
@@ -130,7 +130,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
     }
     assert_eq!(refusals, 40);
     waiters.clear();
-    // The server itself keeps the fake clients of waiters for the next ones.
+    // The server keeps the internal clients of waiters for reuse.
     until("it is nearly as it was", || used(&server) < before + 60 * 40_000 + NOISE);
     assert_eq!(server.info("dlock_waiting"), "0");
 }

@@ -1,22 +1,21 @@
-//! Other modules: their calls, and what they hear.
+//! Other modules: their calls and their notifications.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Server, ServerKind, compiled, each_server, until};
 
-/// A server with a module that calls commands.
+/// Starts a server with a module that calls commands.
 fn with_caller(kind: &ServerKind) -> Server {
     let caller = compiled("tests/caller.c");
     Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start()
 }
 
-/// It has no user whose rights could have been withdrawn meanwhile: to ask for the user's name ended the
-/// server.
+/// The call has no user whose rights could change: reading the user's name crashed the server.
 #[each_server]
 fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
     let server = with_caller(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 600000");
-    // K, which servers before Redis 7.2 do not know: it may block.
+    // `K` lets the call block; servers before Redis 7.2 do not know it.
     let answer = conn.ok("CALLER Kv DLOCK.ACQUIRE k b 600000 BLOCK 0");
     if answer == "UNKNOWN" {
         return eprintln!("left out on {}: no call can wait there", kind.name);
@@ -28,7 +27,7 @@ fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.RELEASE k b"), 1);
 }
 
-/// It runs on a client of the server's own, of whose end nobody hears: the hold did not end with whoever had
+/// The call runs on an internal client whose end is not reported: the hold did not end with the client that
 /// asked for it.
 #[each_server]
 fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
@@ -41,8 +40,8 @@ fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
     assert_eq!((conn.ok("EXISTS k"), server.info("dlock_queued")), (0.into(), "0".into()));
 }
 
-/// Whatever `notify-keyspace-events` says. While no other module is loaded nobody is told, and that is known
-/// from the start on.
+/// Independent of `notify-keyspace-events`. Without another module dlock sends no notification, and must know
+/// from the start when one is loaded.
 #[each_server]
 fn a_module_loaded_later_is_notified_of_locks(kind: &ServerKind) {
     let listener = compiled("tests/hostile/listener.c");

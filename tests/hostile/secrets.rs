@@ -1,4 +1,4 @@
-//! Whoever may not write a key learns no token from it: a token is the proof of ownership.
+//! A user without write access to a key sees none of its tokens: a token proves ownership.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
@@ -19,8 +19,8 @@ fn waits(server: &Server, command: &str, so_many: usize) -> Conn {
     conn
 }
 
-/// DEADLOCK named the tokens of its cycle whole, on whichever keys they held: with one of them, somebody who
-/// may lock `a:*` and nothing else released the lock of another.
+/// DEADLOCK once showed whole tokens of other keys: a user with rights for `a:*` only could release a lock of
+/// another user.
 #[each_server]
 fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -30,7 +30,7 @@ fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     let _waiter = waits(&server, &format!("DLOCK.ACQUIRE a:2 {OWNER} 600000 BLOCK 0"), 1);
     let refused = conn.say("DLOCK.ACQUIRE a:1 mine 600000 BLOCK 0");
     assert_eq!(refused.error(), format!("DEADLOCK mine -> {SHOWN} -> mine"));
-    // Two sharers that want to be upgraded.
+    // Two sharers that both ask for an upgrade.
     assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 SHARED")).int() > 0);
     assert!(conn.ok("DLOCK.ACQUIRE a:3 mine 600000 SHARED").int() > 0);
     let _waiter = waits(&server, &format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 BLOCK 0"), 2);
@@ -40,7 +40,7 @@ fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     );
 }
 
-/// Its text grew with the cycle and with the tokens: 122 KB were seen.
+/// The text grew with the cycle and the tokens, up to 122 KB.
 #[each_server]
 fn a_long_cycle_is_shown_by_its_ends(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -114,7 +114,7 @@ fn a_reader_sees_only_the_first_characters_of_tokens(kind: &ServerKind) {
     for shown in looks(&mut admin) {
         assert!(shown.contains("another") || shown.contains("a-secret"), "{shown}");
     }
-    // To ask who asks leaves nothing in the statistics of errors and in the log of refusals.
+    // The check of the caller's rights leaves no trace in the error statistics and ACL LOG.
     assert_eq!(std::mem::replace(&mut errors, admin.ok("INFO errorstats").text()), errors);
     assert!(matches!(admin.ok("ACL LOG"), Value::Array(entries) if entries.is_empty()));
 }

@@ -1,10 +1,10 @@
-//! A server that can start no thread any more: the limit of its user or of its container is reached.
+//! A server that cannot start threads, at the limit of its user or container.
 
 use std::fs;
 
 use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, each_server, preloaded, until};
 
-/// More than are freed at once without one.
+/// More locks than are freed without a thread.
 const MANY: usize = 1_100;
 
 fn acquire(conn: &mut Conn, words: impl Fn(usize) -> String) {
@@ -13,7 +13,7 @@ fn acquire(conn: &mut Conn, words: impl Fn(usize) -> String) {
     assert!(answers.iter().all(|answer| matches!(answer, Value::Int(_))));
 }
 
-/// The module refused every command from then on, until it was restarted.
+/// The module once refused every command from then on, until a restart.
 #[each_server]
 fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     let folder = Folder::fresh();

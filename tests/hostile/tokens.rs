@@ -1,10 +1,10 @@
-//! Where a token may be read, and where not: it proves who holds a lock.
+//! Places that show tokens and places that must not. A token proves who holds a lock.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 const SECRET: &str = "5ecret5ecret5ecret";
 
-/// Each command that takes a token, in the middle of a line.
+/// Each command with a token among its arguments.
 const COMMANDS: [&str; 9] = [
     "DLOCK.ACQUIRE k {} 600000 DEPTH 2",
     "DLOCK.HOLDS k {}",
@@ -33,7 +33,7 @@ fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
         let line = monitor.read().text();
         assert!(line.contains(SECRET), "as the README says: {line}");
     }
-    // What a replica gets holds tokens too.
+    // The replication stream contains tokens too.
     assert_eq!(conn.ok("SET mark x"), "OK");
     let mut seen = Vec::new();
     while !seen.iter().any(|line: &String| line.contains("\"mark\"")) {
@@ -63,7 +63,7 @@ fn acl_log_shows_no_tokens(kind: &ServerKind) {
 fn client_list_and_slow_logs_show_no_tokens(kind: &ServerKind) {
     let server = Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000").start();
     let mut admin = server.connect();
-    // Valkey 8.1 and later keep logs of large requests and replies besides.
+    // Valkey 8.1 and later also log large requests and replies.
     let logs = !matches!(admin.say("CONFIG SET commandlog-request-larger-than 0"), Value::Error(_));
     if logs {
         assert_eq!(admin.ok("CONFIG SET commandlog-reply-larger-than 0"), "OK");
@@ -93,7 +93,7 @@ fn client_list_and_slow_logs_show_no_tokens(kind: &ServerKind) {
     assert!(waiter.read().int() > 0);
 }
 
-/// The server prints what its clients sent when it crashes; nothing of the module adds to it.
+/// A crashing server prints the commands of its clients; the module adds nothing.
 #[each_server]
 fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
     let server = Server::options(kind).conf("rdbcompression no").conf("loglevel debug").start();

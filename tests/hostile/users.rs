@@ -1,8 +1,8 @@
-//! A user who may lock `lock:*` and nothing else.
+//! A user with rights for `lock:*` and nothing else.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
-/// `+@dlock -@dangerous` on servers that have the category; on Redis 7.0 by name.
+/// `+@dlock -@dangerous` where the server has the category; by command name on Redis 7.0.
 const WORKER: &str = "~lock:* +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
                       +dlock.inspect +dlock.waiters +dlock.cancel +dlock.token +dlock.help";
 
@@ -21,8 +21,8 @@ fn assert_refused(conn: &mut Conn, command: &str) {
     }
 }
 
-/// A call of each command in COMMAND INFO's answer, and of its subcommands in its place where it has any,
-/// with as many arguments as it needs, for those are counted before the user is looked at.
+/// Builds a call of each command in the reply of COMMAND INFO, or of its subcommands. The calls have enough
+/// arguments, because the server checks the arity before the rights.
 fn calls(info: &Value) -> Vec<String> {
     let mut calls = Vec::new();
     for command in info.items() {
@@ -41,7 +41,7 @@ fn calls(info: &Value) -> Vec<String> {
 
 #[each_server]
 fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
-    // What everybody may do, to become somebody: log in, choose a protocol, start over, leave.
+    // Commands that need no rights: log in, choose a protocol, reset, quit.
     const ANYBODY: [&str; 4] = ["auth", "hello", "reset", "quit"];
     let server = Server::start(kind);
     let mut admin = server.connect();
@@ -56,7 +56,7 @@ fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
         }
     }
     assert!(refused > 300, "{refused}");
-    // Some of them as one would use them.
+    // Some of them with realistic arguments.
     for command in [
         "CONFIG GET dlock.max-ttl",
         "CONFIG SET dlock.restart-grace 0",
@@ -76,7 +76,7 @@ fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
     assert_eq!(admin.ok("DBSIZE"), 0);
 }
 
-/// Every option of every command, with names of other keys wherever a text may stand.
+/// Every option of every command, with other key names wherever a text is allowed.
 const TRICKS: [&str; 14] = [
     "DLOCK.ACQUIRE lock:a other 600000 LABEL other EPHEMERAL DELAY 100",
     "DLOCK.ACQUIRE lock:a other 600000 DEPTH 2 BLOCK 1",
@@ -129,14 +129,14 @@ fn a_user_cannot_reach_locks_and_waiters_of_other_keys(kind: &ServerKind) {
     waiter.send(&["DLOCK.ACQUIRE", "other", "u", "600000", "BLOCK", "0"]);
     dlock_testkit::until("it waits", || server.info("dlock_waiting") == "1");
     let mut conn = user(&server, WORKER);
-    // By the number of the client, or its token, on a key that is allowed.
+    // CANCEL by client id or by token, on an allowed key.
     for command in [format!("DLOCK.CANCEL lock:a CLIENT {id}"), "DLOCK.CANCEL lock:a u".into()] {
         assert_eq!(conn.ok(&command), 0);
     }
     assert_eq!(conn.ok("DLOCK.RELEASE lock:a t"), 0);
     assert_eq!(conn.ok("DLOCK.HOLDS lock:a t"), 0);
     assert_eq!((server.info("dlock_waiting"), server.info("dlock_held")), ("1".into(), "1".into()));
-    // To break locks is for those who are told so.
+    // BREAK needs a right of its own.
     assert!(conn.ok("DLOCK.ACQUIRE lock:a t 600000").int() > 0);
     assert_refused(&mut conn, "DLOCK.BREAK lock:a");
     let mut operator = user(&server, "~lock:* +dlock.break");

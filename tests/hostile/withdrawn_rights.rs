@@ -1,8 +1,8 @@
-//! Rights that are withdrawn while their owner waits: a grant is one of the moment at which it is made.
+//! Rights that are withdrawn during a wait: the rights at the moment of the grant decide.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// The holder `a`, the waiter `b` who is the user `worker`, and `c` behind it.
+/// The holder `a`, the waiter `b` of the user `worker`, and `c` behind it.
 struct Scene {
     server: Server,
     admin: Conn,
@@ -47,7 +47,7 @@ fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted(kind: &ServerK
             (0.into(), 1.into())
         );
         assert_eq!(server.info("dlock_waiting"), "0");
-        // The operator finds it where other denials are.
+        // ACL LOG shows the denial like any other.
         let log = admin.ok("ACL LOG");
         let [entry] = log.items() else { panic!("{withdrawal}: {log:?}") };
         assert_eq!(entry.field("reason"), reason, "{withdrawal}");
@@ -59,7 +59,7 @@ fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted(kind: &ServerK
 #[each_server]
 fn a_waiter_with_the_rights_is_granted(kind: &ServerKind) {
     let Scene { server: _server, mut admin, mut b, mut c } = scene(kind);
-    // Taken away, and given back another way.
+    // The rights are removed, and restored by another rule.
     admin.ok("ACL SETUSER worker resetkeys -dlock.acquire");
     admin.ok("ACL SETUSER worker ~lock:k +dlock.acquire");
     admin.ok("ACL LOG RESET");

@@ -1,4 +1,4 @@
-//! A cluster whose slots move with locks in them, held and waited for. `DLOCK_ROUNDS=50` is the long form.
+//! Clusters whose slots move with their locks, holders and waiters. `DLOCK_ROUNDS=50` makes the tests longer.
 
 #![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
 

@@ -1,6 +1,6 @@
 //! A master that becomes a replica ends every wait, also of connections that have sent CLIENT CAPA redirect.
 
-use dlock_testkit::queue::{nobody_waits, waiter};
+use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// Sends a command over a connection that the server redirects, if it can, instead of closing it.
@@ -31,7 +31,7 @@ fn a_demotion_ends_every_wait(kind: &ServerKind) {
         assert!(["UNBLOCKED", "REDIRECT"].contains(&word), "{reply:?}");
     }
     assert_eq!(subscriber.read().items()[2], "d refused");
-    nobody_waits(&old);
+    until_no_waiters(&old);
     assert_eq!(old.info("dlock_queued"), "0");
 }
 

@@ -1,4 +1,4 @@
-//! EPHEMERAL holds over a failover and back again.
+//! EPHEMERAL holds over a failover and a failback.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
@@ -8,7 +8,7 @@ fn fail_over(master: &Server, replica: &Server) {
     master.wait_in_sync(replica);
 }
 
-/// Whether the hold is ephemeral, and the connection it ends with; None where there is no hold.
+/// Returns whether the hold is ephemeral and its connection; `None` without a hold.
 fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
     match server.connect().ok(&format!("DLOCK.INSPECT {key}")) {
         Value::Nil => None,
@@ -19,7 +19,7 @@ fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
     }
 }
 
-/// In between the other server kept the hold alive, whatever became of the connection.
+/// The other master kept the hold alive meanwhile, so the closed connection no longer matters.
 #[each_server]
 fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
     let (first, second) = (Server::start(kind), Server::start(kind));
@@ -42,7 +42,7 @@ fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
     ends_with_its_connection(&second);
     fail_over(&second, &first);
     drop(late);
-    // What is taken here now does end with its connection, behind what else there is to do.
+    // A hold acquired here now ends with its connection, after the other pending work.
     ends_with_its_connection(&first);
     for key in ["early", "late"] {
         assert_eq!([shown(&first, key), shown(&second, key)], [Some((1, 0)); 2], "{key}");
@@ -60,8 +60,8 @@ fn ends_with_its_connection(master: &Server) {
     until("it has ended", || master.connect().ok("EXISTS fresh") == 0);
 }
 
-/// What was to be done as a master is the new master's business: here the end of a hold whose connection
-/// closed while the failover was under way.
+/// Pending work of the old master belongs to the new one: here the end of a hold whose connection closed
+/// during the failover.
 #[each_server]
 fn a_demoted_master_drops_its_pending_work(kind: &ServerKind) {
     let (first, second) = (Server::start(kind), Server::start(kind));
@@ -70,7 +70,7 @@ fn a_demoted_master_drops_its_pending_work(kind: &ServerKind) {
     let mut holder = first.connect();
     assert!(holder.ok("DLOCK.ACQUIRE closing t 600000 EPHEMERAL").int() > 0);
     second.wait_in_sync(&first);
-    // It waits for a replica that does not answer, and writes nothing meanwhile.
+    // The master waits for a silent replica and writes nothing meanwhile.
     second.pause();
     conn.ok("DLOCK.ACQUIRE other t 600000");
     conn.ok("FAILOVER");

@@ -1,4 +1,4 @@
-//! A replica becomes the master while clients work: by REPLICAOF, by FAILOVER, by Sentinel.
+//! Promotions under load: REPLICAOF, FAILOVER, Sentinel.
 
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ fn until_more_grants(granted: &AtomicUsize) {
     until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
 }
 
-/// Clients work, the two change their places by `switch`, which loses nothing, and the clients go on with the
-/// new master.
+/// Runs clients, swaps the roles with `switch`, which loses nothing, and lets the clients continue on the new
+/// master.
 fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
     let mut random = Random::fresh();
     let servers = [Server::start(kind), Server::start(kind)];
@@ -39,7 +39,7 @@ fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
         load.drain(replica);
         load.assert_kept(replica);
         assert_equal(replica, master);
-        // Nobody is left who would give it back.
+        // No client is left to release the locks.
         assert_eq!(replica.connect().ok("FLUSHALL"), "OK");
         load.forget();
     }
@@ -65,9 +65,9 @@ fn failover_loses_nothing(kind: &ServerKind) {
     });
 }
 
-/// What the master granted last may not have reached the replica: grace covers it.
+/// The last grants of a master may not have reached the replica: grace covers them.
 fn with_grace(kind: &ServerKind) -> Options {
-    // A master that was dead and comes back as a replica goes on above its mark, and the two are compared.
+    // A restarted old master would issue fences above its mark, and the test compares the two servers.
     Server::options(kind).conf("dlock.restart-grace 300").conf("dlock.fence-mark no")
 }
 
@@ -88,7 +88,7 @@ fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
             || port.load(Ordering::Relaxed),
             |granted| {
                 until_more_grants(granted);
-                // It hears nothing of the last grants.
+                // The replica does not receive the last grants.
                 replica.pause();
                 assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
                 until_more_grants(granted);
@@ -115,8 +115,8 @@ fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
     }
 }
 
-/// The recipe of docs/choosing.md: the old master, cut off from its promoted replica, refuses every write.
-/// What waits in its queue may not be granted there what the new master grants to others.
+/// The configuration of docs/choosing.md: the old master, cut off from its promoted replica, refuses writes.
+/// Its queue must not be granted what the new master grants.
 #[each_server]
 fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
@@ -133,7 +133,7 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
             || port.load(Ordering::Relaxed),
             |granted| {
                 until_more_grants(granted);
-                // At least this one is in its queue then.
+                // At least this client waits in its queue.
                 let mut conn = master.connect();
                 conn.ok("DLOCK.ACQUIRE own holder 900");
                 let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
@@ -145,7 +145,7 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
                 });
                 left_waiting += master.info("dlock_waiting").parse::<usize>().expect("a number");
                 let before = master.info("dlock_grants");
-                // Grace has ended by then, and so have the leases on the old master.
+                // Grace and the leases on the old master have ended by then.
                 until_more_grants(granted);
                 assert_eq!(master.info("dlock_grants"), before);
             },
@@ -160,7 +160,7 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
     assert!(left_waiting > 0, "nobody was left waiting");
 }
 
-/// For both to have in common.
+/// Acquires locks that both servers know.
 fn take_long_ones(master: &Server) {
     let mut conn = master.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
@@ -170,10 +170,10 @@ fn take_long_ones(master: &Server) {
     }
 }
 
-/// They look each second, and make sure of what they see.
+/// Time for the sentinels, which check each second and confirm before they act.
 const SENTINELS: Duration = Duration::from_secs(60);
 
-/// Three sentinels that agree on `master`.
+/// Starts three sentinels that watch `master`.
 fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
     let monitor = format!("sentinel monitor locks 127.0.0.1 {} 2", master.port());
     let sentinels: Vec<Server> = (0..3)
@@ -194,7 +194,7 @@ fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
     sentinels
 }
 
-/// None where the connection is cut, as a sentinel does that changes the role.
+/// `None` if the connection breaks, as at a role change by a sentinel.
 fn role(server: &Server) -> Option<String> {
     let mut wire = Wire::connect(server.port()).ok()?;
     wire.send(&encode(&["ROLE"])).ok()?;
@@ -215,7 +215,7 @@ fn a_sentinel_failover_grants_no_lost_lock_and_demotes_the_old_master(kind: &Ser
         |granted| {
             until_more_grants(granted);
             master.kill9();
-            // As a client finds its master.
+            // Asks a sentinel for the master, as clients do.
             until_within(SENTINELS, "a sentinel names the new master", || {
                 let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
                 let named: u16 = named.items()[1].text().parse().expect("a port");
@@ -227,7 +227,7 @@ fn a_sentinel_failover_grants_no_lost_lock_and_demotes_the_old_master(kind: &Ser
     );
     load.assert_sound();
     master.restart();
-    // On a machine that is slow enough they change the roles once more.
+    // On a very slow machine the sentinels swap the roles once more.
     let mut roles = [&replica, &master];
     until_within(SENTINELS, "the sentinels have made the old master follow", || {
         roles.reverse();

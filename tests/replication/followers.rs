@@ -1,5 +1,5 @@
-//! While nobody follows what is replicated no effects are built. Whoever begins to follow must not miss one,
-//! nor ever see a command that it cannot read: before any grant that is logged as it came there is an effect.
+//! Effects are built only while a replica or the append only file follows. A new follower must miss none, and
+//! must get an effect before any grant that is logged verbatim.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,10 +12,9 @@ fn quiet_server(kind: &ServerKind) -> Server {
     server
 }
 
-/// Runs `act` while connections acquire, extend and release as fast as they can; every key is left held at
-/// the end.
+/// Runs `act` while connections acquire, extend and release without a pause. Every key is held at the end.
 fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
-    /// However `act` ends.
+    /// Stops the load when `act` returns or panics.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -62,7 +61,7 @@ fn a_replica_that_attaches_under_load_misses_nothing(kind: &ServerKind) {
     for diskless in ["yes", "no"] {
         let master = quiet_server(kind);
         master.connect().ok(&format!("CONFIG SET repl-diskless-sync {diskless}"));
-        // Between asking for it and the fork nothing is read from what goes out: leave some time there.
+        // The time between the request and the fork, in which the stream is not read, is made longer.
         master.connect().ok("CONFIG SET repl-diskless-sync-delay 1");
         let replica = Server::start(kind);
         under_load(&master, || replica.replicate(&master));
@@ -93,7 +92,7 @@ fn an_append_only_file_switched_on_under_load_misses_nothing(kind: &ServerKind) 
         server.connect().ok("CONFIG SET appendonly yes");
         until("the file is on", || {
             server.info("aof_enabled") == "1"
-                // First it is scheduled, then in progress.
+                // A rewrite is first scheduled, then in progress.
                 && server.info("aof_rewrite_scheduled") == "0"
                 && server.info("aof_rewrite_in_progress") == "0"
         });
@@ -105,7 +104,7 @@ fn an_append_only_file_switched_on_under_load_misses_nothing(kind: &ServerKind) 
     assert_eq!(digests(&server), before);
 }
 
-/// It goes on from where it was: in between nobody follows, and what is logged is read all the same.
+/// The replica continues from its position: the commands logged without a follower must be readable too.
 #[each_server]
 fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("hz 100").start(), Server::start(kind));
@@ -139,7 +138,7 @@ fn replicas_of_promoted_and_chained_replicas_miss_nothing(kind: &ServerKind) {
     assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
 }
 
-/// Nothing ends by itself on a replica: who waited there would do so for ever.
+/// A replica ends no lease, so a waiter there would wait for ever.
 #[each_server]
 fn a_writable_replica_refuses_waits(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::options(kind).conf("replica-read-only no").start());
@@ -154,7 +153,7 @@ fn a_writable_replica_refuses_waits(kind: &ServerKind) {
     assert!(conn.ok("DLOCK.ACQUIRE l b 60000 EPHEMERAL").int() > 0);
 }
 
-/// What is not replicated still counts as a change.
+/// A change that is not replicated still counts for save points.
 #[each_server]
 fn save_points_count_commands_without_followers(kind: &ServerKind) {
     let server = quiet_server(kind);

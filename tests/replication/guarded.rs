@@ -1,4 +1,4 @@
-//! What a guarded command sends: what the command alone would have sent, and the gate.
+//! Replication of guarded commands: the same as of the command alone, and the gate.
 
 use dlock_testkit::{Server, ServerKind, Stream, each_server, line};
 
@@ -28,7 +28,7 @@ fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
         ("NOSUCH", &[]),
         ("SELECT 3", &[]),
     ] {
-        // SPOP of the last is SREM here and DEL there: of whichever the server is, the same as alone.
+        // SPOP of the last member is sent as SREM or DEL, depending on the server.
         if command.starts_with("SPOP") {
             let alone = sent(command);
             sent("SADD set a");

@@ -1,10 +1,10 @@
-//! Pauses, failovers and shutdowns while leases run out: a write of the background in one of them would end
-//! the server.
+//! Leases that end during pauses, failovers and shutdowns: a background write in one of them would crash the
+//! server.
 
 use dlock_testkit::queue::{holders, waiter};
 use dlock_testkit::{Server, ServerKind, each_server, locks, until};
 
-/// Takes this many locks whose leases all run out soon.
+/// Acquires this many locks whose leases end soon.
 #[track_caller]
 fn take_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     let mut conn = server.connect();
@@ -34,8 +34,7 @@ fn leases_that_end_during_a_pause_are_removed_after_it_on_both_servers(kind: &Se
 fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
     replica.replicate(&master);
-    // The failover waits for a replica that has stopped: all leases run out while the master is paused
-    // for it.
+    // The failover waits for a stopped replica: all leases end while it pauses the master.
     replica.pause();
     take_many(&master, 100, 50, &["FAILOVER"]);
     let mut conn = master.connect();
@@ -61,7 +60,7 @@ fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean(kind: &Serv
     replica.replicate(&master);
     let fence = master.connect().ok("DLOCK.ACQUIRE long t 600000").int();
     replica.pause();
-    // Some expire within the second for which the server waits.
+    // Some leases end within the second for which the server waits.
     take_many(&master, 100, 300, &[]);
     assert!(master.terminate().success());
     let log = master.log();
@@ -79,7 +78,7 @@ fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean(kind: &Serv
 fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     let (one, other) = (Server::start(kind), Server::start(kind));
     other.connect().ok("DLOCK.ACQUIRE theirs t 600000");
-    // Demoted in the same turn: its timer is armed for a lease that is no longer its own to end.
+    // Demoted in the same turn: its timer is set for a lease that it must no longer end.
     take_many(&one, 10, 50, &[]);
     one.replicate(&other);
     let mut conn = one.connect();
@@ -89,8 +88,8 @@ fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     assert!(fence(&one) >= fence(&other));
 }
 
-/// The server ends the wait before the grant is delivered. The waiter comes again, to the new master, which
-/// has nothing to tell the old one of that: so this must not take the grant back when it is master again.
+/// The server ends the wait before the grant is delivered. The waiter claims the grant on the new master,
+/// which does not tell the old one. So the old one must not take the grant back when it is master again.
 #[each_server]
 fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind) {
     let (first, second) = (Server::start(kind), Server::start(kind));
@@ -108,7 +107,7 @@ fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind
     let fence = new.ok("DLOCK.ACQUIRE k b 1000").int();
     new.ok("FAILOVER TIMEOUT 60000");
     until("the roles are back", || first.info("role") == "master" && second.info("role") == "slave");
-    // Behind what else there is to do.
+    // Runs after the other pending work.
     conn.ok("DLOCK.ACQUIRE short t 1");
     until("the job has run", || conn.ok("EXISTS short") == 0);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k b 1000"), fence);

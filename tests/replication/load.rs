@@ -1,4 +1,4 @@
-//! Clients at work on a set of servers of which one is the master, and what has to be true afterwards.
+//! Random clients on a group of servers with one master, and the checks afterwards.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -10,20 +10,20 @@ pub struct Load {
     clock: Clock,
     plan: Plan,
     random: Random,
-    /// The records of those who have worked.
+    /// Records of finished clients.
     history: History,
     denied: Vec<String>,
     generation: usize,
 }
 
 impl Load {
-    /// Leases of all lengths, waiters, connections that end with holds bound to them.
+    /// A load with leases of all lengths, waiters, and connections that end with their holds.
     pub fn new(random: &mut Random) -> Load {
         Load::with(random, Plan::new(&[20, 100, 600_000, 600_000, 600_000]))
     }
 
     pub fn with(random: &mut Random, plan: Plan) -> Load {
-        // Many more than are fought for, so that much is held in the end.
+        // Many more keys than clients contend for, so that many locks are held at the end.
         let keys =
             plan.keys.iter().flat_map(|(key, modes)| (0..5).map(move |n| (format!("{key}.{n}"), *modes)));
         let plan = Plan {
@@ -43,13 +43,13 @@ impl Load {
         }
     }
 
-    /// The last command of a write waits by one of these.
+    /// Sets the wait options of the last command in each write.
     pub fn waiting(mut self, waits: Vec<&'static str>) -> Load {
         self.plan.waits = waits;
         self
     }
 
-    /// New clients work while `run` does something; afterwards they are gone, and what they hold stays.
+    /// Runs new clients during `run`. Afterwards they are gone, and their holds stay.
     pub fn during<R>(&mut self, port: impl Fn() -> u16 + Sync, run: impl FnOnce(&AtomicUsize) -> R) -> R {
         self.generation += 1;
         let name = |n| format!("client{}.{n}", self.generation);
@@ -64,16 +64,16 @@ impl Load {
         done
     }
 
-    /// Waits until whatever ends soon has ended on `master`: what is left stays as it is.
+    /// Waits until all short leases have ended on `master`, so that the rest stays as it is.
     #[track_caller]
     pub fn drain(&self, master: &Server) {
         let mut conn = master.connect();
-        // Longer than the short leases, and begun after them.
+        // This lease is longer than the short ones and begins after them.
         until("a new lock is granted", || !matches!(conn.say("DLOCK.ACQUIRE mark t 301"), Value::Error(_)));
         until("the short leases have expired", || conn.ok("EXISTS mark") == 0);
     }
 
-    /// Nothing happened that cannot have been.
+    /// Asserts that the history breaks no promise.
     #[track_caller]
     pub fn assert_sound(&self) {
         let History { holds, .. } = &self.history;
@@ -82,7 +82,7 @@ impl Load {
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
-    /// And nothing acknowledged was lost or came back, as the master shows it.
+    /// Asserts in addition that the master lost no acknowledged hold and revived no released one.
     #[track_caller]
     pub fn assert_kept(&mut self, master: &Server) {
         self.history.looks.extend(look(&mut master.connect(), &self.plan, self.clock));
@@ -91,7 +91,7 @@ impl Load {
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
-    /// What has been is over, and checked.
+    /// Forgets the checked history.
     #[track_caller]
     pub fn forget(&mut self) {
         self.history = History::default();
@@ -99,10 +99,10 @@ impl Load {
     }
 }
 
-/// Both hold the same, each in its own words.
+/// Asserts that both servers hold the same locks.
 #[track_caller]
 pub fn assert_equal(master: &Server, replica: &Server) {
-    // What it grants from now on has a fence above all that either of them knows.
+    // New grants have fences above all that either server knows.
     assert!(master.connect().ok("DLOCK.ACQUIRE compared t 600000").int() > 0);
     replica.wait_in_sync(master);
     let (on_master, on_replica) = (locks(master), locks(replica));

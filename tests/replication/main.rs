@@ -1,5 +1,5 @@
-//! What goes over the replication link, and what replicas make of it. `DLOCK_ROUNDS=50` is the long form of
-//! the failovers and resyncs.
+//! The replication stream, and replicas that apply it. `DLOCK_ROUNDS=50` makes the failovers and resyncs
+//! longer.
 
 #![allow(clippy::disallowed_methods, reason = "how long a test waits")]
 
@@ -19,7 +19,7 @@ mod replicas;
 mod resync;
 mod stream;
 
-/// How many failovers of a kind.
+/// Returns the number of failovers of each kind.
 fn rounds() -> usize {
     dlock_testkit::rounds(2)
 }

@@ -1,4 +1,4 @@
-//! A master whose module is newer than the replica's: what the replica cannot read it counts, and knows as
+//! A master with a newer module than its replica: the replica counts what it cannot read and treats it as
 //! forgotten.
 
 use std::io::{Read, Write};
@@ -8,11 +8,10 @@ use std::thread;
 
 use dlock_testkit::{Server, ServerKind, aof, each_server, encode, parse, until};
 
-/// Something that answers as a master does, has nothing, and sends what it is told to. It ends with the
-/// test's process.
+/// A fake master that is empty and sends given bytes. It ends with the test's process.
 struct Master {
     port: u16,
-    /// Where the stream goes on, for each replica that has come.
+    /// Stream to each replica that has connected.
     replicas: Receiver<TcpStream>,
 }
 
@@ -32,7 +31,7 @@ impl Master {
     }
 }
 
-/// Answers what a replica asks, up to the snapshot.
+/// Answers a replica's handshake up to the snapshot.
 fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
     let (mut got, mut bytes) = (Vec::new(), [0; 1024]);
     loop {
@@ -42,7 +41,7 @@ fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
             got.drain(..length);
             let word = command.items()[0].text().to_uppercase();
             if word == "PSYNC" || word == "SYNC" {
-                // A snapshot of nothing, whose checksum is not to be looked at.
+                // An empty snapshot with a checksum of 0, which is not checked.
                 let snapshot = [&b"REDIS0009\xff"[..], &[0; 8]].concat();
                 write!(stream, "+FULLRESYNC {} 0\r\n${}\r\n", "a".repeat(40), snapshot.len()).ok()?;
                 stream.write_all(&snapshot).ok()?;
@@ -53,14 +52,13 @@ fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
     }
 }
 
-/// What DUMP would say of a lock there.
+/// Returns the DUMP payload of a lock from a module with layout version 9.
 fn of_version_9(kind: &ServerKind) -> Vec<u8> {
     let server = Server::options(kind).conf("rdbcompression no").start();
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut payload = conn.ok("DUMP k").bytes().to_vec();
-    // Type and module, 10 bytes; the mark of a string and its length; the version of the layout. A sum at the
-    // end.
+    // Type and module name (10 bytes), string marker and length, layout version, checksum at the end.
     let (version, sum) = (if payload[11] < 64 { 12 } else { 13 }, payload.len() - 8);
     assert_eq!(payload[sum..], checksum(&payload[..sum]).to_le_bytes());
     payload[version] = 0x90;
@@ -69,7 +67,7 @@ fn of_version_9(kind: &ServerKind) -> Vec<u8> {
     payload
 }
 
-/// CRC-64 of Jones.
+/// Returns the CRC-64 (Jones) of the bytes.
 fn checksum(bytes: &[u8]) -> u64 {
     let shifted = |crc: u64| (crc >> 1) ^ if crc & 1 == 1 { 0x95ac_9329_ac4b_c9b5 } else { 0 };
     bytes.iter().fold(0, |crc, byte| (0..8).fold(crc ^ u64::from(*byte), |crc, _| shifted(crc)))
@@ -84,7 +82,7 @@ fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &Ser
     let mut link = master.replicas.recv().expect("the replica comes");
     until("the link is up", || replica.info("master_link_status") == "up");
     assert_eq!(replica.info("dlock_effects_skipped"), "0");
-    // The greatest fence, which is read in any case, and a change of version 9.
+    // The greatest fence, which every version can read, and a change in version 9.
     let fence = 1_900_000_000_000_000_u64;
     let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
     for key in ["k", "l"] {
@@ -92,7 +90,7 @@ fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &Ser
         link.write_all(&command).expect("the link is open");
     }
     until("both are counted", || replica.info("dlock_effects_skipped") == "2");
-    // A lock that its master has taken in by RESTORE comes as that.
+    // The master replicates a restored lock as RESTORE.
     let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &of_version_9(kind)]);
     link.write_all(&restore).expect("the link is open");
     until("it is counted", || replica.info("dlock_effects_skipped") == "3");
@@ -101,7 +99,7 @@ fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &Ser
     assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
 }
 
-/// A grant that builds on an effect which was never read, or not understood, is not guessed.
+/// The replica does not guess a grant that follows an effect which it did not receive or understand.
 #[each_server]
 fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
@@ -121,11 +119,11 @@ fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
     send(&[b"DLOCK._SET", b"k", &effect]);
     send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
     until("it is read", || conn.ok("DBSIZE") == 2);
-    // Others than its master knows of no such options.
+    // Only the master's own clients could have sent options.
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
     until("both are counted", || replica.info("dlock_effects_skipped") == "3");
-    // Nor is it known by now which fences were granted.
+    // The replica no longer knows which fences were granted.
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
     until("it is counted", || replica.info("dlock_effects_skipped") == "4");
     send(&[b"DLOCK._SET", b"k", &effect]);

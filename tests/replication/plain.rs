@@ -1,7 +1,6 @@
-//! The two frequent steps are logged as they came, where readers can tell the rest from the effect before:
-//! with the same holds, fences and deadlines, and anew with an effect for whoever begins to read.
-//!
-//! The masters' clocks stand, so that all grants are of one millisecond.
+//! The two most frequent commands are logged verbatim where readers derive the same holds, fences and
+//! deadlines from the effect before. A new reader gets an effect first. The clocks of these masters are
+//! stopped, so that all grants fall into one millisecond.
 
 mod nested;
 mod readers;
@@ -14,7 +13,7 @@ fn with_frozen_clock(kind: &ServerKind) -> Options {
     Server::options(&preloaded(kind, "tests/replication/frozen_clock.c", &[]))
 }
 
-/// The commands without those of the link, an effect as its word alone.
+/// Returns the log without the commands of the link, an effect as one word.
 fn words(log: &[Vec<Vec<u8>>]) -> Vec<String> {
     let word = |command: &Vec<Vec<u8>>| match &command[..] {
         [name, key, _] if name == b"DLOCK._SET" => format!("effect {}", key.escape_ascii()),
@@ -27,21 +26,21 @@ fn grant(conn: &mut Conn, key: &str) -> i64 {
     conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000")).int()
 }
 
-/// Fences rise, and no other grant comes between.
+/// Acquires two locks with consecutive fences.
 fn grant_both(conn: &mut Conn, keys: [&str; 2]) {
     let [first, second] = keys.map(|key| grant(conn, key));
     assert_eq!(second, first + 1);
 }
 
-/// The locks, without the last fence, which a start moves up to the clock.
+/// Returns the locks without the last fence, which a start raises to the clock.
 fn held(server: &Server) -> Vec<String> {
     locks(server).into_iter().filter(|line| !line.starts_with("dlock_fence")).collect()
 }
 
-/// Its append only file holds everything, and nothing has yet to be written anew.
+/// Waits until the append only file is complete and no rewrite is pending.
 fn file_is_whole(server: &Server) {
     until("the file is whole", || {
-        // First it is scheduled, then in progress.
+        // A rewrite is first scheduled, then in progress.
         ["aof_rewrite_scheduled", "aof_rewrite_in_progress"].iter().all(|field| server.info(field) == "0")
             && server.info("aof_enabled") == "1"
     });
@@ -90,7 +89,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
             "DLOCK.RELEASE g t ALL",
         ]
     );
-    // What an effect says is where the commands behind it count on from.
+    // The commands after an effect continue from its clock and fence.
     let effect = sent.iter().find(|command| command[0] == b"DLOCK._SET").expect("an effect");
     let (last, change) = effect[2].split_first_chunk().expect("a fence");
     assert_eq!(u64::from_le_bytes(*last), first as u64);
@@ -98,7 +97,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
     assert_eq!((change.put[0].granted, change.put[0].deadline), (change.at, change.at + 600_001));
 }
 
-/// Slots move one by one, and what is known of the log does not go by slots.
+/// Slots move one by one, but the log position is not kept for each slot.
 #[each_server(shimmed)]
 fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
     let node = with_frozen_clock(kind).conf("cluster-enabled yes").start();

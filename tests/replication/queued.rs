@@ -1,4 +1,4 @@
-//! Positions live in the memory of one master: what a promoted replica knows of them.
+//! Positions exist in the memory of one master only: the state of a promoted replica.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Server, ServerKind, Value, each_server};
@@ -20,7 +20,7 @@ fn a_promoted_replica_has_the_unclaimed_grants_and_no_positions(kind: &ServerKin
     assert_eq!(b.ok("REPLICAOF NO ONE"), "OK");
     assert_eq!((holders(&mut b, "k"), tokens(&mut b, "k")), (vec!["b".into()], vec![]));
     assert!((1..=500_000).contains(&b.ok("DLOCK.PTTL k b").int()));
-    // Each joins when it asks again; the claim answers the same fence and has the whole lease.
+    // Each waiter joins again when it asks; the claim returns the same fence and sets the whole lease.
     for token in ["d", "c"] {
         assert_eq!(b.ok(&ask(token)), Value::Nil);
     }

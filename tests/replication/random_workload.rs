@@ -1,4 +1,4 @@
-//! After any workload a replica, and a replica's replica, hold what the master holds.
+//! A replica and its own replica equal the master after any workload.
 
 use dlock_testkit::{Random, Server, ServerKind, Value, each_server, locks, until};
 
@@ -7,7 +7,7 @@ const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 fn command(random: &mut Random) -> String {
     let key = random.of(&KEYS);
     let token = random.of(&["t", "u", "v", "w"]);
-    // Some leases end within the run, the others long after.
+    // Some leases end during the run, the others long after it.
     let ttl = random.of(&["5", "20", "600000", "700000"]);
     match random.below(20) {
         0..9 => {
@@ -42,7 +42,7 @@ fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
         let answers = conn.say_together(&commands.iter().map(String::as_str).collect::<Vec<_>>());
         granted += answers.iter().filter(|answer| matches!(answer, Value::Int(n) if *n > 1 << 40)).count();
     }
-    // The short leases and delays are over when a longer one, begun after them, is.
+    // The short leases and delays have ended when a longer one has that began after them.
     conn.ok("SELECT 9");
     conn.ok("DLOCK.ACQUIRE alone t 600000");
     conn.ok("DLOCK.ACQUIRE mark t 50");
@@ -55,11 +55,11 @@ fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
     assert!(on_master.iter().any(|line| line.contains("exclusive")), "{on_master:?}");
     assert_eq!(locks(&replica), on_master);
     assert_eq!(locks(&sub), on_master);
-    // One that joins now gets it by snapshot.
+    // A new replica gets the state by snapshot.
     let late = Server::start(kind);
     late.replicate(&master);
     assert_eq!(locks(&late), on_master);
-    // And the append only file tells the same.
+    // The append only file gives the same state.
     master.connect().ok("DEBUG LOADAOF");
     assert_eq!(locks(&master), on_master);
     let log = dlock_testkit::aof::commands(master.dir());

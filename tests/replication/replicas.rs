@@ -1,4 +1,4 @@
-//! What a replica does with locks: it answers reads, and changes nothing by itself.
+//! Replicas answer reads and change nothing by themselves.
 
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
@@ -35,7 +35,7 @@ fn a_replica_refuses_writes_and_answers_reads(kind: &ServerKind) {
 fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::start(kind));
     replica.replicate(&master);
-    // The master's background gets no chance to end them, nor to send that.
+    // The master's background job cannot run before the demotion, so no end is sent.
     let answers = master.connect().say_together(&[
         "DLOCK.ACQUIRE k t 50",
         "DLOCK.ACQUIRE long t 600000",
@@ -46,7 +46,7 @@ fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     master.pause();
     let mut conn = replica.connect();
     until("the lease has expired, to readers", || conn.ok("DLOCK.HOLDS k t") == 0);
-    // Many turns of its event loop, and a good part of its ten looks a second.
+    // Many event-loop turns and several of its ten ticks a second.
     for _ in 0..200 {
         assert_eq!(conn.ok("EXISTS k"), 1);
     }
@@ -68,7 +68,7 @@ fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind)
     replica.replicate(&master);
     let mut conn = master.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-    // Ahead of the clock, and released: no key of the replica holds it.
+    // The fence is ahead of the clock and the lock released: no key of the replica holds the fence.
     let raised = fence + 9_000_000;
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
@@ -106,15 +106,15 @@ fn a_replicas_own_append_only_file_holds_its_masters_locks(kind: &ServerKind) {
     conn.ok("DLOCK.RELEASE gone t");
     replica.wait_in_sync(&master);
     replica.kill9();
-    // Its conf names no master: it comes back as one.
+    // Its configuration names no master, so it starts as one.
     replica.restart();
     let mut conn = replica.connect();
     assert_eq!(conn.ok("DLOCK.HOLDS k t"), 2);
     assert_eq!((conn.ok("DLOCK.ACQUIRE k t 600000"), conn.ok("EXISTS gone")), (fence.into(), 0.into()));
 }
 
-/// A replica noted each lock that its master's clients deleted for its background, which never ran there: the
-/// notes grew without end, and a promotion told listeners of all of them.
+/// A replica recorded each lock that its master's clients deleted, for a background job that never ran there:
+/// the records grew without end, and a promotion published them all.
 #[each_server]
 fn a_promoted_replica_publishes_no_events_of_its_masters_past(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::start(kind));

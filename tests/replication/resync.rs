@@ -1,4 +1,4 @@
-//! Replicas that lose their link under load, and get the rest or everything anew.
+//! Replicas that lose their link under load and resynchronise partially or fully.
 
 use std::sync::atomic::Ordering;
 
@@ -6,8 +6,7 @@ use crate::load::{Load, assert_equal};
 use crate::rounds;
 use dlock_testkit::{Random, Server, ServerKind, each_server, until};
 
-/// Clients that wait and hang up, with holds that end with their connection, while the link is cut again and
-/// again.
+/// Runs clients that wait, disconnect and bind holds to their connections, while the link is cut repeatedly.
 fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), counter: &str) {
     let (master, replica) = (Server::options(kind).conf(conf).start(), Server::start(kind));
     replica.replicate(&master);
@@ -42,7 +41,7 @@ fn a_full_resync_under_load_makes_the_replica_equal(kind: &ServerKind) {
     for conf in ["repl-diskless-sync yes", "repl-diskless-sync no"] {
         let cut = |master: &Server| {
             let mut conn = master.connect();
-            // It does not know the replica's history any more.
+            // The master no longer knows the replica's history.
             assert_eq!(conn.ok("DEBUG CHANGE-REPL-ID"), "OK");
             assert!(conn.ok("CLIENT KILL TYPE replica").int() > 0);
         };

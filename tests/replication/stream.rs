@@ -1,10 +1,9 @@
-//! The exact stream: one effect for a change, with final values, or the command where it says as much;
-//! nothing for anything else.
+//! The exact replication stream: one effect for a change, with final values, or the command itself where it
+//! is enough; nothing else.
 
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Stream, each_server, line, until};
 
-/// A plain command as it is; an effect as a person would write it: `k whole exclusive [t x1 #123 600000 host]
-/// last 123`.
+/// Formats a command verbatim, an effect as `k whole exclusive [t x1 #123 600000 host] last 123`.
 fn effect(command: &[Vec<u8>]) -> String {
     let [name, key, bytes] = command else { return line(command) };
     if name != b"DLOCK._SET" {
@@ -18,7 +17,7 @@ fn effect(command: &[Vec<u8>]) -> String {
     let mut words = vec![String::from_utf8_lossy(key).into_owned(), whole.into(), mode.into()];
     words.extend(change.dropped.iter().map(|token| format!("-{}", token.escape_ascii())));
     for hold in &change.put {
-        // An absolute deadline, rounded up to the millisecond; of a lease that began a while ago.
+        // The deadline is absolute, rounded up to 1 ms, of a lease that began a while ago.
         let (left, ttl) = (hold.deadline - change.at, hold.ttl);
         assert!((ttl.saturating_sub(20_000)..=ttl + 1).contains(&left), "{left} is no {ttl}");
         let (token, label) = (hold.token.escape_ascii(), hold.label.escape_ascii());

@@ -1,5 +1,5 @@
-//! A wall clock that is set forth, set back or stands still under the server: leases, waits and fences do not
-//! notice, and a plain `SET NX PX` does.
+//! A wall clock that jumps or stops: leases, waits and fences do not depend on it, but a plain `SET NX PX`
+//! does.
 
 #![allow(clippy::disallowed_methods, reason = "leases and waits as their clients see them")]
 

@@ -1,4 +1,4 @@
-//! Restart-grace: a server that may have forgotten holds grants nothing new until the longest of them has
+//! Restart grace: a server that may have forgotten holds grants no new lock until the longest of them has
 //! expired.
 
 mod flushed;
@@ -8,17 +8,17 @@ mod started;
 
 use dlock_testkit::{Conn, Options, Server, ServerKind, Value, until};
 
-/// Longer than any test: only [`end`] ends it.
+/// Longer than any test: only [`end`] ends this grace period.
 const LONG: &str = "dlock.restart-grace 600000";
 
-/// With these every grant is on the disk before it is answered.
+/// With these options every grant is on the disk before its reply.
 const ALWAYS: [&str; 2] = ["appendonly yes", "appendfsync always"];
 
 fn with_grace(kind: &ServerKind) -> Options {
     Server::options(kind).conf(LONG)
 }
 
-/// The answer is GRACE, with a time that can be true.
+/// Asserts a GRACE reply with a plausible time.
 #[track_caller]
 fn assert_grace(conn: &mut Conn, command: &str) {
     let answer = conn.say(command);
@@ -36,7 +36,7 @@ fn left(server: &Server) -> u64 {
     server.info("dlock_grace_ms_left").parse().expect("ms")
 }
 
-/// As an operator ends it who knows that nothing is out there; the option is as it was afterwards.
+/// Ends the grace period as an operator does. Restores the option afterwards.
 #[track_caller]
 fn end(server: &Server) {
     let mut conn = server.connect();
@@ -46,7 +46,7 @@ fn end(server: &Server) {
     assert_eq!(left(server), 0, "a change of the option begins no grace");
 }
 
-/// How often a grace has begun, and how often it was over; the reason of the last one.
+/// Returns the number of begun and ended grace periods, and the reason of the last.
 fn logged(server: &Server) -> (usize, usize, String) {
     let log = server.log();
     let begun: Vec<&str> =

@@ -1,5 +1,5 @@
-//! What outlasts the end of a server, a crash, a lost file and a changed clock: holds, fences, and that
-//! nobody is granted what somebody else still relies on.
+//! State that survives restarts, crashes, lost files and clock changes: holds and fences, and never a second
+//! holder.
 
 mod clock;
 mod crash;

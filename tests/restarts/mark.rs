@@ -1,4 +1,4 @@
-//! The fence mark: whatever is lost, and wherever the clock is set, no fence is lower than one before.
+//! The fence mark: no fence is lower than an earlier one, even if all data is lost or the clock is set back.
 
 mod file;
 mod restarts;
@@ -12,12 +12,12 @@ use dlock_testkit::{Server, until};
 
 const DAY: i64 = 24 * dlock_testkit::wall_clock::HOUR;
 
-/// Where the server keeps its mark.
+/// Returns the path of the server's mark file.
 fn path(server: &Server) -> PathBuf {
     server.dir().join(format!("dlock-{}.fence", server.port()))
 }
 
-/// The number in a server's mark file.
+/// Returns the mark stored in the file.
 #[track_caller]
 fn stored(path: &PathBuf) -> i64 {
     let text = fs::read_to_string(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
@@ -41,7 +41,7 @@ fn until_status(server: &Server, wanted: &str) {
     until(&format!("the mark is {wanted}"), || status(server) == wanted);
 }
 
-/// How often the log says so.
+/// Returns the number of log lines with these words.
 fn told(server: &Server, words: &str) -> usize {
     let log = server.log();
     log.lines().filter(|line| line.contains("dlock.fence-mark: ") && line.contains(words)).count()

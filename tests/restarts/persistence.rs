@@ -1,4 +1,4 @@
-//! What a restart, a reload and foreign bytes leave of locks and fences.
+//! Locks and fences over restarts, reloads and foreign bytes.
 
 mod bytes;
 mod effects;
@@ -7,7 +7,7 @@ mod restarts;
 
 use dlock_testkit::{Conn, Value};
 
-/// Everything about a lock but the times that run, as text to compare.
+/// Formats a lock without its running times, to compare.
 #[track_caller]
 fn state(conn: &mut Conn, key: &str) -> String {
     let lock = conn.ok(&format!("DLOCK.INSPECT {key}"));
@@ -27,7 +27,7 @@ fn state(conn: &mut Conn, key: &str) -> String {
     format!("{:?} {:?} {}", lock.field("mode"), lock.field("permits"), holders.join(" "))
 }
 
-/// One lock of every kind, over two databases: what [`all`] reads.
+/// Acquires one lock of every kind in two databases, which [`all`] reads.
 #[track_caller]
 fn take_all_kinds(conn: &mut Conn) {
     for command in [
@@ -69,13 +69,13 @@ fn all(conn: &mut Conn) -> Vec<String> {
     all
 }
 
-/// A lock as DUMP shows it, taken apart. The server must be set to leave strings uncompressed.
+/// The parts of a lock's DUMP payload. The server must not compress strings.
 struct Dumped {
     /// The type and the module's name with its encoding version.
     head: Vec<u8>,
-    /// What the module wrote.
+    /// The bytes that the module wrote.
     lock: Vec<u8>,
-    /// The version of the RDB format; no checksum, which `DEBUG SET-SKIP-CHECKSUM-VALIDATION` leaves unread.
+    /// The RDB version, without a checksum (`DEBUG SET-SKIP-CHECKSUM-VALIDATION`).
     foot: Vec<u8>,
 }
 
@@ -84,8 +84,7 @@ impl Dumped {
     fn of(conn: &mut Conn, key: &str) -> Dumped {
         let answer = conn.ok(&format!("DUMP {key}"));
         let bytes = answer.bytes();
-        // type, 0x81 and 8 bytes of module name; then the mark of a string, its length; behind it the end
-        // mark.
+        // Type, 0x81, and 8 bytes of module name; then string marker and length; the end marker follows.
         let (head, rest) = bytes.split_at(10);
         assert_eq!((head[0], head[1], rest[0]), (7, 0x81, 5), "{}", bytes.escape_ascii());
         let (length, start) = match rest[1] {
@@ -97,13 +96,13 @@ impl Dumped {
         Dumped { head: head.to_vec(), lock: lock.to_vec(), foot: end[1..].to_vec() }
     }
 
-    /// What stands between the head and the foot when the module wrote `lock`.
+    /// Returns the middle of a payload for these lock bytes.
     fn body(lock: &[u8]) -> Vec<u8> {
         let length = lock.len() as u16 | 0x4000;
         [&[5], &length.to_be_bytes()[..], lock, &[0]].concat()
     }
 
-    /// A payload for RESTORE with other bytes in the middle.
+    /// Returns a RESTORE payload with another middle.
     fn with(&self, body: &[u8]) -> Vec<u8> {
         [&self.head, body, &self.foot].concat()
     }

@@ -1,4 +1,4 @@
-//! What a soak has done, and what is left of it.
+//! Figures of a soak: its work and its remains.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,19 +15,19 @@ pub struct Figures {
     episodes: usize,
     asked: usize,
     grants: usize,
-    /// Of positions without a connection.
+    /// Positions whose connection was gone and that were granted.
     found_granted: usize,
     releases: usize,
     hung_up: usize,
     errors: BTreeMap<String, usize>,
     looks: usize,
-    /// How often somebody was seen waiting.
+    /// Number of observations with a waiter.
     waiting: usize,
     longest_queue: usize,
     breaks: usize,
     cancelled: usize,
     disturbed: usize,
-    /// Of its progress, in so many tens of minutes.
+    /// Last reported progress, in units of ten minutes.
     told: u64,
 }
 
@@ -53,7 +53,7 @@ impl Figures {
         }
     }
 
-    /// Its looks have been compared with all else.
+    /// Adds a history whose observations have been checked.
     pub fn checked(&mut self, history: &History) {
         self.looks = history.looks.len();
         self.waiting = history.looks.iter().map(|look| look.queue.len()).sum();
@@ -78,7 +78,7 @@ impl Figures {
         }
     }
 
-    /// A test that passes because nothing happened is none.
+    /// Asserts that every kind of event happened: a test in which nothing happens proves nothing.
     pub fn assert_everything_happened(&self) {
         let Figures { grants, found_granted, releases, hung_up, waiting, .. } = self;
         assert!(
@@ -88,7 +88,7 @@ impl Figures {
         );
     }
 
-    /// One line on a terminal, written again and again; elsewhere a line each ten minutes.
+    /// Rewrites one line on a terminal; elsewhere prints a line every ten minutes.
     pub fn show_progress(&mut self, server: &Server, gone: Duration, time: Duration) {
         let (name, gone, time) = (&server.kind().name, gone.as_secs(), time.as_secs());
         let line = format!("{name}: {gone} of {time} s, {} grants, nothing found", self.grants);
@@ -100,7 +100,7 @@ impl Figures {
         }
     }
 
-    /// Past the capture of test output.
+    /// Prints the figures past the capture of test output.
     pub fn show(&self, server: &Server, gone: Duration, before: &Size, after: &Size) {
         let (kind, text) = (server.kind(), self.text());
         let end = if io::stderr().is_terminal() { "\n" } else { "" };
@@ -124,7 +124,7 @@ impl Figures {
     }
 }
 
-/// How much a server takes while nobody does anything.
+/// Memory and files of an idle server.
 #[derive(Debug)]
 pub struct Size {
     used_memory: u64,
@@ -139,7 +139,7 @@ impl Size {
         Size { used_memory: number("used_memory"), rss: number("used_memory_rss"), open_files }
     }
 
-    /// When two looks in a row show the same: what was closed is freed a moment later.
+    /// Measures until two results agree: closed resources are freed a moment later.
     pub fn settled(server: &Server) -> Size {
         let mut last = Size::of(server);
         until_some("the server's memory has settled", || {
@@ -151,8 +151,8 @@ impl Size {
         })
     }
 
-    /// Within 5 % of what it was, with no more files open; the pages it has, which are never quite full,
-    /// within 25 %.
+    /// Waits for used memory within 5 % of before and no more open files. Resident pages, which are never
+    /// quite full, within 25 %.
     pub fn small_again(server: &Server, before: &Size) -> Size {
         let mut last = None;
         let wait = || {
@@ -167,7 +167,7 @@ impl Size {
     }
 }
 
-/// No child of it rewrites a file.
+/// Returns true if no child rewrites a file.
 fn quiet(server: &Server) -> bool {
     ["aof_rewrite_in_progress", "rdb_bgsave_in_progress"].iter().all(|field| server.info(field) == "0")
 }

@@ -1,9 +1,7 @@
-//! A long time under a mixed load: clients that lock, wait, hang up; an operator who looks, breaks,
-//! configures, pauses. Everything they see is checked. `make soak SECONDS=3600` on every server in turn;
-//! `make test` has a few seconds.
-//!
-//! The time is cut into episodes. At the end of each all is given back, the history is checked, and the
-//! server has to be as empty and as small as after the first one.
+//! A long mixed load: clients lock, wait and disconnect; an operator reads, breaks, configures and pauses.
+//! All replies are checked. `make soak SECONDS=3600` runs it on one server after the other, `make test` for a
+//! few seconds. The run is cut into episodes. At the end of each all locks are released, the history is
+//! checked, and the server must be as empty and as small as after the first episode.
 
 #![allow(clippy::disallowed_methods, reason = "it goes on for a given time")]
 
@@ -59,7 +57,7 @@ fn soak(kind: &ServerKind, time: Duration, episode: Duration) {
     let server = Server::options(kind).conf("appendonly yes").conf("auto-aof-rewrite-min-size 4mb").start();
     let clock = Clock::start();
     let (mut figures, begun) = (Figures::default(), Instant::now());
-    // The first one fills what a server keeps for later: tables, pools, statistics.
+    // The first episode fills the server's caches: tables, pools, statistics.
     figures.add(run(&server, clock, &mut random, episode));
     let before = Size::settled(&server);
     while begun.elapsed() < time {
@@ -71,7 +69,7 @@ fn soak(kind: &ServerKind, time: Duration, episode: Duration) {
     figures.assert_everything_happened();
 }
 
-/// One episode: work, an end, and whether it can have been so.
+/// Runs one episode and checks its history.
 fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Figures {
     let plan = plan();
     let mut workers: Vec<Worker<'_>> =
@@ -91,7 +89,7 @@ fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Fi
         let mut wire = Wire::connect(server.port()).expect("the server answers");
         worker.release_everything(&mut wire).expect("the server goes on");
     }
-    // A request whose client hung up may have been carried out after all.
+    // The request of a disconnected client may have run nevertheless.
     until("no lock is held and nobody waits", || {
         ["dlock_held", "dlock_holders", "dlock_waiting", "dlock_queued", "blocked_clients"]
             .iter()

@@ -1,4 +1,4 @@
-//! Who looks, breaks, configures and pauses while others work.
+//! An operator that reads, breaks, configures and pauses under load.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub struct Operator<'a> {
     random: Random,
     pub looks: Vec<Look>,
     pub breaks: Vec<Break>,
-    /// Pauses of all kinds, and changes of the configuration.
+    /// Number of pauses and configuration changes.
     pub disturbed: usize,
     pub cancelled: usize,
 }
@@ -36,7 +36,7 @@ impl<'a> Operator<'a> {
         }
     }
 
-    /// Mostly it looks. It does one thing at a time: so no look falls into a pause.
+    /// Performs one random action, mostly a read. Actions do not overlap, so no read falls into a pause.
     pub fn act(&mut self) {
         let key = self.random.of(&self.plan.keys).0.clone();
         match self.random.below(200) {
@@ -54,8 +54,7 @@ impl<'a> Operator<'a> {
     fn look(&mut self, key: &str) {
         let free = |look: &Look| look.holders.is_empty() && !look.queue.is_empty() && !look.held_back;
         let mut look = look_at(&mut self.conn, key, self.clock);
-        // A lease that has just ended is not seen any more, a moment before the head of the queue is granted
-        // the lock.
+        // An expired hold is hidden a moment before the head of the queue is granted the lock.
         let first = look.queue.first().cloned();
         for _ in 0..50 {
             if !free(&look) || look.queue.first() != first.as_ref() {
@@ -64,7 +63,7 @@ impl<'a> Operator<'a> {
             sleep(Duration::from_millis(5));
             look = look_at(&mut self.conn, key, self.clock);
         }
-        // The first one was granted it, and that lease has just ended too.
+        // The head was granted the lock, and that lease has ended too.
         look.held_back |= free(&look) && look.queue.first() != first.as_ref();
         self.looks.push(look);
     }
@@ -76,7 +75,7 @@ impl<'a> Operator<'a> {
         self.breaks.extend(keys.iter().map(|key| Break { key: key.clone(), asked, answered }));
     }
 
-    /// And grace after it, so that there is that too.
+    /// Flushes, with a grace period after it.
     fn flush(&mut self) {
         assert_eq!(self.conn.ok("CONFIG SET dlock.restart-grace 1000"), "OK");
         let keys: Vec<String> = self.plan.keys.iter().map(|(key, _)| key.clone()).collect();
@@ -96,7 +95,7 @@ impl<'a> Operator<'a> {
         self.cancelled += self.conn.ok(&format!("DLOCK.CANCEL {key} {token}")).int() as usize;
     }
 
-    /// Something else for a moment, and back.
+    /// Changes an option for a moment.
     fn configure(&mut self) {
         let (other, back) = *self.random.of(&[
             ("CONFIG SET dlock.max-waiters 3", "CONFIG SET dlock.max-waiters 10000"),
@@ -118,7 +117,7 @@ impl<'a> Operator<'a> {
     fn pause(&mut self) {
         let kind = *self.random.of(&["WRITE", "ALL"]);
         assert_eq!(self.conn.ok(&format!("CLIENT PAUSE 300 {kind}")), "OK");
-        // Whatever is a write waits for the end of it.
+        // A write waits for the end of the pause.
         assert_eq!(self.conn.ok("DLOCK.BREAK nothing"), 0);
         self.disturbed += 1;
     }

@@ -1,5 +1,4 @@
-//! How long others wait while a hundred thousand of a million leases end together. `make stall` shows the
-//! figures.
+//! Delay of other clients while 100,000 of 1,000,000 leases end together. `make stall` prints the figures.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,7 +9,7 @@ use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 const LIVE: usize = 1_000_000;
 const DUE: usize = 100_000;
 
-/// Takes locks `from` to `to`, many in one script.
+/// Acquires locks `from` to `to`, many in one script.
 fn fill(conn: &mut Conn, from: usize, to: usize, ttl: &str) {
     const SCRIPT: &str =
         "for n = ARGV[1], ARGV[2] do redis.call('DLOCK.ACQUIRE', 'lock:' .. n, 'token:' .. n, ARGV[3]) end";
@@ -20,7 +19,7 @@ fn fill(conn: &mut Conn, from: usize, to: usize, ttl: &str) {
     }
 }
 
-/// What a client sees that asks again and again for as long as `run` takes: the round trips, shortest first.
+/// Returns the round-trip times of a client during `run`, shortest first.
 #[allow(clippy::disallowed_methods, reason = "it measures")]
 fn round_trips(server: &Server, run: impl FnOnce()) -> Vec<Duration> {
     let done = AtomicBool::new(false);
@@ -53,7 +52,7 @@ fn a_hundred_thousand_leases_that_end_together_stall_no_client(kind: &ServerKind
     let mut conn = server.connect();
     fill(&mut conn, DUE, LIVE, "86400000");
     let quiet = round_trips(&server, || thread::sleep(Duration::from_secs(2)));
-    // Held back until all are due, they end in one flood.
+    // Held back until all are due, so that they end together.
     fill(&mut conn, 0, DUE, "3000");
     assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
     let last = format!("DLOCK.PTTL lock:{}", DUE - 1);

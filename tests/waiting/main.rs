@@ -1,5 +1,4 @@
-//! Waiting: in which order, for how long, and how it ends. Each grant is delivered or rolls on; each waiter
-//! gets one outcome.
+//! Waiting: order, timeouts, ends. Each grant is delivered or passes on; each waiter gets one outcome.
 
 mod native_ttl;
 mod order;

@@ -1,6 +1,6 @@
-//! A TTL that another command gives the key of a lock: its end ends the hold, and the queue is served.
+//! A native TTL on the key of a lock: its end ends the hold, and the queue is served.
 
-use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// Starts a server that deletes an expired key only when a command names the key. In effect, every server
@@ -29,7 +29,7 @@ fn the_queue_is_served_when_a_native_ttl_ends(kind: &ServerKind) {
     conn.ok("PEXPIRE k 20");
     assert_eq!(subscriber.read().items()[2], "d granted");
     assert_eq!(holders(&mut conn, "k"), ["d"]);
-    nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[each_server]

@@ -1,5 +1,4 @@
-//! The wait queue: first come first served, a handoff in the step that frees the lock, one outcome for each
-//! waiter.
+//! The wait queue: first come, first served; a handoff in the step that frees the lock.
 
 use dlock_testkit::queue::{granted, holders, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Stream, Value, each_server, until};
@@ -14,13 +13,13 @@ fn a_newcomer_never_overtakes_the_queue(kind: &ServerKind) {
     assert_eq!(a.say("DLOCK.ACQUIRE k c 30000 SHARED"), Value::Nil);
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 SHARED BLOCK 0");
     let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 SHARED BLOCK 0");
-    // In one batch with the release: the lock is b's before the newcomer is read.
+    // Sent in one batch with the release: b has the lock before the server reads the newcomer.
     let mut e = server.connect();
     e.send_batch(&[&["DLOCK.RELEASE", "k", "a"], &["DLOCK.ACQUIRE", "k", "e", "30000"]]);
     assert_eq!((e.read(), e.read()), (1.into(), Value::Nil));
     granted(&mut b);
     assert_eq!(b.say("DLOCK.RELEASE k b"), 1);
-    // Sharers in a row are let in together.
+    // Consecutive sharers are granted together.
     assert!(granted(&mut c) < granted(&mut d));
     assert_eq!(holders(&mut a, "k"), ["c", "d"]);
 }
@@ -75,7 +74,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     assert_eq!(holders(&mut replica.connect(), "k"), ["b"]);
 }
 
-/// More than a turn of the event loop lets in: the others follow, ahead of whoever comes meanwhile.
+/// More waiters than one event-loop turn grants: the others follow, ahead of newcomers.
 #[each_server]
 fn a_large_row_of_sharers_is_granted_together_and_not_overtaken(kind: &ServerKind) {
     let server = Server::start(kind);

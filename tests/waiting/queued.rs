@@ -1,9 +1,9 @@
-//! QUEUE: positions that belong to their tokens. Kept, granted, claimed, announced, and never in the way.
+//! QUEUE: positions that belong to their tokens: kept, granted, claimed and announced.
 
 use dlock_testkit::queue::{clients, holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Stream, Value, each_server, until};
 
-/// A server where `a` holds `k`, and a connection that hears `channel`.
+/// Starts a server where `a` holds `k`, with a connection that is subscribed to `channel`.
 fn scene(kind: &dlock_testkit::ServerKind) -> (Server, Conn, Conn) {
     let server = Server::start(kind);
     let mut a = server.connect();
@@ -19,13 +19,13 @@ fn subscriber(server: &Server) -> Conn {
     hears
 }
 
-/// The next message on the channel.
+/// Returns the next message on the channel.
 #[track_caller]
 fn heard(hears: &mut Conn) -> String {
     hears.read().items()[2].text()
 }
 
-/// A position of its own in the queue of `k`.
+/// Adds a position for `token` to the queue of `k`.
 #[track_caller]
 fn queue(conn: &mut Conn, token: &str, options: &str) {
     let call = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 NOTIFY channel {token} {options}");
@@ -55,7 +55,7 @@ fn every_end_of_a_wait_is_published_except_its_own_release(kind: &ServerKind) {
     assert_eq!(server.info("dlock_queued"), "0");
 }
 
-/// Waits beside a position of its token.
+/// Blocks a connection on a position of its token.
 fn waiter_beside(server: &Server, token: &str, look: &mut Conn) -> Conn {
     let mut conn = server.connect();
     conn.send(&["DLOCK.ACQUIRE", "k", token, "600000", "QUEUE", "600000", "BLOCK", "0"]);
@@ -80,7 +80,7 @@ fn positions_have_the_limits_deadlocks_and_grace_of_block(kind: &ServerKind) {
     assert_eq!(cycle, Value::Error("DEADLOCK a -> b -> a".into()));
     let long = a.say("DLOCK.ACQUIRE k c 1000 QUEUE 86400001");
     assert!(long.error().starts_with("ERR QUEUE ms"), "{long:?}");
-    // A position that is there is kept in a grace period; there are no new ones.
+    // Existing positions survive a grace period; new ones are refused.
     a.ok("CONFIG SET dlock.restart-grace 600000");
     a.ok("FLUSHALL");
     queue(&mut a, "b", "");
@@ -145,7 +145,7 @@ fn the_queue_is_served_at_del_and_stays_at_swapdb(kind: &ServerKind) {
     a.ok("SWAPDB 0 1");
     assert_eq!(heard(&mut hears), "c granted");
     assert_eq!(holders(&mut a, "k"), ["c"]);
-    // What was granted unclaimed is claimed where it is now.
+    // The unclaimed grant moved with its database, and is claimed there.
     a.ok("SELECT 1");
     assert_eq!(a.ok("DLOCK.EXTEND k b 1000"), 1);
 }
@@ -173,7 +173,7 @@ fn a_position_and_its_grant_survive_a_lost_connection(kind: &ServerKind) {
     drop(b);
     until("its connection is gone", || server.info("dlock_waiting") == "0");
     assert_eq!(tokens(&mut a, "k"), ["b"]);
-    // Granted to a connection that goes in the same turn: it stays, to be claimed.
+    // Granted to a connection that closes in the same turn: the grant stays, to be claimed.
     let mut b = server.connect();
     let kill = format!("CLIENT KILL ID {}", b.client_id());
     b.send(&ask);

@@ -1,14 +1,13 @@
-//! A grant and something else in one turn of the event loop: the commands of each case are sent in one write.
-//! These are the ways in which servers lose replies, or end, when a module leaves time limits and grants to
-//! them.
+//! A grant and another event in one event-loop turn: the commands of each case are sent in one write. Servers
+//! lose replies or crash in these cases when a module leaves time limits and grants to them.
 
 use dlock_testkit::queue;
-use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
 use crate::scene::Scene;
 
-/// `DLOCK_ROUNDS` of each race; more than a few to hunt.
+/// Rounds of each race, from `DLOCK_ROUNDS`.
 fn rounds() -> usize {
     dlock_testkit::rounds(3)
 }
@@ -19,7 +18,7 @@ fn scene(kind: &ServerKind) -> Scene {
 }
 
 impl Scene {
-    /// What is stored agrees.
+    /// Checks the stored holders after a crash.
     #[track_caller]
     fn survives_a_crash(mut self, holder: &[&str]) {
         self.server.kill9();
@@ -54,7 +53,7 @@ fn a_grant_passes_on_when_its_waiter_is_unblocked_with_an_error(kind: &ServerKin
     );
 }
 
-/// Up to 7.0 the reply was lost and the next one answered for it; 7.2 asserted and died.
+/// Redis 7.0 and earlier lost the reply, and the next reply took its place; 7.2 failed an assertion.
 #[each_server]
 fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);
@@ -84,7 +83,7 @@ fn a_waiter_unblocked_without_a_grant_gets_one_reply(kind: &ServerKind) {
     let mut scene = scene(kind);
     let id = scene.b_id;
     let works = scene.a.ok(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
-    // Before 7.4 a client that waits for a module cannot be timed out from outside: DLOCK.CANCEL does it.
+    // Before Redis 7.4 CLIENT UNBLOCK cannot time out a client that waits for a module; DLOCK.CANCEL can.
     if works == 0 {
         assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
     }
@@ -113,7 +112,7 @@ fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
         scene.a.ok("DLOCK.CANCEL k c");
         scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
         scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-        // The release comes when b has timed out but nobody has noticed yet.
+        // The release is read when b's timeout has passed, but has not been handled.
         let replies = scene.a.say_together(&["DEBUG SLEEP 1.05", "DLOCK.RELEASE k a"]);
         assert_eq!(replies[1], 1);
         assert_eq!(scene.b.read(), Value::Nil);
@@ -139,7 +138,7 @@ fn a_release_at_a_demotion_gives_one_outcome(kind: &ServerKind) {
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
     let replies = scene.a.say_together(&["DLOCK.RELEASE k a", &replicaof]);
     assert_eq!(replies[0], 1);
-    // Each waiter has one answer: the grant, or the server's word that it is no master any more.
+    // Each waiter gets one reply: the grant, or the server's error about its new role.
     for conn in [&mut scene.b, &mut scene.c] {
         match conn.read() {
             Value::Error(text) => assert!(text.starts_with("UNBLOCKED "), "{text}"),
@@ -149,7 +148,7 @@ fn a_release_at_a_demotion_gives_one_outcome(kind: &ServerKind) {
     scene.server.wait_in_sync(&master);
     let mut conn = scene.server.connect();
     assert_eq!(conn.ok("EXISTS k"), 0, "what it holds now is the master's");
-    nobody_waits(&scene.server);
+    until_no_waiters(&scene.server);
     conn.ok("REPLICAOF NO ONE");
     assert!(conn.ok("DLOCK.ACQUIRE k z 60000").int() > 0);
 }
@@ -161,7 +160,7 @@ fn a_release_with_flushall_or_del_gives_one_outcome(kind: &ServerKind) {
         for _ in 0..rounds() {
             let replies = scene.a.say_together(&["DLOCK.RELEASE k a", removal]);
             assert_eq!(replies[0], 1, "{removal}");
-            // b was granted in the release; the removal ended its hold and c is next.
+            // The release granted to b; the removal ended that hold, and c is next.
             granted(&mut scene.b);
             if removal == "SET k x" {
                 assert!(scene.c.read().error().starts_with("WRONGTYPE"), "no lock can be there");
@@ -170,7 +169,7 @@ fn a_release_with_flushall_or_del_gives_one_outcome(kind: &ServerKind) {
                 granted(&mut scene.c);
                 assert_eq!(holders(&mut scene.a, "k"), ["c"], "{removal}");
             }
-            nobody_waits(&scene.server);
+            until_no_waiters(&scene.server);
             scene.reset();
         }
     }
@@ -181,7 +180,7 @@ fn a_release_with_flushall_or_del_gives_one_outcome(kind: &ServerKind) {
 fn a_removal_before_a_release_serves_the_queue_once(kind: &ServerKind) {
     let mut scene = scene(kind);
     for removal in ["FLUSHALL", "DEL k", "RENAME k l"] {
-        // The release comes too late; the queue is served all the same, once.
+        // The release finds no hold; the queue is served once nevertheless.
         let replies = scene.a.say_together(&[removal, "DLOCK.RELEASE k a"]);
         assert_eq!(replies[1], 0, "{removal}");
         granted(&mut scene.b);
@@ -210,8 +209,8 @@ fn a_grant_passes_on_when_holder_and_waiter_die_together(kind: &ServerKind) {
     }
 }
 
-/// A retry on a second connection, and then the process dies: nobody has been told, so the grant must go on
-/// to the next.
+/// A retry on a second connection, and then the process dies: neither connection got the reply, so the grant
+/// must pass on.
 #[each_server]
 fn a_grant_passes_on_when_both_connections_of_its_token_die(kind: &ServerKind) {
     let mut scene = scene(kind);
@@ -228,7 +227,7 @@ fn a_grant_passes_on_when_both_connections_of_its_token_die(kind: &ServerKind) {
         scene.c_holds();
         drop(again);
         scene.reset();
-        // One of the two is told: the hold is its own.
+        // One of the two gets the reply: the hold stays.
         scene.a.ok("DLOCK.CANCEL k c");
         let mut again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         let kill = format!("CLIENT KILL ID {}", scene.b_id);

@@ -1,5 +1,5 @@
-//! The background grants nothing, ends nothing and announces nothing where the server would refuse a client's
-//! write. Who waits then waits on, for as long as it said.
+//! The background job grants, ends and announces nothing while the server would refuse a client's write.
+//! Waiters keep waiting until their timeout.
 
 use std::fs;
 
@@ -7,23 +7,23 @@ use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, holders, tokens, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// A master with a lease that ends while it refuses writes, and three who wait behind it.
+/// A master with a lease that ends while it refuses writes, and three waiters.
 struct Scene {
     server: Server,
     conn: Conn,
-    /// Would be granted the lock when the lease ends.
+    /// Next in the queue when the lease ends.
     b: Conn,
-    /// Is next, and gives up in time.
+    /// Behind b, with a timeout.
     c: Conn,
     events: Events,
 }
 
-/// `refuse` makes the server refuse writes, by the error that begins so.
+/// `refuse` makes the server refuse writes with an error that begins with the given word.
 fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Conn), word: &str) -> Scene {
     let options = Server::options(kind).conf("notify-keyspace-events Kd");
     let server = conf.iter().fold(options, |options, line| options.conf(line)).start();
     let mut conn = server.connect();
-    // Long enough for all that comes before its end.
+    // Longer than the set-up that follows.
     conn.ok("DLOCK.ACQUIRE k a 2500");
     let b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 3000");
@@ -38,7 +38,7 @@ fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Con
 }
 
 impl Scene {
-    /// The lease ends, and nothing comes of it: c's time ends behind the lease, and b waits on.
+    /// Asserts that the end of the lease has no effect: c times out after it, and b keeps waiting.
     fn nothing_happens(&mut self) {
         assert_eq!(self.c.read(), Value::Nil, "it has timed out");
         assert_eq!(self.c.say("ECHO x"), "x", "one reply, no more");
@@ -61,11 +61,11 @@ impl Scene {
         let told: Vec<String> = self.events.so_far().into_iter().map(|(_, event)| event).collect();
         assert_eq!(told, ["dlock.expired", "dlock.acquire"]);
         assert_eq!(self.b.say("DLOCK.RELEASE k b"), 1);
-        queue::nobody_waits(&self.server);
+        queue::until_no_waiters(&self.server);
     }
 }
 
-/// What docs/choosing.md recommends. Both held, until the lease of one of them was over.
+/// The configuration that docs/choosing.md recommends. Both servers granted the lock, until one lease ended.
 #[each_server]
 fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKind) {
     let replica = Server::options(kind).conf("dlock.restart-grace 3000").start();
@@ -76,7 +76,7 @@ fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKi
     };
     let mut scene = scene(kind, &[], promote, "NOREPLICAS");
     scene.nothing_happens();
-    // The promoted one grants it when it has waited for what it may not know of.
+    // The promoted replica grants after its grace period.
     let mut z = replica.connect();
     until("its grace period has ended", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
     assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
@@ -88,7 +88,7 @@ fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKi
 #[each_server]
 fn nothing_is_granted_after_a_failed_save(kind: &ServerKind) {
     let fail = |server: &Server, conn: &mut Conn| {
-        // A folder stands where the file has to go.
+        // A folder blocks the path of the file.
         fs::create_dir_all(server.dir().join("no.rdb/in")).expect("a folder");
         conn.ok("BGSAVE");
         until("it has failed", || server.info("rdb_last_bgsave_status") == "err");
@@ -109,7 +109,7 @@ fn nothing_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     let mut scene = scene(kind, &[], fill, "OOM");
     let held = scene.server.info("dlock_held");
     let _ = scene.conn.say("PING");
-    // What nobody waits for ends: a server full of leases that are over would never have memory again.
+    // A hold without waiters ends: otherwise a full server would never free the memory of expired leases.
     until("it ends", || scene.conn.ok("EXISTS brief") == 0);
     assert_eq!(held, "3");
     assert_eq!(scene.c.read(), Value::Nil, "it has timed out");
@@ -119,13 +119,13 @@ fn nothing_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     );
     assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
     scene.events.none();
-    // The server lets a RELEASE through, and what belongs to it.
+    // The server accepts RELEASE, with its handoff.
     assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
     assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
     scene.goes_on();
 }
 
-/// Only the resource that somebody waits for is put off, whatever the others are called.
+/// Only resources with waiters are put off, whatever their names.
 #[each_server]
 fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -150,7 +150,7 @@ fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     assert_eq!(server.info("dlock_disconnects"), "15");
 }
 
-/// The server evicts before it runs a command: what stands in memory between two commands refuses nothing.
+/// The server evicts before each command, so memory that fills up between two commands refuses nothing.
 #[each_server]
 fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
@@ -161,7 +161,7 @@ fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
     let used: u64 = server.info("used_memory").parse().expect("bytes");
     conn.ok(&format!("CONFIG SET maxmemory {}", used + 500_000));
-    // It is let through, and leaves more behind than there may be.
+    // The server accepts it, and memory exceeds the limit afterwards.
     assert_eq!(conn.call(&["SET", "second", &value, "EX", "1000"]), "OK");
     granted(&mut b);
 }
@@ -180,8 +180,8 @@ fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
     granted(&mut b);
 }
 
-/// One that leaves while nothing may be written had stood in the way of those behind. It is a pause, for each
-/// CONFIG SET has all queues served.
+/// A waiter that times out while writes are refused had blocked the waiters behind it. The test uses a pause,
+/// because CONFIG SET serves all queues.
 #[each_server]
 fn a_timed_out_waiter_makes_way_when_writes_are_accepted_again(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -197,7 +197,7 @@ fn a_timed_out_waiter_makes_way_when_writes_are_accepted_again(kind: &ServerKind
     assert_eq!(holders(&mut conn, "k"), ["a", "c"]);
 }
 
-/// To ask the server leaves no traces that people read.
+/// The probe leaves no trace in statistics, logs or MONITOR.
 #[each_server]
 fn the_write_probe_is_invisible_to_clients(kind: &ServerKind) {
     let server = Server::start(kind);

@@ -1,7 +1,7 @@
-//! The key goes away while others wait for it: the hold ends, the queue is served or told, and there are
-//! never two holders.
+//! Keys removed under a queue: the hold ends, the queue is served or refused, and there are never two
+//! holders.
 
-use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
@@ -16,19 +16,19 @@ fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let mut c = waiter(&server, "DLOCK.ACQUIRE l c 60000 BLOCK 0");
     zero.ok("SWAPDB 0 1");
-    // Where b waits nobody holds k any more; where c waits somebody else holds l, until that lease ends.
+    // In b's database nobody holds k now; in c's, another client holds l until its lease ends.
     granted(&mut b);
     assert_eq!((holders(&mut zero, "k"), holders(&mut one, "k")), (vec!["b".into()], vec!["a".into()]));
     assert_eq!(holders(&mut one, "l"), ["a"]);
     granted(&mut c);
     assert_eq!(holders(&mut zero, "l"), ["c"]);
-    // What moved is found by its deadline where it is now.
+    // The moved lock is found by its deadline in its new database.
     one.ok("DLOCK.EXTEND k a 30");
     until("the lease ends", || one.ok("EXISTS k") == 0);
     assert_eq!(server.info("dlock_holders"), "3");
 }
 
-/// It says that nothing moves, and is replicated as if something did.
+/// SWAPDB of a database with itself moves nothing, but is replicated and announced like any other.
 #[each_server]
 fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     let (server, replica) =
@@ -44,7 +44,7 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     granted(&mut b);
     replica.wait_in_sync(&server);
     assert_eq!(replica.info("dlock_held"), server.info("dlock_held"));
-    // Promoted, it ends what its master would have ended.
+    // After its promotion it ends the holds that its master would have ended.
     assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
     until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
     assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
@@ -63,7 +63,7 @@ fn an_ephemeral_hold_is_found_after_swapdb(kind: &ServerKind) {
     assert_eq!(holders(&mut look, "k"), ["a"]);
     drop(a);
     until("it has ended", || look.ok("EXISTS k") == 0);
-    // What is still to be done about a hold moves with it.
+    // Pending work for a hold moves with it.
     let mut b = server.connect();
     b.ok("DLOCK.ACQUIRE k b 60000 EPHEMERAL");
     let kill = format!("CLIENT KILL ID {}", b.client_id());
@@ -91,8 +91,8 @@ fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
     let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     a.ok("CONFIG SET maxmemory-policy allkeys-random");
-    // Any command that may use memory makes the server evict first. In one write, so that the new hold is
-    // not evicted too.
+    // A command that may use memory makes the server evict first. One write, so that the new hold is not
+    // evicted too.
     let set = |to| ["CONFIG", "SET", "maxmemory", to];
     a.send_batch(&[&set("1")[..], &["SET", "x", "1"], &set("0")]);
     for _ in 0..3 {
@@ -100,7 +100,7 @@ fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
     }
     assert!(granted(&mut b) > first);
     assert_eq!(holders(&mut a, "k"), ["b"]);
-    nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[each_server]
@@ -112,13 +112,13 @@ fn a_key_of_another_type_ends_the_waits(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     a.ok("SET k x");
     assert!(b.read().error().starts_with("WRONGTYPE"));
-    nobody_waits(&server);
+    until_no_waiters(&server);
     until("its end is told", || events.so_far().iter().any(|(_, event)| event == "dlock.free"));
     assert_eq!(a.say("GET k"), "x");
 }
 
-/// A key that is taken by a value of another type has its whole queue told, and the server has time for
-/// others meanwhile.
+/// A value of another type refuses the whole queue, in several event-loop turns, so that other clients are
+/// served meanwhile.
 #[each_server]
 fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
     const MANY: usize = 20_000;
@@ -142,6 +142,6 @@ fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
         assert_eq!(a.read(), "OK");
         seen.iter().any(|queued| (1..MANY).contains(queued))
     };
-    // Now and then this is too slow to see it.
+    // One try can be too slow to see an intermediate state.
     assert!((0..10).any(in_between), "they were refused all at once");
 }

@@ -1,6 +1,6 @@
-//! Two who wait behind a holder: where the races begin.
+//! Two waiters behind a holder: the start of every race.
 
-use dlock_testkit::queue::{clients, granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue::{clients, granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, until};
 
 /// A server with a holder `a` of `k` and two waiters, `b` before `c`.
@@ -13,7 +13,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// `b` waits on a connection that `login` has made ready.
+    /// `b` waits on a connection prepared by `login`.
     #[track_caller]
     pub fn on(server: Server, login: impl Fn(&mut Conn)) -> Scene {
         let mut a = server.connect();
@@ -27,7 +27,7 @@ impl Scene {
         Scene { server, a, b, b_id, c }
     }
 
-    /// Everybody is where they began.
+    /// Restores the initial holder and waiters.
     #[track_caller]
     pub fn reset(&mut self) {
         for token in ["b", "c"] {
@@ -40,13 +40,13 @@ impl Scene {
         self.c = waiter(&self.server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
     }
 
-    /// The grant has rolled on to `c`, the one holder, and nobody waits any more.
+    /// Asserts that the grant passed on to `c`, the only holder, and the queue is empty.
     #[track_caller]
     pub fn c_holds(&mut self) {
         let fence = granted(&mut self.c);
         assert_eq!(holders(&mut self.a, "k"), ["c"]);
         assert_eq!(self.a.ok("DLOCK.INSPECT k").field("fence"), &fence);
         assert_eq!(self.c.say("PING"), "PONG");
-        nobody_waits(&self.server);
+        until_no_waiters(&self.server);
     }
 }

@@ -1,9 +1,9 @@
-//! `dlock.honour-strings`: a string counts as held by a stranger, who locks by `SET key token NX PX`, until
-//! it is gone.
+//! `dlock.honour-strings`: a string counts as a lock of another client (`SET key token NX PX`) until it is
+//! gone.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use dlock_testkit::queue::{granted, holders, nobody_waits, tokens, waiter};
+use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
 use dlock_testkit::{Events, Random, Server, ServerKind, Value, each_server, rounds, until};
 
 fn server(kind: &ServerKind) -> Server {
@@ -30,7 +30,7 @@ fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
         assert_eq!(conn.ok("SET k stranger"), "OK");
         let mut a = waiter(&server, "DLOCK.ACQUIRE k a 600000 BLOCK 0");
         let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
-        // Tried by somebody else in the same write: the queue is not overtaken.
+        // Another client tries in the same write: it does not overtake the queue.
         let batch: Vec<&str> =
             way.iter().copied().chain(["CONFIG SET maxmemory 0", "DLOCK.ACQUIRE k c 9"]).collect();
         let answers = conn.say_together(&batch);
@@ -41,7 +41,7 @@ fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
         granted(&mut b);
         conn.ok("FLUSHALL");
     }
-    nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[each_server]
@@ -65,7 +65,7 @@ fn a_string_counts_as_held_by_another_client(kind: &ServerKind) {
     let listed = conn.ok("DLOCK.LIST 0 WAITED").items()[1].items()[0].clone();
     assert_eq!(listed.field("mode"), &"string");
     assert_eq!((listed.field("holders"), listed.field("waiters")), (&Value::Int(0), &Value::Int(3)));
-    // Whoever waits can leave; whoever knows the string is none of dlock's holders.
+    // A waiter can leave, and the string's token holds nothing in dlock.
     assert_eq!(conn.ok("DLOCK.CANCEL k b"), 1);
     assert_eq!(conn.ok("DLOCK.RELEASE k c"), 0);
     assert!(b.read().is_nil() && c.read().is_nil());
@@ -79,7 +79,7 @@ fn a_string_counts_as_held_by_another_client(kind: &ServerKind) {
     assert!(conn.say("DLOCK.ACQUIRE list a 9 BLOCK 0").error().starts_with("WRONGTYPE"));
     conn.ok("RENAME list k");
     assert!(a.read().error().starts_with("WRONGTYPE"));
-    nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[each_server]
@@ -107,7 +107,7 @@ fn a_wait_for_a_string_ends_at_its_timeout_or_with_its_connection_or_the_option(
     late.send(&["DLOCK.ACQUIRE", "k", "late", "9", "BLOCK", "30"]);
     drop(waiter(&server, "DLOCK.ACQUIRE k gone 9 BLOCK 0"));
     assert!(late.read().is_nil());
-    nobody_waits(&server);
+    until_no_waiters(&server);
     let mut told = waiter(&server, "DLOCK.ACQUIRE k told 9 BLOCK 0");
     assert_eq!(conn.ok("CONFIG SET dlock.honour-strings no"), "OK");
     assert!(told.read().error().starts_with("WRONGTYPE"));
@@ -120,7 +120,7 @@ fn a_wait_for_a_string_ends_at_its_timeout_or_with_its_connection_or_the_option(
     assert!(conn.say("DLOCK.ACQUIRE k a 9 BLOCK 0").error().starts_with("GRACE"));
 }
 
-/// Who is inside: nobody may be in two places.
+/// Clients inside the critical section. Only one may be there.
 #[derive(Default)]
 struct Inside {
     somebody: AtomicBool,
@@ -137,7 +137,7 @@ impl Inside {
     }
 }
 
-/// Locks as client libraries do that know nothing of dlock.
+/// Locks with SET NX, like client libraries without dlock.
 fn stranger(server: &Server, inside: &Inside, token: &str, random: &mut Random, times: usize) {
     const RELEASE: &str = "if redis.call('type',KEYS[1]).ok=='string' and redis.call('get',KEYS[1])==ARGV[1] then \
                            return redis.call('del',KEYS[1]) else return 0 end";
@@ -148,7 +148,7 @@ fn stranger(server: &Server, inside: &Inside, token: &str, random: &mut Random, 
         }
         inside.enter(&inside.strangers);
         match random.below(3) {
-            // It dies, or has released too late.
+            // The client dies, or releases too late.
             0 => assert_eq!(conn.ok("PEXPIRE k 20"), 1),
             _ => assert_eq!(conn.call(&["EVAL", RELEASE, "1", "k", token]), 1),
         }
@@ -159,7 +159,7 @@ fn ours(server: &Server, inside: &Inside, token: &str, random: &mut Random, time
     let mut conn = server.connect();
     for _ in 0..times {
         if random.below(4) == 0 {
-            // Killed while it waits, or just after it was granted the lock.
+            // Killed during the wait or just after the grant.
             let command = format!("DLOCK.ACQUIRE k {token}-killed 20 BLOCK 0");
             server.connect().send(&command.split(' ').collect::<Vec<_>>());
         }
@@ -189,5 +189,5 @@ fn set_nx_clients_and_dlock_clients_exclude_each_other(kind: &ServerKind) {
     });
     let all = [&inside.strangers, &inside.ours].map(|of| of.load(Ordering::Relaxed));
     assert_eq!(all, [3 * times; 2]);
-    nobody_waits(&server);
+    until_no_waiters(&server);
 }

@@ -1,6 +1,6 @@
-//! BLOCK: who may wait, for how long, and what ends a wait without a grant.
+//! BLOCK: who may wait, and ends of a wait without a grant.
 
-use dlock_testkit::queue::{granted, holders, nobody_waits, waiter};
+use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 /// Deterministic: the server sleeps past the limit in the same batch as the release, so both are due at once.
@@ -39,7 +39,7 @@ fn a_waiter_that_leaves_makes_way(kind: &ServerKind) {
     assert_eq!(a.say("DLOCK.CANCEL k e"), 1);
     assert_eq!(e.read(), Value::Nil);
     granted(&mut f);
-    nobody_waits(&server);
+    until_no_waiters(&server);
     assert_eq!((server.info("dlock_waiters_gone"), server.info("dlock_cancels")), ("1".into(), "1".into()));
 }
 
@@ -60,8 +60,8 @@ fn a_full_queue_refuses_at_once(kind: &ServerKind) {
     assert_eq!(server.info("dlock_waiting"), "2");
 }
 
-/// Valkey 8.1 and later let no subscribed client wait for a module, and say so by a null pointer. It crashed
-/// the server.
+/// Valkey 8.1 and later refuse to block a subscribed client for a module, and return a null pointer, which
+/// crashed the server.
 #[each_server]
 fn a_subscribed_client_may_wait_where_its_server_allows_it(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -82,5 +82,5 @@ fn a_subscribed_client_may_wait_where_its_server_allows_it(kind: &ServerKind) {
         granted(&mut b);
     }
     assert_eq!(b.say("PING"), "PONG", "one reply, no more");
-    nobody_waits(&server);
+    until_no_waiters(&server);
 }

@@ -1,5 +1,5 @@
-//! A grant is delivered or rolls on: whatever becomes of the connection, the database, or the user it was
-//! made to, in the same turn of the event loop. And one that was written never rolls on.
+//! A grant is delivered or passes on, when the connection, the database or the user is gone in that
+//! event-loop turn. A delivered grant never passes on.
 
 use std::mem;
 use std::process::{Command, Stdio};
@@ -19,7 +19,7 @@ fn as_bob(conn: &mut Conn) {
     assert_eq!(conn.ok("AUTH bob secret"), "OK");
 }
 
-/// So many times each, for it is a race against the server's own order.
+/// Tries of each race against the server's internal order.
 const TIMES: usize = 5;
 
 #[each_server]
@@ -39,7 +39,7 @@ fn a_grant_to_a_peer_that_disconnected_in_that_turn_passes_on(kind: &ServerKind)
     for _ in 0..TIMES {
         let mut scene = scene(kind, |_| ());
         let another = scene.server.connect();
-        // The server finds both when it goes on: that b has closed, and the release.
+        // The server finds the closed connection and the release in one turn.
         scene.server.pause();
         drop(mem::replace(&mut scene.b, another));
         scene.a.send(&["DLOCK.RELEASE", "k", "a"]);
@@ -49,10 +49,10 @@ fn a_grant_to_a_peer_that_disconnected_in_that_turn_passes_on(kind: &ServerKind)
     }
 }
 
-/// What is published to it goes beyond what a subscriber may leave unread.
+/// The published messages exceed the output limit of subscribers.
 #[each_server]
 fn a_grant_to_a_subscriber_over_its_output_limit_passes_on(kind: &ServerKind) {
-    // There no subscribed client may wait.
+    // This server lets no subscribed client wait.
     let probe = Server::start(kind);
     let mut subscriber = probe.connect();
     subscriber.hello3();
@@ -62,7 +62,7 @@ fn a_grant_to_a_subscriber_over_its_output_limit_passes_on(kind: &ServerKind) {
     if let Value::Error(_) = subscriber.say("DLOCK.ACQUIRE k b 60000 BLOCK 1") {
         return eprintln!("left out on {}: no subscribed client waits there", kind.name);
     }
-    // Short, so that it is read in one turn.
+    // Short enough to be read in one turn.
     let publish = ["EVAL", "return redis.call('PUBLISH', 'channel', string.rep('x', 2000000))", "0"];
     let release = ["DLOCK.RELEASE", "k", "a"];
     for commands in [[&publish, &release], [&release, &publish]] {
@@ -82,7 +82,7 @@ fn a_grant_to_a_subscriber_over_its_output_limit_passes_on(kind: &ServerKind) {
     }
 }
 
-/// The hold has gone with its database to another number.
+/// SWAPDB moved the hold to another database.
 #[each_server]
 fn an_undelivered_grant_moved_by_swapdb_passes_on_in_its_new_database(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
@@ -91,7 +91,7 @@ fn an_undelivered_grant_moved_by_swapdb_passes_on_in_its_new_database(kind: &Ser
     let kill = format!("CLIENT KILL ID {}", scene.b_id);
     let answers = scene.a.say_together(&["DLOCK.RELEASE k a", "SWAPDB 0 1", &kill]);
     assert_eq!((answers[0].int(), answers[2].int()), (1, 1));
-    // Where the wait queue is nobody holds k; the hold of b is taken back where that is.
+    // In the queue's database k is free; the hold of b is taken back in the other one.
     granted(&mut scene.c);
     until("it is taken back", || holders(&mut other, "k").is_empty());
     assert_eq!((other.ok("EXISTS k"), scene.server.info("dlock_held")), (0.into(), "1".into()));
@@ -102,7 +102,7 @@ fn an_undelivered_grant_moved_by_swapdb_passes_on_in_its_new_database(kind: &Ser
 fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut a = server.connect();
-    // What follows the wait closes the connection, in the turn of the grant.
+    // The command behind the wait closes the connection in the turn of the grant.
     for last in ["QUIT", "CLIENT KILL ID {id} SKIPME no"] {
         for _ in 0..TIMES {
             a.ok("DLOCK.ACQUIRE k a 600000");
@@ -123,7 +123,7 @@ fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind)
     }
 }
 
-/// As soon as a client has its answer it leaves.
+/// The client exits as soon as it has the reply.
 #[each_server]
 fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -142,7 +142,7 @@ fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKin
     }
 }
 
-/// The background has been through all that it had to do, and this one holds `k`.
+/// Asserts that the background job has finished its work and `token` still holds `k`.
 #[track_caller]
 fn goes_on_holding(server: &Server, token: &str) {
     let mut look = server.connect();
@@ -151,12 +151,13 @@ fn goes_on_holding(server: &Server, token: &str) {
     assert_eq!(holders(&mut look, "k"), [token]);
 }
 
-/// The server closes who takes the most memory, when all is written: who has been told holds.
+/// The server evicts the client with the most memory after it wrote all replies: a client with its reply
+/// holds.
 #[each_server]
 fn a_delivered_grant_stays_when_the_client_is_evicted(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
-    // In the turn in which b is granted the lock the room for clients goes. It takes the most of it, by
-    // half a command.
+    // The memory limit for clients drops in the turn of the grant to b. b uses the most memory, for half a
+    // command.
     scene.a.ok("CLIENT NO-EVICT on");
     scene.a.ok("CONFIG SET maxmemory-clients 1gb");
     scene.b.send_raw(format!("*2\r\n$4\r\nECHO\r\n$900000\r\n{}", "x".repeat(500_000)).as_bytes());

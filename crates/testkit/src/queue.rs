@@ -47,6 +47,6 @@ pub fn granted(waiter: &mut Conn) -> i64 {
 
 /// Waits until the server reports no waiter and no blocked client.
 #[track_caller]
-pub fn nobody_waits(server: &Server) {
+pub fn until_no_waiters(server: &Server) {
     until("no client waits", || server.info("dlock_waiting") == "0" && server.info("blocked_clients") == "0");
 }

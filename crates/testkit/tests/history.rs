@@ -1,4 +1,4 @@
-//! The checker of histories rejects what cannot have been, and nothing else.
+//! The checker of histories rejects impossible histories and accepts all others.
 
 use dlock_testkit::history::{At, Break, Grant, History, Hold, Look, Mode};
 
@@ -44,7 +44,7 @@ fn fine(history: &History) {
 fn consecutive_holds_are_accepted() {
     let mut released = hold("a", 10, 20, 50, 1);
     released.gone = Some(55);
-    // Asked for while it was still held, and granted before the release was answered.
+    // Requested while still held, and granted before the reply to the release.
     let history = of(&[released, hold("b", 30, 52, 90, 2)]);
     fine(&History { looks: vec![look(21, 29, &[("a", 1)], &[]), look(60, 70, &[("b", 2)], &[])], ..history });
 }
@@ -52,7 +52,7 @@ fn consecutive_holds_are_accepted() {
 #[test]
 fn two_holders_at_once_are_rejected() {
     rejected(of(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "a on k");
-    // Also where the second one relied on it only while the first did.
+    // Also if the second hold ended within the first.
     rejected(of(&[hold("a", 10, 20, 100, 1), hold("b", 30, 40, 50, 2)]).exclusion(), "b on k");
 }
 
@@ -92,7 +92,7 @@ fn a_broken_hold_may_be_overlapped() {
     let history = of(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
     let broken = |asked, answered| Break { key: "k".into(), asked, answered };
     fine(&History { breaks: vec![broken(40, 44)], ..history });
-    // Before it was asked for, it ended nothing of it.
+    // A break before the request ends nothing of the hold.
     let history = of(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
     rejected(History { breaks: vec![broken(5, 9)], ..history }.exclusion(), "a on k");
 }
@@ -105,11 +105,11 @@ fn a_repeated_fence_is_rejected() {
 #[test]
 fn a_falling_fence_is_rejected() {
     rejected(of(&[hold("a", 10, 20, 25, 7), hold("b", 30, 40, 90, 6)]).fences(), "b on k");
-    // Of another key too: it is one number a server.
+    // Fences rise over all keys of a server.
     let mut other = hold("b", 30, 40, 90, 6);
     other.key = "other".into();
     rejected(of(&[hold("a", 10, 20, 25, 7), other]).fences(), "b on other");
-    // Asked for at the same time, either may have been the first.
+    // Requested at the same time, either may be the first.
     fine(&of(&[hold("a", 10, 32, 33, 7), hold("b", 30, 40, 90, 6)]));
 }
 
@@ -117,7 +117,7 @@ fn a_falling_fence_is_rejected() {
 fn a_lost_hold_is_rejected() {
     let with = |looks: Vec<Look>| History { looks, ..of(&[hold("a", 10, 20, 100, 1)]) };
     rejected(with(vec![look(30, 40, &[], &[])]).memory(), "is lost");
-    // It may have ended between the question and the answer, or not have begun.
+    // The hold may have ended during the observation, or not have begun.
     fine(&with(vec![look(90, 101, &[], &[]), look(15, 19, &[], &[]), look(30, 40, &[("a", 1)], &[])]));
 }
 
@@ -135,7 +135,7 @@ fn a_hold_without_a_request_is_rejected() {
     let with = |looks: Vec<Look>| History { looks, ..of(&[hold("a", 10, 20, 50, 1)]) };
     rejected(with(vec![look(30, 40, &[("x", 1)], &[])]).forged(), "never asked");
     rejected(with(vec![look(30, 40, &[("a", 2)], &[])]).forged(), "with the fence 2");
-    // One that was never answered may well be held.
+    // A request without a reply may have been granted.
     let mut unanswered = hold("a", 10, 0, 0, 0);
     unanswered.grant = None;
     fine(&History { looks: vec![look(30, 40, &[("a", 9)], &[])], ..of(&[unanswered]) });
@@ -162,7 +162,7 @@ fn a_newcomer_that_overtakes_the_queue_is_rejected() {
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("late", 26, 40, 50, 2)];
     let seen = look(20, 25, &[("a", 1)], &["b"]);
     rejected(History { looks: vec![seen], ..of(&holds) }.queue(), "came later");
-    // Asked before the queue was shown, it may have been further ahead in it.
+    // A request before the observation may have been further ahead in the queue.
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("early", 24, 40, 50, 2)];
     fine(&History { looks: vec![look(20, 25, &[("a", 1)], &["b"])], ..of(&holds) });
 }

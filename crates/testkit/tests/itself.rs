@@ -1,5 +1,5 @@
-//! The testkit is tested like anything else: each helper once where it must succeed and, where it guards
-//! against a test that passes for nothing, once where it must fail. Plain servers, no module.
+//! Tests of the testkit: each helper once where it must succeed, and once where it must fail, if it guards
+//! against tests that prove nothing. Plain servers, no module.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -13,7 +13,7 @@ fn plain(kind: &ServerKind) -> Server {
     Server::options(kind).without_module().start()
 }
 
-/// The text of the panic that `action` must end in.
+/// Returns the text of the panic in which `action` must end.
 fn panic_of(action: impl FnOnce()) -> String {
     let panic = catch_unwind(AssertUnwindSafe(action)).expect_err("this must panic");
     panic.downcast_ref::<String>().cloned().unwrap_or_default()
@@ -163,7 +163,7 @@ fn a_panic_in_the_log_fails_its_test(kind: &ServerKind) {
     forget(&text);
 }
 
-/// Removes the folder that a failure on purpose has kept.
+/// Removes the folder that an intended failure kept.
 fn forget(report: &str) {
     let dir =
         report.split_whitespace().find(|word| word.contains("dlock-test-")).expect("the folder is named");
@@ -230,7 +230,7 @@ fn a_stream_yields_the_commands_that_a_replica_gets() {
             assert_eq!(rest, ["SELECT 1", "SET f 1.5 KEEPTTL"]);
             conn.ok("GET f");
             assert!(stream.drain().is_empty());
-            // The master takes it for a replica that has received everything.
+            // The master sees a replica that has received everything.
             conn.ok("SET z 1");
             conn.send(&["WAIT", "1", "0"]);
             stream.drain();

@@ -1,4 +1,4 @@
-//! When a lease ends, and what is told of it.
+//! Deadlines of leases and the events of their end.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ fn a_lease_lasts_at_least_its_ttl(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
     for ttl in [1, 30, 200] {
-        // A lower bound: however slow the machine, this can only take longer.
+        // A lower bound: a slow machine only makes it longer.
         let sent = Instant::now();
         assert!(conn.ok(&format!("DLOCK.ACQUIRE k t {ttl}")).int() > 0);
         let taken = loop {
@@ -57,7 +57,7 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
     nothing(&mut conn);
     assert!(conn.ok("INFO keyspace").text().contains("keys=1,expires=0"));
 
-    // So the server's own expiry has no part in it.
+    // Switches off native expiry, which must play no part.
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
     conn.ok("DLOCK.EXTEND k t 1");
     until("the lease ends", || conn.ok("DBSIZE") == 0);
@@ -68,14 +68,14 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
 fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut conn = server.connect();
-    // Shorter than the one the timer was armed for, in another database than the first.
+    // The new lease is shorter than the one that set the timer, and in another database.
     conn.ok("DLOCK.ACQUIRE far t 600000");
     conn.ok("SELECT 5");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     assert_eq!(conn.ok("DLOCK.EXTEND k t 20"), 1);
     until("the shortened lease ends", || conn.ok("EXISTS k") == 0);
 
-    // Longer: the old deadline passes and ends nothing.
+    // The lease is longer now: the old deadline passes without an effect.
     for longer in ["DLOCK.EXTEND k t 600000", "DLOCK.ACQUIRE k t 600000", "DLOCK.CONFIRM k t 1 600000"] {
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         let longer = longer.replace(" 1 ", &format!(" {fence} "));
@@ -124,7 +124,7 @@ fn leases_end_in_the_order_of_their_deadlines(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__keyevent@*__:dlock.expired");
     let mut conn = server.connect();
-    // Far enough apart to be granted in any order, and all due at once when the background gets to look.
+    // The deadlines differ enough to fix the order, and all are due when the background job runs.
     let answers = conn.say_together(&[
         "SELECT 3",
         "DLOCK.ACQUIRE b t 200",

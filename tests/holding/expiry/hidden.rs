@@ -1,8 +1,8 @@
-//! An expired hold is never seen, whether or not the background has ended it yet.
+//! No command sees an expired hold, whether or not the background job has removed it.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// Commands in one write run in one turn of the event loop: the timer has no chance between them.
+/// Commands in one write run in one event-loop turn, so the timer cannot run between them.
 const LATE: [&str; 2] = ["DLOCK.ACQUIRE k t 20 DEPTH 2 LABEL host", "DEBUG SLEEP 0.05"];
 
 #[each_server]
@@ -42,7 +42,7 @@ fn acquire_grants_an_expired_lock_to_any_token(kind: &ServerKind) {
         assert!(second > first, "a new hold: {second} after {first}");
         let [hold] = lock.field("holders").items() else { panic!("{lock:?}") };
         assert_eq!((hold.field("token"), hold.field("fence")), (&token.into(), &second.into()));
-        // Nothing is left of the old hold.
+        // The new hold keeps nothing of the old one.
         assert_eq!((hold.field("count"), hold.field("label")), (&1.into(), &"".into()));
         conn.ok("DLOCK.BREAK k");
     }
@@ -69,7 +69,7 @@ fn only_the_expired_of_several_holders_are_hidden(kind: &ServerKind) {
     assert!(answers[6].int() > 0);
 }
 
-/// A server that was paused before the lease of its only hold expired.
+/// Returns a server that was paused before the lease of its only hold expired.
 fn paused(kind: &ServerKind) -> (Server, Conn) {
     let server = Server::start(kind);
     let mut conn = server.connect();

@@ -1,5 +1,5 @@
-//! Which commands can be guarded: data and our own; not scripts, nor what is about a connection or the
-//! server.
+//! Kinds of commands behind a guard: data commands and dlock commands run; scripts, and commands about the
+//! connection or the server, are refused.
 
 use super::word;
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
@@ -91,8 +91,8 @@ fn blocking_commands_try_once_behind_a_guard(kind: &ServerKind) {
     assert_eq!(server.info("blocked_clients"), "0");
 }
 
-/// While a script is slow the server reads and frees other clients, and the one that sent the guard was among
-/// them: the server crashed when that hung up, or sent its next command.
+/// During a slow script the server reads from and frees other clients. The sender of a guarded script was
+/// among them: the server crashed when it disconnected or sent its next command.
 #[each_server]
 fn scripts_and_functions_are_refused_and_guard_their_own_writes(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -116,7 +116,7 @@ fn scripts_and_functions_are_refused_and_guard_their_own_writes(kind: &ServerKin
         conn.call(&["EVAL", &inside, "1", "x"]).int();
     }
     assert_eq!(conn.ok("GET x"), "2");
-    // An endless one whose client is gone.
+    // An endless script of a client that disconnects.
     other.ok("CONFIG SET busy-reply-threshold 1");
     conn.send(&["DLOCK.GUARD", "k", "t", "EVAL", "while true do end", "0"]);
     conn.send(&["PING"]);

@@ -1,4 +1,4 @@
-//! Who may run a command by GUARD.
+//! GUARD: protocols, memory and replicas; and the gate of FENCED.
 
 use super::word;
 use dlock_testkit::{Server, ServerKind, each_server};
@@ -63,7 +63,7 @@ fn guard_is_refused_by_a_replica(kind: &ServerKind) {
     }
 }
 
-/// Whatever the command does to it: a gate that forgets lets a stale writer through.
+/// A gate that the command could lower would let a stale writer through.
 #[each_server]
 fn the_command_cannot_lower_its_own_gate(kind: &ServerKind) {
     let server = Server::start(kind);

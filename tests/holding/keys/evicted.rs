@@ -1,4 +1,4 @@
-//! Eviction: a server that may evict anything evicts locks; one that evicts only keys with a TTL leaves them.
+//! Eviction: an `allkeys-*` policy evicts locks, a `volatile-*` policy leaves them.
 
 use std::collections::HashSet;
 
@@ -47,7 +47,7 @@ fn volatile_eviction_leaves_locks(kind: &ServerKind) {
     }
 }
 
-/// Its holder does not know of it, as after a flush.
+/// The holder is not notified, as after a flush.
 #[each_server]
 fn an_eviction_of_a_held_lock_is_counted_and_begins_grace(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -81,7 +81,7 @@ fn only_evictions_of_holds_are_counted(kind: &ServerKind) {
     assert_eq!(conn.ok("RENAME k empty"), "OK");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("SET cached x"), "OK");
-    // What vanished before in the same turn is not what was evicted.
+    // A key deleted earlier in the same turn is no eviction.
     let _ =
         conn.say_together(&["DEL k", "CONFIG SET maxmemory-policy allkeys-lru", "CONFIG SET maxmemory 1"]);
     until("everything is evicted", || conn.ok("DBSIZE") == 0);
@@ -101,7 +101,7 @@ fn an_eviction_policy_that_ends_holds_is_warned_of_at_the_start(kind: &ServerKin
     }
 }
 
-/// What was taken away by a command was not forgotten, whatever is evicted under its name later.
+/// A lock removed by a command was not forgotten, even if another value of its key is evicted later.
 #[each_server]
 fn a_string_at_a_former_lock_key_is_evicted_uncounted(kind: &ServerKind) {
     let server = Server::start(kind);

@@ -1,4 +1,4 @@
-//! FLUSHDB and FLUSHALL, at once and in the background.
+//! FLUSHDB and FLUSHALL, synchronous and ASYNC.
 
 use super::World;
 use dlock_testkit::{Server, ServerKind, each_server, until};
@@ -26,7 +26,7 @@ fn a_flush_ends_every_hold_of_its_databases(kind: &ServerKind) {
         let (stays, held) = if other_stays { (Some("t"), 1) } else { (None, 0) };
         world.agrees(0, &[("k0", None), ("k19", None)], held);
         world.agrees(3, &[("other", stays)], held);
-        // `hold` looks at the fence: still higher than all before.
+        // `hold` asserts that the fence still rises.
         world.hold("k0", "other");
         world.agrees(0, &[("k0", Some("other"))], held + 1);
         world.ok("FLUSHALL");
@@ -86,7 +86,7 @@ fn a_hundred_thousand_holds_are_flushed_in_the_background(kind: &ServerKind) {
     let before: i64 = server.info("dlock_fence").parse().expect("a fence");
     assert_eq!(conn.ok("FLUSHALL ASYNC"), "OK");
     assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("0".into(), "0".into()));
-    // Filled again while the background still frees.
+    // Filled again while the background thread still frees.
     fill(&mut conn);
     until("the background has freed them", || server.info("lazyfree_pending_objects") == "0");
     assert_eq!(conn.ok("DLOCK.HOLDS k77777 token:77777"), 1);

@@ -1,4 +1,4 @@
-//! DEL, UNLINK, a value written over the lock, a TTL put on it: the hold ends.
+//! DEL, UNLINK, an overwritten value and a native TTL end the hold.
 
 use super::World;
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
@@ -43,7 +43,7 @@ fn a_value_written_over_a_lock_ends_its_hold(kind: &ServerKind) {
     ] {
         world.hold("k", "t");
         assert!(!world.ok(command).is_nil());
-        // RENAME and COPY have an event of the other key before.
+        // RENAME and COPY first publish an event of the other key.
         let mut told = [world.next_event(), world.next_event()];
         if !told[0].starts_with("k ") {
             told.rotate_left(1);
@@ -81,7 +81,7 @@ fn a_native_ttl_of_the_past_deletes_the_key(kind: &ServerKind) {
     world.hold("k", "t");
     assert_eq!(world.ok("EXPIRE k -1"), 1);
     let told = [world.next_event(), world.next_event()];
-    // Valkey 9 says "expired".
+    // Valkey 9 publishes "expired".
     assert!(["k del", "k expired"].contains(&told[0].as_str()) && told[1] == "k dlock.free", "{told:?}");
     world.agrees(0, &[("k", None)], 0);
     world.hold("k", "other");
@@ -92,7 +92,7 @@ fn an_elapsed_native_ttl_admits_one_newcomer(kind: &ServerKind) {
     let mut world = World::new(kind);
     assert_eq!(world.ok("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
     let first = world.hold("k", "t");
-    // The command itself finds the key expired: the server deletes it while ours runs.
+    // The command finds the key expired, and the server deletes it while the command runs.
     let answers = world.conn.say_together(&[
         "PEXPIRE k 20",
         "DEBUG SLEEP 0.05",
@@ -115,7 +115,7 @@ fn persist_keeps_the_hold(kind: &ServerKind) {
     assert_eq!(world.ok("TTL k"), -1);
 }
 
-/// On the master, the replica, and from the append only file.
+/// Asserts it on the master, on the replica and after loading the append only file.
 #[track_caller]
 fn assert_has_ttl(world: &mut World, key: &str, has: bool) {
     let ttl = |server: &Server| server.connect().ok(&format!("PTTL {key}")).int();
@@ -129,7 +129,7 @@ fn assert_has_ttl(world: &mut World, key: &str, has: bool) {
 #[each_server]
 fn a_native_ttl_does_not_apply_to_later_holds(kind: &ServerKind) {
     let mut world = World::new(kind);
-    // A handoff.
+    // After a handoff.
     world.hold("k", "t");
     let mut waiter = world.master.connect();
     waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
@@ -138,20 +138,20 @@ fn a_native_ttl_does_not_apply_to_later_holds(kind: &ServerKind) {
     assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
     until("it is handed off", || world.conn.ok("DLOCK.HOLDS k w") == 1);
     assert_has_ttl(&mut world, "k", false);
-    // Taken under a new name.
+    // After a rename to a new name.
     world.hold("old", "t");
     assert_eq!(world.ok("PEXPIRE old 500000"), 1);
     assert_eq!(world.ok("RENAME old new"), "OK");
     world.hold("new", "t");
     assert_has_ttl(&mut world, "new", false);
-    // Joined by another sharer.
+    // After another sharer joined.
     let fence = world.ok("DLOCK.ACQUIRE s t 600000 SHARED").int();
     assert_eq!(world.ok("PEXPIRE s 500000"), 1);
     assert!(world.ok("DLOCK.ACQUIRE s u 600000 SHARED").int() > fence);
     assert_has_ttl(&mut world, "s", false);
 }
 
-/// Whoever is told anew how long it holds relies on that. EXTEND answered 1, and a second later the hold was
+/// A holder relies on the lease that a renewal returned. EXTEND returned 1, and a second later the hold was
 /// gone.
 #[each_server]
 fn a_renewal_clears_the_native_ttl(kind: &ServerKind) {
@@ -161,7 +161,7 @@ fn a_renewal_clears_the_native_ttl(kind: &ServerKind) {
         ("DLOCK.EXTEND k t 600000", 1),
         ("DLOCK.EXTEND k t 500000", 1),
         ("DLOCK.ACQUIRE k t 700000", fence),
-        // Nothing of the lease changes by it: it goes on for longer.
+        // The lease is longer than requested and stays as it is.
         ("DLOCK.ACQUIRE k t 1000", fence),
         ("DLOCK.ACQUIRE k t 1000 REENTRANT", fence),
         (&format!("DLOCK.CONFIRM k t {fence} 600000"), fence),
@@ -171,7 +171,7 @@ fn a_renewal_clears_the_native_ttl(kind: &ServerKind) {
         assert_eq!(world.ok(command), answer, "{command}");
         assert_has_ttl(&mut world, "k", false);
     }
-    // What sets no lease anew leaves it.
+    // Commands that set no lease leave the TTL.
     assert_eq!(world.ok("PEXPIRE k 400000"), 1);
     assert_eq!(world.ok("DLOCK.EXTEND k other 600000"), 0);
     assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);

@@ -1,5 +1,5 @@
-//! RENAME, MOVE, COPY, SWAPDB: a hold is of a name, so it does not travel. Only SWAPDB takes whole databases
-//! along.
+//! RENAME, MOVE, COPY, SWAPDB: a hold belongs to its key name and does not move with the value. Only SWAPDB
+//! moves whole databases with their holds.
 
 use super::World;
 use dlock_testkit::{ServerKind, Value, each_server, until};
@@ -23,7 +23,7 @@ fn rename_ends_the_hold_and_the_new_name_holds_nothing(kind: &ServerKind) {
         world.agrees(0, &[("k", Some("third")), ("x", Some("other"))], 2);
         for key in ["k", "x"] {
             assert_eq!(world.ok(&format!("DLOCK.BREAK {key}")), 1);
-            // With its own hold the shell that the rename left is gone too.
+            // The empty value that the rename left disappears with the key's own hold.
             assert_eq!(world.ok(&format!("EXISTS {key}")), 0);
         }
         world.events.so_far();
@@ -101,7 +101,7 @@ fn swapdb_moves_the_holds(kind: &ServerKind) {
     world.agrees(1, &[("k", Some("zero")), ("only", None)], 3);
     world.agrees(0, &[("k", Some("one")), ("only", Some("one"))], 3);
 
-    // Deadlines move along: a lease ends in the database its lock is in now.
+    // Deadlines move too: a lease ends in the current database of its lock.
     world.ok("SELECT 0");
     let answers = world.conn.say_together(&[
         "DLOCK.ACQUIRE short t 50",

@@ -1,5 +1,5 @@
-//! An append only file that is rewritten as commands (`aof-use-rdb-preamble no`) makes the same keyspace,
-//! empty keys included: what comes after it in the file may name them.
+//! An append only file rewritten as commands (`aof-use-rdb-preamble no`) recreates the keyspace with its
+//! empty keys, because later commands in the file may name them.
 
 use dlock_testkit::{Conn, Server, ServerKind, documents, each_server, until};
 
@@ -19,7 +19,7 @@ fn rewrite(server: &Server) {
     assert_eq!(server.info("aof_last_bgrewrite_status"), "ok");
 }
 
-/// Loaded again, in place and by a restart; nothing in the file is refused.
+/// Loads the file again, in place and by a restart. The server must accept all of it.
 #[track_caller]
 fn load(server: &mut Server, conn: &mut Conn) {
     assert_eq!(conn.ok("DEBUG LOADAOF"), "OK");
@@ -32,7 +32,7 @@ fn load(server: &mut Server, conn: &mut Conn) {
 
 #[each_server]
 fn a_hold_that_a_rename_ended_stays_ended(kind: &ServerKind) {
-    // What the empty key does after the rewrite, and what it did before.
+    // Behaviour of the empty key after the rewrite, and before.
     for (left, then) in [
         ("RENAME k empty", "RENAME empty held"),
         ("RENAMENX k empty", "RENAME empty held"),
@@ -77,7 +77,7 @@ fn an_empty_key_can_be_acquired_deleted_and_expired_after_a_rewrite(kind: &Serve
     assert_eq!(conn.ok("DLOCK.ACQUIRE taken u 600000 SHARED"), fence);
     assert_eq!((conn.ok("DLOCK.HOLDS taken v"), conn.ok("EXISTS deleted")), (1.into(), 0.into()));
     assert_eq!(conn.ok("GET over"), "text");
-    // Nobody holds what is left, and it goes by itself.
+    // The remaining keys have no holder and disappear by themselves.
     for key in ["mortal", "stays"] {
         assert!(conn.ok(&format!("DLOCK.INSPECT {key}")).is_nil());
         until("it goes", || conn.ok(&format!("EXISTS {key}")) == 0);
@@ -104,7 +104,7 @@ fn a_delay_without_a_holder_and_a_queue_survive_a_rewrite(kind: &ServerKind) {
     assert!(conn.ok("DLOCK.ACQUIRE delayed u 1000").is_nil());
 }
 
-/// As docs/upgrading.md tells it.
+/// The procedure of docs/upgrading.md.
 #[each_server]
 fn the_module_can_be_removed_when_none_of_its_keys_is_left(kind: &ServerKind) {
     let list = |cursor: &str| format!("SCAN {cursor} TYPE dlock-key COUNT 1000");

@@ -1,4 +1,4 @@
-//! A client of a cluster: it goes where it is sent, and keeps a record of what it was told.
+//! A cluster client that follows redirects and records every reply.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,26 +13,26 @@ pub struct Client<'a> {
     random: Random,
     keys: &'a [String],
     wires: HashMap<u16, Wire>,
-    /// Where it last found each key.
+    /// Last known port of the node of each key.
     nodes: HashMap<String, u16>,
     first: u16,
-    /// Each with the node that granted it.
+    /// Holds with the port of the node that granted each.
     pub holds: Vec<(u16, Hold)>,
     pub denied: Vec<String>,
-    /// How often it was told MOVED or ASK, and TRYAGAIN.
+    /// Number of MOVED and ASK replies, and of TRYAGAIN replies.
     pub redirected: usize,
     pub again: usize,
 }
 
 pub struct Answer {
     pub answer: Value,
-    /// When the node was asked that answered.
+    /// Time at which the answering node was asked.
     sent: At,
     node: u16,
 }
 
 impl<'a> Client<'a> {
-    /// `first` is the node that it begins with.
+    /// `first` is the port of the first node to ask.
     pub fn new(name: String, keys: &'a [String], first: u16, clock: Clock, random: Random) -> Client<'a> {
         Client {
             name,
@@ -49,7 +49,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Takes a lock, waiting for it or not, maybe extends it, and gives it back. True where it was granted.
+    /// Acquires a lock with or without a wait, extends it sometimes, and releases it. Returns true if it was
+    /// granted.
     pub fn take_one(&mut self) -> bool {
         const LEASE: u64 = 2_000;
         let key = self.random.of(self.keys).clone();
@@ -86,7 +87,7 @@ impl<'a> Client<'a> {
         true
     }
 
-    /// Asks until a node answers for itself.
+    /// Follows redirects until a node answers the command itself.
     pub fn ask(&mut self, key: &str, command: &str) -> Answer {
         let words: Vec<&str> = command.split_whitespace().collect();
         let (mut node, mut asking) = (*self.nodes.get(key).unwrap_or(&self.first), false);
@@ -125,7 +126,7 @@ impl<'a> Client<'a> {
         bytes.extend(encode(words));
         wire.send(&bytes).expect("the node goes on");
         let answers = (0..1 + usize::from(asking)).map(|_| {
-            // Somebody else's lease may have to end first.
+            // Another client's lease may have to end first.
             let answer =
                 wire.value(Instant::now() + TIMEOUT + Duration::from_secs(20)).expect("the node goes on");
             answer.unwrap_or_else(|| panic!("{words:?} is never answered"))

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::nodes::{EVENLY, cluster, id};
-use dlock_testkit::queue::{nobody_waits, waiter};
+use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until, until_within};
 
 /// Starts a replica of the second node. Each node is linked with each other one when this returns.
@@ -49,7 +49,7 @@ fn a_failover_ends_every_wait_of_the_old_master(kind: &ServerKind) {
             assert!(reply.error().starts_with("UNBLOCKED "), "{failover}: {reply:?}");
         }
         assert_eq!(subscriber.read().items()[2], "c refused", "{failover}");
-        nobody_waits(master);
+        until_no_waiters(master);
         assert_eq!(master.info("dlock_queued"), "0");
     }
 }

@@ -1,7 +1,7 @@
 //! A node ends every wait when its cluster is down.
 
 use super::nodes::{EVENLY, cluster};
-use dlock_testkit::queue::{nobody_waits, waiter};
+use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{ServerKind, Value, each_server};
 
 #[each_server]
@@ -19,6 +19,6 @@ fn a_cluster_that_is_down_ends_every_wait(kind: &ServerKind) {
     let reply = b.read();
     assert!(reply.error().starts_with("CLUSTERDOWN "), "{reply:?}");
     assert_eq!(subscriber.read().items()[2], "c refused");
-    nobody_waits(&node);
+    until_no_waiters(&node);
     assert_eq!(node.info("dlock_queued"), "0");
 }

@@ -1,4 +1,4 @@
-//! A master that is cut off from the majority.
+//! A cluster master that is cut off from the majority.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use super::nodes::{EVENLY, cluster_with};
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Events, ServerKind, Value, each_server, until};
 
-/// The others may have promoted its replica, which grants the same lock: so nothing ends here, and nothing is
-/// granted.
+/// The other nodes may have promoted its replica, which grants the same lock. So the isolated node ends and
+/// grants nothing.
 #[each_server]
 fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
     let [one, node, two] =
@@ -15,7 +15,7 @@ fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
     let mut conn = node.connect();
     let since = Instant::now();
     conn.ok("DLOCK.ACQUIRE k a 10000");
-    // Behind the end of the lease.
+    // This timeout is after the end of the lease.
     let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 12000");
     let mut events = Events::subscribe(&node, "__keyspace@0__:k");
     for other in [&one, &two] {
@@ -32,7 +32,7 @@ fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
         told = told.take().or_else(|| b.try_read(Duration::from_millis(10)));
         node.info("dlock_waiting") == "0" && since.elapsed() > Duration::from_millis(12_500)
     });
-    // The server itself may have sent it away.
+    // The server itself may have ended the wait with CLUSTERDOWN.
     match told {
         Some(Value::Nil) => {}
         answer => {

@@ -6,12 +6,12 @@ use dlock_testkit::{Conn, Server, ServerKind, until};
 
 pub const EVENLY: [&str; 3] = ["0 5460", "5461 10922", "10923 16383"];
 
-/// With these slots each.
+/// Starts a cluster with these slots for each node.
 pub fn cluster(kind: &ServerKind, slots: [&str; 3]) -> [Server; 3] {
     cluster_with(kind, slots, &["cluster-node-timeout 5000"])
 }
 
-/// And with these lines in its configuration.
+/// Starts a cluster with these slots and lines of configuration.
 pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Server; 3] {
     let nodes = [(); 3].map(|()| {
         let options = Server::options(kind).conf("cluster-enabled yes");
@@ -19,7 +19,7 @@ pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Serv
     });
     for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
         let mut conn = node.connect();
-        // Each its own, as the tool that makes clusters gives them.
+        // Each node gets its own epoch, as `redis-cli --cluster create` does.
         conn.ok(&format!("CLUSTER SET-CONFIG-EPOCH {}", n + 1));
         conn.ok(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
         conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
@@ -37,7 +37,7 @@ pub fn id(conn: &mut Conn) -> String {
     conn.ok("CLUSTER MYID").text()
 }
 
-/// Begins to move the slot of a key, and answers which it is: from now on keys go one by one.
+/// Starts the migration of a key's slot and returns the slot. From now on keys move one by one.
 pub fn set_on_its_way(from: &mut Conn, to: &mut Conn, key: &str) -> i64 {
     let slot = from.ok(&format!("CLUSTER KEYSLOT {key}")).int();
     to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
@@ -45,7 +45,7 @@ pub fn set_on_its_way(from: &mut Conn, to: &mut Conn, key: &str) -> i64 {
     slot
 }
 
-/// So many of its lowest slots move from one node to another, as an operator does it.
+/// Moves the `slots` lowest slots from one node to another with `redis-cli`.
 pub fn reshard(from: &Server, to: &Server, slots: usize) {
     let [source, target] = [from, to].map(|node| id(&mut node.connect()));
     let mut cli = Command::new("redis-cli");

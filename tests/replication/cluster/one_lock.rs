@@ -1,10 +1,10 @@
-//! The wait queue of one lock, step by step.
+//! The wait queue of one lock during a slot migration.
 
 use super::nodes::{EVENLY, cluster, id, set_on_its_way};
-use dlock_testkit::queue::{granted, holders, nobody_waits, tokens, waiter};
+use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
 use dlock_testkit::{ServerKind, Value, each_server, until};
 
-/// On the source MIGRATE looks like DEL. Granted there, the waiter would hold as well as the one that moved.
+/// MIGRATE looks like DEL on the source. A grant there would give the lock a second holder.
 #[each_server]
 fn a_waiter_is_redirected_when_its_slot_moves(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EVENLY);
@@ -13,15 +13,15 @@ fn a_waiter_is_redirected_when_its_slot_moves(kind: &ServerKind) {
     let mut b = waiter(&source, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let mut c = waiter(&source, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
     let slot = set_on_its_way(&mut from, &mut to, "k");
-    // While the key is still here it is served here.
+    // The source serves the queue while it has the key.
     assert_eq!(tokens(&mut from, "k"), ["b", "c"]);
     from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
     for conn in [&mut b, &mut c] {
         assert!(conn.read().error().starts_with("TRYAGAIN "));
         assert_eq!(conn.say("PING"), "PONG");
     }
-    nobody_waits(&source);
-    // What a cluster client does now.
+    until_no_waiters(&source);
+    // A cluster client asks again and follows the redirect.
     let redirect = b.say("DLOCK.ACQUIRE k b 60000 BLOCK 0");
     assert!(redirect.error().starts_with(&format!("ASK {slot} ")), "{redirect:?}");
     let mut b = target.connect();
@@ -51,8 +51,8 @@ fn a_release_serves_the_queue_in_a_cluster(kind: &ServerKind) {
     assert_eq!(holders(&mut a, "k"), ["c"]);
 }
 
-/// The node that imports a slot refuses to grant in the background, and forgot the lease with the waiter: it
-/// ended only when somebody asked for the lock again, and its key stayed for as long.
+/// The importing node refused to grant in the background and lost the lease with the waiter: the lease ended
+/// only at the next request, and its key stayed until then.
 #[each_server]
 fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EVENLY);
@@ -69,7 +69,7 @@ fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     assert_eq!((target.info("dlock_expiries"), target.info("dlock_held")), ("1".into(), "0".into()));
 }
 
-/// A client that is told to ask again would do so for ever.
+/// A client that gets TRYAGAIN would ask for ever.
 #[each_server]
 fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EVENLY);
@@ -82,7 +82,7 @@ fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     assert_eq!(target.info("dlock_timeouts"), "1");
 }
 
-/// As it is for every module that does not say it can be moved so: the slot stays, and nothing is lost.
+/// Servers refuse it for every module without support: the slot stays and nothing is lost.
 #[each_server]
 fn atomic_slot_migration_is_refused(kind: &ServerKind) {
     if !(kind.is_valkey && kind.is_at_least(9, 0)) {

@@ -1,11 +1,10 @@
-//! Positions that belong to their tokens, in a cluster: where their notifications go, and what becomes of
-//! them when the slot moves or the node fails.
+//! QUEUE positions in a cluster: their notifications, and their end when the slot moves or the node fails.
 
 use super::nodes::{EVENLY, cluster, cluster_with, set_on_its_way};
 use dlock_testkit::queue::holders;
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// Hears a channel: of its shard by SSUBSCRIBE, or of the cluster by SUBSCRIBE.
+/// Subscribes to a channel, a sharded one by SSUBSCRIBE or one of the cluster by SUBSCRIBE.
 fn hears(server: &Server, subscribe: &str, channel: &str) -> Conn {
     let mut conn = server.connect();
     conn.send(&[subscribe, channel]);
@@ -13,7 +12,7 @@ fn hears(server: &Server, subscribe: &str, channel: &str) -> Conn {
     conn
 }
 
-/// The next message: how it came, and what it says.
+/// Returns the kind and the text of the next message.
 #[track_caller]
 fn heard(conn: &mut Conn) -> (String, String) {
     let message = conn.read();
@@ -24,26 +23,25 @@ fn heard(conn: &mut Conn) -> (String, String) {
 fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind: &ServerKind) {
     let [one, node, _] = cluster(kind, EVENLY);
     let mut a = node.connect();
-    // The channel lies in the slot of the key; beside it somebody listens to a plain channel of that
-    // name.
+    // The channel is in the slot of the key. Another client subscribes to the plain channel with that name.
     let (mut sharded, mut plain) = (hears(&node, "SSUBSCRIBE", "{k}c"), hears(&one, "SUBSCRIBE", "{k}c"));
     a.ok("DLOCK.ACQUIRE k a 600000");
     assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY {k}c b"), Value::Nil);
     a.ok("DLOCK.RELEASE k a");
     assert_eq!(heard(&mut sharded), ("smessage".into(), "b granted".into()));
-    // Another slot, though of the same node: plain, and every node passes it on.
+    // A channel in another slot, even of the same node, is a plain one that every node forwards.
     let other = "elsewhere";
     assert_ne!(a.ok("CLUSTER KEYSLOT k"), a.ok(&format!("CLUSTER KEYSLOT {other}")));
     let mut far = hears(&one, "SUBSCRIBE", other);
     assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k c 600000 QUEUE 600000 NOTIFY {other} c")), Value::Nil);
     assert_eq!(a.ok("DLOCK.RELEASE k b"), 1);
     assert_eq!(heard(&mut far), ("message".into(), "c granted".into()));
-    // What was sharded is no plain message too.
+    // A sharded message is not published as a plain one too.
     assert_eq!(one.connect().ok("PUBLISH {k}c end"), 1);
     assert_eq!(heard(&mut plain), ("message".into(), "end".into()));
 }
 
-/// Granted on the source, the token would hold it beside the one that has moved.
+/// A grant on the source would give the lock a second holder.
 #[each_server]
 fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EVENLY);
@@ -60,14 +58,14 @@ fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     assert_eq!(heard(&mut sharded), ("smessage".into(), "b refused".into()));
     assert_eq!(heard(&mut plain), ("message".into(), "c refused".into()));
     assert_eq!((source.info("dlock_queued"), source.info("dlock_held")), ("0".into(), "0".into()));
-    // There the token joins anew.
+    // The token joins the queue of the target.
     to.ok("ASKING");
     assert_eq!(to.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000"), Value::Nil);
     to.ok("ASKING");
     assert_eq!(holders(&mut to, "k"), ["a"]);
 }
 
-/// More of them than are told in a turn. The lock is not free: it is elsewhere.
+/// More positions than one event-loop turn refuses. The lock is not free: it has moved.
 #[each_server]
 fn all_positions_of_a_long_queue_are_refused_and_none_is_granted(kind: &ServerKind) {
     let conf = ["cluster-node-timeout 5000", "notify-keyspace-events Kd"];

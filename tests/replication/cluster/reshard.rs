@@ -10,10 +10,10 @@ use dlock_testkit::history::History;
 use dlock_testkit::workers::{Clock, SetAtTheEnd};
 use dlock_testkit::{Random, Server, ServerKind, each_server, locks, rounds, until};
 
-/// So many slots move.
+/// Number of slots that move.
 const SLOTS: usize = 60;
 
-/// So many names with this beginning that lie in the slots that move.
+/// Returns `count` names with this prefix in the slots that move.
 fn names(node: &Server, beginning: &str, count: usize) -> Vec<String> {
     let mut conn = node.connect();
     let mut found = Vec::new();
@@ -29,7 +29,7 @@ fn names(node: &Server, beginning: &str, count: usize) -> Vec<String> {
     found
 }
 
-/// Holds for as long as the test takes, of every kind.
+/// Acquires holds of every kind that outlast the test.
 fn take(node: &Server, keys: &[String]) {
     let mut conn = node.connect();
     for (n, key) in keys.iter().enumerate() {
@@ -41,7 +41,7 @@ fn take(node: &Server, keys: &[String]) {
     }
 }
 
-/// What the node holds of these, with deadlines and all.
+/// Returns the locks of the node, with their deadlines.
 fn kept(node: &Server) -> Vec<String> {
     locks(node).into_iter().filter(|line| line.contains("kept:")).collect()
 }
@@ -50,7 +50,7 @@ fn kept(node: &Server) -> Vec<String> {
 fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
     let clock = Clock::start();
-    // Some stay: a node without slots becomes a replica of the one that has them now.
+    // Some slots stay: a node without slots becomes a replica of their new node.
     let slots = [format!("0 {}", SLOTS + 9), format!("{} 8191", SLOTS + 10), "8192 16383".to_string()];
     let [here, there, other] = cluster(kind, [&slots[0], &slots[1], &slots[2]]);
     let (hot, long) = (names(&here, "hot", 4), names(&here, "kept", 20));
@@ -60,7 +60,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let mut clients: Vec<Client<'_>> = (0..6)
         .map(|n| Client::new(format!("client{n}"), &hot, other.port(), clock, random.branch()))
         .collect();
-    // Behind a hold that stays; they go along with it again and again.
+    // These clients wait behind lasting holds and move with them.
     let mut behind: Vec<Client<'_>> = (0..4)
         .map(|n| Client::new(format!("behind{n}"), &long[n..=n], here.port(), clock, random.branch()))
         .collect();
@@ -92,7 +92,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
         let grants = granted.load(Ordering::Relaxed);
         until("the clients go on", || granted.load(Ordering::Relaxed) > grants + 20);
         over.store(true, Ordering::Relaxed);
-        // Whoever waits behind them is granted the lock where it is now.
+        // Waiters behind the moved holds are granted the lock on its new node.
         let mut conn = sides[0].connect();
         until("those behind have followed", || {
             let waiting = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
@@ -110,7 +110,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let denied: Vec<String> = clients.iter().flat_map(|client| client.denied.iter().cloned()).collect();
     assert!(denied.is_empty(), "{denied:#?}");
     let mut all = History::default();
-    // A fence is a number of one node. What is free while its slot moves takes none along.
+    // Fences rise on one node only: a lock that is free while its slot moves takes none along.
     let mut by_node: BTreeMap<u16, History> = BTreeMap::new();
     for (node, hold) in clients.into_iter().flat_map(|client| client.holds) {
         by_node.entry(node).or_default().holds.push(hold.clone());

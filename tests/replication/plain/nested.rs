@@ -1,4 +1,4 @@
-//! What runs inside something else: its grants are effects, and nobody counts on from those.
+//! Grants inside transactions, scripts, functions and guards are effects, and no reader continues from them.
 
 use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Conn, Server, ServerKind, Stream, compiled, each_server, locks};
@@ -6,7 +6,8 @@ use dlock_testkit::{Conn, Server, ServerKind, Stream, compiled, each_server, loc
 const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function(keys) \
                         return redis.call('DLOCK.ACQUIRE', keys[1], 't', 600000) end)";
 
-/// What such a call does may be sent to nobody, and no server says when. A release needs nothing before it.
+/// A server may not replicate the command of such a call, and does not report it. A release needs no earlier
+/// effect.
 #[each_server(shimmed)]
 fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -50,14 +51,14 @@ fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
         ];
         let of_own = of_own.each_ref().map(String::as_str);
         let expected = [&of_own[..2], expected, &of_own[2..]].concat();
-        // The first of each round counts on from the round before.
+        // The first grant of each round continues from the round before.
         assert_eq!(sent.skip(1).collect::<Vec<_>>(), expected[1..]);
     }
     replica.wait_in_sync(&master);
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
 }
 
-/// It is held here alone. What is granted next counts on from it here, and nowhere else.
+/// The lock is held on this server only. The next grant continues from it here, but not on the replicas.
 #[each_server(shimmed)]
 fn commands_hidden_from_replicas_do_not_mislead_readers(kind: &ServerKind) {
     let caller = compiled("tests/caller.c");

@@ -1,4 +1,4 @@
-//! Whoever reads the log, from wherever it begins: holds the same as the master, whatever it held before.
+//! Readers of the log from any position end with the holds of the master, whatever they held before.
 
 use super::{file_is_whole, grant, grant_both, held, skipped, with_frozen_clock, words};
 use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, until};
@@ -10,7 +10,7 @@ fn number(server: &Server, field: &str) -> u64 {
 #[each_server(shimmed)]
 fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     let master = with_frozen_clock(kind).conf("appendonly yes").conf("appendfsync always").start();
-    // Their clocks run on, and one keeps a file too.
+    // The clocks of the readers run, and one of them keeps a file.
     let replica = Server::options(kind).conf("appendonly yes").start();
     let sub = Server::start(kind);
     replica.replicate(&master);
@@ -58,7 +58,7 @@ fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
     }
 }
 
-/// What it knew of the log is in its snapshot.
+/// The snapshot contains the replica's log position.
 #[each_server(shimmed)]
 fn a_restarted_replica_and_its_replica_continue_to_read(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -70,7 +70,7 @@ fn a_restarted_replica_and_its_replica_continue_to_read(kind: &ServerKind) {
     replica.connect().ok("SAVE");
     replica.kill9();
     let before = number(&master, "sync_partial_ok");
-    // The master sends this to nobody yet.
+    // No replica receives this command yet.
     grant(&mut conn, "c");
     let port = master.port();
     replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
@@ -99,7 +99,7 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     grant_both(&mut conn, ["c", "d"]);
     assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
     old.wait_in_sync(&new);
-    // The clock of the new one stands behind what was granted on the old one.
+    // The clock of the new master is behind the grants of the old one.
     let of_new = |server: &Server| -> Vec<String> {
         held(server).into_iter().filter(|line| line.contains("\"c\"") || line.contains("\"d\"")).collect()
     };
@@ -107,7 +107,7 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     assert_eq!(of_new(&new).len(), 2);
 }
 
-/// A replica that may be written to: what its clients did has no say in what its master did.
+/// A writable replica: writes of its clients do not change the outcome of the master's commands.
 #[each_server(shimmed)]
 fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -124,13 +124,13 @@ fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
     conn.ok("DLOCK.RELEASE c t");
     replica.wait_in_sync(&master);
     assert_eq!(held(&replica), held(&master));
-    // Its own file tells the same, though its readers had to be told more.
+    // Its own file gives the same locks, although its readers needed additional effects.
     file_is_whole(&replica);
     its.ok("DEBUG LOADAOF");
     assert_eq!((held(&replica), skipped(&replica)), (held(&master), "0".into()));
 }
 
-/// The link is cut behind what the next grant counts on from. WAIT answers as ever.
+/// The link breaks after the effect that the next grant continues from. WAIT works as usual.
 #[each_server(shimmed)]
 fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
     let (master, replica) = (with_frozen_clock(kind).start(), Server::start(kind));
@@ -147,8 +147,8 @@ fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
 }
 
-/// A snapshot that the master makes without a child, as by SAVE and FLUSHALL: its log goes on as before, and
-/// the master itself may read it from there.
+/// SAVE and FLUSHALL write a snapshot without a child process: the log continues as before, and the master
+/// itself may read on from that snapshot.
 #[each_server(shimmed)]
 fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
     let (mut old, new) = (with_frozen_clock(kind).conf("save 3600 1000").start(), Server::start(kind));
@@ -173,7 +173,7 @@ fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
     assert_eq!(held(&new), before);
 }
 
-/// Its own file says other things than its master's log.
+/// Its own file differs from its master's log.
 #[each_server(shimmed)]
 fn a_replica_continues_its_masters_log_after_loading_its_file(kind: &ServerKind) {
     let (master, replica) =

@@ -1,4 +1,4 @@
-//! Leases and fences while the wall clock is set forth and back under the server.
+//! Leases and fences while the wall clock is set forward and back.
 
 use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
@@ -21,7 +21,7 @@ fn a_clock_set_forward_ends_no_lease(kind: &ServerKind) {
     until("the server sees the step", || seconds(&mut conn) >= before + 24 * HOUR);
     assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock is lost: so the clock was really set");
 
-    // Let the background look: what falls due ends, what does not stays.
+    // Lets the background job run: due leases end, the others stay.
     conn.ok("DLOCK.ACQUIRE mark t 50");
     until("the background has looked", || conn.ok("EXISTS mark") == 0);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
@@ -42,7 +42,7 @@ fn a_clock_set_back_makes_no_lease_longer(kind: &ServerKind) {
     clock.set_off_by(-24 * HOUR);
     until("the server sees the step", || seconds(&mut conn) < before);
     assert_left(&mut conn, 540_000..=600_000);
-    // The timer of the server is a day late now, the lease is not.
+    // The server's timer is a day late now; the lease ends on time.
     until("the short lease ends", || conn.ok("EXISTS short") == 0);
     conn.ok("DLOCK.ACQUIRE short t 30");
     until("one that began after the step ends too", || conn.ok("EXISTS short") == 0);

@@ -1,4 +1,4 @@
-//! A clock that goes forth and back and stands while clients work.
+//! A clock that jumps and stops under load.
 
 use std::sync::atomic::Ordering;
 
@@ -7,10 +7,10 @@ use dlock_testkit::wall_clock::{HOUR, WallClock};
 use dlock_testkit::workers::{Clock, Plan, Worker, during};
 use dlock_testkit::{Conn, Random, Server, ServerKind, each_server, rounds, until};
 
-/// How often the clock is set on each server.
+/// Number of clock changes on each server.
 const ROUNDS: usize = 20;
 
-/// A plain lock for longer than the test, as long as nobody else has it. Whether it was lost.
+/// Acquires a SET NX PX lock for longer than the test. Returns whether it was lost.
 fn plain(conn: &mut Conn) -> bool {
     conn.ok("SET plain x NX PX 600000") == "OK"
 }

@@ -1,4 +1,4 @@
-//! Time namespaces: the same boot, and another boot-time clock.
+//! Time namespaces: the same boot id with another boot-time clock.
 
 use std::process::Command;
 
@@ -8,8 +8,7 @@ use dlock_testkit::{Conn, Server, ServerKind, aof, each_server, until};
 /// Two weeks, in seconds.
 const AHEAD: &str = "1209600";
 
-/// The same server in a time namespace of its own, whose boot-time clock is ahead. None where none can be
-/// made.
+/// Returns the server in a time namespace whose boot-time clock is ahead. `None` if the machine allows none.
 fn ahead(kind: &ServerKind) -> Option<ServerKind> {
     let unshare = ["/usr/bin/unshare", "--time", "--boottime", AHEAD];
     let made = Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();
@@ -22,8 +21,8 @@ fn ahead(kind: &ServerKind) -> Option<ServerKind> {
     Some(kind)
 }
 
-/// A server whose boot-time clock is ahead and whose wall clock is an hour behind, and one by the clocks of
-/// this machine that keeps all it is told in a file.
+/// Starts a server whose boot-time clock is ahead and wall clock an hour behind, and one by this machine's
+/// clocks with an append only file.
 fn two_clocks(kind: &ServerKind) -> Option<(WallClock, Server, Server)> {
     let (ahead, clock) = WallClock::of(&ahead(kind)?);
     clock.set_off_by(-HOUR);
@@ -32,7 +31,7 @@ fn two_clocks(kind: &ServerKind) -> Option<(WallClock, Server, Server)> {
     Some((clock, slow, keeps_all))
 }
 
-/// `of`: a key, or a key and a token. It was granted for 600,000 ms a moment ago.
+/// Asserts that nearly all of 600,000 ms are left. `of` is a key, or a key and a token.
 #[track_caller]
 fn lease_is_nearly_whole(conn: &mut Conn, of: &str) {
     let left = conn.ok(&format!("DLOCK.PTTL {of}")).int();
@@ -49,7 +48,7 @@ fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none(kind: &S
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
         until("only its delay is left", || server.info("dlock_expiries") == "1");
-        // Into it, within it, and out of it again.
+        // Restarts into the namespace, within it, and out of it.
         for kind in [&ahead, &ahead, kind] {
             if !aof {
                 server.connect().ok("SAVE");
@@ -84,8 +83,8 @@ fn a_replica_in_another_time_namespace_counts_leases_from_the_arrival(kind: &Ser
     }
 }
 
-/// In the file of the replica stood what its master had said, by a clock that was an hour behind: the leases
-/// were over when the new master started again, and others were granted them.
+/// The replica's file contained its master's times by a clock an hour behind: the leases were over when the
+/// new master restarted, and other clients were granted the locks.
 #[each_server]
 fn a_promoted_replica_restarts_with_leases_of_another_clock(kind: &ServerKind) {
     let Some((_clock, master, mut replica)) = two_clocks(kind) else { return };
@@ -118,7 +117,7 @@ fn a_promoted_replica_restarts_with_leases_of_another_clock(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
 }
 
-/// As a lock does that has migrated from another machine.
+/// Like a lock that migrated from another machine.
 #[each_server]
 fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
     let Some((_clock, source, mut target)) = two_clocks(kind) else { return };

@@ -1,11 +1,11 @@
-//! One step of the clock under holders and waiters of every sort.
+//! One step of the clock under holders and waiters of every kind.
 
 use std::time::{Duration, Instant};
 
 use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
-/// Somebody who is queued.
+/// A blocked client and the time of its request.
 struct Waiter {
     conn: Conn,
     sent: Instant,
@@ -18,7 +18,7 @@ impl Waiter {
         Waiter { conn, sent }
     }
 
-    /// In vain, for no less than it said.
+    /// Asserts that the wait times out, not before `ms`.
     #[track_caller]
     fn times_out(mut self, ms: u64) {
         assert!(self.conn.read().is_nil());
@@ -31,7 +31,7 @@ impl Waiter {
         self.conn.read().int()
     }
 
-    /// By the end of a lease that was asked for at `since`.
+    /// Asserts a grant by the end of a lease of `ms` requested at `since`, not earlier.
     #[track_caller]
     fn granted_after(self, since: Instant, ms: u64) -> i64 {
         let fence = self.granted();
@@ -47,9 +47,13 @@ fn assert_left(conn: &mut Conn, least: i64, most: i64) {
     assert!((least..=most).contains(&left), "{left} ms left");
 }
 
-/// `step` is taken with everybody in place. What becomes of a plain lock of 10 minutes, and of one of 300 ms
-/// after it should be over, says `plain`.
-fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), plain: impl Fn(&mut Conn)) {
+/// Runs `step` with all holders and waiters in place. `plain` checks a SET NX PX lock of 10 minutes and one
+/// of 300 ms, which should have ended.
+fn step_with_holders_and_waiters(
+    kind: &ServerKind,
+    step: impl Fn(&WallClock, &mut Conn),
+    plain: impl Fn(&mut Conn),
+) {
     let (kind, clock) = WallClock::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
@@ -77,14 +81,14 @@ fn everybody_through(kind: &ServerKind, step: impl Fn(&WallClock, &mut Conn), pl
 
     step(&clock, &mut conn);
 
-    // What is released is handed off in that step, and in order.
+    // A release grants to the next waiter in the same step, in order.
     assert_eq!(conn.ok("DLOCK.RELEASE handed t"), 1);
     fences.push(first.granted());
     assert_eq!(conn.ok("DLOCK.RELEASE handed u"), 1);
     fences.push(second.granted());
     assert_eq!(conn.ok("DLOCK.RELEASE shared t"), 1);
     fences.push(writer.granted());
-    // Leases and waits that begin after the step are measured no differently.
+    // Leases and waits after the step are measured in the same way.
     let extended = Instant::now();
     assert_eq!(conn.ok("DLOCK.EXTEND extended t 900"), 1);
     let late = Instant::now();
@@ -115,7 +119,7 @@ fn a_clock_step_an_hour_forward_changes_nothing(kind: &ServerKind) {
         clock.set_off_by(HOUR);
         until("the server sees the step", || seconds(conn) >= before + HOUR);
     };
-    everybody_through(kind, forward, |conn| {
+    step_with_holders_and_waiters(kind, forward, |conn| {
         assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock of 10 minutes is lost");
         assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "and is somebody else's");
     });
@@ -128,14 +132,14 @@ fn a_clock_step_an_hour_back_changes_nothing(kind: &ServerKind) {
         clock.set_off_by(-HOUR);
         until("the server sees the step", || seconds(conn) < before);
     };
-    everybody_through(kind, back, |conn| {
+    step_with_holders_and_waiters(kind, back, |conn| {
         assert!(conn.ok("PTTL soon").int() > 3_000_000, "a plain lock of 300 ms lasts an hour");
     });
 }
 
 #[each_server]
 fn a_stopped_clock_changes_nothing(kind: &ServerKind) {
-    everybody_through(kind, WallClock::freeze, |conn| {
+    step_with_holders_and_waiters(kind, WallClock::freeze, |conn| {
         let left = conn.ok("PTTL soon").int();
         assert!(left > 0, "a plain lock of 300 ms never ends");
         assert!(conn.ok("PTTL soon").int().abs_diff(left) <= 1);

@@ -1,4 +1,4 @@
-//! A disk without room: what is refused, what goes on, and that nothing acknowledged is lost by it.
+//! A full disk: refused commands, continued service, and no loss of acknowledged commands.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ fn a_full_disk_ends_the_server_and_loses_nothing_with_appendfsync_always(kind: &
         all_is_given_back: true,
     };
     let tally = rounds.run(always(&kind).start(), |server, random| {
-        // The last write fits in part.
+        // Only a part of the last write fits.
         disk.leave_room_for(random.below(3_000) as i64);
         assert!(!server.expect_exit().success());
         disk.leave_room_for(-1);
@@ -36,7 +36,7 @@ fn until_refused(conn: &mut Conn, command: &str) {
 #[each_server]
 fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
-    // What the file tells of fences is compared, without a mark above it.
+    // The test compares the fences of the file, so no mark may be above them.
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
     let mut conn = server.connect();
     for command in
@@ -58,8 +58,7 @@ fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kin
         assert!(conn.say(command).error().starts_with("MISCONF"), "{command}");
     }
     assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "it is still there");
-    // Nobody could tell after a crash who has it then: the next one waits on, beyond the lease of the
-    // first.
+    // After a crash the holder would be unknown: the next waiter keeps waiting beyond the first lease.
     until("the lease has expired", || conn.ok("DLOCK.HOLDS short t") == 0);
     until_refused(&mut conn, "DLOCK.BREAK kept");
     assert_eq!((server.info("dlock_expiries"), server.info("dlock_waiting")), ("0".into(), "1".into()));
@@ -99,7 +98,7 @@ fn a_snapshot_that_fails_stops_commands_until_one_succeeds(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("save 3600 1").start();
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
-    // Where the snapshot should go there is something else.
+    // A folder blocks the path of the snapshot.
     let in_the_way = server.dir().join("dump.rdb");
     fs::create_dir(&in_the_way).expect("a folder");
     let _ = conn.say("BGSAVE");

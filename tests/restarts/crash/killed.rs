@@ -19,13 +19,13 @@ fn kill_9_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKin
     tally.assert_nothing_lost();
 }
 
-/// What was lost may still be relied on for as long as a lease is.
+/// A client may rely on a lost hold for the length of its lease.
 fn run_with_grace(
     name: &'static str,
     options: Options,
     mut fault: impl FnMut(&Server, &mut Random),
 ) -> Tally {
-    // As long as grace, at most.
+    // At most the grace period.
     let rounds = Rounds { name, leases: &[60, 250, LONGEST], grants: 300, all_is_given_back: false };
     let tally = rounds.run(options.start(), |server, random| {
         fault(server, random);
@@ -43,8 +43,8 @@ fn grace_covers_grants_lost_to_kill_9_with_appendfsync_everysec(kind: &ServerKin
     });
 }
 
-/// In every second round the file that kept everything keeps nothing for a while, and redis.conf does not
-/// know of it.
+/// In every second round the append only file is switched off for a while by CONFIG, which redis.conf does
+/// not know.
 #[each_server]
 fn grace_covers_grants_lost_to_kill_9_with_the_append_only_file_switched_off(kind: &ServerKind) {
     let options = with_grace(kind).conf("appendonly yes").conf("appendfsync always");
@@ -77,13 +77,13 @@ fn grace_covers_grants_lost_to_kill_9_without_persistence(kind: &ServerKind) {
     assert!(!tally.lost.is_empty(), "a server that keeps nothing lost nothing?");
 }
 
-/// In every second round: something is being written when the end comes, or was a moment ago.
+/// In every second round a background write is in progress at the crash, or was just before.
 fn begin(server: &Server, random: &mut Random, command: &str) {
     if !random.once_in(2) {
         return;
     }
     let mut conn = server.connect();
-    // Refused where one runs already.
+    // The server refuses it while one is in progress.
     let _ = conn.say(command);
     if random.once_in(2) {
         until("the server has done so", || {

@@ -1,4 +1,4 @@
-//! Power cuts: what was never synced is gone, also what the kernel had taken already.
+//! Power cuts: unsynced data is lost, including data in the kernel's cache.
 
 use super::disk::Disk;
 use super::rounds::Rounds;

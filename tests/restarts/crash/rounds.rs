@@ -1,4 +1,4 @@
-//! Rounds of clients at work, a fault at a random moment, and a restart.
+//! Rounds of load, a fault at a random moment, and a restart.
 
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
@@ -10,20 +10,20 @@ use dlock_testkit::{Random, Server, Wire, until};
 
 const WORKERS: usize = 4;
 
-/// What is done in each round.
+/// Settings of the rounds.
 pub struct Rounds {
-    /// For the figures.
+    /// Name in the printed figures.
     pub name: &'static str,
     /// Leases, in ms.
     pub leases: &'static [u64],
-    /// The clients make at most so many grants in a round.
+    /// Maximum number of grants in a round.
     pub grants: usize,
-    /// After a restart the clients release what they hold and what they may hold, and nothing is left.
+    /// If true, the clients release all their holds after a restart, and nothing must be left.
     pub all_is_given_back: bool,
 }
 
 impl Rounds {
-    /// Each round ends with `fault`, which has to end the server, in the midst of what the clients do.
+    /// Runs the rounds. `fault` must end the server while the clients work.
     #[track_caller]
     pub fn run(&self, mut server: Server, mut fault: impl FnMut(&Server, &mut Random)) -> Tally {
         let (mut random, clock, plan) = (Random::fresh(), Clock::start(), Plan::new(self.leases));
@@ -48,8 +48,8 @@ impl Rounds {
             if self.all_is_given_back {
                 give_back(&server, &mut workers);
                 let mut conn = server.connect();
-                // A client counts a short lease from before it asked, the server from its grant: that one may
-                // go on for a moment. What came back with a long one stays.
+                // A client measures a short lease from its request, the server from the grant, so the
+                // server's ends a moment later. A revived hold with a long lease stays.
                 until("nothing is left that nobody has", || {
                     look(&mut conn, &plan, clock).iter().all(|look| look.holders.is_empty())
                 });
@@ -69,19 +69,19 @@ fn give_back(server: &Server, workers: &mut [Worker<'_>]) {
     }
 }
 
-/// What came of all rounds.
+/// Results of all rounds.
 pub struct Tally {
     rounds: usize,
     unanswered: usize,
     pub grants: usize,
     releases: usize,
-    /// Acknowledged holds that were missing after a restart.
+    /// Acknowledged holds missing after a restart.
     pub lost: Vec<String>,
-    /// Acknowledged releases of what was there after a restart.
+    /// Released holds present after a restart.
     pub back: Vec<String>,
-    /// How often a client was told to wait for the end of grace.
+    /// Number of GRACE replies.
     pub grace: usize,
-    /// Two holders, fences that fall, holders out of nowhere.
+    /// Violations: two holders, falling fences, unknown holders.
     wrong: Vec<String>,
 }
 
@@ -110,7 +110,7 @@ impl Tally {
         assert!(self.back.is_empty(), "{:#?}", self.back);
     }
 
-    /// The figures, past the capture of test output: they are what the long form is run for.
+    /// Prints the figures past the capture of test output, for long runs.
     fn tell(&self, name: &str, server: &Server) {
         let Tally { rounds, unanswered, grants, releases, grace, .. } = self;
         let (lost, back, wrong) = (self.lost.len(), self.back.len(), self.wrong.len());

@@ -1,5 +1,4 @@
-//! Files that end too early or hold other bytes than were written: what is whole is loaded, or the server
-//! says what is wrong and does not start.
+//! Truncated and damaged files: the server loads the intact part, or names the fault and does not start.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +6,7 @@ use std::path::PathBuf;
 use super::{always, attempts};
 use dlock_testkit::{Random, Server, ServerKind, each_server, locks, parse, preloaded};
 
-/// A server's append only file, and what the server held when the file had which length.
+/// An append only file, and the server's locks at each length of it.
 struct Written {
     server: Server,
     file: PathBuf,
@@ -15,8 +14,8 @@ struct Written {
     states: Vec<(usize, Vec<String>)>,
 }
 
-/// Some work of each kind, written down after each step. The clock stands, so that plain commands are among
-/// it that build on what is before them.
+/// Runs commands of each kind and records the locks after each. The clock is stopped, so that verbatim
+/// commands depend on earlier ones.
 fn written(kind: &ServerKind, conf: &str) -> Written {
     let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
     let server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").conf(conf).start();
@@ -55,7 +54,7 @@ fn written(kind: &ServerKind, conf: &str) -> Written {
     Written { server, file, bytes, states }
 }
 
-/// The locks, without the last fence, which a start moves up to the clock.
+/// Returns the locks without the last fence, which a start raises to the clock.
 fn held(server: &Server) -> Vec<String> {
     locks(server).into_iter().filter(|line| !line.starts_with("dlock_fence")).collect()
 }
@@ -80,7 +79,7 @@ fn a_truncated_file_is_loaded_up_to_its_last_whole_command(kind: &ServerKind) {
     server.restart();
 }
 
-/// It ends where a command ends.
+/// Returns true if the bytes end at the end of a command.
 fn is_whole(mut bytes: &[u8]) -> bool {
     while let Some((_, length)) = parse(bytes) {
         bytes = &bytes[length..];
@@ -115,7 +114,7 @@ fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash(kind: &ServerKi
     let (mut refused, mut loaded) = (0, 0);
     for attempt in 0..attempts() * 2 {
         let mut damaged = bytes.clone();
-        // In a label, which nobody can tell; where a command begins; anywhere.
+        // Damages a label (undetectable), the start of a command, or any place.
         let (begin, _) = states[random.below(states.len() - 1)];
         let (at, bit) = match attempt {
             0 => (label, 0),
@@ -155,7 +154,7 @@ fn a_hold_whose_effect_cannot_be_read_is_covered_by_the_grace_period(kind: &Serv
     let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
     let mut bytes = fs::read(&file).expect("the file");
     let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
-    // Its bytes begin with the last fence, 8 bytes; the version of the change is behind that.
+    // The argument begins with the last fence (8 bytes), followed by the version of the change.
     let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$00\r\n".len() + 8;
     assert_eq!(bytes[version], 0x41, "version 4, exclusive");
     bytes[version] = 0x91;
@@ -182,7 +181,7 @@ fn a_damaged_snapshot_is_refused(kind: &ServerKind) {
     let mut random = Random::fresh();
     for attempt in 0..attempts() * 2 {
         let mut damaged = bytes.clone();
-        // Behind its signature and version, which another test has.
+        // After the signature and version, which another test covers.
         let at = 9 + random.below(bytes.len() - 9);
         if attempt % 2 == 0 {
             damaged.truncate(at);
@@ -191,7 +190,7 @@ fn a_damaged_snapshot_is_refused(kind: &ServerKind) {
         }
         fs::write(&file, &damaged).expect("the snapshot");
         let log = server.try_restart().expect_err("it must not start");
-        // The one word that a server has for this looks like a crash: two keys have become one.
+        // The server's message for a duplicate key looks like a crash: the damage made two keys equal.
         if !log.contains("Duplicated key found in RDB file") {
             assert_well(&log);
         }

@@ -1,14 +1,14 @@
-//! FLUSHALL, FLUSHDB and SWAPDB end holds whose holders do not know of it.
+//! FLUSHALL, FLUSHDB and SWAPDB end holds without notifying the holders.
 
 #![allow(clippy::disallowed_methods, reason = "what a client sees of time")]
 
 use std::time::{Duration, Instant};
 
 use super::{assert_grace, end, left, logged, with_grace};
-use dlock_testkit::queue::{clients, granted, nobody_waits, waiter};
+use dlock_testkit::queue::{clients, granted, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
-/// No grace runs, as in the midst of its life.
+/// Starts a server without a grace period in progress.
 fn running(kind: &ServerKind) -> (Server, Conn) {
     let server = with_grace(kind).start();
     end(&server);
@@ -23,7 +23,7 @@ fn a_flush_of_held_locks_begins_grace(kind: &ServerKind) {
         let before = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         assert_eq!(conn.ok(flush), "OK");
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "{flush}");
-        // Of the one that held it, too: there is nothing that shows who that was.
+        // The former holder is refused too: nothing shows who it was.
         for token in ["t", "other"] {
             assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
         }
@@ -67,7 +67,7 @@ fn waiters_stay_queued_and_are_served_when_grace_ends(kind: &ServerKind) {
         assert!(asked.elapsed() >= Duration::from_millis(2500), "{flush}: two holders");
         assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
         assert!(granted(&mut second) > fence);
-        nobody_waits(&server);
+        until_no_waiters(&server);
         until("the log says when it was over", || logged(&server).1 == 2);
     }
 }
@@ -89,7 +89,7 @@ fn a_release_in_grace_serves_the_queue_only_when_grace_ends(kind: &ServerKind) {
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
     end(&server);
     assert!(granted(&mut next) > fence);
-    nobody_waits(&server);
+    until_no_waiters(&server);
 }
 
 #[each_server]

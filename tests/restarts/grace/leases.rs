@@ -1,4 +1,4 @@
-//! What the option bounds while it is on: leases, and how far a fence from outside may be ahead.
+//! Bounds that the option sets: leases, and fences from outside.
 
 use super::{assert_grace, left, logged, until_granted};
 use dlock_testkit::{Server, ServerKind, each_server, until};
@@ -19,7 +19,7 @@ fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
         let error = conn.say(command).error().to_string();
         assert!(error.starts_with("ERR ") && error.contains("to 300"), "{command}: {error}");
     }
-    // max-ttl may be less, and is the bound then.
+    // A lower max-ttl is the bound.
     assert_eq!(conn.ok("CONFIG SET dlock.max-ttl 100"), "OK");
     let error = conn.say("DLOCK.ACQUIRE k t 101").error().to_string();
     assert_eq!(
@@ -51,7 +51,7 @@ fn a_fence_from_outside_is_accepted_at_most_half_the_grace_ahead(kind: &ServerKi
     let server = Server::start(kind);
     let mut conn = server.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
-    // So far ahead that the test's own time does not count.
+    // Far enough ahead that the duration of the test does not matter.
     for (grace, ahead_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
         assert_eq!(conn.ok(&format!("CONFIG SET dlock.restart-grace {grace}")), "OK");
         let beyond = fence + (ahead_s + 8) * 1_000_000;
@@ -83,7 +83,7 @@ fn a_change_of_the_option_begins_no_grace_and_shortens_none(kind: &ServerKind) {
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
 }
 
-/// Else the lease could outlast the grace of the next start.
+/// Otherwise the lease could outlast the grace period of the next start.
 #[each_server]
 fn a_waiter_with_a_lease_above_the_new_grace_is_refused_at_its_turn(kind: &ServerKind) {
     let server = Server::start(kind);

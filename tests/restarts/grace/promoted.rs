@@ -1,4 +1,4 @@
-//! Promotions: a replica may not have received all that its master granted.
+//! Promotions: a replica may lack the last grants of its master.
 
 use super::{ALWAYS, assert_grace, end, left, logged, with_grace};
 use dlock_testkit::{Server, ServerKind, each_server, until};
@@ -77,11 +77,11 @@ fn a_reload_keeps_what_is_held(kind: &ServerKind) {
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
-    // The server empties itself and says no more than that; so it is careful.
+    // The server empties its data without a reason, so a grace period begins.
     assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
-/// The append only file of a replica that lagged is whole, and still lacks its master's last grants.
+/// A lagging replica's append only file is complete, but lacks the last grants of its master.
 #[each_server]
 fn a_replica_that_restarts_as_a_master_begins_a_grace_period(kind: &ServerKind) {
     let master = Server::start(kind);

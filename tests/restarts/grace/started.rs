@@ -45,7 +45,7 @@ fn a_forgotten_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("dlock.restart-grace 1500").start();
     let mut conn = server.connect();
     until_granted(&mut conn, "DLOCK.ACQUIRE probe t 1");
-    // Granted by the clock, whether the background has looked at it or not.
+    // The clock decides the grant, whether or not the background job has logged the end.
     let told = |server: &Server| until("its end is logged", || logged(server).1 == logged(server).0);
     told(&server);
     for ttl in [1500, 700] {
@@ -64,7 +64,7 @@ fn a_forgotten_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
     assert_eq!(logged(&server).0, 3);
 }
 
-/// One hold of each mode, then a crash that may have lost more.
+/// Creates one hold of each mode, then a crash that may have lost others.
 fn crashed(server: &mut Server) -> [i64; 3] {
     end(server);
     let mut conn = server.connect();
@@ -85,7 +85,7 @@ fn a_loaded_hold_stays_with_its_token_in_grace(kind: &ServerKind) {
     let mut server = with_grace(kind).conf("appendonly yes").start();
     let [alone, shared, permits] = crashed(&mut server);
     let mut conn = server.connect();
-    // It goes on as ever.
+    // The loaded hold works as before.
     assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 REENTRANT"), alone);
     assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 DEPTH 4 BLOCK 0"), alone);
     assert_eq!(conn.ok("DLOCK.ACQUIRE shared t 600000 SHARED"), shared);
@@ -94,23 +94,23 @@ fn a_loaded_hold_stays_with_its_token_in_grace(kind: &ServerKind) {
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM permits t {permits} 600000")), permits);
     assert_eq!(conn.ok("DLOCK.RELEASE alone t"), 1);
     assert_eq!(conn.ok("DLOCK.HOLDS alone t"), 3);
-    // Not even what would fit is granted to others: somebody else's hold may have been forgotten.
+    // Compatible requests are refused too: another client's hold may have been forgotten.
     for command in [
         "DLOCK.ACQUIRE alone other 1000",
         "DLOCK.ACQUIRE shared other 1000 SHARED",
         "DLOCK.ACQUIRE shared other 1000 BLOCK 0",
         "DLOCK.ACQUIRE permits other 1000 PERMITS 2",
         "DLOCK.ACQUIRE free t 1000",
-        // To be alone is more than to share, and another sharer may have been forgotten.
+        // An upgrade is refused: another sharer may have been forgotten.
         "DLOCK.ACQUIRE shared t 1000",
         "DLOCK.ACQUIRE shared t 1000 BLOCK 0",
     ] {
         assert_grace(&mut conn, command);
     }
-    // To share is less than to be alone.
+    // A downgrade is accepted.
     assert_eq!(conn.ok("DLOCK.RELEASE alone t DEPTH 1"), 2);
     assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 1000 SHARED"), alone);
-    // What is given up is not taken back.
+    // A released hold is not granted again.
     assert_eq!(conn.ok("DLOCK.RELEASE shared t ALL"), 1);
     assert_grace(&mut conn, "DLOCK.ACQUIRE shared t 1000 SHARED");
     assert_eq!(conn.ok("DLOCK.BREAK permits"), 1);
@@ -165,7 +165,7 @@ fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKi
         let (begun, _, why) = logged(&server);
         assert_eq!(begun, starts, "{}", server.log());
         assert!(why.starts_with("the server started;"), "{why}");
-        // A shutdown in good order is a start like any other.
+        // A clean shutdown is followed by a grace period too.
         assert!(server.terminate().success());
         server.restart();
     }

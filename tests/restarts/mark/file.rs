@@ -1,4 +1,4 @@
-//! What stands in the file, who writes it, and what else may be found there.
+//! The mark file: contents, writers, and foreign files in its place.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -12,7 +12,7 @@ fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &Se
     let first = stored(&path(&server));
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     assert!((1..=7_000_000).contains(&(first - fence)), "{first} for {fence}");
-    // Though nothing is granted.
+    // The mark rises without grants.
     until("a further one is written", || stored(&path(&server)) > first);
     let further = stored(&path(&server));
     until("it is taken note of", || number(&server, "dlock_fence_mark") >= further);
@@ -37,7 +37,7 @@ fn the_mark_rises_above_a_fence_from_outside(kind: &ServerKind) {
     assert_eq!(number(&server, "dlock_fences_beyond_mark"), 1);
 }
 
-/// Whoever may write into the folder could point the server at any file it may write.
+/// A user who can write to the folder could redirect the server's write by a link.
 #[each_server]
 fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     let mut server = Server::start(kind);
@@ -55,12 +55,12 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     let found = fs::symlink_metadata(&mark).expect("the mark");
     assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
     assert!(fs::symlink_metadata(&now).is_err(), "it is removed");
-    // A folder of that name cannot be, and so the name is another.
+    // A folder blocks the temporary name, so the server uses another name.
     let first = stored(&mark);
     fs::create_dir_all(now.join("below")).expect("a folder");
     until("a further one is written", || stored(&mark) > first);
     assert_eq!(status(&server), "ok");
-    // In place of the mark itself it is no mark.
+    // In place of the mark itself it counts as no mark.
     server.kill9();
     fs::rename(&mark, &precious).expect("it can be moved");
     symlink(&precious, &mark).expect("a link");
@@ -73,7 +73,7 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     until_status(&server, "ok");
 }
 
-/// The file is written while the server is down, and it starts again.
+/// Writes the file while the server is down, and restarts the server.
 #[track_caller]
 fn found(server: &mut Server, bytes: &[u8]) {
     server.kill9();
@@ -153,7 +153,7 @@ fn a_mark_far_ahead_of_the_clock_is_used(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), first + 1);
     assert!(stored(&path(&server)) > first);
-    // The last number that there is leaves none.
+    // The greatest possible mark leaves no further fence.
     found(&mut server, &mark((1 << 53) - 1));
     let refused = server.connect().say("DLOCK.ACQUIRE k t 600000");
     assert_eq!(refused.error(), "ERR no fence is left below 2^53 on this server");
@@ -178,7 +178,7 @@ fn servers_that_share_a_folder_have_separate_marks(kind: &ServerKind) {
 fn a_mark_written_by_another_server_is_warned_of_and_raises_the_fences(kind: &ServerKind) {
     let server = Server::start(kind);
     let theirs = stored(&path(&server)) + 3_000_000;
-    // As another server would.
+    // Writes the file as another server would.
     fs::write(path(&server), mark(theirs as u64)).expect("the file can be written");
     until("it is noticed", || told(&server, "is written by another server too") == 1);
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
@@ -225,7 +225,7 @@ fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     assert_eq!(stored(&path(&server)), before, "the file is left as it is");
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
     until_status(&server, "ok");
-    // What stood there may have been issued.
+    // Fences up to the old mark may have been issued.
     let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
     assert!(next > before && stored(&path(&server)) > next);
     assert_eq!(told(&server, ""), 0, "{}", server.log());

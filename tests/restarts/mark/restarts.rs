@@ -1,10 +1,10 @@
-//! Restarts with everything lost but the mark, and the clock set back.
+//! Restarts with all data lost except the mark, and with the clock set back.
 
 use super::{DAY, number, path, stored, told};
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Random, Server, ServerKind, each_server, restarts, until};
 
-/// How many on each server.
+/// Number of restarts on each server.
 const RESTARTS: usize = 25;
 
 #[each_server(shimmed)]
@@ -20,7 +20,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
             assert!(fence > last, "{fence} after {last}, at restart {restart}");
             last = fence;
             if random.once_in(3) {
-                // A fence from another server, whose clock is ahead by a little.
+                // A fence from another server with a clock slightly ahead.
                 let raised = fence + 4_000;
                 if conn.say(&format!("DLOCK.CONFIRM k t {raised} 600000")) == raised {
                     last = raised;
@@ -31,18 +31,18 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
         }
         server.kill9();
         assert!(stored(&path(&server)) >= last, "a fence beyond the mark: {last}");
-        // A day back, another day back, then right again.
+        // A day back, another day back, then correct again.
         let days = [0, -1, -2, -1, -3][(restart + 1) % 5];
         clock.set_off_by(days * DAY);
         server.restart();
         assert_eq!(server.connect().ok("DBSIZE"), 0, "all is lost");
     }
     assert!(fences >= restarts(RESTARTS));
-    // The clock was not believed where it was wrong.
+    // The server did not use the wrong clock.
     assert!(told(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
 }
 
-/// What the test above would show on a server without a mark.
+/// Shows that the test above fails without a mark.
 #[each_server(shimmed)]
 fn fences_fall_without_the_mark(kind: &ServerKind) {
     let (kind, clock) = WallClock::of(kind);
@@ -56,7 +56,7 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
     assert!(next < fence - (DAY - 3600) * 1_000_000, "{next} after {fence}");
 }
 
-/// Only keys are written then, and no key says how far the fences had come.
+/// Such a file contains only keys, and no key holds the last fence.
 #[each_server(shimmed)]
 fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
@@ -74,7 +74,7 @@ fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     assert!(next > raised, "{next} after {raised}");
 }
 
-/// A replica grants nothing, but it may be the next master, and a restart may come between.
+/// A replica grants nothing, but it may be promoted after a restart.
 #[each_server(shimmed)]
 fn the_mark_of_a_replica_covers_the_fences_of_its_master(kind: &ServerKind) {
     let (slow, clock) = WallClock::of(kind);

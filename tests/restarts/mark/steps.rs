@@ -1,4 +1,4 @@
-//! Servers that die, or meet a disk that fails or does not answer, at each step of writing the mark.
+//! Crashes, disk errors and a silent disk at each step of writing the mark.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -7,7 +7,7 @@ use super::{DAY, number, path, status, stored, told, until_status};
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Folder, Server, ServerKind, each_server, preloaded, until};
 
-/// In the order in which they are taken.
+/// The steps in their order.
 const STEPS: [&str; 6] = ["create", "half", "write", "fdatasync", "rename", "fsync"];
 
 const EIO: i64 = 5;
@@ -15,7 +15,7 @@ const EACCES: i64 = 13;
 const ENOSPC: i64 = 28;
 const EROFS: i64 = 30;
 
-/// What happens to a server that writes its mark.
+/// Injected faults of a server that writes its mark.
 struct Faults(Folder);
 
 impl Faults {
@@ -33,26 +33,26 @@ impl Faults {
         self.at(step, -1);
     }
 
-    /// It gets no further for as long as this stands.
+    /// Blocks the server before a step until the fault is removed.
     fn wait_before(&self, step: &str) {
         self.at(step, -2);
     }
 
-    /// An error, by its number, or one of the above.
+    /// Injects an error number, or one of the actions above, at a step.
     fn at(&self, step: &str, what: i64) {
         let step = STEPS.iter().position(|name| *name == step).expect("a step");
         self.set(step as i64 + 1, what);
     }
 
     fn set(&self, step: i64, what: i64) {
-        // In place and in one write: the server has this file mapped.
+        // Written in place and at once, because the server maps this file.
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).open(self.0.path().join("fault"));
         let bytes = [step.to_ne_bytes(), what.to_ne_bytes()].concat();
         file.and_then(|file| file.write_all_at(&bytes, 0)).expect("a file");
     }
 
-    /// The steps that were done, all in all.
+    /// Returns all completed steps.
     fn done(&self) -> Vec<String> {
         let done = fs::read_to_string(self.0.path().join("done")).unwrap_or_default();
         done.lines().map(str::to_string).collect()
@@ -68,7 +68,7 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     faults.wait_before("fsync");
     until("a further one is written", || faults.done().len() == 2 * STEPS.len() - 1);
     assert!(stored(&path(&server)) > first, "it has its name");
-    // The background looks ten times a second, and does not find it done.
+    // The background job checks ten times a second and finds it unfinished.
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
     until("the background has looked", || conn.ok("EXISTS mark") == 0);
@@ -93,7 +93,7 @@ fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
             assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         }
         if n % 2 == 0 {
-            // In the thread, while grants go on.
+            // In the writer thread, while grants continue.
             faults.kill_after(step);
             server.expect_exit();
         } else {
@@ -135,7 +135,7 @@ fn each_failing_step_is_logged_once_and_tried_again(kind: &ServerKind) {
         assert!(fence > 0, "{step}");
         assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0, "there is none");
         faults.none();
-        // The operator need not wait for the next try.
+        // Switching the option off and on retries at once.
         assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
         assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
         until_status(&server, "ok");
@@ -170,10 +170,10 @@ fn no_grant_waits_for_a_silent_disk_and_none_exceeds_the_mark(kind: &ServerKind)
     let mut conn = server.connect();
     faults.wait_before("fdatasync");
     let (mut last, mut close, mut grants) = (0, 0, 0);
-    // A test waits for no longer than 10 s for an answer, and there is always one.
+    // The loop ends at the next status change; each command is answered meanwhile.
     while status(&server) == "ok" {
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        // The mark of before is all that would be left by a crash.
+        // A crash would leave the earlier mark.
         let mark = stored(&path(&server));
         assert!(fence > last && (fence <= mark || status(&server) != "ok"), "{fence} beyond {mark}");
         close += i64::from(fence == last + 1);

@@ -7,11 +7,11 @@ use std::process::Command;
 use super::{number, status, stored, told, until_status};
 use dlock_testkit::{Folder, Server, ServerKind, each_server};
 
-/// A file system of its own in a folder; unmounted when dropped.
+/// A file system mounted on a folder; unmounted when dropped.
 struct Mount(Folder);
 
 impl Mount {
-    /// None where this machine does not let us mount.
+    /// `None` if this machine does not allow mounts.
     fn new(options: &str) -> Option<Mount> {
         let folder = Folder::fresh();
         let mounted = mount(&["-t", "tmpfs", "-o", options, "dlock"], folder.path());

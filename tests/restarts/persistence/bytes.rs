@@ -1,4 +1,4 @@
-//! DUMP and RESTORE: a round trip, and bytes that nobody's DUMP ever made.
+//! DUMP and RESTORE: round trips and forged bytes.
 
 use super::{Dumped, restore, state};
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Value, each_server, until};
@@ -7,7 +7,7 @@ use dlock_testkit::{Conn, Layout, Server, ServerKind, Value, each_server, until}
 fn server(kind: &ServerKind) -> (Server, Conn) {
     let server = Server::options(kind).conf("rdbcompression no").start();
     let mut conn = server.connect();
-    // What a forger would do for himself: compute a checksum that fits.
+    // Skips the checksum, which a forger could compute.
     assert_eq!(conn.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
     (server, conn)
 }
@@ -31,7 +31,7 @@ fn dump_and_restore_keep_a_lock_unchanged(kind: &ServerKind) {
         assert!((540_000..=600_000).contains(&left), "{left}");
     }
     assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("3".into(), "3".into()));
-    // In place of another lock: its hold has ended, this one counts.
+    // Replaces another lock: its hold has ended, and the restored one counts.
     conn.ok("DLOCK.ACQUIRE other x 600000");
     let payload = conn.ok("DUMP plain").bytes().to_vec();
     assert_eq!(conn.call(&[&b"RESTORE"[..], b"other", b"0", &payload, b"REPLACE"]), "OK");
@@ -39,7 +39,7 @@ fn dump_and_restore_keep_a_lock_unchanged(kind: &ServerKind) {
     assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("4".into(), "4".into()));
 }
 
-/// The core's frozen bytes: of a hold of count 3 with 29.9 s left.
+/// The core's frozen bytes: a hold with count 3 and 29.9 s left.
 #[each_server]
 fn frozen_bytes_are_restored(kind: &ServerKind) {
     let digits: String = include_str!("../../../crates/core/tests/fixtures/4/exclusive.hex")
@@ -68,13 +68,13 @@ fn a_restored_lease_keeps_its_deadline(kind: &ServerKind) {
     assert_eq!(restore(&mut conn, "k", &payload), "OK");
     until("it ends", || conn.ok("EXISTS k") == 0);
     assert_eq!(server.info("dlock_expiries"), "1");
-    // Brought in again it has expired already, for every reader.
+    // Restored again, the lock has expired for every reader.
     conn.send_batch(&[&[&b"RESTORE"[..], b"k", b"0", &payload][..], &[b"DLOCK.HOLDS", b"k", b"t"]]);
     assert_eq!((conn.read(), conn.read()), (Value::Simple("OK".into()), 0.into()));
     until("the background ends it too", || conn.ok("EXISTS k") == 0);
 }
 
-/// As MIGRATE and a replica see it: the clocks of two machines need not agree.
+/// MIGRATE and replication cross machines whose clocks may differ.
 #[each_server]
 fn a_lease_restored_from_another_machine_counts_from_the_arrival(kind: &ServerKind) {
     let (master, mut conn) = server(kind);
@@ -82,8 +82,7 @@ fn a_lease_restored_from_another_machine_counts_from_the_arrival(kind: &ServerKi
     replica.replicate(&master);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let dumped = Dumped::of(&mut conn, "k");
-    // Of another boot, whose clock is five minutes behind: the boot, the time of writing, the deadline of
-    // the one hold.
+    // Bytes of another boot with a clock five minutes behind: boot id, time of writing, deadline of the hold.
     let mut lock = Layout::of(&dumped.lock);
     lock.boot ^= 1;
     lock.at -= 300_000;
@@ -97,8 +96,8 @@ fn a_lease_restored_from_another_machine_counts_from_the_arrival(kind: &ServerKi
     }
 }
 
-/// RESTORE reads the lock before it looks at the key's own ttl, and throws it away where that has passed. The
-/// gauges went on counting it.
+/// RESTORE reads the lock before it checks the native TTL, and drops the lock if the TTL has elapsed. The
+/// gauges once kept counting it.
 #[each_server]
 fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     let (server, mut conn) = server(kind);
@@ -106,7 +105,7 @@ fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     let payload = conn.ok("DUMP k").bytes().to_vec();
     let expired = [&b"RESTORE"[..], b"x", b"1", &payload, b"ABSTTL"];
     let live = [&b"RESTORE"[..], b"y", b"0", &payload];
-    // The place of what was restored and deleted is taken by others before the background looks.
+    // Other locks take the slot of the deleted one before the background job runs.
     let others = ["DLOCK.ACQUIRE z t 600000", "DLOCK.ACQUIRE x t 600000"]
         .map(|c| c.split(' ').map(str::as_bytes).collect::<Vec<_>>());
     conn.send_batch(&[&expired[..], &expired, &expired, &live, &[b"DEL", b"y"], &others[0], &others[1]]);
@@ -116,7 +115,7 @@ fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     until("only what is there counts", || {
         server.info("dlock_held") == "3" && server.info("dlock_holders") == "3"
     });
-    // And what is there still ends.
+    // The existing locks still end.
     for key in ["k", "x", "z"] {
         assert_eq!(conn.ok(&format!("DLOCK.EXTEND {key} t 1")), 1);
     }
@@ -132,7 +131,7 @@ fn every_truncation_is_refused(kind: &ServerKind) {
     let dumped = Dumped::of(&mut conn, "k");
     let whole = Dumped::body(&dumped.lock);
     assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the parts fit together");
-    // The stream ends early (without the foot, which would be read as its end), then the lock in a whole
+    // A stream that ends early (without the foot, which would end it), then a truncated lock in a complete
     // stream.
     let streams = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
@@ -144,7 +143,7 @@ fn every_truncation_is_refused(kind: &ServerKind) {
     }
 }
 
-/// What a hold may be at most, whoever wrote it.
+/// Asserts that a restored hold is within the bounds.
 #[track_caller]
 fn assert_within_bounds(conn: &mut Conn, payload: &[u8]) {
     let lock = conn.ok("DLOCK.INSPECT x");
@@ -192,7 +191,7 @@ fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
                 }
                 _ => {
                     assert_within_bounds(&mut conn, &flipped);
-                    // It works like any other.
+                    // The lock works like any other.
                     for command in [
                         "DLOCK.ACQUIRE x new 1000",
                         "DLOCK.EXTEND x t 1000",
@@ -208,13 +207,13 @@ fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
         }
     }
     assert!(refused > 300 && accepted > 300, "{refused} refused, {accepted} accepted");
-    // No forged fence has moved the counter beyond the bound either.
+    // No forged fence raised the counter beyond the bound.
     let time: i64 = conn.ok("TIME").items()[0].text().parse().expect("a number");
     assert!(server.info("dlock_fence").parse::<i64>().expect("a number") <= (time + 11) * 1_000_000);
     assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("4".into(), "4".into()));
 }
 
-/// Why it is refused, and what is changed in a sound lock.
+/// Reason of the refusal, and the change to valid bytes.
 type Forgery<'a> = (&'a str, &'a dyn Fn(&mut Layout));
 
 #[each_server]
@@ -257,7 +256,7 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why(kind: &ServerKind) {
         let log = server.log().split_off(logged);
         assert!(log.contains("dlock: refused a stored lock") && log.contains(why), "{why}: {log}");
     }
-    // A ttl beyond the bound of now, though it was granted.
+    // A ttl above the current bound, although it was granted.
     conn.ok("CONFIG SET dlock.max-ttl 500000");
     assert!(restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock))).error().starts_with("ERR"));
     conn.ok("CONFIG SET dlock.max-ttl 600000");
@@ -270,7 +269,7 @@ fn a_newer_encoding_is_refused_and_the_log_says_why(kind: &ServerKind) {
     let (server, mut conn) = server(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut dumped = Dumped::of(&mut conn, "k");
-    // The lowest bits of the module's name are the version.
+    // The lowest bits of the module name are the encoding version.
     *dumped.head.last_mut().expect("it has bytes") += 1;
     let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock)));
     assert_eq!(refused.error(), "ERR Bad data format");

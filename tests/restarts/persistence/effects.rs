@@ -1,4 +1,4 @@
-//! The effect commands of an append only file: replayed, malformed, forged by hand.
+//! Effects in an append only file: replayed, malformed and forged.
 
 use std::fs;
 
@@ -7,13 +7,13 @@ use dlock_testkit::{Options, Server, ServerKind, aof, each_server, line};
 
 fn plain_aof(kind: &ServerKind) -> Options {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
-    // The fences of a restart are those of the file alone.
+    // Without the mark, the fences of a restart come from the file alone.
     let options = options.conf("dlock.fence-mark no");
-    // An AOF without a preamble from the first rewrite on, to have every lock as a command.
+    // Without a preamble, so that every lock is a command.
     options.conf("aof-use-rdb-preamble no")
 }
 
-/// Writes these commands behind what the append only file of a stopped server holds.
+/// Appends these commands to the append only file of a stopped server.
 fn append(server: &Server, commands: &[Vec<Vec<u8>>]) {
     let folder = server.dir().join("appendonlydir");
     let files = fs::read_dir(&folder).expect("the folder").flatten().map(|file| file.path());
@@ -42,7 +42,7 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     let mut server = plain_aof(kind).start();
     let mut conn = server.connect();
     take_all_kinds(&mut conn);
-    // Several changes of one lock, so that the second replay begins behind its end.
+    // Several changes of one lock, so that the second replay starts from its end.
     for command in [
         "DLOCK.ACQUIRE k t 600000",
         "DLOCK.ACQUIRE k t 600000 DEPTH 3",
@@ -81,11 +81,11 @@ fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
         other[at] = byte;
         other
     };
-    // Its fence is known, if nothing else.
+    // The replayed fence is known.
     let later = fence.parse::<u64>().expect("a number") + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let bad = [
-        // The last fence, 8 bytes, stands before the change.
+        // The last fence (8 bytes) precedes the change.
         (words(&[b"DLOCK._SET", b"x", b""]), "end too early"),
         (words(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
         (words(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),
@@ -115,7 +115,7 @@ fn an_effect_with_words_missing_is_reported_or_refused(kind: &ServerKind) {
         assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
         server.kill9();
         append(&server, &[words(cut)]);
-        // From Valkey 9 on the server itself looks at the number of words, and stops there.
+        // Valkey 9 and later check the number of arguments themselves, and stop.
         match server.try_restart() {
             Ok(()) => {
                 assert!(server.log().contains("how a master tells replicas"), "{}", server.log());

@@ -1,4 +1,4 @@
-//! A lock's bytes on other servers, without the module, and in the server's memory accounts.
+//! Stored locks on other servers, without the module, and in MEMORY USAGE.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn a_snapshot_loads_on_every_server_that_reads_its_format(writer_kind: &ServerKi
         copied.expect("the snapshot can be copied");
         match reader.try_restart() {
             Ok(()) => assert_eq!(all(&mut reader.connect()), before),
-            // A server reads its own format and older ones of its family; the module has no say in that.
+            // A server reads its own format and older ones of its family, independent of the module.
             Err(log) => {
                 let other_format = ["RDB format version", "Wrong signature", "foreign"];
                 assert!(other_format.iter().any(|words| log.contains(words)), "{log}");
@@ -48,11 +48,11 @@ fn a_server_without_the_module_loads_a_snapshot_from_before_the_first_grant(kind
     conn.ok("SET a 1");
     conn.ok("SAVE");
     let started = start_without_module(&mut server, kind);
-    // Redis 7.0 writes the head of the module's own data even where there is none.
+    // Redis 7.0 writes a header of the module's data even if there is none.
     assert_eq!(started.is_ok(), kind.is_valkey || kind.is_at_least(7, 2), "{started:?}");
 }
 
-/// The server's snapshot in a server without the module.
+/// Starts a server without the module on this server's snapshot.
 fn start_without_module(server: &mut Server, kind: &ServerKind) -> Result<(), String> {
     let mut plain = Server::options(kind).without_module().start();
     plain.kill9();

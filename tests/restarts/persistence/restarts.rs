@@ -1,16 +1,16 @@
-//! SAVE, kill -9, rewrites and reloads: holds stay, releases stay, fences never fall.
+//! SAVE, kill -9, rewrites and reloads keep holds and releases, and fences rise.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{all, state, take_all_kinds};
 use dlock_testkit::{Options, Server, ServerKind, Value, each_server, until};
 
-/// Without a fence mark, which would hide what the server's own files tell of fences.
+/// Options without a fence mark, which would hide the fences of the server's files.
 fn unmarked(kind: &ServerKind) -> Options {
     Server::options(kind).conf("dlock.fence-mark no")
 }
 
-/// With an append only file that loses nothing.
+/// Options with an append only file that loses nothing.
 fn always(kind: &ServerKind) -> Options {
     unmarked(kind).conf("appendonly yes").conf("appendfsync always")
 }
@@ -73,7 +73,7 @@ fn every_kind_of_lock_survives_reloads_in_place(kind: &ServerKind) {
         assert_eq!(all(&mut conn), before, "{reload}");
         assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("7".into(), "9".into()));
     }
-    // No connection is known any more that an ephemeral hold would end with.
+    // The connection of the ephemeral hold is no longer known.
     let lock = conn.ok("DLOCK.INSPECT ephemeral");
     let hold = &lock.field("holders").items()[0];
     assert_eq!((hold.field("ephemeral"), hold.field("client")), (&1.into(), &0.into()));
@@ -103,7 +103,7 @@ fn an_acknowledged_hold_and_an_acknowledged_release_survive_kill(kind: &ServerKi
 fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again(kind: &ServerKind) {
     let mut server = always(kind).start();
     let mut conn = server.connect();
-    // Paused, the background does not end it: it is still in the file.
+    // During a pause the background job ends no lease, so the lock stays in the file.
     let answers = conn.say_together(&["DLOCK.ACQUIRE k t 30", "CLIENT PAUSE 60000 WRITE"]);
     assert!(answers[0].int() > 0);
     until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
@@ -127,7 +127,7 @@ fn a_lease_continues_and_ends_after_a_restart(kind: &ServerKind) {
     assert_eq!((server.info("dlock_expiries"), server.info("dlock_held")), ("1".into(), "0".into()));
 }
 
-/// How a server stops and comes back.
+/// Kinds of restart.
 const RETURNS: [&str; 6] = ["save", "aof", "preamble", "no preamble", "reload", "loadaof"];
 
 #[track_caller]
@@ -144,8 +144,8 @@ fn go_through(server: &mut Server, how: &str) {
     server.restart();
 }
 
-/// A server that will stop and come back like this, with the fence of its only hold. That is ahead of the
-/// clock, which alone would issue a lower one for the next seconds.
+/// Starts a server for this kind of restart, with the fence of its only hold. The fence is ahead of the
+/// clock, which alone would issue lower ones for some seconds.
 #[track_caller]
 fn with_raised_fence(kind: &ServerKind, how: &str) -> (Server, i64) {
     let server = if how == "save" { unmarked(kind).start() } else { always(kind).start() };
@@ -177,8 +177,7 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
         go_through(&mut server, how);
         let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
         if how == "no preamble" {
-            // A rewrite without a preamble writes keys and nothing else: the clock has to do, or the
-            // fence mark.
+            // A rewrite without a preamble writes only keys: the clock or the mark must do.
             assert!(next > raised - 9_000_000, "{how}: {next}");
         } else {
             assert_eq!(next, raised + 1, "{how}");
@@ -186,8 +185,8 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
     }
 }
 
-/// Redis 7.0 marks the place of the module's own data in every RDB, and an empty one was refused: with an
-/// append only file, whose first base is written before any lock, no such server started again.
+/// Redis 7.0 writes a header of the module's data in every RDB, and the module once refused an empty one: a
+/// server with an append only file, whose base is written before any lock, did not restart.
 #[each_server]
 fn a_server_without_grants_restarts(kind: &ServerKind) {
     let mut server = always(kind).start();
@@ -201,7 +200,7 @@ fn a_server_without_grants_restarts(kind: &ServerKind) {
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
 }
 
-/// A load reads a lock before it looks at the key's own ttl, and throws it away where that has passed.
+/// The server loads a lock before it checks the native TTL, and drops the lock if the TTL has elapsed.
 #[each_server]
 fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next(kind: &ServerKind) {
     let mut server = Server::start(kind);
@@ -234,7 +233,7 @@ fn a_clean_shutdown_loses_nothing(kind: &ServerKind) {
     let before = all(&mut conn);
     assert!(server.terminate().success());
     server.restart();
-    // Its connection ended before the server did.
+    // The connection ended before the server did.
     let without =
         |lines: Vec<String>| lines.into_iter().filter(|l| !l.contains("ephemeral")).collect::<Vec<_>>();
     assert_eq!(without(all(&mut server.connect())), without(before));

@@ -55,7 +55,7 @@ fn run_exits_with_75_when_the_lock_is_taken(kind: &ServerKind) {
         let done = stage.end(stage.run(wait, "echo ran"));
         assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{wait}: {}", done.stderr);
         done.says_first("dlock: r is taken");
-        queue::nobody_waits(&stage.servers[0]);
+        queue::until_no_waiters(&stage.servers[0]);
     }
 }
 

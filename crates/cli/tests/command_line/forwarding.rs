@@ -100,7 +100,7 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
         run.signal(name);
         let done = run.end();
         assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
-        stage.servers.iter().for_each(queue::nobody_waits);
+        stage.servers.iter().for_each(queue::until_no_waiters);
     }
     assert_eq!(stage.held_on("r"), 3, "by the other");
 }

@@ -1,4 +1,4 @@
-//! The records that the checker must reject.
+//! Records that the checker must accept or reject.
 
 use crate::record::{Record, Write};
 use dlock_testkit::history::{At, Grant, Hold, Mode};
@@ -35,7 +35,7 @@ fn the_checker_accepts_a_stale_write_before_the_next_holders_first() {
 
 #[test]
 fn the_checker_reads_a_late_end_as_before_the_next_hold() {
-    // The client was paused while it acquired: the next one was quicker.
+    // The client was paused during its acquisition, and the next one was faster.
     let record = Record { holds: vec![hold("a", 40, 20, 1), hold("b", 25, 30, 2)], writes: Vec::new() };
     assert_eq!(record.wrong(), [""; 0]);
 }

@@ -1,5 +1,5 @@
-//! A client that locks, writes to the store and releases, again and again, in a thread and a runtime of its
-//! own. Who is paused does not renew.
+//! A client that locks, writes to the store and releases in a loop, in its own thread and runtime. A client
+//! that will be paused does not renew.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -15,34 +15,34 @@ use dlock_testkit::history::{At, Grant, Hold, Mode};
 
 pub const CONTENDERS: usize = 6;
 const RESOURCES: [&str; 3] = ["ledger", "stock", "till"];
-/// How long a paused client sleeps on at most when nobody overtakes it.
+/// Longest pause of a client that no other overtakes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(6);
 
-/// What the clients of a run share, and what the run tells them.
+/// State that the clients of a run share, and their instructions.
 pub struct Stage {
     pub store: Store,
     pub over: AtomicBool,
-    /// Who holds something holds on to it.
+    /// While true, holders keep their holds.
     pub stay: AtomicBool,
-    /// How many do so because they were told to.
+    /// Number of holders that keep their holds for `stay`.
     pub staying: AtomicUsize,
-    /// The kind of each client, and how often it has held something.
+    /// Kind of each client, and its number of holds.
     pub acquired: Vec<(String, AtomicUsize)>,
     pub counts: Counts,
 }
 
-/// How often it happened.
+/// Counters of events.
 #[derive(Default, Debug)]
 pub struct Counts {
     /// A holder was paused past its validity.
     pub paused: AtomicUsize,
-    /// A client was paused at any moment of an acquisition, or of what follows it.
+    /// A client was paused during or after an acquisition.
     pub stalled: AtomicUsize,
-    /// An acquisition was given up halfway.
+    /// An acquisition was dropped in progress.
     pub dropped: AtomicUsize,
-    /// An acquisition was not won: no quorum, or taken for too long.
+    /// An acquisition failed: no quorum, or taken for too long.
     pub not_won: AtomicUsize,
-    /// A hold was lost under its holder.
+    /// A hold was lost.
     pub lost: AtomicUsize,
     /// The store refused a write.
     pub refused: AtomicUsize,
@@ -57,7 +57,7 @@ pub struct Contender<'a> {
 }
 
 impl Stage {
-    /// `others`: the kinds of the clients that are not of Rust.
+    /// `others` are the kinds of the clients in other languages.
     pub fn new(store: Store, others: impl Iterator<Item = String>) -> Stage {
         let kinds = (0..CONTENDERS).map(|_| "Rust".to_string()).chain(others);
         Stage {
@@ -104,7 +104,7 @@ impl Contender<'_> {
         }
     }
 
-    /// Writes under the hold, in time or too late, and gives it back.
+    /// Writes under the hold, in time or too late, and releases it.
     async fn hold(&mut self, resource: &str, asked: At, held: Held, pauses: bool) {
         let since = at(now());
         let stage = self.stage;
@@ -130,7 +130,7 @@ impl Contender<'_> {
         self.locks.release(resource, held).await;
     }
 
-    /// Writes again and again until it has had enough, or the hold is lost.
+    /// Writes until its time is over or the hold is lost.
     async fn write_on(&mut self, held: &Held, write: impl Fn()) {
         let stage = self.stage;
         let until = now() + self.stay();
@@ -154,7 +154,7 @@ impl Contender<'_> {
         stage.staying.fetch_sub(usize::from(stays), Relaxed);
     }
 
-    /// Stands still until the validity has ended and somebody newer has written.
+    /// Sleeps until the validity has ended and a newer holder has written.
     fn pause(&self, resource: &str, held: &Held) {
         let (end, limit) = (held.valid_until(), now() + LONGEST_PAUSE);
         let overtaken = || now() > end && self.stage.store.is_past(resource, held.fence());
@@ -163,7 +163,7 @@ impl Contender<'_> {
         }
     }
 
-    /// Mostly short.
+    /// Returns the length of a hold, mostly short.
     fn stay(&mut self) -> Duration {
         if self.random.once_in(20) { self.ms(1_500) } else { self.ms(5) }
     }

@@ -1,4 +1,4 @@
-//! Three of five masters forget a hold. Without restart-grace somebody else gets it, with it nobody does.
+//! Three of five masters lose a hold: another client is granted the lock, unless they have restart grace.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ async fn try_acquire(servers: &[Server]) -> Option<Guard> {
     lock.wait(Wait::No).acquire().await.ok()
 }
 
-/// Whether both believe that they hold.
+/// Returns whether both clients believe that they hold the lock.
 async fn two_hold(kind: &ServerKind, grace: Duration) -> bool {
     let grace = grace.as_millis();
     let start = || {
         let server = Server::options(kind).conf(&format!("dlock.restart-grace {grace}")).start();
-        // Nobody holds anything yet.
+        // No lock is held yet.
         for ms in [0, grace] {
             assert_eq!(server.connect().ok(&format!("CONFIG SET dlock.restart-grace {ms}")), "OK");
         }

@@ -1,5 +1,5 @@
-//! Clients in other languages, each in a process of its own, which says what it does: `clients/fleet`.
-//! `DLOCK_CHAOS_CLIENTS` names their programs, with a semicolon between them; without it there are none.
+//! Clients in other languages (`clients/fleet`), each in a process that prints its actions.
+//! `DLOCK_CHAOS_CLIENTS` names the programs, separated by semicolons; by default there are none.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -23,13 +23,13 @@ pub fn programs() -> Vec<String> {
     named.split(';').map(str::trim).filter(|program| !program.is_empty()).map(String::from).collect()
 }
 
-/// The last word of a program.
+/// Returns the last word of the program, its kind.
 pub fn kind(program: &str) -> String {
     program.rsplit(' ').next().unwrap_or(program).to_string()
 }
 
 impl Other {
-    /// It goes on until its input is dropped.
+    /// Starts the client, which runs until its input is dropped.
     pub fn start(number: usize, program: &str, urls: &[String], lease: Duration) -> (Other, ChildStdin) {
         let mut words = program.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
@@ -40,10 +40,10 @@ impl Other {
         (Other { number, program: program.into(), process }, input)
     }
 
-    /// Carries out what it writes, and returns what it has held.
+    /// Performs the writes that the client prints, and returns its holds.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
-        // Their clock stands still while the machine is suspended.
+        // The clients' clock stops while the machine is suspended.
         let offset = offset();
         let output = BufReader::new(self.process.stdout.take().expect("it is piped"));
         for line in output.lines() {
@@ -76,8 +76,8 @@ fn number(word: &str) -> At {
     word.parse().unwrap_or_else(|why| panic!("{word:?}: {why}"))
 }
 
-/// How far the clock that runs on meanwhile is ahead. The thread may be held up between the two readings: the
-/// least difference counts.
+/// Returns how far the boot-time clock is ahead of it. The thread may be delayed between the two readings, so
+/// the smallest difference counts.
 fn offset() -> At {
     let difference = || {
         let earlier = micros(ClockId::CLOCK_MONOTONIC);

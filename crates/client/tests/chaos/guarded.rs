@@ -1,7 +1,6 @@
-//! Guarded writes under fire: holders of one server are paused past their leases, their requests arrive late,
-//! the server is stopped. No write of a hold that has ended may land, by the server's own order of events.
-//!
-//! The same with plain writes has to fail: the test can.
+//! Guarded writes under faults on one server: holders pause past their leases, requests arrive late, the
+//! server stops. By the server's order of events, no write of an ended hold may land. With plain writes the
+//! same test must fail.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -20,24 +19,24 @@ use dlock_testkit::{Conn, Events, Random, Server, ServerKind, each_server, round
 const CONTENDERS: usize = 6;
 const RESOURCES: [&str; 2] = ["ledger", "stock"];
 const LEASE: Duration = Duration::from_millis(100);
-/// Requests, answers and clients are late by so much at most.
+/// Greatest delay of requests, replies and clients.
 const LATE: Duration = Duration::from_millis(80);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How a holder writes.
+/// Kind of writes.
 #[derive(Clone, Copy)]
 enum Writes {
     Guarded,
     Plain,
 }
 
-/// What the contenders of a run share.
+/// State that the contenders of a run share.
 struct Arena {
     writes: Writes,
     over: AtomicBool,
     landed: AtomicUsize,
     refused: AtomicUsize,
-    /// Writes that landed although they were sent after the lease.
+    /// Writes sent after the end of the lease that landed.
     late: Mutex<Vec<String>>,
 }
 
@@ -65,7 +64,8 @@ fn survive(kind: &ServerKind, rounds: usize) {
     assert!(wrong.is_empty(), "{} violations: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
 }
 
-/// The writes that were late, all events of the server in order, and how many writes landed and were refused.
+/// Returns the late writes, all events of the server in order, and the numbers of writes that landed and were
+/// refused.
 fn run(kind: &ServerKind, writes: Writes, rounds: usize) -> (Vec<String>, Vec<(String, String)>, [usize; 2]) {
     let mut random = Random::fresh();
     let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -119,7 +119,7 @@ impl Arena {
             if conn.ok(&format!("DLOCK.ACQUIRE {resource} {token} {ttl} BLOCK 1000")).is_nil() {
                 continue;
             }
-            // The lease began before the answer came; the server counts in ms.
+            // The lease began before the reply; the server counts in ms.
             let end = now() + LEASE + Duration::from_millis(1);
             for _ in 0..=random.below(4) {
                 let late = now() > end;
@@ -137,7 +137,7 @@ impl Arena {
         }
     }
 
-    /// Whether it landed.
+    /// Writes once. Returns whether the write landed.
     fn write(&self, conn: &mut Conn, resource: &str, token: &str) -> bool {
         let write = format!("SET {resource}:{token} x");
         let answer = match self.writes {
@@ -152,17 +152,17 @@ impl Arena {
     }
 }
 
-/// Who holds a resource, as far as its events tell: they do not name the token, but a write's key does.
+/// Holder of a resource by its events. Events do not name the token, but the key of a write does.
 #[derive(Default)]
 struct Resource<'a> {
     held: bool,
-    /// Who has written during this hold.
+    /// Token that has written during this hold.
     writer: Option<&'a str>,
-    /// Who has written during earlier ones.
+    /// Tokens that wrote during earlier holds.
     ended: HashSet<&'a str>,
 }
 
-/// Writes that landed while nobody held their resource, or somebody else did.
+/// Returns the writes that landed while the resource was free or held by another token.
 fn wrong(events: &[(String, String)]) -> Vec<String> {
     let mut resources: HashMap<&str, Resource> = HashMap::new();
     let mut wrong = Vec::new();

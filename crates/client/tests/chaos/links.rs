@@ -1,4 +1,4 @@
-//! Masters, and clients that each have a network of their own: what one of them suffers, the others do not.
+//! Masters, and clients with separate networks: a fault of one client does not affect the others.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use tokio::task::JoinSet;
 use crate::proxy::{Cut, Proxy};
 use dlock_testkit::{Random, Server, ServerKind};
 
-/// The time limit of one answer, the client's default.
+/// The client's default node timeout.
 pub const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// How long each holds what it got.
+/// Length of each hold.
 pub const HOLD: Duration = Duration::from_millis(20);
 
 pub struct Links {
-    /// In the order in which clients try their queues.
+    /// Masters in the order of the clients' queues.
     pub masters: Vec<Server>,
-    /// Of each client to each master.
+    /// Links of each client to each master.
     pub links: Vec<Vec<Proxy>>,
     _network: Runtime,
 }
@@ -29,7 +29,7 @@ impl Links {
         Links::with_order(kind, masters, clients, |_| false)
     }
 
-    /// Addresses that sort the other way round for some of the clients.
+    /// Starts masters and links; some clients see addresses in reverse order.
     pub fn with_order(
         kind: &ServerKind,
         masters: usize,
@@ -47,7 +47,7 @@ impl Links {
     }
 
     pub async fn client(&self, number: usize) -> Client {
-        // The addresses are in no order, and the spelling differs from client to client.
+        // The addresses are shuffled, and their spelling differs between clients.
         let mut urls: Vec<String> = self.links[number].iter().map(Proxy::url).collect();
         urls.rotate_left(number % self.masters.len());
         Client::builder().servers(urls).node_timeout(NODE_TIMEOUT).build().await.expect("a client")
@@ -61,13 +61,13 @@ impl Links {
         clients
     }
 
-    /// Of one client, to the master where all of them queue.
+    /// Cuts one client's link to the master where all clients queue.
     pub fn cut_from_the_head(&self, client: usize, cut: Cut) {
         self.links[client][0].set_cut(cut);
     }
 }
 
-/// The ports rise with the masters, or fall: clients that went by the addresses would differ.
+/// Port numbers rise or fall with the masters: clients that sorted by address would differ.
 fn links(masters: &[Server], reversed: bool, network: &Handle, random: &mut Random) -> Vec<Proxy> {
     let mut bound: Vec<TcpListener> = (masters.iter())
         .map(|_| network.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port"))
@@ -80,7 +80,7 @@ fn links(masters: &[Server], reversed: bool, network: &Handle, random: &mut Rand
     each.map(|(master, listener)| Proxy::at(listener, master.port(), network, random.branch())).collect()
 }
 
-/// All clients acquire and release for so long; how often each did.
+/// Runs all clients for `length`. Returns the number of acquisitions of each.
 pub async fn compete(clients: &[Client], length: Duration) -> Vec<usize> {
     let end = now() + length;
     let mut working = JoinSet::new();
@@ -107,7 +107,7 @@ pub async fn compete(clients: &[Client], length: Duration) -> Vec<usize> {
     counts
 }
 
-/// Jain's index: 1 where all have the same, 1/n where one has all.
+/// Returns Jain's index: 1 for equal counts, 1/n if one client has all.
 pub fn jain(counts: &[usize]) -> f64 {
     let sum: f64 = counts.iter().map(|count| *count as f64).sum();
     let squares: f64 = counts.iter().map(|count| (*count as f64).powi(2)).sum();

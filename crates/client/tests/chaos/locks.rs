@@ -1,4 +1,4 @@
-//! The locks that are put to the test: ours, and the Redlock of `SET NX PX`.
+//! The locks under test: dlock, and Redlock with `SET NX PX`.
 
 use redis::{Client as Stock, Cmd, FromRedisValue, RedisResult};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use dlock_client::{AcquireError, Client, Guard, Retry, Wait, now};
 use dlock_quorum::{Instant, Lease};
 
-/// Compare and delete, as the Redlock page has it.
+/// Compare and delete, as on the Redlock page.
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
@@ -32,8 +32,8 @@ impl Locks {
         Locks::Plain { masters: masters.collect(), ttl }
     }
 
-    /// None: it is taken, or there is no quorum. Who is going to stand still does not renew: the client's own
-    /// thread would go on.
+    /// Returns `None` if the lock is taken or there is no quorum. A client that will pause does not renew,
+    /// because the client's own thread would.
     pub async fn acquire(&self, resource: &str, renew: bool) -> Option<Held> {
         match self {
             Locks::Ours { client, ttl, fenced } => {
@@ -62,7 +62,7 @@ impl Locks {
         }
     }
 
-    /// Also where nobody can say whether it is held.
+    /// Releases, also after an uncertain acquisition.
     pub async fn release(&self, resource: &str, held: Held) {
         match (self, held) {
             (_, Held::Ours(guard)) => drop(guard.release().await),
@@ -75,7 +75,7 @@ impl Locks {
         }
     }
 
-    /// Waits for what goes on in the background.
+    /// Waits for background releases.
     pub async fn flush(&self) {
         if let Locks::Ours { client, .. } = self {
             client.flush().await;
@@ -84,7 +84,7 @@ impl Locks {
 }
 
 impl Held {
-    /// A plain lock has none, nor one of ours that was not asked for it: one for all.
+    /// Returns the fence. A lock without a fence returns the same number for all holds.
     pub fn fence(&self) -> i64 {
         match self {
             Held::Ours(guard) => guard.fence().map_or(1, |fence| fence.get() as i64),
@@ -99,14 +99,14 @@ impl Held {
         }
     }
 
-    /// Its client knows that it has ended.
+    /// Returns whether the client knows of the loss.
     pub fn is_lost(&self) -> bool {
         let told = matches!(self, Held::Ours(guard) if guard.loss().is_some());
         told || now() >= self.valid_until()
     }
 }
 
-/// How long one master may take.
+/// Node timeout.
 const NODE: Duration = Duration::from_millis(250);
 
 fn ask<T: FromRedisValue>(master: &Stock, command: &Cmd) -> RedisResult<T> {

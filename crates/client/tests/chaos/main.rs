@@ -1,9 +1,7 @@
-//! A quorum under fire: clients lock five masters and write to a store that checks fences, while masters are
-//! killed, stopped, slow, lossy, deaf, mute, restarted empty, and their clocks are set, and while clients are
-//! paused past their leases. `make chaos` does it for ROUNDS rounds of faults on every server in turn; `make
-//! test` has a few.
-//!
-//! The same with the Redlock of `SET NX PX`, and with ours without restart-grace, has to fail: the test can.
+//! A quorum under faults: clients lock five masters and write to a store that checks fences. Masters are
+//! killed, stopped, slow, lossy, cut off in one direction, restarted empty, and get wrong clocks; clients are
+//! paused past their leases. `make chaos` runs ROUNDS rounds on each server, `make test` a few. Redlock with
+//! `SET NX PX`, and dlock without restart grace, must fail the same tests.
 
 mod checker;
 mod contender;
@@ -25,10 +23,10 @@ use std::time::Duration;
 use dlock_testkit::{ServerKind, each_server, rounds};
 use run::{Kind, Run};
 
-/// Each fault is dealt once.
+/// Each fault happens once.
 const FEW: usize = 9;
 const GRACE: u64 = 1_500;
-/// Shorter than the grace, and so short that it can run out.
+/// Shorter than the grace, and short enough to end during a run.
 const LEASE: Duration = Duration::from_millis(1_000);
 
 #[each_server(in_turn)]
@@ -47,7 +45,7 @@ fn survive(kind: &ServerKind, rounds: usize) {
     let seen = run.during(|scene| {
         scene.faults(rounds);
         scene.until_clients_failed();
-        scene.everybody_acquires("all is healed");
+        scene.all_clients_acquire("all is healed");
     });
     let wrong = seen.record.wrong();
     seen.show(&kind.name, rounds, wrong.len());
@@ -55,7 +53,7 @@ fn survive(kind: &ServerKind, rounds: usize) {
     seen.assert_everything_happened();
 }
 
-/// Nobody can refuse their stale writes, so all that is checked is that no two hold at once.
+/// Without fences the store cannot refuse stale writes, so the test checks only for two holders at once.
 #[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
 fn many_rounds_of_faults_show_no_two_holders_without_fences(kind: &ServerKind) {
@@ -63,7 +61,7 @@ fn many_rounds_of_faults_show_no_two_holders_without_fences(kind: &ServerKind) {
     let mut run = Run::prepare(kind, Kind::Unfenced, GRACE, LEASE);
     let seen = run.during(|scene| {
         scene.faults(rounds);
-        scene.everybody_acquires("all is healed");
+        scene.all_clients_acquire("all is healed");
     });
     let wrong = seen.record.two_at_once();
     seen.show(&kind.name, rounds, wrong.len());
@@ -81,10 +79,10 @@ fn dlock_has_two_holders_after_masters_restart_empty_without_restart_grace(kind:
     must_fail(kind, Kind::Ours);
 }
 
-/// Restarts three masters under a hold until two clients hold at once. The first time should do.
+/// Restarts three masters under a hold until two clients hold at once, normally at the first try.
 fn must_fail(kind: &ServerKind, locks: Kind) {
     const TRIES: usize = 20;
-    // It outlasts the restarts.
+    // Longer than the restarts.
     let lease = Duration::from_secs(6);
     let mut run = Run::prepare(kind, locks, 0, lease);
     let failed = (0..TRIES).any(|_| {

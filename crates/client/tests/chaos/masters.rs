@@ -1,4 +1,4 @@
-//! Five masters behind a network, and what can be done to them.
+//! Five masters behind a network, and their faults.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,24 +11,24 @@ use crate::proxy::{Cut, Proxy};
 use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
 use dlock_testkit::{Random, Server, ServerKind, until};
 
-/// What a majority bears on one or two of the masters.
+/// Faults of one or two masters, which a majority must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// Killed, and back without a memory.
+    /// Killed and restarted without data.
     Killed,
     /// Stopped by SIGSTOP, and continued.
     Stopped,
-    /// Late with everything.
+    /// All messages are late.
     Slow,
-    /// Loses requests and answers, and the connections with them.
+    /// Requests and replies are lost, with their connections.
     Lossy,
-    /// Gets no requests, while its connections stay open.
+    /// Requests are lost, while the connections stay open.
     Deaf,
-    /// Gets requests, but its answers are lost.
+    /// Replies are lost, while the connections stay open.
     Mute,
-    /// Its wall clock is set forth or back, and right again.
+    /// The wall clock is set forward or back, and later corrected.
     ClockSet,
-    /// Killed, and back without a memory and with a wrong clock; then once more with the right one.
+    /// Killed and restarted without data and with a wrong clock; then again with the right one.
     BackWithWrongClock,
 }
 
@@ -47,7 +47,7 @@ impl Fault {
 
 pub struct Masters {
     each: Vec<Master>,
-    /// How often each fault was injected, by its name.
+    /// Number of injections of each fault by name.
     pub faults: BTreeMap<String, usize>,
 }
 
@@ -58,7 +58,7 @@ struct Master {
 }
 
 impl Masters {
-    /// `grace` in ms.
+    /// Starts the masters. `grace` is in ms.
     pub fn start(kind: &ServerKind, grace: u64, network: &Handle, random: &mut Random) -> Masters {
         let each = (0..5).map(|_| {
             let (kind, clock) = WallClock::of(kind);
@@ -114,7 +114,7 @@ impl Masters {
         }
     }
 
-    /// Kills so many of them at once, and starts them again, as empty as on the first day.
+    /// Kills `count` masters at once and restarts them without data.
     pub fn restart_empty(&mut self, count: usize, random: &mut Random) {
         self.count("RestartedTogether", 1);
         let first = random.below(5);
@@ -128,14 +128,14 @@ impl Masters {
         });
     }
 
-    /// Waits until all of them take part again.
+    /// Waits until the grace period of every master has ended.
     pub fn wait_out_grace(&self) {
         for master in &self.each {
             until("the grace period has ended", || master.server.info("dlock_grace_ms_left") == "0");
         }
     }
 
-    /// How much the network has done to them: pieces that were late, and pieces that were lost.
+    /// Returns the numbers of delayed and of lost pieces.
     pub fn weather(&self) -> (usize, usize) {
         let sum = |of: fn(&Proxy) -> usize| self.each.iter().map(|master| of(&master.proxy)).sum();
         (sum(Proxy::delayed), sum(Proxy::lost))
@@ -147,7 +147,7 @@ impl Masters {
 }
 
 impl Master {
-    /// With nothing of before on its disk, not even its fence mark.
+    /// Restarts it with an empty disk, without its fence mark.
     fn come_back(&mut self) {
         let mark = format!("dlock-{}.fence", self.server.port());
         drop(fs::remove_file(self.server.dir().join(mark)));

@@ -1,5 +1,5 @@
-//! Clients of other languages beside those of Rust, all for one lock: what the master of their queue costs
-//! them when it stops. `DLOCK_CHAOS_CLIENTS` names them: see `others.rs`.
+//! Rust clients and clients in other languages contend for one lock while their queue master stops.
+//! `DLOCK_CHAOS_CLIENTS` names the programs: see `foreign_clients.rs`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -15,11 +15,11 @@ use crate::links::{HOLD, Links, compete, jain};
 use crate::proxy::Proxy;
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
-/// Of Rust.
+/// Number of Rust clients.
 const CLIENTS: usize = 2;
 const LENGTH: Duration = Duration::from_secs(10);
 
-/// Acquires and releases until this is dropped.
+/// A program that acquires and releases until this is dropped.
 struct Beside {
     process: Child,
     input: Option<ChildStdin>,
@@ -57,7 +57,7 @@ impl Drop for Beside {
     }
 }
 
-/// How often each got it, those of Rust first.
+/// Returns the number of acquisitions of each client, Rust first.
 fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
     let links = Links::start(kind, 3, CLIENTS + programs.len());
     let mut counts = Vec::new();

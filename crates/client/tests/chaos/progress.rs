@@ -1,5 +1,5 @@
-//! That somebody wins and nobody starves: what faults of one client, and of the master where clients queue,
-//! cost the others. `make chaos` runs the long forms; they print what they measured.
+//! Progress and fairness: the cost of one client's faults, and of the queue master's, for the other clients.
+//! `make chaos` runs the long forms, which print their measurements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,15 @@ use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, queue, rounds, unt
 
 const CLIENTS: usize = 6;
 
-/// Tasks that wait with one client.
+/// Number of waiting tasks of one client.
 const CROWD: usize = 20;
 
 fn block_on(test: impl Future<Output = ()>) {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime").block_on(test);
 }
 
-/// How often nobody won, when so many tried at the same moment, each next to a master of its own.
+/// Returns the number of rounds without a winner when `clients` try at the same moment, each next to its own
+/// master.
 fn rounds_without_winner(
     kind: &ServerKind,
     clients: usize,
@@ -59,7 +60,7 @@ fn rounds_without_winner(
             assert!(won.len() <= 1, "two have it");
             nobody += usize::from(won.is_empty());
             for guard in won {
-                // One that a busy machine confirms too late is owed.
+                // A release that is confirmed too late on a busy machine stays owed.
                 let released = guard.release().await;
                 assert!(!matches!(released, Err(ReleaseError::NotHeld(_))), "{released:?}");
             }
@@ -73,7 +74,7 @@ fn rounds_without_winner(
     nobody
 }
 
-fn somebody_wins(kind: &ServerKind, rounds: usize) {
+fn each_round_has_a_winner(kind: &ServerKind, rounds: usize) {
     let settings = [(3, 3, 0), (3, 3, 1), (3, 3, 5), (5, 5, 5)];
     let nobody = settings
         .map(|(clients, masters, one_way)| rounds_without_winner(kind, clients, masters, one_way, rounds));
@@ -82,16 +83,16 @@ fn somebody_wins(kind: &ServerKind, rounds: usize) {
 
 #[each_server(in_turn)]
 fn one_contender_wins_each_round_without_waiting(kind: &ServerKind) {
-    somebody_wins(kind, 10);
+    each_round_has_a_winner(kind, 10);
 }
 
 #[each_server(in_turn)]
 #[ignore = "for ROUNDS rounds: make chaos"]
 fn one_contender_wins_each_of_many_rounds_without_waiting(kind: &ServerKind) {
-    somebody_wins(kind, rounds(1_000));
+    each_round_has_a_winner(kind, rounds(1_000));
 }
 
-/// What all get in this time, and each, with `fault` in place.
+/// Returns each client's number of acquisitions during `length`, with `fault` in place.
 fn shares(kind: &ServerKind, name: &str, length: Duration, fault: impl FnOnce(&Links)) -> Vec<usize> {
     shares_over(Links::start(kind, 3, CLIENTS), kind, name, length, fault)
 }
@@ -115,7 +116,7 @@ fn shares_over(
     counts
 }
 
-fn nobody_starves(kind: &ServerKind, length: Duration) {
+fn all_shares_are_fair(kind: &ServerKind, length: Duration) {
     let mut wrong = Vec::new();
     let mut judge = |name: &str, counts: &[usize]| {
         let fair = counts.iter().sum::<usize>() as f64 / CLIENTS as f64;
@@ -137,11 +138,11 @@ fn nobody_starves(kind: &ServerKind, length: Duration) {
 #[each_server(in_turn)]
 #[ignore = "for 10 s each: make chaos"]
 fn a_fault_of_one_client_leaves_all_shares_fair(kind: &ServerKind) {
-    nobody_starves(kind, Duration::from_secs(10));
+    all_shares_are_fair(kind, Duration::from_secs(10));
 }
 
-/// Many tasks of one client, and two other clients, of which the first cannot reach the master where they
-/// queue: each task and each client gets its share.
+/// Many tasks of one client and two other clients, one of which cannot reach the queue master: each task and
+/// client gets a fair share.
 #[each_server(in_turn)]
 #[ignore = "for 10 s each: make chaos"]
 fn many_tasks_of_one_client_get_a_fair_share(kind: &ServerKind) {
@@ -175,7 +176,7 @@ fn throughput_stays_above_half_when_the_queue_master_stops(kind: &ServerKind) {
     assert!(stopped >= healthy / 2 && jain(&counts) >= 0.9, "{stopped} instead of {healthy}: {counts:?}");
 }
 
-/// What the master of the queue alone still has costs those who come a round trip.
+/// A remaining hold on the queue master alone costs newcomers one round trip.
 #[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
 fn a_hold_on_one_master_alone_delays_no_client(kind: &ServerKind) {
@@ -199,7 +200,7 @@ fn a_hold_on_one_master_alone_delays_no_client(kind: &ServerKind) {
     assert!(counts.iter().sum::<usize>() >= healthy / 2 && jain(&counts) >= 0.9, "{counts:?}");
 }
 
-/// What a predecessor releases later at one master is no queue to go to; what somebody keeps there is.
+/// A hold that is released late on one master is no queue in use; a lasting hold there is.
 #[each_server(in_turn)]
 fn a_wait_moves_only_to_a_queue_that_is_still_in_use(kind: &ServerKind) {
     for stays in [false, true] {
@@ -223,7 +224,7 @@ fn a_wait_moves_only_to_a_queue_that_is_still_in_use(kind: &ServerKind) {
             let first = wait(600);
             until("it waits", || waiting(head) == 1);
             let refused = calls(later, "DLOCK.ACQUIRE");
-            // Its answer decides, and comes long after the refusal.
+            // The deciding reply arrives long after the refusal.
             links.links[0][2].set_latency(NODE_TIMEOUT / 3);
             for master in [head, last] {
                 assert_eq!(master.connect().ok("DLOCK.RELEASE r other"), 1);
@@ -253,7 +254,7 @@ fn a_wait_moves_only_to_a_queue_that_is_still_in_use(kind: &ServerKind) {
     }
 }
 
-/// A RELEASE that was lost is sent again when the master is back, long before the lease ends.
+/// A lost RELEASE is sent again when the master is back, long before the lease ends.
 #[each_server(in_turn)]
 fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
     let links = Links::start(kind, 3, 1);
@@ -272,8 +273,7 @@ fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
     });
 }
 
-/// A message is sent at most once. Who waits for one also asks by its own clock, over a connection that never
-/// broke.
+/// A message is sent at most once. A waiter also asks by its own clock, over a connection that never broke.
 #[each_server(in_turn)]
 fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
     let links = Links::start(kind, 1, 1);
@@ -284,7 +284,7 @@ fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
         let lock = links.client(0).await.lock("r").ttl(Duration::from_secs(600));
         let wait = tokio::spawn(lock.acquire());
         until("it waits", || !queue::tokens(&mut conn, "r").is_empty());
-        // The one that hears messages; what is asked apart has others.
+        // The subscribed connection; requests use others.
         let listens = || master.connect().ok("CLIENT LIST TYPE pubsub").text();
         let id = |list: String| list.split_whitespace().next().map(str::to_owned);
         let connected = id(listens());

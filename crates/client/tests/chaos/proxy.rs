@@ -1,5 +1,4 @@
-//! A network that is slow and that loses things: what lies between the clients, or one of them, and one
-//! master.
+//! A slow and lossy network between the clients, or one client, and a master.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -15,35 +14,35 @@ use tokio::time::{Instant, sleep_until};
 
 use dlock_testkit::Random;
 
-/// Carries bytes to a master and back. Until it is told otherwise it does so at once.
+/// Forwards bytes to a master and back, without delay by default.
 pub struct Proxy {
     port: u16,
     weather: Arc<Weather>,
 }
 
-/// How often a connection that has lost something looks whether it may close.
+/// Interval at which a connection with losses checks whether it may close.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a proxy swallows, while its connections stay open. Those that lost something close afterwards.
+/// Kind of loss while the connections stay open. Connections with losses close afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Nothing,
     Requests,
     Answers,
     Both,
-    /// Answers that nobody has asked for, so that a connection goes on without them.
+    /// Pushed messages, so that a connection continues without them.
     Messages,
-    /// Connections close instead.
+    /// The connections close instead.
     Closed,
 }
 
 struct Weather {
     master: u16,
-    /// Each piece takes up to so many ms; 0: no time.
+    /// Greatest random delay of a piece in ms; 0 means none.
     delay: AtomicU64,
-    /// And this many µs besides, always.
+    /// Constant additional delay in µs.
     latency: AtomicU64,
-    /// Once in so many pieces one is lost, and its connection with it; 0: never.
+    /// One in this many pieces is lost with its connection; 0 means none.
     loses: AtomicUsize,
     cut: AtomicU8,
     random: Mutex<Random>,
@@ -97,19 +96,19 @@ impl Proxy {
         self.weather.cut.store(cut as u8, Ordering::Relaxed);
     }
 
-    /// How many pieces were late.
+    /// Returns the number of delayed pieces.
     pub fn delayed(&self) -> usize {
         self.weather.delayed.load(Ordering::Relaxed)
     }
 
-    /// How many were lost.
+    /// Returns the number of lost pieces.
     pub fn lost(&self) -> usize {
         self.weather.lost.load(Ordering::Relaxed)
     }
 }
 
 impl Weather {
-    /// What happens to the next piece: it arrives after a while, or never.
+    /// Returns the delay of the next piece, or `None` if it is lost.
     fn next(&self) -> Option<Duration> {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         let loses = self.loses.load(Ordering::Relaxed);
@@ -141,7 +140,7 @@ async fn accept(listener: TcpListener, weather: Arc<Weather>) {
     }
 }
 
-/// Until one side hangs up or a piece is lost, which the other side then notices too.
+/// Forwards until one side closes or a piece is lost, which closes the other side too.
 async fn carry(client: TcpStream, weather: Arc<Weather>) -> io::Result<()> {
     let master = TcpStream::connect(("127.0.0.1", weather.master)).await?;
     client.set_nodelay(true)?;
@@ -154,7 +153,7 @@ async fn carry(client: TcpStream, weather: Arc<Weather>) -> io::Result<()> {
     }
 }
 
-/// Pieces are under way side by side, and keep their order.
+/// Pieces travel in parallel and keep their order.
 async fn pour(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -172,8 +171,8 @@ async fn pour(
                 if weather.is_cut(Cut::Messages) {
                     continue;
                 }
-                // What is lost never comes again, and no network joins what is left. Nor does it leave a
-                // client for ever without the answer it waits for.
+                // A lost piece never arrives later, and the rest of the stream is not forwarded. The
+                // connection closes in the end, so that no client waits for ever.
                 while weather.swallows(this) {
                     sleep_until(Instant::now() + LOOK).await;
                 }

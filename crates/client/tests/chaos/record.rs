@@ -1,22 +1,20 @@
-//! What the clients of a run relied on and what they wrote, and whether it may have been so. No server, no
-//! clock.
-//!
-//! A hold is relied on from when its client had it in hand until its validity ended, by the client's own
-//! account, or until the client let go of it. All of that is on one clock of one machine.
+//! The record of a run: holds that clients relied on and writes, and the check of both. No server, no clock.
+//! A client relies on a hold from its receipt to the end of its validity by the client's own clock, or to its
+//! release. All times are of one clock.
 
 use std::collections::{BTreeMap, HashMap};
 
 use dlock_testkit::history::{At, History, Hold};
 
-/// An append, in the order in which the store took them.
+/// A write, in the order of the store.
 #[derive(Clone, Debug)]
 pub struct Write {
     pub resource: String,
     pub fence: i64,
-    /// The name of the hold under which it was made.
+    /// Name of the hold of the write.
     pub hold: String,
     pub accepted: bool,
-    /// `DLOCK.FENCED` accepted it too.
+    /// True if `DLOCK.FENCED` accepted it too.
     pub passed: bool,
 }
 
@@ -27,17 +25,17 @@ pub struct Record {
 }
 
 impl Record {
-    /// Everything that may not have been.
+    /// Returns all violations.
     pub fn wrong(&self) -> Vec<String> {
         [self.two_at_once(), self.out_of_order(), self.stale(), self.gate()].concat()
     }
 
-    /// Two valid holds of one resource.
+    /// Returns pairs of valid holds of one resource.
     pub fn two_at_once(&self) -> Vec<String> {
         History { holds: self.holds.clone(), ..History::default() }.exclusion()
     }
 
-    /// A fence that is not greater than that of the acquisition before.
+    /// Returns fences that are not greater than the fence before.
     fn out_of_order(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for (resource, holds) in self.in_order() {
@@ -48,8 +46,7 @@ impl Record {
         wrong
     }
 
-    /// A write that was accepted although a later holder had written, or by a hold that nobody had with that
-    /// fence.
+    /// Returns accepted writes after a write of a later holder, or without a hold with that fence.
     fn stale(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let places: HashMap<(&str, i64), usize> = (self.in_order().into_values())
@@ -71,14 +68,14 @@ impl Record {
         wrong
     }
 
-    /// A write that was accepted by the store and refused by the gate, or the reverse.
+    /// Returns writes on which the store and the gate disagree.
     fn gate(&self) -> Vec<String> {
         let differ = self.writes.iter().filter(|write| write.accepted != write.passed);
         differ.map(|write| format!("the gate differs from the store: {write:?}")).collect()
     }
 
-    /// The holds of each resource in the order of their acquisition. Who had one in hand only after its end
-    /// had it by the end at the latest.
+    /// Returns the holds of each resource in the order of their acquisition. A hold received after its end
+    /// counts from its end.
     fn in_order(&self) -> BTreeMap<&str, Vec<&Hold>> {
         let mut by_resource: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
         for hold in self.holds.iter().filter(|hold| hold.grant.is_some()) {

@@ -1,4 +1,4 @@
-//! A run: clients at work, faults dealt out meanwhile, and what was seen of it.
+//! A run: working clients, injected faults, and the observations.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,20 +19,20 @@ use dlock_testkit::history::{At, Hold};
 use dlock_testkit::workers::SetAtTheEnd;
 use dlock_testkit::{Random, Server, ServerKind, until_within};
 
-/// Reached only when something is broken: a client may be paused for seconds, with others behind it.
+/// Only a fault of the code reaches this limit: a client may be paused for seconds, with others behind it.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
 pub enum Kind {
     Ours,
     Unfenced,
-    /// Redlock by `SET NX PX`.
+    /// Redlock with `SET NX PX`.
     Plain,
 }
 
 pub struct Run {
     masters: Masters,
-    /// What the clients write is there too, behind gates.
+    /// A server with the clients' writes, behind gates.
     store: Server,
     _network: Runtime,
     random: Random,
@@ -40,22 +40,22 @@ pub struct Run {
     lease: Duration,
 }
 
-/// What the one who deals out the faults has before him.
+/// State of the fault injector.
 pub struct Scene<'a> {
     masters: &'a mut Masters,
     stage: &'a Stage,
     random: &'a mut Random,
-    /// When masters were restarted under a hold.
+    /// Times of restarts under a hold.
     restarts: Vec<At>,
 }
 
 pub struct Seen {
     pub record: Record,
     counts: Counts,
-    /// How often clients of each kind have held something.
+    /// Number of holds by kind of client.
     acquired: BTreeMap<String, usize>,
     faults: BTreeMap<String, usize>,
-    /// So often masters forgot a hold that somebody relied on.
+    /// Number of times that masters lost a hold in use.
     forgotten: usize,
     weather: (usize, usize),
 }
@@ -69,7 +69,7 @@ impl Run {
         Run { masters, store, _network: network, random, locks, lease }
     }
 
-    /// Clients work for as long as `act` takes.
+    /// Runs the clients during `act`.
     pub fn during(&mut self, act: impl FnOnce(&mut Scene<'_>)) -> Seen {
         let programs =
             if matches!(self.locks, Kind::Ours) { foreign_clients::programs() } else { Vec::new() };
@@ -79,14 +79,14 @@ impl Run {
         let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
         let (holds, restarts) = thread::scope(|scope| {
             let (stage, urls) = (&stage, &urls);
-            // Also where it panics: the clients have to end, or the test never does.
+            // Ends the clients after a panic too, or the test would hang.
             let end = SetAtTheEnd(&stage.over);
             let contenders: Vec<_> = (randoms.into_iter().enumerate())
                 .map(|(number, random)| {
                     scope.spawn(move || contend(number, stage, urls, locks, lease, random))
                 })
                 .collect();
-            // Dropped also where it panics, as the other end.
+            // Dropped after a panic too, like the guard above.
             let (others, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
                 .map(|(place, program)| Other::start(CONTENDERS + place, program, urls, lease))
                 .unzip();
@@ -137,8 +137,7 @@ fn contend(
 }
 
 impl Scene<'_> {
-    /// Deals out faults, each kind as often as the others. While a majority is up, every client has to get
-    /// something.
+    /// Injects faults, each kind equally often. While a majority is up, every client must acquire something.
     pub fn faults(&mut self, rounds: usize) {
         let mut deck = Vec::new();
         for _ in 0..rounds {
@@ -156,7 +155,7 @@ impl Scene<'_> {
         }
     }
 
-    /// One fault, or two at a time, on one master each.
+    /// Injects one fault, or two at a time, each on one master.
     fn round(&mut self, fault: Fault) {
         let place = self.random.below(5);
         let mut struck = vec![(place, fault)];
@@ -167,7 +166,7 @@ impl Scene<'_> {
         for (place, fault) in &struck {
             self.masters.strike(*place, *fault, self.random);
         }
-        self.everybody_acquires(&format!("{struck:?}"));
+        self.all_clients_acquire(&format!("{struck:?}"));
         let is_there = |fault| struck.iter().any(|(_, there)| *there == fault);
         until_within(TIMEOUT, "the network did what it was told", || {
             let now = self.masters.weather();
@@ -179,8 +178,8 @@ impl Scene<'_> {
         self.masters.wait_out_grace();
     }
 
-    /// Kills masters while somebody holds something and holds on to it, and starts them again, empty. Returns
-    /// when the next one has got something.
+    /// Kills masters while a client keeps a hold, and restarts them empty. Returns when the next client has
+    /// acquired it.
     pub fn restart_under_a_hold(&mut self, count: usize) {
         self.stage.stay.store(true, Relaxed);
         let held = || self.stage.staying.load(Relaxed) > 0;
@@ -194,7 +193,7 @@ impl Scene<'_> {
         self.stage.stay.store(false, Relaxed);
     }
 
-    /// A run in which too little was acquired goes on until the clients have had their misfortunes too.
+    /// Continues a short run until the clients had their own faults too.
     pub fn until_clients_failed(&self) {
         let Counts { refused, dropped, .. } = &self.stage.counts;
         until_within(TIMEOUT, "a stale write was refused, and an acquisition dropped", || {
@@ -202,7 +201,7 @@ impl Scene<'_> {
         });
     }
 
-    pub fn everybody_acquires(&self, when: &str) {
+    pub fn all_clients_acquire(&self, when: &str) {
         let before = self.acquired();
         for (number, (kind, _)) in self.stage.acquired.iter().enumerate() {
             until_within(TIMEOUT, &format!("client {number}, {kind}, acquires something: {when}"), || {
@@ -231,7 +230,7 @@ impl Seen {
         println!("  violations: {violations}");
     }
 
-    /// A run in which nothing happened proves nothing.
+    /// Asserts that every kind of event happened: an uneventful run proves nothing.
     pub fn assert_everything_happened(&self) {
         for fault in Fault::ALL {
             assert!(self.faults.contains_key(&format!("{fault:?}")), "no {fault:?}");

@@ -1,4 +1,4 @@
-//! What the locks protect: a store that checks fences, and beside it a server that does so by `DLOCK.FENCED`.
+//! The protected resource: a store that checks fences, and a server that does so with `DLOCK.FENCED`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,33 +6,33 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::record::Write;
 use dlock_testkit::{Conn, Server, Value};
 
-/// Takes appends in the order in which they come, and refuses those with a lower fence than it has seen.
+/// Accepts writes in order, and refuses those with a fence lower than an earlier one.
 pub struct Store(Mutex<Inner>);
 
 struct Inner {
     of: HashMap<String, Appended>,
     log: Vec<Write>,
-    /// Where the same appends are made, in the same order.
+    /// Connection to the server that gets the same writes in the same order.
     gated: Conn,
 }
 
-/// To one resource.
+/// State of one resource.
 #[derive(Default)]
 struct Appended {
     greatest: i64,
-    /// How many passed the gate.
+    /// Number of writes that passed the gate.
     passed: i64,
 }
 
 impl Store {
-    /// `gated`: a server that is spared all faults.
+    /// `gated` is a server without faults.
     pub fn new(gated: &Server) -> Store {
         let mut gated = gated.connect();
         gated.ok("FLUSHALL");
         Store(Mutex::new(Inner { of: HashMap::new(), log: Vec::new(), gated }))
     }
 
-    /// Whether it was accepted.
+    /// Writes once. Returns whether the store accepted it.
     pub fn append(&self, resource: &str, fence: i64, hold: &str) -> bool {
         let Inner { of, log, gated } = &mut *self.lock();
         let of = of.entry(resource.to_string()).or_default();
@@ -49,7 +49,7 @@ impl Store {
         accepted
     }
 
-    /// Somebody with a greater fence has written.
+    /// Returns whether a greater fence has written.
     pub fn is_past(&self, resource: &str, fence: i64) -> bool {
         self.lock().of.get(resource).is_some_and(|of| of.greatest > fence)
     }

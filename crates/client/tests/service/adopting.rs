@@ -1,4 +1,4 @@
-//! A hold that another process left is taken over.
+//! Adoption of a hold that another process left.
 
 use dlock_client::{ExtendError, Lost, Retry, now};
 use std::time::Duration;
@@ -38,7 +38,7 @@ async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
     client.flush().await;
     let kept = first.forget().expect("it lasts");
     let guard = client.adopt("r", &kept.token, LONG).await.expect("it is held");
-    // One that granted late may have a greater one, which is then the hold's.
+    // A member that granted late may have a greater fence, which becomes the hold's.
     assert!(guard.fence() >= kept.fence);
     client.break_holds("r").await;
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
@@ -73,7 +73,7 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
     }
 }
 
-/// Until then it is not renewed.
+/// The hold is not renewed before its adoption ends.
 #[each_server]
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -81,7 +81,7 @@ async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind)
     let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
     until_held_everywhere(&servers, "r");
     servers[2].pause();
-    // Shorter than the time limit of an answer.
+    // Shorter than the node timeout.
     let ttl = Duration::from_secs(2);
     let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
     assert_eq!(guard.loss(), None);

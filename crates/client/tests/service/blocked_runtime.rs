@@ -79,7 +79,7 @@ fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
     }
 }
 
-/// Begins to extend it, and blocks the runtime until its first lease would have ended.
+/// Starts an extension, and blocks the runtime past the first lease.
 async fn extend_blocked_past_the_lease(guard: &Guard, ttl: Duration) {
     let end = guard.valid_until() + TTL;
     let mut extending = std::pin::pin!(guard.extend(ttl));
@@ -93,7 +93,7 @@ async fn extend_blocked_past_the_lease(guard: &Guard, ttl: Duration) {
     extending.await.expect("it is held");
 }
 
-/// The extension has its turn, and the renewals wait for theirs.
+/// The extension runs, and the renewals wait for it.
 #[each_server]
 fn a_hold_is_renewed_while_its_runtime_is_blocked_during_an_extension(kind: &ServerKind) {
     for count in [1, 3] {
@@ -107,7 +107,7 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_during_an_extension(kind: &Ser
     }
 }
 
-/// The extension comes to its end meanwhile.
+/// The extension ends while the runtime is blocked.
 #[each_server]
 fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease(kind: &ServerKind) {
     for count in [1, 3] {
@@ -122,7 +122,7 @@ fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease
     }
 }
 
-/// A request to the silent one goes on after the runtime in which it began.
+/// The request to the silent member outlives the runtime that started it.
 #[each_server]
 fn a_request_that_outlives_its_runtime_does_not_end_the_renewals(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -140,7 +140,7 @@ fn a_request_that_outlives_its_runtime_does_not_end_the_renewals(kind: &ServerKi
     until_nothing_is_left(&servers, "r");
 }
 
-/// The thread and the connections of a client end with it.
+/// The thread and the connections end with the client.
 #[each_server]
 fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -168,14 +168,14 @@ fn a_hold_that_was_released_is_not_lost_when_its_lease_would_be_over(kind: &Serv
     });
 }
 
-/// The last answer and the loss of what came before are there at the same time.
+/// The last reply and the loss of the first hold become ready together.
 #[each_server]
 fn no_lock_of_several_is_lost_when_the_runtime_blocks_before_the_last_grant(kind: &ServerKind) {
     let servers = masters(kind, 1);
     runtime().block_on(async {
         let client = client(&servers).await;
         let ttl = Duration::from_secs(2);
-        // Which of the two is seen first is random.
+        // Chance decides which is polled first.
         for try_ in 0..6 {
             let names = [format!("a{try_}"), format!("b{try_}")];
             let each = client.lock_all(&names).each(|lock| lock.ttl(ttl).renew(false).notice(ttl / 2));

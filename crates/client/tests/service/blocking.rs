@@ -1,4 +1,4 @@
-//! The client without a runtime of the user's.
+//! The blocking client, for programs without a runtime.
 
 use dlock_client::blocking::Guard;
 use dlock_client::{Client, Lost, Wait, now};
@@ -79,7 +79,7 @@ fn a_guard_that_a_task_drops_is_released_in_the_background(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// What the runtime has in such variables is gone before it.
+/// The thread-local state of the runtime is dropped first.
 #[each_server]
 fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind: &ServerKind) {
     thread_local! {
@@ -96,7 +96,7 @@ fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind:
     until_nothing_is_left(&servers, "r");
 }
 
-/// It does not share a hold that is being released.
+/// Entering again must not share a hold whose release is in progress.
 #[each_server]
 fn entering_again_during_the_last_release_gives_a_lasting_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -128,7 +128,7 @@ fn entering_again_during_the_last_release_gives_a_lasting_hold(kind: &ServerKind
     }
 }
 
-/// How the server describes the connection over which a release is under way.
+/// Returns the CLIENT LIST line of the connection with a release in progress.
 fn releasing_over(conn: &mut Conn) -> Option<String> {
     let list = conn.ok("CLIENT LIST").text();
     list.lines().find(|line| line.contains("cmd=DLOCK.RELEASE")).map(str::to_owned)

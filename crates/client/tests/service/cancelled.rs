@@ -1,4 +1,4 @@
-//! An acquisition that is dropped leaves nothing behind, at whichever point that happens.
+//! An acquisition that is dropped at any point leaves no hold and no waiter.
 
 use dlock_client::{Acquire, Wait};
 use std::future::Future;
@@ -12,7 +12,7 @@ use super::{LONG, client, masters, until_nothing_is_left};
 use dlock_testkit::queue;
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
-/// Drives a future until it is ready or has been polled so many times, whichever is first.
+/// Polls a future until it is ready or the number of polls is reached.
 struct Polls<F> {
     future: Pin<Box<F>>,
     left: usize,
@@ -30,7 +30,7 @@ impl<F: Future> Future for Polls<F> {
     }
 }
 
-/// Drops the acquisition after the first, the second, ... poll, until one comes through.
+/// Drops the acquisition after one poll, two polls, .. until one succeeds.
 async fn cancel_everywhere(kind: &ServerKind, count: usize, options: fn(Acquire) -> Acquire) {
     let servers = masters(kind, count);
     let client = client(&servers).await;
@@ -43,8 +43,7 @@ async fn cancel_everywhere(kind: &ServerKind, count: usize, options: fn(Acquire)
             Some(guard) => guard.expect("nobody else wants it").release().await.expect("it is held"),
         }
         until_nothing_is_left(&servers, "r");
-        // How often it is polled is up to the runtime: a few more tries make sure that the last points are
-        // met too.
+        // The runtime decides the number of polls: some more tries reach the last points too.
         if left > 40 && left > 2 * cancelled {
             break;
         }
@@ -69,10 +68,10 @@ async fn an_ephemeral_acquisition_that_is_cancelled_leaves_no_hold(kind: &Server
     cancel_everywhere(kind, 1, |lock| lock.ephemeral()).await;
 }
 
-/// Over how many masters, and how.
+/// Number of masters, and options.
 type InLine = (usize, fn(Acquire) -> Acquire);
 
-/// Ways to wait.
+/// The kinds of waits.
 const WAITS: [InLine; 5] = [
     (1, |lock| lock),
     (1, |lock| lock.ephemeral()),
@@ -87,7 +86,7 @@ async fn a_wait_cancelled_at_its_grant_leaves_no_hold(kind: &ServerKind) {
         let servers = Arc::new(masters(kind, count));
         let client = client(&servers).await;
         let (mut cancelled, mut came_through) = (0, 0);
-        // How often it is polled is up to the runtime: the second time until one has come through.
+        // The runtime decides the number of polls: ends when a second try succeeds.
         for (tries, left) in (0..12).chain(0..).enumerate() {
             hold_as_other(&servers);
             let over = Arc::new(AtomicBool::new(false));
@@ -128,7 +127,7 @@ async fn a_wait_cancelled_in_the_queue_leaves_no_waiter(kind: &ServerKind) {
         for race in 0..16 {
             hold_as_other(&servers);
             let mut acquires = Box::pin(options(client.lock("r").ttl(LONG)).acquire());
-            // Each second time it is in the middle of a handoff.
+            // Every second try is dropped during a handoff.
             let seen = spawn_blocking({
                 let servers = servers.clone();
                 move || {

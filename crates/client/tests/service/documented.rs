@@ -1,4 +1,4 @@
-//! The example of docs/clients.md, as it stands there.
+//! The example of docs/clients.md, verbatim.
 
 use dlock_client::{Client, Fence, Wait};
 use std::error::Error;

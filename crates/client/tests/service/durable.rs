@@ -1,4 +1,4 @@
-//! Grants that count only once they are on replicas, or on the disk.
+//! Durable grants, which count when they are on replicas or on the disk.
 
 use dlock_client::{AcquireError, Client, ExtendError, NodeState, Wait};
 use std::time::Duration;
@@ -28,7 +28,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
         for replica in &replicas {
             assert_eq!(holders(replica, "r").len(), 1, "at once");
         }
-        // Out of the queue too, where the grant comes by another connection.
+        // A grant out of the queue, which another connection receives.
         let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
         until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
         let before = holders(&replicas[0], "r");
@@ -43,7 +43,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
     }
 }
 
-/// Redis 7.0 has no WAITAOF, and says so.
+/// Redis 7.0 has no WAITAOF, and the error says so.
 #[each_server]
 async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     let servers = [Server::options(kind).conf("appendonly yes").start()];
@@ -59,7 +59,7 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// On a connection of its own, which nobody waits for once a majority has the grant.
+/// The request uses its own connection; with a majority the client does not wait for it.
 #[each_server]
 async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
@@ -84,7 +84,7 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     until("it has come", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
 }
 
-/// A WAIT must not keep other holds from their renewals.
+/// WAIT must not delay the renewals of other holds.
 #[each_server]
 async fn other_requests_proceed_while_a_durable_grant_waits(kind: &ServerKind) {
     let servers = masters(kind, 1);

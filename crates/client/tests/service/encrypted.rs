@@ -1,4 +1,4 @@
-//! Over TLS.
+//! Connections over TLS.
 
 use dlock_client::{BuildError, Client, ClientBuilder, Wait};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -14,7 +14,7 @@ struct Paper {
     key: String,
 }
 
-/// Who signs all certificates.
+/// The authority that signs all certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -35,7 +35,7 @@ impl Authority {
     }
 }
 
-/// A server that speaks TLS on a second port, to those alone that bring a certificate of the authority.
+/// Starts a server with TLS on a second port, for clients with a certificate of the authority.
 fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port) -> Server {
     let paper = authority.paper("localhost");
     let path = |name: &str| folder.path().join(format!("{}-{name}", port.number()));
@@ -70,7 +70,7 @@ async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
     next.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
     until_nothing_is_left(&servers, "r");
 
-    // Whoever does not know them, or is not known to them, gets nowhere.
+    // A client without the authority's certificate, or without its own, cannot connect.
     for stranger in
         [known(builder()), trusting(), known(builder().root_certificate(Authority::new().0.pem()))]
     {
@@ -87,7 +87,7 @@ async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
     assert!(matches!(why, Err(BuildError::Address { .. })), "{why:?}");
 }
 
-/// It waits for the end of a line, if there is none in what it takes for a command.
+/// A server that reads TLS bytes as a command waits for the end of a line.
 #[each_server]
 async fn a_port_without_tls_is_reported_as_such(kind: &ServerKind) {
     let server = Server::start(kind);

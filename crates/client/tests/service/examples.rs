@@ -1,4 +1,4 @@
-//! The examples, as they stand in `examples/`, and the one in the crate's README.
+//! Runs the files of `examples/` and the example of the crate's README.
 
 use super::{masters, until_nothing_is_left, url};
 use dlock_testkit::{ServerKind, each_server, until};

@@ -1,4 +1,4 @@
-//! A member that sends what nobody asked for, without an end.
+//! A member that sends unrequested data without an end.
 
 use dlock_client::{Client, Guard, NodeState};
 use std::io::{ErrorKind, Read, Write};
@@ -11,16 +11,16 @@ use std::time::Duration;
 use super::{LONG, client, masters, url};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// In front of a member: passes on what it says, and once it is told to, what it does not say.
+/// A proxy of a member. After `lie` it sends data that the member did not send.
 struct Liar {
     port: u16,
     lies: Arc<AtomicBool>,
-    /// How many bytes were taken off it over the connection that took most.
+    /// Most bytes that one connection accepted.
     taken: Arc<AtomicU64>,
 }
 
 impl Liar {
-    /// Says `first` once, and then `again` without an end.
+    /// Sends `first` once, and then `again` without an end.
     fn before(server: &Server, first: &'static [u8], again: &'static [u8]) -> Liar {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
@@ -53,7 +53,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// Lies only while the member is silent, so that no lie is within an answer.
+/// Sends only while the member is silent, so that no reply is interrupted.
 fn lie(
     mut server: &TcpStream,
     mut client: TcpStream,
@@ -93,10 +93,10 @@ fn lie(
     let _ = server.shutdown(Shutdown::Both);
 }
 
-/// A hold at two honest members and the liar.
+/// Acquires a hold at two honest members and the proxy.
 async fn held(servers: &[Server], liar: &Liar) -> (Client, Guard) {
     let builder = Client::builder().servers(servers[..2].iter().map(url)).server(liar.url());
-    // So that the liar is not left for its silence.
+    // A long timeout: the client must not leave the member for its silence.
     let client = builder.node_timeout(Duration::from_secs(5)).build().await.expect("a client");
     let guard = client.lock("r").ttl(TTL).await.expect("it is free");
     (client, guard)
@@ -113,10 +113,10 @@ fn until_found_out(client: &Client, what: &str) {
     });
 }
 
-/// Long enough for a busy machine, on which a large reply takes a part of a second to read and to free.
+/// Longer than a busy machine takes to read and free a large reply.
 const TTL: Duration = Duration::from_secs(6);
 
-/// Waits for two renewals at least.
+/// Waits for at least two renewals.
 fn until_renewed(guard: &Guard) {
     let before = guard.valid_until();
     until("the hold is renewed", || {
@@ -157,13 +157,13 @@ async fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory(kind: &ServerKi
         until_found_out(&client, "its reply is longer");
         until_renewed(&guard);
         guard.release().await.expect("a majority holds it");
-        // Some of it is in the buffers of the kernel.
+        // A part of the bytes is in kernel buffers.
         let taken = liar.taken.load(Ordering::Relaxed);
         assert!(taken < 16 << 20, "{taken} bytes");
     }
 }
 
-/// A client that waits subscribes to one channel, and PUBSUB CHANNELS shows its name to any user.
+/// A waiting client subscribes to a channel, and PUBSUB CHANNELS shows its name to every user.
 #[each_server]
 async fn a_flood_of_published_messages_ends_no_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -174,7 +174,7 @@ async fn a_flood_of_published_messages_ends_no_hold(kind: &ServerKind) {
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(LONG).await.expect("it is free");
     let [channel] = &channels(&mut conn)[..] else { panic!("not one channel") };
-    // Longer than any reply that the client reads: it replaces its connection by one without the channel.
+    // Longer than any reply that the client accepts: it opens another connection, without the channel.
     conn.send(&["PUBLISH", channel, &"x".repeat(9 << 20)]);
     assert_eq!(conn.read(), 1);
     until("the client has closed the connection", || channels(&mut conn).is_empty());

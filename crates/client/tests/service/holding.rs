@@ -25,7 +25,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         assert!(matches!(waited, Err(AcquireError::Taken { .. })), "{waited:?}");
         guard.release().await.expect("it was held");
-        // The release has arrived everywhere, not only at a majority.
+        // The release has reached every member, not only a majority.
         ann.flush().await;
         let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("it is free");
         until_held_everywhere(&servers, "r");
@@ -43,7 +43,7 @@ async fn a_dropped_guard_releases_and_settle_waits_for_it(kind: &ServerKind) {
         client.flush().await;
         assert_eq!(held_on(&servers, "r"), 0);
         let guard = client.lock("r").ttl(LONG).try_acquire().await.expect("an answer");
-        // Outside of any runtime too.
+        // A drop outside any runtime works too.
         std::thread::spawn(move || drop(guard)).join().expect("no panic");
         until_nothing_is_left(&servers, "r");
     }
@@ -56,7 +56,7 @@ async fn a_hold_is_renewed_for_as_long_as_it_lives(kind: &ServerKind) {
         let client = client(&servers).await;
         let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
         let first = guard.valid_until();
-        // Its first lease has ended twice when this is over.
+        // The first lease would have ended twice by then.
         until("it is renewed", || guard.valid_until().saturating_since(first) > Duration::from_secs(6));
         assert_eq!(guard.loss(), None);
         until_held_everywhere(&servers, "r");
@@ -120,7 +120,7 @@ async fn a_lease_is_set_longer_and_shorter(kind: &ServerKind) {
         assert!(guard.remaining() > LONG);
         let until = guard.extend(Duration::from_secs(1)).await.expect("it is held");
         assert_eq!(until, guard.valid_until());
-        // The renewals go on with the new one.
+        // The renewals use the new lease.
         dlock_testkit::until("it is renewed", || guard.valid_until() > until);
         assert!(guard.remaining() <= Duration::from_secs(1));
         guard.release().await.expect("it is held");
@@ -143,7 +143,7 @@ async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKi
     }
 }
 
-/// A renewal that has to wait for its turn does not bring the old lease back.
+/// A renewal that waits for an extension does not restore the old lease.
 #[each_server]
 async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind) {
     let servers = masters(kind, 1);

@@ -1,4 +1,4 @@
-//! Holds that are shared, entered again, bound to a connection, or taken several at a time.
+//! Shared, re-entered and ephemeral holds, and several locks at once.
 
 use dlock_client::{AcquireError, ExtendError, Guard, Lost, ReleaseError, Retry, Wait};
 use std::hint;
@@ -78,7 +78,7 @@ async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKin
     until_nothing_is_left(&servers, "r");
 }
 
-/// Like any other: when the retries are used up, it goes on.
+/// When its retries are used up, the wait goes on like any other.
 #[each_server]
 async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
     let mut servers = masters(kind, 1);
@@ -99,7 +99,7 @@ async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
 async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
-    // At once, and out of the queue.
+    // Granted at once, and from the queue.
     for waits in [false, true] {
         let mut conn = servers[0].connect();
         let acquired = if waits {
@@ -216,7 +216,7 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     until("it waits no more", || queue::clients(&mut conn, "b").is_empty());
 }
 
-/// Both at once would be an exclusive guard of a shared hold.
+/// Both would give an exclusive guard of a shared hold.
 #[each_server]
 async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind) {
     let servers = masters(kind, 1);

@@ -1,4 +1,4 @@
-//! Holds that somebody takes away: broken, deleted, flushed, expired.
+//! Notices of holds that are broken, deleted, flushed or expire.
 
 use dlock_client::{Lost, NodeState, now};
 use std::time::Duration;
@@ -23,12 +23,12 @@ async fn a_hold_that_is_broken_is_lost(kind: &ServerKind) {
     }
 }
 
-/// Whether it was asked for the hold, and so tells of it, since its counts were reset.
+/// Returns whether the client has queried the hold since the last reset, so that the server tracks it.
 fn is_tracked(server: &Server) -> bool {
     server.connect().ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.holds")
 }
 
-/// The lease lasts ten minutes: it is the servers' pushes that tell.
+/// The lease lasts ten minutes, so only a push of the server can report the loss.
 #[each_server]
 async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &ServerKind) {
     for renews in [true, false] {
@@ -41,7 +41,7 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
                 servers.iter().for_each(|server| assert_eq!(server.connect().ok("CONFIG RESETSTAT"), "OK"));
                 let guard = client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("it is free");
                 until("its masters track it", || servers.iter().all(is_tracked));
-                // Each extension ends the tracking, and it begins anew.
+                // Each extension ends the tracking, and the client starts it again.
                 guard.extend(ttl).await.expect("it is held");
                 for server in &servers[..taken] {
                     server.connect().ok(way);
@@ -54,7 +54,7 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
     }
 }
 
-/// Nothing is pushed twice.
+/// The server pushes only once.
 #[each_server]
 async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -63,12 +63,12 @@ async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     until("its master tracks it", || is_tracked(&servers[0]));
     servers[0].connect().ok("DEL r");
     servers[0].pause();
-    // By the second time limit, the question that follows the push has had no answer either.
+    // After two node timeouts the query after the push has no reply either.
     for _ in 0..2 {
         client.inspect("r").await;
     }
     servers[0].resume();
-    // Long before the next renewal.
+    // The next renewal is far away.
     until("it is noticed", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
 }
 
@@ -82,7 +82,7 @@ async fn a_break_by_the_same_client_is_noticed(kind: &ServerKind) {
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
 }
 
-/// With the connection, the server forgets what it was to tell over it.
+/// The server forgets the tracking with the connection.
 #[each_server]
 async fn a_loss_after_a_reconnect_is_noticed_at_once(kind: &ServerKind) {
     for (count, renews) in [(1, true), (1, false), (3, true)] {

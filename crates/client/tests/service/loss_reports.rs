@@ -1,4 +1,4 @@
-//! What a client tells of its holds unasked: the hook and the events of `tracing`.
+//! Reports of the client about its holds: the hook and the events of `tracing`.
 
 use dlock_client::{ExtendError, Lost};
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ async fn the_loss_hook_is_called_once(kind: &ServerKind) {
     }
 }
 
-/// No server pushes what becomes of a shared hold.
+/// Servers push no changes of a shared hold.
 #[each_server]
 async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
     for count in [1, 3] {
@@ -66,7 +66,7 @@ async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
 
 #[each_server]
 async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerKind) {
-    // Of the whole process: the renewals run on the threads of the clients.
+    // A global subscriber: the renewals run on the threads of the clients.
     static RECORDED: LazyLock<Recorded> = LazyLock::new(|| {
         let recorded = Recorded::default();
         tracing::subscriber::set_global_default(recorded.clone()).expect("no other test records");
@@ -89,7 +89,7 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
     );
 }
 
-/// Each event as text, with the fields of the span that it is in.
+/// Recorded events as text, with the fields of their spans.
 #[derive(Clone, Default)]
 struct Recorded {
     events: Arc<Mutex<Vec<String>>>,

@@ -1,4 +1,4 @@
-//! What is lost or late between a server and its client.
+//! Lost and late messages between a server and its client.
 
 use dlock_client::{Client, ReleaseError, Wait};
 use std::io::{Read, Write};
@@ -11,11 +11,11 @@ use std::time::Duration;
 use super::{LONG, until_nothing_is_left};
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
-/// In front of a server: passes on everything, until a command comes that contains `word`. What that
-/// connection answers from then on is lost.
+/// A proxy that forwards everything until a command contains `word`. Later replies of that connection are
+/// lost.
 pub struct Lossy {
     port: u16,
-    /// Whether the next such command is the one.
+    /// True if the next such command starts the fault.
     armed: Arc<AtomicBool>,
 }
 
@@ -23,9 +23,9 @@ pub struct Lossy {
 pub enum Loss {
     /// The connection closes.
     Closes,
-    /// It stays, and says nothing.
+    /// It stays open and sends nothing.
     Hangs,
-    /// It stays, and the command arrives only after the next call of `lose_the_next`.
+    /// It stays open, and the command arrives only after the next call of `lose_the_next`.
     Late,
     /// It closes at once, and the command arrives only after the next call of `lose_the_next`.
     ClosesAndLate,
@@ -66,13 +66,13 @@ impl Lossy {
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the command has come.
+    /// Returns whether the fault has happened.
     pub fn has_lost(&self) -> bool {
         !self.armed.load(Ordering::SeqCst)
     }
 }
 
-/// Each command comes as a whole.
+/// Commands arrive whole.
 fn commands(
     mut from: TcpStream,
     mut to: TcpStream,
@@ -128,7 +128,7 @@ async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &Serve
     until_nothing_is_left(&[server], "r");
 }
 
-/// Its connection is its own, and another one may be better.
+/// An ephemeral hold belongs to one connection; another connection may succeed.
 #[each_server]
 async fn an_ephemeral_acquire_is_not_repeated_at_a_silent_member(kind: &ServerKind) {
     let server = Server::start(kind);

@@ -1,4 +1,4 @@
-//! The client over real servers: one, and a quorum of independent ones.
+//! The client over real servers: a single one, and a quorum.
 
 mod adopting;
 mod blocked_runtime;
@@ -43,7 +43,7 @@ fn url(server: &Server) -> String {
     format!("redis://127.0.0.1:{}", server.port())
 }
 
-/// With so long a timeout that only what is down is not waited for.
+/// A builder with a node timeout that only dead servers reach.
 fn builder(servers: &[Server]) -> ClientBuilder {
     Client::builder().servers(servers.iter().map(url)).node_timeout(Duration::from_secs(5))
 }
@@ -52,37 +52,37 @@ async fn client(servers: &[Server]) -> Client {
     builder(servers).build().await.expect("a client")
 }
 
-/// What a report says of a server.
+/// Returns the state of a server in a report.
 fn state<'a>(report: &'a Report, server: &Server) -> &'a NodeState {
     let node = report.0.iter().find(|node| *node.server == url(server));
     &node.expect("every server is in the report").state
 }
 
-/// The master at which the clients wait: the first by its run id.
+/// Returns the master where the clients queue: the living one with the smallest run id.
 fn head(servers: &[Server]) -> &Server {
     let run_id = |server: &&Server| server.is_alive().then(|| server.info("run_id"));
     servers.iter().filter(|server| server.is_alive()).min_by_key(run_id).expect("a server")
 }
 
-/// The tokens that hold the resource on a server.
+/// Returns the tokens that hold the resource on a server.
 #[track_caller]
 fn holders(server: &Server, resource: &str) -> Vec<String> {
     queue::holders(&mut server.connect(), resource)
 }
 
-/// On how many of the servers that live somebody holds the resource.
+/// Returns the number of living servers on which the resource is held.
 #[track_caller]
 fn held_on(servers: &[Server], resource: &str) -> usize {
     servers.iter().filter(|server| server.is_alive() && !holders(server, resource).is_empty()).count()
 }
 
-/// Waits until a hold has arrived everywhere: a majority is enough to be won.
+/// Waits until every living server has the hold; an acquisition needs only a majority.
 #[track_caller]
 fn until_held_everywhere(servers: &[Server], resource: &str) {
     until("it holds everywhere", || held_on(servers, resource) == servers.len());
 }
 
-/// Waits until nobody holds the resource or waits for it on any server that lives.
+/// Waits until no living server has a hold or a waiter of the resource.
 #[track_caller]
 fn until_nothing_is_left(servers: &[Server], resource: &str) {
     for server in servers.iter().filter(|server| server.is_alive()) {

@@ -1,4 +1,4 @@
-//! Who is a member of a quorum, and how it is reached.
+//! Members of a quorum: their identity, addresses and errors.
 
 use dlock_client::{AcquireError, Answer, BuildError, Client, NodeState, Wait};
 use std::io::{Read, Write};
@@ -35,7 +35,7 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
         let seen = client.inspect("r").await.remove(2).answer;
         seen.found().is_none().then_some(seen)
     };
-    // Down from the first try for a while, and then what it is.
+    // The state is Down for a while after the first failure, then the real one.
     loop {
         match twice().await.expect("it never answers as a member") {
             Answer::Unanswered(NodeState::Failed(why)) => {
@@ -75,7 +75,7 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     let node = Server::options(kind).conf("cluster-enabled yes").start();
     let why = unusable(&[url(&node)]).await;
     assert!(why.contains("is a node of a cluster (cluster_enabled:1)"), "{why}");
-    // Alone it need not tell who it is, in a quorum it must.
+    // A single server needs no run id, a member of a quorum does.
     Client::builder().server(worker.as_str()).build().await.expect("it takes part");
     let why = unusable(&[worker, url(&Server::start(kind))]).await;
     assert!(why.contains("let its user run INFO") && !why.contains("pass@"), "{why}");
@@ -88,7 +88,7 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     assert!(matches!(hurried, Err(BuildError::Option(_))));
 }
 
-/// A server repeats the arguments of a command that it does not know, and HELLO brings the password.
+/// Servers repeat the arguments of an unknown command, and HELLO contains the password.
 #[each_server]
 async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
     let old = Server::options(kind).conf("rename-command HELLO \"\"").start();
@@ -108,7 +108,7 @@ async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
     assert!(why.to_string().contains("WRONGPASS") && !format!("{why} {why:?}").contains("s3cret"), "{why:?}");
 }
 
-/// Such as one for HTTP.
+/// For example an HTTP server.
 #[tokio::test]
 async fn a_server_of_another_protocol_is_reported_as_such() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -212,7 +212,7 @@ async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind
         fill("CONFIG SET dlock.honour-strings no");
         for (command, a_type) in [("RPUSH r 1", "a list"), ("SET r 1", "a string"), ("ZADD r 1 a", "a zset")]
         {
-            // The client that has met a taken lock a moment ago begins in the queue.
+            // A client that has just found the lock taken starts in the queue.
             fill("DLOCK.ACQUIRE r other 600000");
             let taken = client.lock("r").wait(Wait::For(Duration::from_millis(1))).await;
             assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");

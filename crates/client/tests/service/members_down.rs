@@ -1,4 +1,4 @@
-//! Masters that are down, silent, or back again.
+//! Members that are dead, silent, or restarted.
 
 use dlock_client::{AcquireError, Answer, Lost, NodeState, Retry, Wait, now};
 use std::net::TcpListener;
@@ -7,11 +7,10 @@ use std::time::Duration;
 use super::{builder, client, held_on, masters, state, until_held_everywhere, until_nothing_is_left, url};
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
-/// Does not wait long for what does not come, and yet long enough for what does on a busy machine.
+/// A short node timeout that is still long enough on a busy machine.
 const HASTY: Duration = Duration::from_secs(1);
 const ONCE: Retry = Retry::new(0, Duration::ZERO);
-/// Does not give up.
-/// So long that a wait for it shows, on a busy machine too.
+/// A node timeout so long that waiting for it fails the test, on a busy machine too.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const STUBBORN: Retry = Retry::new(255, Duration::from_millis(50));
 
@@ -62,7 +61,7 @@ async fn acquire_reports_each_dead_member_when_no_majority_lives(kind: &ServerKi
     let why = client.lock("r").acquire().await.expect_err("no majority is up");
     let AcquireError::QuorumImpossible { resource, report } = &why else { panic!("{why:?}") };
     assert_eq!(resource, "r");
-    // Two dead decide it: the answer of the third is not waited for.
+    // Two dead members decide: the client does not wait for the third.
     assert!(matches!(state(report, &servers[0]), NodeState::Agreed | NodeState::Unheard), "{report}");
     for dead in &servers[1..] {
         assert!(matches!(state(report, dead), NodeState::Down(_)), "{report}");
@@ -86,7 +85,7 @@ async fn acquire_reports_each_silent_member_when_no_majority_answers(kind: &Serv
     client.flush().await;
     servers[1].resume();
     servers[2].resume();
-    // What was asked of them is carried out now, and taken back right behind it.
+    // The stopped members now run the ACQUIRE and the RELEASE behind it.
     until_nothing_is_left(&servers, "r");
 }
 
@@ -101,7 +100,7 @@ async fn acquire_reports_taken_when_most_living_members_refuse(kind: &ServerKind
     servers[4].kill9();
     let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("two of five are no majority");
     let AcquireError::Taken { report, .. } = &why else { panic!("{why:?}") };
-    // It is decided by the first refusal.
+    // The first refusal decides.
     assert!(servers[..2].iter().any(|server| *state(report, server) == NodeState::Taken), "{report}");
     let dead = &servers[3..];
     assert!(dead.iter().all(|server| *state(report, server) != NodeState::Agreed), "{report}");
@@ -117,7 +116,7 @@ async fn a_restarted_master_votes_again(kind: &ServerKind) {
     client.lock("r").acquire().await.expect("two are up").release().await.expect("it is held");
     servers[0].restart();
     servers[1].kill9();
-    // Without the first there is no majority.
+    // The restarted member is needed for a majority.
     let guard = client.lock("r").acquire().await.expect("two are up");
     guard.release().await.expect("it is held");
 }
@@ -132,7 +131,8 @@ async fn an_acquisition_with_retries_outlasts_a_restart(kind: &ServerKind) {
     acquired.await.expect("no panic").expect("it is back").release().await.expect("it is held");
 }
 
-/// Kills or stops a majority under a hold: it is lost before its validity ends, and says who was missing.
+/// Kills or stops a majority under a hold. The hold is lost before its validity ends, and the report names
+/// the missing members.
 async fn lost_when(kind: &ServerKind, end: fn(&Server), back: fn(&Server), missing: fn(&NodeState) -> bool) {
     for (count, gone) in [(1, 1), (3, 2), (5, 3)] {
         let servers = masters(kind, count);
@@ -177,7 +177,8 @@ async fn a_hold_survives_the_loss_of_a_minority(kind: &ServerKind) {
     guard.release().await.expect("it is held");
 }
 
-/// Not even whoever finds out whether it is back: here something listens at its address, and says nothing.
+/// The read that checks the missing member does not wait either: here a socket listens at its address and
+/// sends nothing.
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -197,7 +198,7 @@ async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &S
     }
 }
 
-/// A connection may take four times as long as an answer, which nobody waits for who has a majority.
+/// A connection may take four node timeouts, but a client with a majority does not wait for it.
 #[each_server]
 async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKind) {
     for (count, silent) in [(3, 1), (5, 2)] {

@@ -1,4 +1,4 @@
-//! A guard's mode changes: downgrade and upgrade.
+//! Mode changes of a guard: downgrade and upgrade.
 
 use dlock_client::{AcquireError, ExtendError, Lost, Wait, now};
 use std::time::Duration;
@@ -115,7 +115,7 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
         let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
         let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
         until_waiting(&servers[0], &mut upgrade).await;
-        // Each second time it is granted while it is dropped.
+        // Every second time the upgrade is granted while it is dropped.
         if race % 2 == 0 {
             drop(upgrade);
             second.release().await.expect("it is held");
@@ -133,7 +133,7 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
     }
 }
 
-/// It would go on as another hold than that of its fence.
+/// Otherwise the guard would continue as a hold with another fence.
 #[each_server]
 async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -142,7 +142,7 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
     until_waiting(&servers[0], &mut upgrade).await;
-    // Whoever waits to be alone is granted the lock by that.
+    // The break grants the lock to the waiting upgrade.
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 2);
     drop(upgrade);
     until("it is told", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
@@ -150,7 +150,7 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// What says so is lost: its master would grant what nobody waits for any longer, and renewals would keep it.
+/// The withdrawal is lost: the master would grant the abandoned upgrade, and renewals would keep it.
 #[each_server]
 async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -169,7 +169,7 @@ async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &Server
     assert_eq!(guard.loss(), None);
 }
 
-/// It would let others in beside its holder.
+/// A late downgrade would admit sharers beside an exclusive holder.
 #[each_server]
 async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -179,14 +179,14 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
     late.lose_the_next();
     let downgraded = guard.downgrade().await;
     assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
-    // After two of them over another connection.
+    // After two failures the client uses another connection.
     for _ in 0..5 {
         let upgraded = guard.upgrade(Wait::No).await;
         assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
     }
 }
 
-/// Carries out an upgrade until it waits in the queue.
+/// Runs an upgrade until it waits in the queue.
 async fn until_waiting(server: &Server, upgrade: impl Future<Output = Result<(), AcquireError>> + Unpin) {
     let mut look = server.connect();
     let waits = spawn_blocking(move || until("it waits", || !queue::clients(&mut look, "r").is_empty()));
@@ -220,7 +220,7 @@ fn text(token: &dlock_client::Token) -> &str {
     std::str::from_utf8(token.as_bytes()).expect("text")
 }
 
-/// The request that would bring it back there as an exclusive one is under way when the mode changes.
+/// The request that restores the hold as exclusive is in flight when the mode changes.
 #[each_server]
 async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
@@ -250,7 +250,7 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// The servers push it to the one of several sharers that asked last.
+/// Servers push a change to the sharer that asked last.
 #[each_server]
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -260,7 +260,7 @@ async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     other.release().await.expect("it is held");
     guard.upgrade(Wait::Forever).await.expect("it is alone");
     let mut conn = servers[0].connect();
-    // The first questions are answered.
+    // Waits until the first queries are answered.
     let begun = now();
     until("the server tracks it", || {
         let tracked = servers[0].info("tracking_total_keys") == "1";

@@ -1,4 +1,4 @@
-//! What one master alone holds keeps nobody out.
+//! A hold on one master alone delays no client.
 
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -6,16 +6,15 @@ use tokio::task::JoinHandle;
 use super::{LONG, client, head, holders, masters, until_held_everywhere, until_nothing_is_left};
 use dlock_testkit::{Server, ServerKind, Value, each_server, queue, until};
 
-/// For what takes several tries.
+/// Time limit of waits that need several tries.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// The master where the clients queue alone has a hold that nobody releases, as of a client whose RELEASE
-/// never arrived.
+/// Leaves a hold on the clients' queue master only, as of a client whose RELEASE was lost.
 fn stale(servers: &[Server]) {
     assert!(head(servers).connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
 }
 
-/// How many are queued at the master where the clients queue.
+/// Returns the number of waiters at the clients' queue master.
 fn waiting(servers: &[Server]) -> usize {
     queue::clients(&mut head(servers).connect(), "r").len()
 }
@@ -42,7 +41,7 @@ async fn a_newcomer_acquires_past_a_hold_on_one_master(kind: &ServerKind) {
     }
 }
 
-/// Those who were queued when the hold was left behind go to the next queue, and each gets it.
+/// Waiters queued before the hold was left behind move to the next queue, and all are granted.
 #[each_server]
 async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &ServerKind) {
     for count in [3, 5] {
@@ -87,7 +86,7 @@ async fn a_newcomer_overtakes_no_waiter_behind_a_hold_on_one_master(kind: &Serve
     assert_eq!(head(&servers).connect().ok("DLOCK.INSPECT r"), Value::Nil);
 }
 
-/// Wherever it is: to those who go round and round it is no queue of others.
+/// On any master: clients that try all queues do not count it as a queue in use.
 #[each_server]
 async fn all_contenders_proceed_past_a_hold_on_one_master(kind: &ServerKind) {
     for place in 0..3 {
@@ -111,7 +110,7 @@ async fn all_contenders_proceed_past_a_hold_on_one_master(kind: &ServerKind) {
     }
 }
 
-/// A queue that does not move is left, the last one too.
+/// Clients leave a queue that does not move, also the last one.
 #[each_server]
 async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
@@ -130,7 +129,7 @@ async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &S
     acquired.expect("no panic").expect("a majority is free").release().await.expect("it is held");
 }
 
-/// A master that refuses to write keeps the hold, and is asked again.
+/// A master that refuses writes keeps the hold, so the client sends the release again.
 #[each_server]
 async fn a_refused_release_is_sent_again(kind: &ServerKind) {
     for count in [1, 3] {

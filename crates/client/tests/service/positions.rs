@@ -1,4 +1,4 @@
-//! Waits share the client's one connection, and their positions outlast it.
+//! Waits share one connection of the client, and their positions survive it.
 
 use dlock_client::{AcquireError, Token, Wait};
 use std::sync::{Arc, Mutex};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::{LONG, builder, client, head, holders, masters, until_nothing_is_left};
 use dlock_testkit::{Conn, Server, ServerKind, TIMEOUT, each_server, queue, until};
 
-/// More than tasks would get connections of their own for.
+/// More waits than a server would accept connections.
 const MANY: usize = 1_000;
 
-/// Somebody else holds `r` everywhere.
+/// Acquires `r` on every server for another client.
 fn held_by_other(servers: &[Server]) {
     for server in servers {
         assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
@@ -25,7 +25,7 @@ fn tokens(server: &Server) -> Vec<String> {
     queue::tokens(&mut server.connect(), "r")
 }
 
-/// The connections of the server, or those that are subscribed.
+/// Returns the number of connections, or of subscribed ones.
 fn connections(look: &mut Conn, subscribed: bool) -> usize {
     look.ok(if subscribed { "CLIENT LIST TYPE pubsub" } else { "CLIENT LIST" }).text().lines().count()
 }
@@ -53,7 +53,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
             queued.map(|queued| queued.expect("a number")).sum::<usize>() == MANY
         });
         for look in &mut looks {
-            // Besides the one that looks.
+            // One of them is the test's own.
             until("one connection", || connections(look, false) <= 2);
             assert_eq!(look.ok("DLOCK.RELEASE r other"), 1);
         }
@@ -82,7 +82,7 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
             until("it has come back", || connections(&mut look, true) == 1);
         }
         assert_eq!(tokens(first), [mine, "stranger".into()]);
-        // What is published while nobody listens is lost.
+        // A message without a subscriber is lost.
         let both = ["CLIENT KILL TYPE pubsub", "DLOCK.RELEASE r other"];
         assert!(look.say_together(&both).iter().all(|done| *done == 1));
         servers.iter().filter(|server| server.port() != first.port()).for_each(|server| {
@@ -96,8 +96,7 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
     }
 }
 
-/// What was granted unclaimed lasts no longer than the position, and what is claimed as long as was asked
-/// for.
+/// An unclaimed grant lasts as long as the position; the claim sets the requested lease.
 #[each_server]
 async fn a_granted_wait_has_the_whole_lease(kind: &ServerKind) {
     for options in [|lock| lock, |lock: dlock_client::Acquire| lock.ephemeral()] {
@@ -157,8 +156,7 @@ async fn positions_survive_short_leases(kind: &ServerKind) {
     waits.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
 }
 
-/// It is no reason to stop waiting: the next try joins the queue at its tail. With a given token there is
-/// none.
+/// A wait goes on after a cancellation: the next request joins the tail. With a given token it ends.
 #[each_server]
 async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -209,7 +207,7 @@ async fn waits_survive_a_restart_of_their_queue_master(kind: &ServerKind) {
     }
 }
 
-/// The client goes on without the runtime: nobody would claim what is granted.
+/// The client outlives the runtime, and no task would claim the grants.
 #[each_server]
 fn the_end_of_a_runtime_cancels_its_waits(kind: &ServerKind) {
     let servers = masters(kind, 3);

@@ -1,4 +1,4 @@
-//! Waiting for a quorum.
+//! Waits for a quorum.
 
 use dlock_client::{AcquireError, Client, Guard, NodeState, Retry, Wait};
 use futures_util::StreamExt;
@@ -13,13 +13,13 @@ use super::{
 use dlock_testkit::queue;
 use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, until};
 
-/// How many wait on each server that lives.
+/// Returns the number of waiters on each living server.
 fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
     let living = servers.iter().filter(|server| server.is_alive());
     living.map(|server| queue::clients(&mut server.connect(), resource).len()).collect()
 }
 
-/// Acquires in a task of its own, and is queued when this returns.
+/// Starts an acquisition in a task, and returns when it is queued.
 fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<Result<Guard, AcquireError>> {
     let waits = tokio::spawn(client.lock("r").ttl(LONG).wait(Wait::For(LONG)).fenced().acquire());
     until("it waits", || waiting(servers, "r").iter().sum::<usize>() == ahead + 1);
@@ -48,20 +48,20 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
     }
 }
 
-/// One who has the lock meets others at a later master, who cannot come to the first. All who wait with it go
-/// there: the heads of two queues would keep each other from a majority.
+/// The holder of the lock finds other clients at a later master, and they cannot reach the first. All waits
+/// of its client move there: the heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     go_together(kind, |_| {}, |_| {}).await;
 }
 
-/// The majority of who has the lock did not need the answer of the later master.
+/// The holder won its majority without the reply of the later master.
 #[each_server]
 async fn waits_move_to_the_queue_of_others_after_a_late_answer(kind: &ServerKind) {
     go_together(kind, Server::pause, Server::resume).await;
 }
 
-/// `before` and `after` the lock is acquired, something is done to the later master.
+/// Runs `before` and `after` on the later master around the acquisition.
 async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server)) {
     let servers = masters(kind, 3);
     for server in &servers {
@@ -85,7 +85,7 @@ async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server))
     until("and whoever comes after them", || waiting(later) == 41);
     assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
     assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
-    // In whatever order they came there.
+    // They may have joined in any order.
     let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
     while !queue.is_empty() {
         guard.release().await.expect("it is held");
@@ -104,7 +104,7 @@ async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerK
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
         assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
-        // At once: what bob asks for next does not wait behind it.
+        // At once: bob's next request must not queue behind the old one.
         assert_eq!(waiting(&servers, "r").iter().sum::<usize>(), 0);
         guard.release().await.expect("it is held");
     }
@@ -150,7 +150,7 @@ async fn the_queue_moves_on_when_its_master_falls_silent(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// A service that was there is waited for as long as the lock would be; and it is told, once, that it is.
+/// A wait survives an outage as long as it would wait for the lock, and reports it once.
 #[each_server]
 async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
     for count in [1, 3] {
@@ -179,7 +179,7 @@ async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
     }
 }
 
-/// Pauses are cut short where they would outlast the wait.
+/// The client shortens pauses that exceed the wait.
 #[each_server]
 async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) {
     let in_grace = Server::options(kind).conf("dlock.restart-grace 600000").start();
@@ -189,7 +189,7 @@ async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) 
         let retry = Retry::new(200, LONG);
         let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
         let lock = client.lock("r").wait(Wait::For(Duration::from_secs(1)));
-        // A pause that is not cut short lasts at least 5 s.
+        // An unshortened pause lasts at least 5 s.
         let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("it does not wait longer");
         assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
     }
@@ -238,7 +238,7 @@ async fn only_waiting_acquisitions_wait_for_the_grace_period(kind: &ServerKind) 
     }
 }
 
-/// Grace can end earlier than the servers said: `CONFIG SET dlock.restart-grace 0`.
+/// A grace period can end early by `CONFIG SET dlock.restart-grace 0`.
 #[each_server]
 async fn a_waiter_asks_again_when_the_grace_period_ends(kind: &ServerKind) {
     for count in [1, 3] {

@@ -1,4 +1,4 @@
-//! What operators see, and do.
+//! Reads and actions of operators.
 
 use dlock_client::{Answer, NodeState, Wait};
 use std::time::Duration;
@@ -65,7 +65,7 @@ async fn wait_until_free_returns_when_the_lock_is_free(kind: &ServerKind) {
     assert!(waits.await.expect("it is free"));
 }
 
-/// A name may be as long as its client likes.
+/// Resource names have no length limit.
 #[each_server]
 async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKind) {
     let servers = masters(kind, 1);

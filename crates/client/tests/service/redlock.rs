@@ -1,5 +1,4 @@
-//! Redlock as a client writes it, with a stock client library and nothing but ACQUIRE and RELEASE, over five
-//! servers.
+//! Redlock over five servers with a stock client library and only ACQUIRE and RELEASE.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,13 +12,13 @@ use dlock_testkit::{Server, ServerKind, Value, each_server, project};
 /// <https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>.
 struct Redlock {
     servers: Vec<redis::Client>,
-    /// For each server: one that is down must not eat up the lease.
+    /// Timeout of each server. A dead server must not use up the lease.
     timeout: Duration,
 }
 
 struct Held {
     token: String,
-    /// How long the lock is good for, from when `acquire` returned.
+    /// Remaining validity when `acquire` returned.
     valid_for: Duration,
 }
 
@@ -39,7 +38,7 @@ impl Redlock {
             matches!(self.ask::<Option<u64>>(server, &ask), Ok(Some(_fence)))
         });
         let votes = votes.count();
-        // Validity counts from before the first question; clocks drift apart by a little.
+        // Validity counts from before the first request, less the clock drift.
         let drift = ttl / 100 + Duration::from_millis(2);
         let valid_for = ttl.saturating_sub(start.elapsed() + drift);
         if votes > self.servers.len() / 2 && !valid_for.is_zero() {
@@ -49,7 +48,7 @@ impl Redlock {
         None
     }
 
-    /// Everywhere, also where no answer came. How many servers held it.
+    /// Releases on all servers, including those without a reply. Returns the number of servers that held it.
     fn release(&self, resource: &str, token: &str) -> u64 {
         let mut ask = redis::cmd("DLOCK.RELEASE");
         ask.arg(resource).arg(token).arg("ALL");
@@ -80,7 +79,7 @@ fn five(kind: &ServerKind) -> Vec<Server> {
     (0..5).map(|_| Server::start(kind)).collect()
 }
 
-/// On how many of the servers that live somebody holds the resource.
+/// Returns the number of living servers on which the resource is held.
 fn held_on(servers: &[Server], resource: &str) -> usize {
     let living = servers.iter().filter(|server| server.is_alive());
     living.filter(|server| !server.connect().ok(&format!("DLOCK.INSPECT {resource}")).is_nil()).count()
@@ -110,7 +109,7 @@ fn a_majority_suffices_and_a_minority_does_not(kind: &ServerKind) {
         }
         let held = client.acquire("r", TTL);
         assert_eq!(held.is_some(), wins);
-        // Where it lost, its own votes are gone; the others' holds stand.
+        // After a failure its own votes are gone, and the other client's holds remain.
         assert_eq!(held_on(&servers, "r"), if wins { 5 } else { 3 });
         for server in &servers {
             let mut conn = server.connect();
@@ -146,7 +145,7 @@ fn contenders_exclude_each_other_and_all_are_granted(kind: &ServerKind) {
                 while left > 0 {
                     let Some(held) = lock.acquire("r", TTL) else {
                         refused.fetch_add(1, Ordering::SeqCst);
-                        // The algorithm's random delay between tries.
+                        // Random delay between tries, as the algorithm asks.
                         let token = fresh_token();
                         let random = token.bytes().map(u64::from).sum::<u64>();
                         thread::sleep(Duration::from_micros(random % 5_000 + u64::from(client)));
@@ -167,7 +166,7 @@ fn contenders_exclude_each_other_and_all_are_granted(kind: &ServerKind) {
     assert_eq!(held_on(&servers, "r"), 0);
 }
 
-/// A Python with redis-py, made in build/ on the first run.
+/// Returns a Python with redis-py, installed in build/ on the first run.
 fn python() -> PathBuf {
     let home = project().join("build/python");
     let python = home.join("bin/python");

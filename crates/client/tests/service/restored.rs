@@ -1,4 +1,4 @@
-//! A hold outlives masters that forget it one after the other, but nobody who ends it.
+//! A hold survives masters that lose it one after the other, but no operator who ends it.
 
 use dlock_client::{Lost, Wait, now};
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::{LONG, client, held_on, holders, masters, until_held_everywhere, until_nothing_is_left};
 use dlock_testkit::{Server, ServerKind, each_server, queue, until};
 
-/// It is renewed each second.
+/// Lease of the tests; renewed each second.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Without its data, and with the fence mark of before.
+/// Restarts a server without its data, but with its fence mark.
 fn restart_empty(server: &mut Server) {
     server.kill9();
     server.restart();
@@ -27,7 +27,7 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
         let guard = if shared { lock.shared().acquire() } else { lock.acquire() };
         let guard = guard.await.expect("it is free");
         until_held_everywhere(&servers, "r");
-        // One round more than needed: the hold rests on nothing but what was granted anew.
+        // One round more than the number of masters: the hold consists of renewed grants only.
         for struck in [0, 1, 2, 0] {
             restart_empty(&mut servers[struck]);
             until("it is held there again", || !holders(&servers[struck], "r").is_empty());
@@ -45,12 +45,12 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
     }
 }
 
-/// Whoever restarts one master after the other need not wait for two renewals in between.
+/// An operator who restarts masters in turn need not wait for two renewals in between.
 #[each_server]
 async fn a_renewal_restores_the_hold_on_a_master_that_missed_one(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let ann = client(&servers).await;
-    // Renewed every four seconds: longer than the pause after which a master is tried again.
+    // The renewal interval of four seconds exceeds the pause before a failed master is tried again.
     let guard = ann.lock("r").ttl(LEASE * 4).await.expect("it is free");
     until_held_everywhere(&servers, "r");
     servers[2].kill9();
@@ -68,7 +68,7 @@ async fn a_renewal_restores_the_hold_on_a_master_that_missed_one(kind: &ServerKi
     assert_eq!(guard.loss(), None);
 }
 
-/// What it was is asked of the masters: whoever adopts it need not know.
+/// The client asks the masters for the mode; `adopt` takes none.
 #[each_server]
 async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     for shared in [false, true] {
@@ -91,7 +91,7 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     }
 }
 
-/// Those who wait in the restarted master's queue are granted what the hold had there, and give it back.
+/// Waiters in the restarted master's queue are granted the lost part of the hold, and give it back.
 #[each_server]
 async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
@@ -120,7 +120,7 @@ async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// An operator may take more than a renewal for it, and does not have to be quick.
+/// An operator may break a hold on one master after another, with renewals in between.
 #[each_server]
 async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -128,7 +128,7 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
     let guard = client.lock("r").ttl(LEASE).acquire().await.expect("it is free");
     until_held_everywhere(&servers, "r");
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
-    // Longer than its lease would have lasted there.
+    // Longer than the lease would have lasted on that master.
     let (broken, renewed) = (now(), || guard.valid_until());
     until("it is renewed", || renewed().saturating_since(broken) > LEASE * 3);
     assert_eq!((held_on(&servers, "r"), guard.loss()), (2, None));
@@ -136,7 +136,7 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
 }
 
-/// As long as the lease, no request reaches it: what it held has expired.
+/// No request reaches the master for a lease: its hold has expired.
 #[each_server]
 async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -149,7 +149,7 @@ async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind:
         let before = now();
         until("its lease is over", || now().saturating_since(before) > LEASE);
         server.resume();
-        // Until the next renewal comes, it has expired there.
+        // The hold has expired on that master until the next renewal.
         until("it is held there again", || holders(server, "r") == token);
     }
     assert_eq!(guard.loss(), None);
