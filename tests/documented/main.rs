@@ -6,6 +6,7 @@ mod docs;
 mod links;
 mod observed;
 mod options;
+mod quorum_rules;
 mod sessions;
 mod tables;
 mod warnings;

@@ -1,0 +1,50 @@
+//! The table of the quorum's rules names a test of each client for each rule.
+
+use dlock_testkit::{documents, project};
+
+const TABLE: &str = "docs/internals/quorum-rules.md";
+
+/// The columns with tests: the folder of their paths, and the text that begins a test of this name.
+const CLIENTS: [(&str, &str, fn(&str) -> Vec<String>); 3] = [
+    ("Rust", "crates", |name| vec![format!("fn {name}(")]),
+    ("Python", "clients/python/tests", |name| vec![format!("def {name}(")]),
+    ("Node", "clients/node/tests", |name| {
+        ['"', '`', '\''].map(|quote| format!("{quote}{name}{quote}")).into()
+    }),
+];
+
+/// Texts between backticks.
+fn code(cell: &str) -> Vec<&str> {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn every_rule_of_a_quorum_has_a_test_in_each_client() {
+    let text = documents::read(TABLE);
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect())
+        .collect();
+    assert_eq!(rows[0], ["rule", "Rust", "Python", "Node"], "{TABLE}: the head of the table");
+    assert!(rows.len() > 15, "{TABLE}: {} rows", rows.len());
+    for row in &rows[1..] {
+        let rule = row[0];
+        assert_eq!(row.len(), 4, "{TABLE}: {rule}");
+        for ((client, folder, begins), cell) in CLIENTS.iter().zip(&row[1..]) {
+            let named = code(cell);
+            assert!(!named.is_empty(), "{TABLE}: {client} has no test for: {rule}");
+            for test in named {
+                let (file, name) =
+                    test.split_once(": ").unwrap_or_else(|| panic!("{TABLE}: `{test}` is not `FILE: TEST`"));
+                let path = project().join(folder).join(file);
+                let source =
+                    std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{TABLE}: {file}: {why}"));
+                assert!(
+                    begins(name).iter().any(|begin| source.contains(begin)),
+                    "{TABLE}: {client} has no test `{test}`"
+                );
+            }
+        }
+    }
+}
