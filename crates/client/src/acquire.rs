@@ -6,6 +6,7 @@ mod driver;
 mod durable;
 pub(crate) mod session;
 
+use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,19 +17,27 @@ use dlock_quorum::{Plan, Terms};
 
 use crate::acquire::driver::{Acquisition, OnOutage};
 use crate::acquire::durable::Durable;
-use crate::client::Client;
+use crate::acquire::session::Session;
 use crate::error::{AcquireError, Lost, Report};
-use crate::guard::renewal::{OnLost, Renewal};
-use crate::guard::{Guard, Share};
+use crate::hold::guard::{Guard, Share};
+use crate::hold::renewal::{OnLost, Renewal};
 use crate::inspect::Position;
 use crate::queue::OnPosition;
+use crate::service::Service;
 use crate::wait::Wait;
+
+/// The caller of an [`Acquire`] or [`AcquireAll`](crate::AcquireAll) that is awaited. The other one is
+/// [`blocking::Client`](crate::blocking::Client), for threads.
+#[derive(Debug, Clone, Copy)]
+pub enum Async {}
 
 /// Acquires a lock: see [`Client::lock`](crate::Client::lock). Set the options in any order, then await it,
 /// or call [`acquire`](Self::acquire) or [`try_acquire`](Self::try_acquire).
 #[must_use = "nothing is acquired before it is awaited"]
-pub struct Acquire<C = Client> {
-    client: C,
+pub struct Acquire<C = Async> {
+    service: Arc<Service>,
+    session: Arc<Session>,
+    caller: PhantomData<C>,
     resource: Vec<u8>,
     options: Options,
 }
@@ -175,13 +184,14 @@ impl<C> Acquire<C> {
         self
     }
 
-    pub(crate) fn client(&self) -> &C {
-        &self.client
+    pub(crate) fn service(&self) -> &Arc<Service> {
+        &self.service
     }
 
-    /// The same lock and options by another client.
-    pub(crate) fn on<D>(self, client: D) -> Acquire<D> {
-        Acquire { client, resource: self.resource, options: self.options }
+    /// The same lock and options for another kind of caller.
+    pub(crate) fn called_by<D>(self) -> Acquire<D> {
+        let Acquire { service, session, resource, options, .. } = self;
+        Acquire { service, session, caller: PhantomData, resource, options }
     }
 }
 
@@ -196,7 +206,7 @@ impl Acquire {
             return Ok(Guard::new(self.hold(&acquisition, renewal).await?));
         }
         let deadline = acquisition.terms.deadline;
-        let Some(mut entry) = self.client.session.entry(&self.resource, deadline).await else {
+        let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
             return Err(acquisition.taken_by_session());
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
@@ -213,19 +223,21 @@ impl Acquire {
         untaken(self.wait(Wait::No).acquire().await)
     }
 
-    pub(crate) fn new(client: Client, resource: Vec<u8>) -> Acquire {
-        Acquire { client, resource, options: Options::default() }
+    pub(crate) fn new(service: Arc<Service>, session: Arc<Session>, resource: Vec<u8>) -> Acquire {
+        Acquire { service, session, caller: PhantomData, resource, options: Options::default() }
     }
 
     /// The same options for another resource.
     pub(crate) fn of(&self, resource: Vec<u8>) -> Acquire {
-        Acquire { client: self.client.clone(), resource, options: self.options.clone() }
+        let mut other = Acquire::new(self.service.clone(), self.session.clone(), resource);
+        other.options = self.options.clone();
+        other
     }
 
     /// Checks every option; the error says which is out of range.
     fn checked(&self) -> Result<(Acquisition, Renewal), String> {
         let options = &self.options;
-        let service = self.client.service.clone();
+        let service = self.service.clone();
         let (lease, ttl) = service.lease_for(options.ttl)?;
         let mode = match options.mode {
             UncheckedMode::Exclusive => Mode::Exclusive,

@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use crate::acquire::Acquire;
 use crate::acquire::all::AcquireAll;
+use crate::acquire::{Acquire, Async};
 use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
 use crate::options::ClientBuilder;
 use crate::wait::Wait;
@@ -35,6 +35,17 @@ use dlock_quorum::Instant;
 #[derive(Debug, Clone)]
 pub struct Client(crate::Client);
 
+impl ClientBuilder {
+    /// [`build`](Self::build) for programs without a runtime: see [`blocking`](crate::blocking).
+    ///
+    /// # Panics
+    ///
+    /// In an async context.
+    pub fn build_blocking(self) -> Result<Client, BuildError> {
+        Client::connect(self)
+    }
+}
+
 impl Client {
     pub(crate) fn connect(builder: ClientBuilder) -> Result<Client, BuildError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -44,7 +55,7 @@ impl Client {
 
     /// The lock of `resource`: `client.lock("invoice:42").acquire()`.
     pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire<Client> {
-        self.0.lock(resource).on(self.clone())
+        self.0.lock(resource).called_by()
     }
 
     /// The locks of several resources, all or none: see [`Client::lock_all`](crate::Client::lock_all).
@@ -52,8 +63,7 @@ impl Client {
     where
         I: IntoIterator<Item: AsRef<[u8]>>,
     {
-        let AcquireAll { resources, each } = self.0.lock_all(resources);
-        AcquireAll { resources, each: each.on(self.clone()) }
+        self.0.lock_all(resources).called_by()
     }
 
     /// Takes over a hold: see [`Client::adopt`](crate::Client::adopt).
@@ -78,7 +88,7 @@ impl Client {
     ///
     /// In an async context.
     pub fn block_on<F: Future>(&self, operation: F) -> F::Output {
-        self.0.service.background.runtime.block_on(operation)
+        self.0.service.block_on(operation)
     }
 
     /// Waits for the background work to finish: see [`Client::flush`](crate::Client::flush).
@@ -90,30 +100,29 @@ impl Client {
 impl Acquire<Client> {
     /// Acquires the lock.
     pub fn acquire(self) -> Result<Guard, AcquireError> {
-        let client = self.client().clone();
-        client.block_on(self.on(client.0.clone()).acquire()).map(Guard::new)
+        let service = self.service().clone();
+        service.block_on(self.called_by::<Async>().acquire()).map(Guard::new)
     }
 
-    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds the lock.
+    /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds the lock.
     pub fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        let client = self.client().clone();
-        Ok(client.block_on(self.on(client.0.clone()).try_acquire())?.map(Guard::new))
+        let service = self.service().clone();
+        Ok(service.block_on(self.called_by::<Async>().try_acquire())?.map(Guard::new))
     }
 }
 
 impl AcquireAll<Client> {
-    /// Acquires all locks, or releases those that it got.
+    /// Acquires all locks, or releases the acquired ones and returns the first error.
     pub fn acquire(self) -> Result<Vec<Guard>, AcquireError> {
-        let client = self.each.client().clone();
-        let all = AcquireAll { resources: self.resources, each: self.each.on(client.0.clone()) };
-        Ok(client.block_on(all.acquire())?.into_iter().map(Guard::new).collect())
+        let service = self.each.service().clone();
+        let guards = service.block_on(self.called_by::<Async>().acquire())?;
+        Ok(guards.into_iter().map(Guard::new).collect())
     }
 
-    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds one of the locks.
+    /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds one of the locks.
     pub fn try_acquire(self) -> Result<Option<Vec<Guard>>, AcquireError> {
-        let client = self.each.client().clone();
-        let all = AcquireAll { resources: self.resources, each: self.each.on(client.0.clone()) };
-        let guards = client.block_on(all.try_acquire())?;
+        let service = self.each.service().clone();
+        let guards = service.block_on(self.called_by::<Async>().try_acquire())?;
         Ok(guards.map(|guards| guards.into_iter().map(Guard::new).collect()))
     }
 }

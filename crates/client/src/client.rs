@@ -2,6 +2,7 @@
 
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +16,16 @@ use crate::acquire::session::Session;
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
-use crate::guard::Guard;
-use crate::guard::extend::extend;
-use crate::guard::release::Releases;
+use crate::hold::extend::extend;
+use crate::hold::guard::Guard;
+use crate::hold::release::Releases;
 use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
-use crate::node::Channel;
 use crate::options::ClientBuilder;
 use crate::reading;
 use crate::request::{self, MAX_HOLDERS};
 use crate::service::Service;
+use crate::topology::{Channel, Node};
 use crate::wait::Wait;
-use crate::walk::walk;
 use dlock_quorum::Extension;
 use dlock_quorum::Instant;
 
@@ -40,6 +40,28 @@ const UNKNOWN_LEASE: Duration = Duration::from_secs(60);
 pub struct Client {
     pub(crate) service: Arc<Service>,
     pub(crate) session: Arc<Session>,
+}
+
+impl ClientBuilder {
+    /// Builds the client. Connects to all servers in parallel and waits for a majority; it gives the others
+    /// at least the time of one answer, and none more than the time of a connection.
+    ///
+    /// A server that cannot be reached is not an error: it is retried whenever it is needed. Nor is one that
+    /// cannot take part (no module, no permission), as long as there is a majority without it: see
+    /// [`Client::unusable`]. Two addresses of the same server are an error.
+    ///
+    /// Starts a thread, where the connections and the background work of the client (renewals, releases)
+    /// live. It goes on while your runtime is blocked or gone, and ends with the last clone of the client and
+    /// the last guard. The futures of the client need a tokio runtime with timers all the same.
+    pub async fn build(self) -> Result<Client, BuildError> {
+        Client::connect(self).await
+    }
+
+    /// [`build`](Self::build) for a client that looks at servers, whatever their state: one that cannot take
+    /// part, or is the same as another, is no error, but answers each question with why.
+    pub async fn observe(self) -> Result<Client, BuildError> {
+        Client::observe(self).await
+    }
 }
 
 impl Client {
@@ -60,7 +82,7 @@ impl Client {
 
     /// The lock of `resource`: `client.lock("invoice:42").acquire().await`.
     pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire {
-        Acquire::new(self.clone(), resource.as_ref().to_vec())
+        Acquire::new(self.service.clone(), self.session.clone(), resource.as_ref().to_vec())
     }
 
     /// The locks of several resources, all or none. They are acquired one after the other in sorted order, so
@@ -162,7 +184,7 @@ impl Client {
     async fn walk(&self, question: impl Fn(u64) -> Cmd) -> Vec<Inspected<Vec<Listed>>> {
         let question = &question;
         let walks = self.service.nodes.iter().map(|node| async move {
-            Inspected::new(node.name.clone(), Answer::of(walk(node, question).await))
+            Inspected::new(node.name.clone(), Answer::of(list_all(node, question).await))
         });
         join_all(walks).await
     }
@@ -280,5 +302,53 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let servers: Vec<&str> = self.service.nodes.iter().map(|node| &*node.name).collect();
         f.debug_struct("Client").field("servers", &servers).finish_non_exhaustive()
+    }
+}
+
+/// So many answers, at most, with up to 250 locks each: a server with so many locks takes more than 50 GB for
+/// them.
+const MOST_PARTS: usize = 1_000_000;
+
+/// Asks from the beginning to the end. Names may be as long as their clients like, so it is apart from the
+/// locks.
+async fn list_all(node: &Arc<Node>, question: &impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
+    let channel = Channel::apart(node).await?;
+    let (mut cursors, mut found) = (Cursors::default(), HashMap::new());
+    let mut cursor = 0;
+    loop {
+        let (next, locks) = channel.find(&question(cursor), reading::listing).await?;
+        found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
+        if next == 0 {
+            return Ok(found.into_values().collect());
+        }
+        if !cursors.leads_on(next) {
+            return Err(NodeState::Failed("its walk over the locks (DLOCK.LIST) does not end".into()));
+        }
+        cursor = next;
+    }
+}
+
+/// The cursors that a server has answered.
+#[derive(Debug, Default)]
+struct Cursors(HashSet<u64>);
+
+impl Cursors {
+    /// Whether this one leads on: one that comes again leads in a circle.
+    fn leads_on(&mut self, cursor: u64) -> bool {
+        self.0.insert(cursor) && self.0.len() < MOST_PARTS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_that_does_not_end_is_noticed() {
+        let mut same = Cursors::default();
+        assert!(same.leads_on(4) && same.leads_on(6));
+        assert!(!same.leads_on(4));
+        let mut cursors = Cursors::default();
+        assert!((1..).any(|cursor| !cursors.leads_on(cursor)));
     }
 }

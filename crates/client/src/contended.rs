@@ -1,11 +1,11 @@
 //! The locks that were contended lately.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlock_quorum::Contention;
 
 use crate::clock::now;
+use crate::sync::Mutex;
 
 /// What a client remembers of each contended lock, by resource.
 #[derive(Debug, Default)]
@@ -13,12 +13,12 @@ pub(crate) struct Contended(Mutex<HashMap<Vec<u8>, Contention>>);
 
 impl Contended {
     pub(crate) fn get(&self, resource: &[u8]) -> Contention {
-        self.lock().get(resource).copied().unwrap_or_default()
+        self.0.lock().get(resource).copied().unwrap_or_default()
     }
 
     /// Lets `change` read and change what is remembered of the lock.
     pub(crate) fn update<T>(&self, resource: &[u8], change: impl FnOnce(&mut Contention) -> T) -> T {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let before = all.get(resource).copied().unwrap_or_default();
         let mut after = before;
         let outcome = change(&mut after);
@@ -31,9 +31,5 @@ impl Contended {
             all.insert(resource.to_vec(), after);
         }
         outcome
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Contention>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -77,20 +77,20 @@ mod client;
 mod clock;
 mod contended;
 mod error;
-mod guard;
+mod hold;
 mod inspect;
-mod node;
 mod options;
 mod queue;
 mod reading;
 mod request;
 mod service;
+mod sync;
+mod topology;
+mod transport;
 mod wait;
-mod walk;
-mod watch;
 
-pub use acquire::Acquire;
 pub use acquire::all::AcquireAll;
+pub use acquire::{Acquire, Async};
 pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
@@ -98,7 +98,7 @@ pub use dlock_quorum::Instant;
 pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
-pub use guard::{Cancellation, ForgottenHold, Guard, Guards};
+pub use hold::guard::{Cancellation, ForgottenHold, Guard, Guards};
 pub use inspect::{Answer, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};
 pub use options::{ClientBuilder, Retry};
 pub use wait::Wait;

@@ -3,10 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::blocking;
-use crate::client::Client;
-use crate::error::BuildError;
-
 /// How often, and with which backoff, to retry a round that failed because masters are missing.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +31,7 @@ impl Default for Retry {
     }
 }
 
-/// Builds a [`Client`]: see [`Client::builder`].
+/// Builds a [`Client`](crate::Client): see [`Client::builder`](crate::Client::builder).
 #[derive(Clone)]
 #[must_use]
 pub struct ClientBuilder {
@@ -78,7 +74,7 @@ impl ClientBuilder {
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
     /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
     /// must name the same masters and the same database: `dlock doctor` compares the masters that the
-    /// connected clients name ([`Client::library_name`]), but not the databases.
+    /// connected clients name ([`Client::library_name`](crate::Client::library_name)), but not the databases.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self
@@ -130,34 +126,5 @@ impl ClientBuilder {
     pub fn client_certificate(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.client_certificate = Some((certificate.into(), key.into()));
         self
-    }
-
-    /// Builds the client. Connects to all servers in parallel and waits for a majority; it gives the others
-    /// at least the time of one answer, and none more than the time of a connection.
-    ///
-    /// A server that cannot be reached is not an error: it is retried whenever it is needed. Nor is one that
-    /// cannot take part (no module, no permission), as long as there is a majority without it: see
-    /// [`Client::unusable`]. Two addresses of the same server are an error.
-    ///
-    /// Starts a thread, where the connections and the background work of the client (renewals, releases)
-    /// live. It goes on while your runtime is blocked or gone, and ends with the last clone of the client and
-    /// the last guard. The futures of the client need a tokio runtime with timers all the same.
-    pub async fn build(self) -> Result<Client, BuildError> {
-        Client::connect(self).await
-    }
-
-    /// [`build`](Self::build) for a client that looks at servers, whatever their state: one that cannot take
-    /// part, or is the same as another, is no error, but answers each question with why.
-    pub async fn observe(self) -> Result<Client, BuildError> {
-        Client::observe(self).await
-    }
-
-    /// [`build`](Self::build) for programs without a runtime: see [`blocking`].
-    ///
-    /// # Panics
-    ///
-    /// In an async context.
-    pub fn build_blocking(self) -> Result<blocking::Client, BuildError> {
-        blocking::Client::connect(self)
     }
 }

@@ -16,10 +16,10 @@ use dlock_quorum::{Failure, Instant, QueueWatch, Refusal, Stay, Vote};
 use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::inspect::Position;
-use crate::node::Channel;
 use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::Service;
+use crate::topology::Channel;
 
 /// How long a master keeps a position that is not asked for. A dead waiter is in the way for this long at
 /// most, and a server or a process that hangs for seconds does not lose its position.

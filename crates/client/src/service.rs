@@ -15,9 +15,10 @@ use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::contended::Contended;
 use crate::error::{BuildError, NodeReport, NodeState, Report};
-use crate::node::{Address, Channel, ConnectError, MemberList, Node, WRONG_TYPE, wrong_type};
 use crate::options::{ClientBuilder, Retry};
-use crate::watch::Watched;
+use crate::topology::Watched;
+use crate::topology::{Channel, MemberList, Node};
+use crate::transport::{Address, ConnectError, WRONG_TYPE, wrong_type};
 use crate::{inspect, reading, request};
 use dlock_quorum::Lease;
 use dlock_quorum::{Holder, Holders, Member, Quorum, Vote};
@@ -193,6 +194,15 @@ impl Service {
     /// Spawns a task that `flush` does not wait for.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.background.runtime.spawn(task);
+    }
+
+    /// Blocks the thread until the operation is done.
+    ///
+    /// # Panics
+    ///
+    /// In an async context.
+    pub(crate) fn block_on<F: Future>(&self, operation: F) -> F::Output {
+        self.background.runtime.block_on(operation)
     }
 
     pub(crate) async fn flush(&self) {

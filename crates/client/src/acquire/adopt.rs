@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::acquire::driver::{Acquisition, begin_hold};
 use crate::error::ExtendError;
-use crate::guard::Guard;
-use crate::guard::renewal::Renewal;
-use crate::node::Channel;
+use crate::hold::guard::Guard;
+use crate::hold::renewal::Renewal;
 use crate::reading::{self, shown};
 use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
+use crate::topology::Channel;
 
 /// Asks each master for the fence of the hold instead of a new hold, and confirms it. Takes nothing back:
 /// until it succeeds, the hold belongs to another owner.

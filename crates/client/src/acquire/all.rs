@@ -2,17 +2,16 @@
 
 use std::pin::Pin;
 
-use crate::acquire::{Acquire, untaken};
-use crate::client::Client;
+use crate::acquire::{Acquire, Async, untaken};
 use crate::clock::now;
 use crate::error::{AcquireError, Lost};
-use crate::guard::{Guard, Guards};
+use crate::hold::guard::{Guard, Guards};
 use crate::reading::shown;
 use crate::wait::Wait;
 
 /// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
 #[must_use = "nothing is acquired before it is awaited"]
-pub struct AcquireAll<C = Client> {
+pub struct AcquireAll<C = Async> {
     /// Sorted, without duplicates.
     pub(crate) resources: Vec<Vec<u8>>,
     pub(crate) each: Acquire<C>,
@@ -24,6 +23,11 @@ impl<C> AcquireAll<C> {
     pub fn each(mut self, options: impl FnOnce(Acquire<C>) -> Acquire<C>) -> Self {
         self.each = options(self.each);
         self
+    }
+
+    /// The same locks and options for another kind of caller.
+    pub(crate) fn called_by<D>(self) -> AcquireAll<D> {
+        AcquireAll { resources: self.resources, each: self.each.called_by() }
     }
 }
 

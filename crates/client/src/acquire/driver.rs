@@ -19,15 +19,16 @@ use tracing::{Instrument, info_span};
 
 use crate::clock::{now, sleep_until};
 use crate::error::{AcquireError, NodeState, Report};
-use crate::guard::Share;
-use crate::guard::hold::{Hold, NewHold};
-use crate::guard::release::Releases;
-use crate::guard::renewal::{Renewal, renew};
-use crate::node::{Channel, Connection, Sets, Voters};
+use crate::hold::guard::Share;
+use crate::hold::release::Releases;
+use crate::hold::renewal::{Renewal, renew};
+use crate::hold::{Hold, NewHold};
 use crate::queue::{OnPosition, Queueing, Waiter};
 use crate::reading::shown;
 use crate::request::{self, LockRequest, fresh_token};
 use crate::service::{Channels, Service};
+use crate::topology::{Channel, LateEffect, Voters};
+use crate::transport::Connection;
 
 /// What to acquire, with every option checked.
 pub(crate) struct Acquisition {
@@ -195,7 +196,7 @@ impl SentRound<'_> {
         let (command, sets) = match what {
             Request::Look => (request::waiters(&self.request.resource, 1), None),
             Request::Confirm { fence, .. } => {
-                (self.request.confirm(fence), Some(Sets::Lease(self.request.ttl())))
+                (self.request.confirm(fence), Some(LateEffect::Lease(self.request.ttl())))
             }
             _ if adopts => (self.request.fence(), None),
             _ => (self.request.acquire(), None),

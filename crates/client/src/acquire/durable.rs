@@ -9,11 +9,12 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::error::{AcquireError, NodeState};
-use crate::guard::Share;
-use crate::guard::hold::Hold;
-use crate::node::{Channel, Reply, Voters};
+use crate::hold::Hold;
+use crate::hold::guard::Share;
 use crate::reading::{self, shown};
 use crate::request;
+use crate::topology::{Channel, Voters};
+use crate::transport::Reply;
 use dlock_quorum::Vote;
 
 /// The servers reject a time that does not fit into their clock.

@@ -1,13 +1,14 @@
 //! The reentrant holds of one owner.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
 
 use dlock_quorum::Deadline;
 
 use crate::clock::sleep_until;
-use crate::guard::Share;
+use crate::hold::guard::Share;
+use crate::sync::Mutex;
 
 /// The owner of reentrant holds: a client and its clones. Entries are counted here, not by the servers.
 #[derive(Default)]
@@ -35,7 +36,7 @@ impl Session {
     }
 
     fn turn(&self, resource: &[u8]) -> Entries {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock();
         // Before the map grows, it drops what nobody holds or acquires any longer.
         if entries.len() == entries.capacity() {
             entries.retain(|_, turn| {

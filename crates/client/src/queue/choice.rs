@@ -7,10 +7,10 @@ use tokio::time::sleep;
 use dlock_quorum::{Holder, Member, Others, Place, QueueOrder};
 
 use crate::clock::now;
-use crate::node::Channel;
 use crate::reading::{self, shown};
 use crate::request::{self, LockRequest};
 use crate::service::Service;
+use crate::topology::Channel;
 
 impl Service {
     /// The order in which the queues of the masters are tried: the same for all clients, however they spell

@@ -10,11 +10,12 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
-use crate::guard::hold::Hold;
-use crate::node::{Channel, Reply, Sets, fresh_backoff};
+use crate::hold::Hold;
 use crate::queue::{Queueing, Waiter};
 use crate::reading::shown;
 use crate::request::{self, LockRequest};
+use crate::topology::{Channel, LateEffect, fresh_backoff};
+use crate::transport::Reply;
 use crate::wait::Wait;
 use dlock_quorum::{Deadline, Refusal, Stay, Vote};
 
@@ -126,8 +127,8 @@ impl Hold {
         let mut commands = redis::pipe();
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
         commands.add_command(self.asking_for(mode).acquire());
-        let sets = (mode == Mode::Shared).then_some(Sets::Shared);
-        let (before, reply) = match channel.ask(&commands, sets, channel.node.limit).await {
+        let late_effect = (mode == Mode::Shared).then_some(LateEffect::Shared);
+        let (before, reply) = match channel.ask(&commands, late_effect, channel.node.limit).await {
             Reply::Said(Value::Array(answers)) => {
                 let mut answers = answers.into_iter();
                 (answers.next(), answers.next().map_or(Reply::Silence, Reply::Said))

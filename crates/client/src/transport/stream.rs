@@ -15,8 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::yield_now;
 
-use super::Address;
-use super::address::SILENCE;
+use super::address::{Address, SILENCE};
 
 /// So much is read of one member before it is the others' turn.
 const TURN: usize = 64 << 10;

@@ -1,30 +1,11 @@
 //! One master: its connections and its requests. What the answers of all masters add up to is decided
 //! elsewhere.
 
-mod address;
-mod channel;
-mod connect_error;
-mod connection;
-mod member_list;
-mod reply;
-mod stream;
-mod voters;
-mod waits;
-
-pub(crate) use address::Address;
-pub(crate) use channel::{Channel, Sets};
-pub(crate) use connect_error::ConnectError;
-pub(crate) use connection::Connection;
-pub(crate) use member_list::MemberList;
-pub(crate) use reply::{Reply, WRONG_TYPE, wrong_type};
-pub(crate) use voters::Voters;
-pub(crate) use waits::Waits;
-
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::{PushInfo, PushKind};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
@@ -33,7 +14,11 @@ use crate::background::Background;
 use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
-use crate::watch::Watched;
+use crate::sync::Mutex;
+use crate::topology::member_list::MemberList;
+use crate::topology::waits::Waits;
+use crate::topology::watched::Watched;
+use crate::transport::{Address, ConnectError, Connection};
 use dlock_quorum::Instant;
 use dlock_quorum::Member;
 
@@ -126,7 +111,7 @@ impl Node {
     /// The shared connection, opened if necessary. Fails at once while the last failure is recent.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
-            let mut link = self.link();
+            let mut link = self.link.lock();
             let mut listens = true;
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
@@ -166,12 +151,12 @@ impl Node {
 
     /// Which server it is, or was when it was last reached.
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
-        self.run_id.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.run_id.lock().clone()
     }
 
     /// Whether it did not answer when it was last asked: it is no place to queue.
     pub(crate) fn is_missing(&self) -> bool {
-        match &*self.link() {
+        match &*self.link.lock() {
             Link::Up(connection) => !connection.answers(),
             Link::Opening { since, failed, .. } => failed.is_some() || now() >= *since + self.limit,
             Link::Down { .. } => true,
@@ -181,17 +166,17 @@ impl Node {
 
     /// Whether it is connected and does not answer.
     pub(crate) fn is_silent(&self) -> bool {
-        matches!(&*self.link(), Link::Up(connection) if connection.is_open() && !connection.answers())
+        matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && !connection.answers())
     }
 
     /// Whether it can tell the waits what has become of them.
     pub(crate) fn listens(&self) -> bool {
-        matches!(&*self.link(), Link::Up(connection) if connection.is_open() && connection.listens())
+        matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && connection.listens())
     }
 
     /// Why there is no connection, if that is known.
     pub(crate) fn connect_error(&self) -> Option<NodeState> {
-        match &*self.link() {
+        match &*self.link.lock() {
             Link::Down { why, .. } | Link::Opening { failed: Some(why), .. } => Some(why.clone().into()),
             Link::None | Link::Opening { failed: None, .. } | Link::Up(_) => None,
         }
@@ -199,7 +184,7 @@ impl Node {
 
     /// Why there is no connection after the time of an answer: if one failed before, for the same reason.
     pub(crate) fn not_yet(&self) -> ConnectError {
-        match &*self.link() {
+        match &*self.link.lock() {
             Link::Opening { failed: Some(why), .. } => why.clone(),
             _ => self.too_slow(),
         }
@@ -212,7 +197,7 @@ impl Node {
     /// Waits until it is known whether it can be reached: first for the end of the pause, if it could not be
     /// lately.
     pub(crate) async fn reached(self: &Arc<Self>) -> bool {
-        let pause = match &*self.link() {
+        let pause = match &*self.link.lock() {
             Link::Down { until, .. } => Some(*until),
             _ => None,
         };
@@ -221,7 +206,7 @@ impl Node {
             // This one may not wait for it.
             let _ = self.connection().await;
         }
-        let opening = match &*self.link() {
+        let opening = match &*self.link.lock() {
             Link::Opening { opening, .. } => opening.clone(),
             Link::Up(connection) => return connection.is_good(),
             Link::Down { .. } | Link::None => return false,
@@ -242,7 +227,7 @@ impl Node {
     }
 
     /// Spawns a task on the client's thread.
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.background.runtime.spawn(task);
     }
 
@@ -259,14 +244,14 @@ impl Node {
             let opened = node.open(&name, Some(node.waits.clone()), listens).await.and_then(|connection| {
                 node.member_list.register(node.member, &connection, name)?;
                 let run_id = connection.server().ok().cloned();
-                *node.run_id.lock().unwrap_or_else(PoisonError::into_inner) = run_id;
+                *node.run_id.lock() = run_id;
                 Ok(connection)
             });
             for (connection, name) in node.member_list.outdated_names() {
                 // The answer means nothing, but may never come.
                 tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
             }
-            *node.link() = match &opened {
+            *node.link.lock() = match &opened {
                 Ok(connection) => Link::Up(connection.clone()),
                 Err(why) => Link::Down { why: why.clone(), until: now() + backoff.next(), backoff },
             };
@@ -307,10 +292,6 @@ impl Node {
             opened.unwrap_or_else(|_| Err(ConnectError::down(format!("{lacks} within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;
         Ok(connection)
-    }
-
-    fn link(&self) -> MutexGuard<'_, Link> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

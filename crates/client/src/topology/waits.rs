@@ -5,12 +5,13 @@ use dlock_protocol::notify::Ended;
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
 use tokio::time::{sleep, timeout};
 
 use crate::request::fresh_token;
+use crate::sync::Mutex;
 
 /// When all waits ask at once, they spread over this long for each of them: their answers must not be late.
 const SPREAD: Duration = Duration::from_micros(50);
@@ -68,13 +69,13 @@ impl Waits {
 
     pub(crate) fn begin(self: &Arc<Self>) -> Wait {
         let (number, heard) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::<Heard>::default());
-        self.all().insert(number, heard.clone());
+        self.all.lock().insert(number, heard.clone());
         Wait { waits: self.clone(), number, message: number.to_string().into(), heard }
     }
 
     /// The lookout of a resource, which all its waits share.
     pub(crate) fn lookout(self: &Arc<Self>, resource: &[u8]) -> Arc<Lookout> {
-        let mut all = self.lookouts();
+        let mut all = self.lookouts.lock();
         if let Some(lookout) = all.get(resource).and_then(Weak::upgrade) {
             return lookout;
         }
@@ -86,12 +87,12 @@ impl Waits {
 
     /// Lets all waits for this resource leave the queue.
     pub(crate) fn leave(&self, resource: &[u8]) {
-        let lookout = self.lookouts().get(resource).and_then(Weak::upgrade);
+        let lookout = self.lookouts.lock().get(resource).and_then(Weak::upgrade);
         lookout.iter().for_each(|lookout| lookout.leave.notify_waiters());
     }
 
     pub(crate) fn count(&self) -> u32 {
-        self.all().len().try_into().unwrap_or(u32::MAX)
+        self.all.lock().len().try_into().unwrap_or(u32::MAX)
     }
 
     pub(crate) fn pushed(&self, push: &PushInfo) {
@@ -108,23 +109,15 @@ impl Waits {
     fn published(&self, message: &[u8]) {
         let Some((number, ended)) = Ended::read(message) else { return };
         let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-        if let Some(heard) = number.and_then(|number: u64| self.all().get(&number).cloned()) {
-            *heard.ended() = Some(ended);
+        if let Some(heard) = number.and_then(|number: u64| self.all.lock().get(&number).cloned()) {
+            *heard.ended.lock() = Some(ended);
             heard.notify.notify_one();
         }
     }
 
     /// Lets every wait ask the master.
     pub(crate) fn wake_all(&self) {
-        self.all().values().for_each(|heard| heard.notify.notify_one());
-    }
-
-    fn lookouts(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Weak<Lookout>>> {
-        self.lookouts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn all(&self) -> MutexGuard<'_, HashMap<u64, Arc<Heard>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().values().for_each(|heard| heard.notify.notify_one());
     }
 }
 
@@ -145,17 +138,11 @@ impl Lookout {
 
 impl Drop for Lookout {
     fn drop(&mut self) {
-        let mut all = self.waits.lookouts();
+        let mut all = self.waits.lookouts.lock();
         // Another one may have begun meanwhile.
         if all.get(&self.resource).is_some_and(|lookout| lookout.strong_count() == 0) {
             all.remove(&self.resource);
         }
-    }
-}
-
-impl Heard {
-    fn ended(&self) -> MutexGuard<'_, Option<Ended>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -169,7 +156,7 @@ impl Wait {
     /// it has.
     pub(crate) async fn next(&self, pause: Duration) -> Option<Ended> {
         let woken = timeout(pause, self.heard.notify.notified()).await.is_ok();
-        let ended = self.heard.ended().take();
+        let ended = self.heard.ended.lock().take();
         if woken && ended.is_none() {
             sleep(rand::random_range(Duration::ZERO..=SPREAD * self.waits.count())).await;
         }
@@ -179,6 +166,6 @@ impl Wait {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.waits.all().remove(&self.number);
+        self.waits.all.lock().remove(&self.number);
     }
 }

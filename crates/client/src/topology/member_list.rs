@@ -1,13 +1,14 @@
 //! Which server each member is, so that no server votes twice.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use redis::Cmd;
 use sha1_smol::Sha1;
 
-use super::{ConnectError, Connection};
 use crate::request;
-use dlock_quorum::Member;
+use crate::sync::Mutex;
+use crate::transport::{ConnectError, Connection};
+use dlock_quorum::{Failure, Member, Vote};
 
 /// The library name of the clients of a single server.
 const LIBRARY: &str = "dlock-client";
@@ -36,14 +37,14 @@ impl MemberList {
     /// The name of the client's connections in CLIENT LIST: see
     /// [`Client::library_name`](crate::Client::library_name).
     pub(crate) fn library_name(&self) -> String {
-        let entries = self.entries();
+        let entries = self.0.lock();
         library_name(&entries)
     }
 
     /// The connections that have another name than the client has now, with the command that changes it.
     /// Counts as sent.
-    pub(super) fn outdated_names(&self) -> Vec<(Connection, Cmd)> {
-        let mut entries = self.entries();
+    pub(crate) fn outdated_names(&self) -> Vec<(Connection, Cmd)> {
+        let mut entries = self.0.lock();
         let name = library_name(&entries);
         let mut renamed = Vec::new();
         for entry in entries.iter_mut().filter(|entry| entry.sent_name != name) {
@@ -56,33 +57,29 @@ impl MemberList {
     }
 
     /// Whether a majority of the members is connected and answers.
-    pub(super) fn has_majority(&self) -> bool {
-        let entries = self.entries();
+    pub(crate) fn has_majority(&self) -> bool {
+        let entries = self.0.lock();
         let answers = |entry: &&Entry| entry.connection.as_ref().is_some_and(Connection::answers);
         entries.iter().filter(answers).count() > entries.len() / 2
     }
 
     /// Rejects a connection of `member` to a server that is another member.
-    pub(super) fn check(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
-        check(&self.entries(), member, connection)
+    pub(crate) fn check(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
+        check(&self.0.lock(), member, connection)
     }
 
     /// [`check`](Self::check), and records the server as `member`.
-    pub(super) fn register(
+    pub(crate) fn register(
         &self,
         member: Member,
         connection: &Connection,
         sent_name: String,
     ) -> Result<(), ConnectError> {
-        let mut entries = self.entries();
+        let mut entries = self.0.lock();
         check(&entries, member, connection)?;
         let entry = &mut entries[usize::from(member.0)];
         (entry.connection, entry.sent_name) = (Some(connection.clone()), sent_name);
         Ok(())
-    }
-
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,4 +114,33 @@ fn library_name(entries: &[Entry]) -> String {
     run_ids.sort();
     let digest = Sha1::from(run_ids.join(",")).digest().to_string();
     format!("{LIBRARY}(q{members}-{})", &digest[..DIGEST_LEN])
+}
+
+const VOTED_ALREADY: &str = "the same server as another member: it would vote twice";
+
+const CHANGED: &str = "its address leads to another server than the one that voted before";
+
+/// The servers whose grants count in one operation. [`MemberList`] refuses two open
+/// connections to one server; but an address can move to a server whose earlier connection has voted and is
+/// closed by now.
+#[derive(Debug, Default)]
+pub(crate) struct Voters(Mutex<Vec<(Member, Arc<str>)>>);
+
+impl Voters {
+    /// Returns the vote that `server` has cast for `member`. A grant becomes a failure if that server has
+    /// voted for another member, or another server for this one. Only a single server may have no run id.
+    pub(crate) fn admit<G>(&self, member: Member, server: Option<Arc<str>>, vote: Vote<G>) -> Vote<G> {
+        let (Vote::Granted(_), Some(server)) = (&vote, server) else { return vote };
+        let mut counted = self.0.lock();
+        let why = match counted.iter().find(|(known, voter)| *known == member || *voter == server) {
+            None => {
+                counted.push((member, server));
+                return vote;
+            }
+            Some((known, voter)) if *known == member && *voter == server => return vote,
+            Some((known, _)) if *known == member => CHANGED,
+            Some(_) => VOTED_ALREADY,
+        };
+        Vote::Failed(Failure::Error(why.into()))
+    }
 }

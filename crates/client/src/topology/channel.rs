@@ -2,14 +2,15 @@
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-use super::connection::Command;
-use super::{ConnectError, Connection, Node, Reply, fresh_backoff};
 use crate::clock::now;
 use crate::error::NodeState;
+use crate::sync::Mutex;
+use crate::topology::node::{Node, fresh_backoff};
+use crate::transport::{Command, ConnectError, Connection, Reply};
 use dlock_quorum::Instant;
 use dlock_quorum::{Refusal, Vote};
 
@@ -52,12 +53,12 @@ struct Confirmed {
 #[derive(Debug, Clone, Copy)]
 struct InFlight {
     number: u32,
-    sets: Option<Sets>,
+    late_effect: Option<LateEffect>,
 }
 
 /// What a request takes from a hold, if it is carried out late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sets {
+pub(crate) enum LateEffect {
     /// All of a longer lease but this.
     Lease(Duration),
     /// That it is exclusive.
@@ -92,17 +93,22 @@ impl Channel {
 
     /// Uses this connection and no other.
     pub(crate) fn pin(&self, connection: Connection) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         (state.connection, state.pinned) = (Some(connection), true);
     }
 
     pub(crate) fn connection(&self) -> Option<Connection> {
-        self.state().connection.clone()
+        self.state.lock().connection.clone()
     }
 
     /// Sends a request and waits for the answer; both within `limit`.
-    pub(crate) async fn ask(&self, command: &impl Command, sets: Option<Sets>, limit: Duration) -> Reply {
-        self.ask_server(command, sets, limit).await.0
+    pub(crate) async fn ask(
+        &self,
+        command: &impl Command,
+        late_effect: Option<LateEffect>,
+        limit: Duration,
+    ) -> Reply {
+        self.ask_server(command, late_effect, limit).await.0
     }
 
     /// [`ask`](Self::ask), also returning the run id of the server that was asked. `None` means that the
@@ -110,14 +116,14 @@ impl Channel {
     pub(crate) async fn ask_server(
         &self,
         command: &impl Command,
-        sets: Option<Sets>,
+        late_effect: Option<LateEffect>,
         limit: Duration,
     ) -> (Reply, Option<Arc<str>>) {
         let mut used = None;
         let asked = timeout(limit, async {
             let connection = self.current().await?;
             used = Some((connection.clone(), connection.answered()));
-            Ok::<_, ConnectError>(self.ask_over(&connection, command, sets).await)
+            Ok::<_, ConnectError>(self.ask_over(&connection, command, late_effect).await)
         });
         let asked = asked.await;
         let server = used.as_ref().and_then(|(connection, _)| connection.server().ok().cloned());
@@ -147,7 +153,7 @@ impl Channel {
     /// Sends the RELEASE after the requests that it takes back, and on another connection if that one hangs.
     /// After the time that a connection may take, it is owed until `until`.
     pub(crate) async fn release(&self, command: Arc<Cmd>, until: Instant) -> Vote<()> {
-        let (orphaned, mut unanswered) = (self.state().orphaned, false);
+        let (orphaned, mut unanswered) = (self.state.lock().orphaned, false);
         let first = self.release_once(&command, &mut unanswered).await;
         // The server may have read an orphaned request in the same cycle, after this RELEASE. A second one
         // comes after it.
@@ -168,7 +174,7 @@ impl Channel {
             said @ Reply::Said(_) => return said,
             reply => *unanswered |= matches!(reply, Reply::Silence),
         }
-        self.state().pinned = false;
+        self.state.lock().pinned = false;
         let again = timeout(self.node.connection_limit(), async {
             let mut backoff = fresh_backoff();
             loop {
@@ -215,7 +221,7 @@ impl Channel {
     /// Whether the master may hold something for the token, or come to hold it by a request that is under
     /// way.
     pub(crate) fn may_hold(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.held || state.orphaned || !state.in_flight.is_empty()
     }
 
@@ -223,13 +229,13 @@ impl Channel {
     pub(crate) fn note<G>(&self, vote: &Vote<G>) {
         match vote {
             Vote::Granted(_) => {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 let server =
                     state.connection.as_ref().and_then(|connection| connection.server().ok().cloned());
                 state.confirmed = server.map(|server| Confirmed { server, when: now(), taken_away: false });
                 state.held = true;
             }
-            Vote::Refused(Refusal::Taken | Refusal::NotHeld) => self.state().held = false,
+            Vote::Refused(Refusal::Taken | Refusal::NotHeld) => self.state.lock().held = false,
             // Says nothing about the hold, which may exist even if it cannot be confirmed.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
@@ -239,7 +245,7 @@ impl Channel {
     /// another server since, or was not reached for as long as a lease of `ttl` lasts. Otherwise somebody has
     /// taken it away.
     pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let server = state.connection.as_ref().and_then(|connection| connection.server().ok().cloned());
         let Some(confirmed) = &mut state.confirmed else { return true };
         let is_another = server.as_ref() != Some(&confirmed.server);
@@ -249,17 +255,17 @@ impl Channel {
 
     /// Records that the token may hold something there from earlier.
     pub(crate) fn assume_held(&self) {
-        self.state().held = true;
+        self.state.lock().held = true;
     }
 
     /// Records that a request was given up before its answer.
     pub(crate) fn note_orphan(&self) {
-        self.state().orphaned = true;
+        self.state.lock().orphaned = true;
     }
 
     /// [`note_orphan`](Self::note_orphan) of one that may still set a lease of `ttl`.
     pub(crate) fn note_orphaned_lease(&self, ttl: Duration) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.orphaned = true;
         state.note_orphaned_lease(ttl);
     }
@@ -267,12 +273,12 @@ impl Channel {
     /// Whether a lease of `ttl` that the master has confirmed is certain to last that long: not if an
     /// orphaned request may still set a shorter one.
     pub(crate) fn is_certain(&self, ttl: Duration) -> bool {
-        self.state().orphaned_ttl.is_none_or(|shorter| ttl <= shorter)
+        self.state.lock().orphaned_ttl.is_none_or(|shorter| ttl <= shorter)
     }
 
     /// Whether an orphaned request may still make the hold a shared one.
     pub(crate) fn may_become_shared(&self) -> bool {
-        self.state().orphaned_share
+        self.state.lock().orphaned_share
     }
 
     /// The state of a master that did not answer.
@@ -289,13 +295,13 @@ impl Channel {
 
     /// The state of a master whose answer was not waited for.
     pub(crate) fn unheard(&self) -> NodeState {
-        let otherwise = if self.state().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
+        let otherwise = if self.state.lock().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
         self.node.connect_error().unwrap_or(otherwise)
     }
 
     async fn current(&self) -> Result<Connection, ConnectError> {
         {
-            let state = self.state();
+            let state = self.state.lock();
             match &state.connection {
                 Some(connection) if connection.is_good() || (state.pinned && connection.is_open()) => {
                     return Ok(connection.clone());
@@ -305,14 +311,14 @@ impl Channel {
             }
         }
         let new = self.node.connection().await?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.connection.as_ref().is_none_or(|old| !old.is(&new)) {
             let orphans = std::mem::take(&mut state.in_flight);
             state.orphaned |= !orphans.is_empty();
-            for sets in orphans.iter().filter_map(|sent| sent.sets) {
-                match sets {
-                    Sets::Lease(ttl) => state.note_orphaned_lease(ttl),
-                    Sets::Shared => state.orphaned_share = true,
+            for late_effect in orphans.iter().filter_map(|sent| sent.late_effect) {
+                match late_effect {
+                    LateEffect::Lease(ttl) => state.note_orphaned_lease(ttl),
+                    LateEffect::Shared => state.orphaned_share = true,
                 }
             }
             state.connection = Some(new.clone());
@@ -324,22 +330,18 @@ impl Channel {
         &self,
         connection: &Connection,
         command: &impl Command,
-        sets: Option<Sets>,
+        late_effect: Option<LateEffect>,
     ) -> Option<Value> {
         let number = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.sent += 1;
             let number = state.sent;
-            state.in_flight.push(InFlight { number, sets });
+            state.in_flight.push(InFlight { number, late_effect });
             number
         };
         let answer = connection.ask(command).await?;
         // Whatever was sent before it on the same connection was carried out before it.
-        self.state().in_flight.retain(|sent| sent.number > number);
+        self.state.lock().in_flight.retain(|sent| sent.number > number);
         Some(answer)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,12 +1,18 @@
 //! The hold behind its guards: its validity, and how it is extended, lost and released.
 
+pub(crate) mod extend;
+pub(crate) mod guard;
+mod mode;
+pub(crate) mod release;
+pub(crate) mod renewal;
+
 use dlock_protocol::Mode;
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, select_all};
+use futures_util::future::{BoxFuture, join_all, select_all};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
@@ -15,10 +21,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
-use crate::guard::extend::{PendingCalls, Restore, extend};
-use crate::guard::release::Releases;
+use crate::hold::extend::{PendingCalls, Restore, extend};
+use crate::hold::release::Releases;
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
+use crate::sync::Mutex;
+use crate::{backoff::Backoff, reading};
+
 use dlock_quorum::{Acquired, Extension, Fence};
 use dlock_quorum::{Instant, Lease};
 
@@ -32,6 +41,11 @@ pub(crate) struct NewHold {
     /// Whether masters that forget the hold are asked for it again: its mode must be known.
     pub(crate) restores: bool,
 }
+
+/// How long after a push a hold is checked: several may come together.
+const CHECK_PAUSE: Duration = Duration::from_millis(25);
+/// How long, at most, until masters that did not answer then are asked again.
+const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(2);
 
 /// A hold.
 pub(crate) struct Hold {
@@ -132,6 +146,49 @@ impl Hold {
                 () = poll_fn(step) => {}
                 () = self.pending_added.notified() => {}
             }
+        }
+    }
+
+    /// Waits until so many masters say that they do not hold it that no majority can.
+    pub(crate) async fn gone(&self) -> Report {
+        let question = &request::holds(&self.request.resource, &self.request.token);
+        let fresh = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
+        let mut backoff = fresh();
+        loop {
+            // Holds that are as short as this ask nothing.
+            sleep(CHECK_PAUSE).await;
+            if is_watched(self.lock().mode) {
+                let asked = self.channels.iter().map(|channel| async move {
+                    // Asked, the master tracks the key for this connection.
+                    let answer = channel.ask(question, None, channel.node.limit).await;
+                    match answer.found(reading::number) {
+                        Ok(0) => NodeState::NotHeld,
+                        Ok(_) => NodeState::Agreed,
+                        Err(state) => state,
+                    }
+                });
+                let states = join_all(asked).await;
+                let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
+                if !self.service.quorum.possible_without(not_held) {
+                    return self.service.report_of(states);
+                }
+                let silent = states.iter().filter(|state| is_silent(state)).count();
+                if !self.service.quorum.possible_without(not_held + silent) {
+                    // Nobody pushes again what was pushed once.
+                    sleep(backoff.next()).await;
+                    continue;
+                }
+            }
+            backoff = fresh();
+            self.watched.notified().await;
+        }
+    }
+
+    /// Waits until the connection of an ephemeral hold closes. Never returns for any other hold.
+    pub(crate) async fn disconnected(&self) {
+        match self.channels[0].connection().filter(|_| self.request.ephemeral) {
+            Some(connection) => connection.closed().cancelled().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -280,11 +337,11 @@ impl Hold {
     }
 
     pub(super) fn pending(&self) -> MutexGuard<'_, Option<PendingCalls>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -320,4 +377,9 @@ pub(crate) async fn first_lost(holds: impl Iterator<Item = &Arc<Hold>>) -> (usiz
     }
     let (why, index, _) = select_all(losses).await;
     (index, why)
+}
+
+/// Whether a master may answer otherwise when it is asked again.
+fn is_silent(state: &NodeState) -> bool {
+    matches!(state, NodeState::Down(_) | NodeState::Slow | NodeState::Unheard | NodeState::Unasked)
 }

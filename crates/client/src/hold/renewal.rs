@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
-use crate::guard::hold::Hold;
+use crate::hold::Hold;
 use dlock_quorum::Instant;
 
 /// In so many moments of a lease holds are renewed. Those of one moment share the writes and reads of the

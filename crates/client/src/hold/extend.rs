@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::clock::now;
 use crate::error::ExtendError;
-use crate::node::{Channel, Sets, Voters};
 use crate::request::LockRequest;
 use crate::service::{Channels, Service};
+use crate::topology::{Channel, LateEffect, Voters};
 use dlock_quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use dlock_quorum::{Instant, Lease};
 
@@ -150,7 +150,7 @@ async fn ask(
     limit: Duration,
 ) -> (Member, Vote<()>) {
     let limit = limit.min(channel.node.limit).min(lease.ttl());
-    let (reply, server) = channel.ask_server(&*command, Some(Sets::Lease(lease.ttl())), limit).await;
+    let (reply, server) = channel.ask_server(&*command, Some(LateEffect::Lease(lease.ttl())), limit).await;
     let vote = reply.extended();
     channel.note(&vote);
     match vote {

@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dlock_protocol::command::table;
 use dlock_protocol::error::Class;
+use dlock_quorum::{Failure, Vote};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, Value};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::error::NodeState;
+
+use super::address::Address;
 use super::reply::{text, without_arguments};
 use super::stream::{Intake, Stream};
-use super::{Address, ConnectError};
 
 /// After this many late answers in a row a connection is suspect: a new one may reach the master where this
 /// one hangs.
@@ -64,7 +67,7 @@ impl Command for Pipeline {
 
 impl Connection {
     /// Opens it on the client's thread, and subscribes to the channel. Records in `lacks` what it waits for.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         address: &Address,
         library_name: &str,
         on_push: impl Fn(&PushInfo) + Send + Sync + 'static,
@@ -123,7 +126,7 @@ impl Connection {
     }
 
     /// Why it was closed, if it was for what the server has sent.
-    pub(super) fn fault(&self) -> Option<&'static str> {
+    pub(crate) fn fault(&self) -> Option<&'static str> {
         self.life.intake.fault()
     }
 
@@ -151,13 +154,13 @@ impl Connection {
     }
 
     /// How many answers have come.
-    pub(super) fn answered(&self) -> u32 {
+    pub(crate) fn answered(&self) -> u32 {
         self.life.answers.load(Ordering::Relaxed)
     }
 
     /// Records that an answer did not come in time, to a request that was sent after so many. If others came
     /// meanwhile the server is busy, and not silent.
-    pub(super) fn was_silent(&self, after: u32) {
+    pub(crate) fn was_silent(&self, after: u32) {
         if self.answered() == after {
             self.life.silences.fetch_add(1, Ordering::Relaxed);
         }
@@ -165,6 +168,45 @@ impl Connection {
 
     pub(crate) fn is(&self, other: &Connection) -> bool {
         Arc::ptr_eq(&self.life, &other.life)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone)]
+pub(crate) enum ConnectError {
+    Failure(Failure),
+    /// The address leads to the server of this other member.
+    SameAs(Arc<str>),
+}
+
+impl ConnectError {
+    pub(crate) fn down(why: impl Into<Arc<str>>) -> Self {
+        ConnectError::Failure(Failure::Down(why.into()))
+    }
+
+    pub(crate) fn error(why: impl Into<Arc<str>>) -> Self {
+        ConnectError::Failure(Failure::Error(why.into()))
+    }
+
+    pub(crate) fn gone() -> Self {
+        Self::down("the thread of the client has ended")
+    }
+}
+
+impl From<ConnectError> for Failure {
+    fn from(connect_error: ConnectError) -> Failure {
+        match connect_error {
+            ConnectError::Failure(failure) => failure,
+            ConnectError::SameAs(other) => {
+                Failure::Error(format!("the same server as {other}: it would vote twice").into())
+            }
+        }
+    }
+}
+
+impl From<ConnectError> for NodeState {
+    fn from(connect_error: ConnectError) -> NodeState {
+        NodeState::from(&Vote::<()>::Failed(connect_error.into()))
     }
 }
 
@@ -274,7 +316,6 @@ const ANOTHER_PROTOCOL: &str = "does not speak the protocol of Redis: check host
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::NodeState;
 
     #[test]
     fn a_sentinel_is_refused_by_name() {

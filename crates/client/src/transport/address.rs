@@ -24,9 +24,9 @@ pub(crate) struct Address {
     /// Where the master is, for people, built from the parsed address. Nothing else of the given address is
     /// ever shown: if it is malformed, a password may be anywhere in it.
     pub(crate) name: Arc<str>,
-    pub(super) info: redis::ConnectionInfo,
+    pub(crate) info: redis::ConnectionInfo,
     #[cfg(feature = "tls")]
-    pub(super) tls: Option<Arc<rustls::ClientConfig>>,
+    pub(crate) tls: Option<Arc<rustls::ClientConfig>>,
 }
 
 impl Address {

@@ -1,0 +1,13 @@
+//! The masters of a client: which server each of them is, its shared connection, the channel of each hold to
+//! it, and what it pushes.
+
+mod channel;
+mod member_list;
+mod node;
+mod waits;
+mod watched;
+
+pub(crate) use channel::{Channel, LateEffect};
+pub(crate) use member_list::{MemberList, Voters};
+pub(crate) use node::{Node, fresh_backoff};
+pub(crate) use watched::Watched;
