@@ -16,7 +16,7 @@ pub fn run(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
             let client = client.clone();
             scope.spawn(move || {
                 match client.lock("report").wait(Wait::For(Duration::from_secs(10))).acquire() {
-                    // Dropped at the end, it is released.
+                    // The guard releases the lock when it is dropped here.
                     Ok(guard) => println!("worker {worker} holds it for {:?}", guard.remaining()),
                     Err(why) => println!("worker {worker}: {why}"),
                 }

@@ -20,7 +20,7 @@ pub async fn run(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
         .await?;
     tokio::select! {
         () = bill(42, guard.fence().map_or(0, |fence| fence.get())) => {}
-        // Comes before the lease ends, in time to stop.
+        // Returns before the lease ends, in time to stop.
         why = guard.lost() => return Err(why.into()),
     }
     guard.release().await?;

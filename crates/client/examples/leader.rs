@@ -10,11 +10,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     run(std::env::args().skip(1).collect(), u32::MAX).await
 }
 
-/// Leads so many times.
+/// Leads `terms` times.
 pub async fn run(servers: Vec<String>, terms: u32) -> Result<(), Box<dyn Error>> {
     let client = Client::builder().servers(servers).build().await?;
     for term in 1..=terms {
-        // Waits in the queue as long as somebody else leads, and while servers are down.
+        // Waits in the queue while another process leads, and while servers are down.
         let guard = client.lock("leader").ttl(Duration::from_secs(10)).label("example").fenced().await?;
         println!("term {term}: leading");
         tokio::select! {
@@ -26,7 +26,7 @@ pub async fn run(servers: Vec<String>, terms: u32) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// One task of the leader. A part of it that does not await looks at the hold itself.
+/// A task of the leader. Its part that does not await checks the hold itself.
 async fn lead(guard: &Guard) {
     let stop = guard.cancellation();
     let counted = tokio::task::spawn_blocking(move || (0..1000).take_while(|_| !stop.is_cancelled()).count());

@@ -11,7 +11,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 pub async fn run(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
     let client = Client::builder().servers(servers).build().await?;
-    // Two transfers in opposite directions do not wait for each other: the order is that of the names.
+    // Transfers in opposite directions never deadlock: both lock the accounts in the order of their names.
     let there = transfer(&client, "account:1", "account:2");
     let back = transfer(&client, "account:2", "account:1");
     tokio::try_join!(there, back)?;

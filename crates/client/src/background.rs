@@ -1,5 +1,5 @@
-//! The thread of a client: its connections, renewals and releases run there, on a runtime of its own. They go
-//! on while the user's runtime is blocked, and after it is gone.
+//! The thread of a client, with a runtime of its own for connections, renewals and releases. They continue
+//! while the user's runtime is blocked, and after it has ended.
 
 use std::future::poll_fn;
 use std::io;
@@ -15,14 +15,14 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock::now;
 
-/// How late, at most, the renewals learn that the machine was suspended: meanwhile their timers stood still.
+/// Longest time until the renewals learn that the machine was suspended, which stops their timers.
 const CLOCK_CHECK: Duration = Duration::from_millis(250);
 
-/// The thread ends with the last reference. Tasks that have to come to an end keep one.
+/// The client's thread, which ends with the last reference. Tasks that must finish keep one.
 #[derive(Debug)]
 pub(crate) struct Background {
     pub(crate) runtime: Handle,
-    /// Notifies all when the clock has moved on by more than was slept.
+    /// Notifies all waiting tasks when the clock has advanced by more than the sleep.
     pub(crate) clock_jumped: Arc<Notify>,
     _end: oneshot::Sender<()>,
 }
@@ -46,8 +46,8 @@ impl Background {
 }
 
 impl Background {
-    /// Carries out `work` with timers of the client. What is left of it may go on when the user's runtime, in
-    /// which it began, is gone, and a timer of that would panic.
+    /// Carries out `work` with timers of the client. It may have begun in the user's runtime, and continue
+    /// after that one has ended; a timer of that runtime would panic then.
     pub(crate) async fn carry_out<F: Future>(&self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|cx| {
@@ -57,8 +57,8 @@ impl Background {
         .await
     }
 
-    /// Carries out `work` on the thread, also while the user's runtime is blocked, unless whoever waits for
-    /// it gives up. `None` if it did not come to its end.
+    /// Carries out `work` on the client's thread, also while the user's runtime is blocked. Dropping the
+    /// future cancels it. Returns `None` if the work did not finish.
     pub(crate) async fn carry_out_there<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -67,7 +67,7 @@ impl Background {
     }
 }
 
-/// One timer for all renewals: ten thousand that looked at the clock four times a second would take a
+/// One timer for all renewals: ten thousand of them that each read the clock four times a second would use a
 /// tenth of a processor.
 async fn watch_clock(jumped: &Notify) {
     loop {

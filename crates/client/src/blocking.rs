@@ -1,5 +1,5 @@
-//! The client for programs without a runtime. Each operation blocks its thread until it is done, and what has
-//! to go on meanwhile, as the renewals, runs on the client's own thread.
+//! The client for programs without a runtime. Each operation blocks its thread until it is done. The
+//! background work, such as renewals, runs on the client's own thread.
 //!
 //! ```no_run
 //! use dlock_client::{Client, Wait};
@@ -9,13 +9,13 @@
 //! let client = Client::builder().server("redis://10.0.0.1").build_blocking()?;
 //! let guard = client.lock("invoice:42").wait(Wait::For(Duration::from_secs(10))).acquire()?;
 //! // ... while guard.loss() is None
-//! guard.release()?; // so does dropping it, without telling what came of it
+//! guard.release()?; // dropping the guard releases it too, but reports no error
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Nothing here may be called in an async context, such as a task: use the async [`Client`](crate::Client)
-//! there. It would block the runtime, so it panics.
+//! No operation may be called in an async context, such as a task: it would block the runtime, so it panics.
+//! Use the async [`Client`](crate::Client) there.
 
 use std::fmt;
 use std::ops::Deref;
@@ -53,12 +53,12 @@ impl Client {
         runtime.block_on(builder.build()).map(Client)
     }
 
-    /// The lock of `resource`: `client.lock("invoice:42").acquire()`.
+    /// Returns the builder of a lock: `client.lock("invoice:42").acquire()`.
     pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire<Client> {
         self.0.lock(resource).called_by()
     }
 
-    /// The locks of several resources, all or none: see [`Client::lock_all`](crate::Client::lock_all).
+    /// Returns the builder of several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
     pub fn lock_all<I>(&self, resources: I) -> AcquireAll<Client>
     where
         I: IntoIterator<Item: AsRef<[u8]>>,
@@ -76,7 +76,7 @@ impl Client {
         self.block_on(self.0.adopt(resource, token, ttl)).map(Guard::new)
     }
 
-    /// The async client, for the operations that are only there:
+    /// Returns the async client, for the operations that only it has:
     /// `client.block_on(client.client().inspect("invoice:42"))`.
     pub fn client(&self) -> &crate::Client {
         &self.0
@@ -127,9 +127,9 @@ impl AcquireAll<Client> {
     }
 }
 
-/// Guards a hold as the async [`Guard`](crate::Guard) does, which answers all that does not wait. Dropped, it
-/// releases the lock, and waits for that at most as long as for one answer; in a context of tokio, such as
-/// `spawn_blocking`, it does not wait.
+/// Guards a hold like the async [`Guard`](crate::Guard), whose methods that do not wait it has too. Dropping
+/// it releases the lock, and waits at most the time limit of one answer. In a context of tokio, such as
+/// `spawn_blocking`, the drop does not wait.
 #[must_use = "a dropped guard releases its lock"]
 pub struct Guard(Option<crate::Guard>);
 
@@ -138,8 +138,8 @@ impl Guard {
         Guard(Some(guard))
     }
 
-    /// Waits until the hold is lost and returns the reason: see [`Guard::lost`](crate::Guard::lost). To be
-    /// told instead, see [`Acquire::on_lost`].
+    /// Waits until the hold is lost and returns the reason: see [`Guard::lost`](crate::Guard::lost). For a
+    /// callback, see [`Acquire::on_lost`].
     pub fn lost(&self) -> Lost {
         self.runtime().block_on(self.deref().lost())
     }
@@ -161,7 +161,7 @@ impl Guard {
 
     /// Releases the lock: see [`Guard::release`](crate::Guard::release).
     pub fn release(mut self) -> Result<(), ReleaseError> {
-        // By value: whoever enters again meanwhile must not find a hold that is being released.
+        // By value: a caller that enters again meanwhile must not find a hold that is being released.
         self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 
@@ -178,14 +178,14 @@ impl Deref for Guard {
     }
 }
 
-/// The async guard is taken out when this one ends.
+/// The async guard is taken out only when this one ends.
 const KEPT: &str = "a guard that is used has not ended";
 
 impl Drop for Guard {
     fn drop(&mut self) {
         let Some(guard) = self.0.take() else { return };
-        // In an async context, and at the end of a thread that had it in a thread-local variable, the async
-        // guard releases it in the background.
+        // In an async context, and at the end of a thread with the guard in a thread-local variable, the
+        // async guard releases the lock in the background.
         if Handle::try_current().is_err_and(|why| why.is_missing_context()) {
             let _ = guard.runtime().block_on(guard.release());
         }

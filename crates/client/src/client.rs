@@ -1,4 +1,4 @@
-//! The client: the operations of the lock service.
+//! The client: the operations of the lock service, and those for operators.
 
 use futures_util::future::join_all;
 use redis::{Cmd, Value};
@@ -29,10 +29,10 @@ use crate::wait::Wait;
 use dlock_quorum::Extension;
 use dlock_quorum::Instant;
 
-/// The longest pause between two checks whether a resource is free.
+/// Longest pause between two checks whether a resource is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a release is owed when nobody here knows the lease.
+/// Time for which a release is repeated when the lease is unknown.
 const UNKNOWN_LEASE: Duration = Duration::from_secs(60);
 
 /// A lock service: one server, or a quorum of independent ones. Clones are the same client.
@@ -43,29 +43,29 @@ pub struct Client {
 }
 
 impl ClientBuilder {
-    /// Builds the client. Connects to all servers in parallel and waits for a majority; it gives the others
-    /// at least the time of one answer, and none more than the time of a connection.
+    /// Builds the client. Connects to all servers in parallel and waits for a majority. The other servers get
+    /// at least the time of one answer, and no server more than the time of a connection.
     ///
-    /// A server that cannot be reached is not an error: it is retried whenever it is needed. Nor is one that
-    /// cannot take part (no module, no permission), as long as there is a majority without it: see
-    /// [`Client::unusable`]. Two addresses of the same server are an error.
+    /// A server that cannot be reached is not an error: it is tried again whenever it is needed. Nor is a
+    /// server that cannot take part (no module, no permission, a cluster node) an error, as long as there is
+    /// a majority without it: see [`Client::unusable`]. Two addresses of the same server are an error.
     ///
-    /// Starts a thread, where the connections and the background work of the client (renewals, releases)
-    /// live. It goes on while your runtime is blocked or gone, and ends with the last clone of the client and
-    /// the last guard. The futures of the client need a tokio runtime with timers all the same.
+    /// Starts a thread for the connections and the background work of the client (renewals, releases). The
+    /// thread continues while your runtime is blocked, or after it has ended, and ends with the last clone of
+    /// the client and the last guard. The futures of the client still need a tokio runtime with timers.
     pub async fn build(self) -> Result<Client, BuildError> {
         Client::connect(self).await
     }
 
-    /// [`build`](Self::build) for a client that looks at servers, whatever their state: one that cannot take
-    /// part, or is the same as another, is no error, but answers each question with why.
+    /// Like [`build`](Self::build), for a client that only inspects servers. A server that cannot take part,
+    /// or is the same as another one, is no error: it answers each question with the reason.
     pub async fn observe(self) -> Result<Client, BuildError> {
         Client::observe(self).await
     }
 }
 
 impl Client {
-    /// Builds a client: add its servers first.
+    /// Returns a builder without servers.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
     }
@@ -80,13 +80,13 @@ impl Client {
         Ok(Client { service, session: Arc::default() })
     }
 
-    /// The lock of `resource`: `client.lock("invoice:42").acquire().await`.
+    /// Returns the builder of a lock: `client.lock("invoice:42").acquire().await`.
     pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire {
         Acquire::new(self.service.clone(), self.session.clone(), resource.as_ref().to_vec())
     }
 
-    /// The locks of several resources, all or none. They are acquired one after the other in sorted order, so
-    /// that clients with overlapping sets never deadlock.
+    /// Returns the builder of several locks, all or none. They are acquired one after the other in sorted
+    /// order, so clients with overlapping sets never deadlock.
     pub fn lock_all<I>(&self, resources: I) -> AcquireAll
     where
         I: IntoIterator<Item: AsRef<[u8]>>,
@@ -98,32 +98,32 @@ impl Client {
         AcquireAll { resources, each: self.lock("") }
     }
 
-    /// The same servers and connections for another owner of reentrant locks: see
+    /// Returns a client over the same servers and connections, which is another owner of reentrant locks: see
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).
     pub fn session(&self) -> Client {
         Client { service: self.service.clone(), session: Arc::default() }
     }
 
-    /// The number of servers.
+    /// Returns the number of servers.
     pub fn members(&self) -> usize {
         self.service.nodes.len()
     }
 
-    /// Ends the hold of `token`, whatever its hold count and whoever acquired it, and removes the token from
-    /// the wait queue.
+    /// Ends the hold of `token`, with any hold count and from any client, and removes the token from the wait
+    /// queue.
     pub async fn release(&self, resource: impl AsRef<[u8]>, token: &Token) -> Result<(), ReleaseError> {
         let channels = self.service.channels();
-        // It is not known where it was acquired, so every master is asked.
+        // The masters that hold it are unknown, so every master is asked.
         channels.iter().for_each(|channel| channel.assume_held());
         let command = request::release(resource.as_ref(), token);
         Releases::new(&self.service, &channels, command, UNKNOWN_LEASE).majority().await
     }
 
-    /// Sets the lease of the hold of `token` to `ttl` from now, longer or shorter. Returns until when it is
-    /// valid.
+    /// Sets the lease of the hold of `token` to `ttl` from now, longer or shorter. Returns the end of its
+    /// validity.
     ///
-    /// If a connection breaks before the answer, its server may still carry the extension out, even after a
-    /// later, longer one. Only a guard remembers that: to change between leases of different lengths,
+    /// If a connection breaks before the answer, its server may still carry out the extension, even after a
+    /// later, longer one. Only a guard keeps track of that: to change between leases of different lengths,
     /// [`adopt`](Self::adopt) the hold.
     pub async fn extend(
         &self,
@@ -132,25 +132,25 @@ impl Client {
         ttl: Duration,
     ) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
-        // Only the holder knows until when it is valid now: here it is enough that the masters hold it.
+        // Only the holder knows the current end of validity. Here it is enough that the masters hold it.
         let held_until = Instant::since_boot(Duration::MAX);
         let begun = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, counted);
         let channels = self.service.channels();
         let (extended, pending) =
             extend(&self.service, &channels, command, None, lease, Duration::MAX, begun).await;
-        // The next extension must not be overtaken by this one.
+        // This extension must not arrive after the next one.
         pending.await;
         extended
     }
 
     /// Takes over the hold of `token`, which another process, [`forget`](crate::Guard::forget) or `dlock
     /// acquire` left: sets its lease to `ttl` from now on a majority, renews it from then on, and releases it
-    /// with the guard. The hold has a fence afterwards, in a quorum too. A master that forgets it gets it
-    /// back, as for any other hold, but without its label, owner and delay.
+    /// with the guard. The hold has a fence afterwards, in a quorum too. A master that forgets it is asked
+    /// for it again, as for any other hold, but without its label, owner and delay.
     ///
-    /// [`ExtendError::Lost`] if a majority does not hold it. An error leaves the hold to its owner, and to
-    /// its lease.
+    /// Returns [`ExtendError::Lost`] if a majority does not hold it. An error leaves the hold to its owner,
+    /// and to its lease.
     pub async fn adopt(
         &self,
         resource: impl AsRef<[u8]>,
@@ -160,23 +160,24 @@ impl Client {
         adopt(&self.service, resource.as_ref(), token, ttl).await
     }
 
-    /// The resource as each master sees it; the answer is `None` if nobody holds it or waits for it there.
+    /// Returns the resource as each master sees it. `None` in an answer means that it has no holder and no
+    /// waiter there.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
         self.ask_all(request::inspect(resource.as_ref(), MAX_HOLDERS), reading::inspection).await
     }
 
-    /// The waiters in the queue of each master, the head first, at most `most` of them.
+    /// Returns the waiters in the queue of each master, the head first, at most `most` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, most: u32) -> Vec<Inspected<Vec<Waiting>>> {
         self.ask_apart(request::waiters(resource.as_ref(), most), reading::queue).await
     }
 
-    /// For operators: the locks of each master, only those that match the pattern (as of KEYS), if one is
-    /// given. A walk of several requests: what is there during all of it is found, once.
+    /// For operators: returns the locks of each master, only those that match the pattern (as of KEYS) if
+    /// there is one. This takes several requests. A lock that exists during all of them is returned once.
     pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
         self.walk(|cursor| request::list(cursor, pattern, false)).await
     }
 
-    /// For operators: the locks of each master that somebody waits for, as [`list`](Self::list) finds them.
+    /// For operators: returns the locks of each master that have waiters, as [`list`](Self::list) does.
     pub async fn list_waited(&self) -> Vec<Inspected<Vec<Listed>>> {
         self.walk(|cursor| request::list(cursor, None, true)).await
     }
@@ -189,49 +190,51 @@ impl Client {
         join_all(walks).await
     }
 
-    /// For operators: what went wrong lately on each master, newest first, at most `most` entries; with this
-    /// resource, if one is given.
+    /// For operators: returns the recent incidents of each master, newest first, at most `most` entries, only
+    /// those of this resource if there is one.
     pub async fn log(&self, most: u32, resource: Option<&[u8]>) -> Vec<Inspected<Vec<Logged>>> {
         self.ask_apart(request::log(most, resource), reading::log).await
     }
 
     /// For operators: sends a command to every master and returns the texts of its answer, in their order and
-    /// without their nesting. For commands that read (INFO, CONFIG GET, TIME): one without an answer may have
-    /// been carried out.
+    /// without their nesting. Meant for commands that read (INFO, CONFIG GET, TIME): a command without an
+    /// answer may have been carried out.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
         self.ask_apart(request::words(command), reading::texts).await
     }
 
-    /// For operators: ends every hold of the resource on every master that can be reached, whatever the
-    /// token. Returns how many holds each master ended.
+    /// For operators: ends every hold of the resource, of any token, on every master that can be reached.
+    /// Returns the number of holds that each master ended.
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
         let broken = self.ask_all(request::break_holds(resource.as_ref()), reading::number).await;
-        // The servers do not push what this client did itself.
+        // The servers push no message about a change by this client.
         self.service.watched.notify(resource.as_ref());
         broken
     }
 
-    /// The members that were reached but cannot take part, and why: no module, no permission, the same server
-    /// as another member. A majority goes on without them. They are known once a request was sent to them.
+    /// Returns the members that were reached but cannot take part, with the reason: no module, no permission,
+    /// a cluster node, the same server as another member. A majority works without them. They are known once
+    /// a request was sent to them.
     pub fn unusable(&self) -> Report {
         self.service.unusable()
     }
 
-    /// The name of this client's connections in the `lib-name` field of CLIENT LIST: `dlock-client` for a
-    /// single server; for a quorum `dlock-client(q3-1a2b3c4d)`, with the number of members and the first 8
-    /// hex digits of the SHA-1 of their run ids, sorted and joined by commas. Without the digest,
-    /// `dlock-client(q3)`, until the run id of every member is known.
+    /// Returns the name of this client's connections in the `lib-name` field of CLIENT LIST. It is
+    /// `dlock-client` for a single server. For a quorum it is `dlock-client(q3-1a2b3c4d)`, with the number of
+    /// members and the first 8 hex digits of the SHA-1 of their run ids, sorted and joined by commas. Until
+    /// the run id of every member is known, it is `dlock-client(q3)`.
     ///
-    /// Clients that name different members have different names: their majorities need not meet, so two of
-    /// them could hold the same lock at the same time. Servers before Redis 7.2 and Valkey 7.2 show no name.
+    /// Clients that name different members have different names. Their majorities need not intersect, so two
+    /// of them could hold the same lock at the same time. Servers before Redis 7.2 and Valkey 7.2 show no
+    /// name.
     pub fn library_name(&self) -> String {
         self.service.member_list.library_name()
     }
 
-    /// Waits until the resource is free, and returns true: a majority says that nobody holds it, nobody waits
-    /// for it and no delay runs. Returns false if the wait times out. Nothing is reserved: the lock may be
-    /// taken again when this returns. Checks after random pauses of up to half a second, and waits for
-    /// missing masters as [`Wait`] says.
+    /// Waits until the resource is free, and returns true: a majority has no holder, no waiter and no delay.
+    /// Returns false if the wait times out. Nothing is reserved: another client may take the lock before this
+    /// returns. Checks after random pauses of up to half a second, and waits for missing masters as [`Wait`]
+    /// says.
     pub async fn wait_until_free(&self, resource: impl AsRef<[u8]>, wait: Wait) -> Result<bool, NoQuorum> {
         let majority = self.service.quorum.majority();
         let deadline = wait.deadline();
@@ -262,10 +265,10 @@ impl Client {
         }
     }
 
-    /// Waits for the background work to finish: the releases of dropped guards, the clean-up of failed
-    /// acquisitions. It does not wait for masters that stay away: they are told when they come back, for as
-    /// long as the lease lasts. A process that exits without it may leave holds behind, which then last until
-    /// their leases end.
+    /// Waits for the background work to finish: the releases of dropped guards, and the clean-up of failed
+    /// acquisitions. It does not wait for masters that stay down: they are asked when they come back, for the
+    /// length of the lease. A process that exits without it may leave holds behind, which last until their
+    /// leases end.
     pub async fn flush(&self) {
         self.service.flush().await;
     }
@@ -275,7 +278,7 @@ impl Client {
         self.flush().await;
     }
 
-    /// For answers that are short, whatever others do.
+    /// For answers of bounded length, over the shared connections.
     async fn ask_all<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
         let asked = self.service.channels().into_iter().map(|channel| async move {
@@ -305,12 +308,12 @@ impl fmt::Debug for Client {
     }
 }
 
-/// So many answers, at most, with up to 250 locks each: a server with so many locks takes more than 50 GB for
-/// them.
+/// Largest number of answers with up to 250 locks each. A server with more locks than that needs over 50 GB
+/// for them.
 const MOST_PARTS: usize = 1_000_000;
 
-/// Asks from the beginning to the end. Names may be as long as their clients like, so it is apart from the
-/// locks.
+/// Asks with each cursor from the beginning to the end, over a connection of its own: other clients choose
+/// the length of the names.
 async fn list_all(node: &Arc<Node>, question: &impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
     let channel = Channel::apart(node).await?;
     let (mut cursors, mut found) = (Cursors::default(), HashMap::new());
@@ -333,7 +336,7 @@ async fn list_all(node: &Arc<Node>, question: &impl Fn(u64) -> Cmd) -> Result<Ve
 struct Cursors(HashSet<u64>);
 
 impl Cursors {
-    /// Whether this one leads on: one that comes again leads in a circle.
+    /// Returns true if this cursor is new. A cursor that is answered twice leads in a circle.
     fn leads_on(&mut self, cursor: u64) -> bool {
         self.0.insert(cursor) && self.0.len() < MOST_PARTS
     }

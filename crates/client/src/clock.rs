@@ -3,11 +3,11 @@
 use dlock_quorum::Instant;
 use std::time::Duration;
 
-/// The longest sleep before the clock is read again: the runtime's timers stop while the machine is
-/// suspended, so this is how late, at most, a suspended holder learns that its hold has expired.
+/// Longest sleep before the clock is read again, and so the longest time until a suspended holder learns that
+/// its hold has expired: the runtime's timers stop while the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
-/// The current time, on the clock that keeps running while the machine is suspended.
+/// Returns the current time on the clock that continues while the machine is suspended.
 // clippy.toml: this file is the only reader of clocks.
 #[cfg(unix)]
 #[allow(clippy::disallowed_methods)]
@@ -15,15 +15,15 @@ pub fn now() -> Instant {
     use nix::time::{ClockId, clock_gettime};
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
-    // On macOS it keeps running. Where it does not, a suspended holder learns only from the servers that its
-    // hold has expired.
+    // On macOS it continues during a suspend. Where it does not, a suspended holder learns only from the
+    // servers that its hold has expired.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
     Instant::since_boot(clock_gettime(CLOCK).expect("the system has this clock").into())
 }
 
-/// The current time, on the clock that keeps running while the machine is suspended.
-// QueryPerformanceCounter, which does so, from the first call on.
+/// Returns the current time on the clock that continues while the machine is suspended.
+// QueryPerformanceCounter, which continues, counted from the first call.
 #[cfg(windows)]
 #[allow(clippy::disallowed_methods)]
 pub fn now() -> Instant {
@@ -32,7 +32,7 @@ pub fn now() -> Instant {
     Instant::since_boot(FIRST.get_or_init(time::Instant::now).elapsed())
 }
 
-/// Sleeps until `then`; returns at once if that is past.
+/// Sleeps until `then`. Returns at once if that is past.
 pub async fn sleep_until(then: Instant) {
     loop {
         let left = then.saturating_since(now());

@@ -1,18 +1,18 @@
-//! Errors, and the part of each master in them.
+//! Errors, with the state of each master.
 
 use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The answer of one master, or why there is none.
+/// The answer of one master, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NodeState {
     /// It granted, confirmed, extended or released as requested.
     Agreed,
-    /// Somebody else holds it there, or the wait timed out there.
+    /// Another token holds it there, or the wait timed out there.
     Taken,
     /// It may have forgotten holds, and grants nothing for this long (in JSON: seconds and nanoseconds).
     InGrace(Duration),
@@ -20,17 +20,18 @@ pub enum NodeState {
     QueueFull,
     /// Waiting there would be a deadlock; the server describes the cycle.
     Deadlock(Arc<str>),
-    /// Its clock, or that of another master, is so far off that their fences do not fit together.
+    /// Its clock, or that of another master, is wrong: their fences are too far apart.
     ClockAhead,
-    /// It granted, but only so many of its replicas, or of its disk, have the grant.
+    /// It granted, but only this number of its replicas, or of its disk, has the grant.
     NotDurable(u64),
-    /// The token holds nothing there (any longer).
+    /// The token holds nothing there.
     NotHeld,
     /// It could not be reached.
     Down(Arc<str>),
     /// It was reached, but did not answer in time: the request may have been carried out.
     Slow,
-    /// It answered with an error: no module, no permission, out of memory, the same server as another member.
+    /// It answered with an error: no module, no permission, out of memory, a key that holds data, a cluster
+    /// node, the same server as another member.
     Failed(Arc<str>),
     /// It was asked, but the others decided before it answered.
     Unheard,
@@ -86,7 +87,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Why the client could not be built.
+/// Reason why the client could not be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -96,19 +97,19 @@ pub enum BuildError {
     /// More than 255 servers were given.
     #[error("a quorum has at most 255 members")]
     TooManyServers,
-    /// An address is invalid. Nothing of it is repeated, as it may contain a password.
+    /// An address is invalid. The error repeats nothing of it, as it may contain a password.
     #[error("address {position}: {why}")]
     Address {
         /// Its position in the order of the builder's servers, counted from 1.
         position: usize,
-        /// Why it is invalid.
+        /// Reason.
         why: String,
     },
     /// Two addresses lead to the same server, which would vote twice.
     #[error("{0} and {1} are the same server: it would vote twice")]
     SameServer(Arc<str>, Arc<str>),
-    /// So many servers cannot take part (no module, no permission) that there is no majority without them.
-    /// The report has only those.
+    /// Too many servers cannot take part (no module, no permission, a cluster node) for a majority of the
+    /// others. The report has only those servers.
     #[error("cannot take part: {0}")]
     Unusable(Report),
     /// An option is out of range.
@@ -119,11 +120,11 @@ pub enum BuildError {
     Thread(String),
 }
 
-/// Why a lock was not acquired. Nothing is held; what some masters granted is being released.
+/// Reason why a lock was not acquired. Nothing is held; the grants of some masters are being released.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Somebody else holds it: enough masters could vote, and too many refused until the wait timed out.
+    /// Another client holds it: a majority could vote, and too many masters refused until the wait timed out.
     #[error("{resource} is taken ({report})")]
     Taken {
         /// The requested resource.
@@ -139,7 +140,7 @@ pub enum AcquireError {
         /// The answers; [`NodeState::Deadlock`] describes the cycle.
         report: Report,
     },
-    /// Too many masters are down, silent, in grace or have a wrong clock: currently nobody can acquire it.
+    /// Too many masters are down, silent, in grace or have a wrong clock: currently no client can acquire it.
     #[error("no quorum for {resource} ({report})")]
     QuorumImpossible {
         /// The requested resource.
@@ -156,29 +157,29 @@ pub enum AcquireError {
         /// The answers in the last round.
         report: Report,
     },
-    /// The servers reject the request: a ttl or a delay above their `dlock.max-ttl`, or a key of another
-    /// type.
+    /// The servers reject the request: a ttl or a delay above their `dlock.max-ttl`, or a key that holds
+    /// data.
     #[error("invalid request for {resource} ({report})")]
     Misuse {
         /// The requested resource.
         resource: String,
-        /// The answers.
+        /// The answers. [`NodeState::Failed`] names the type of the data.
         report: Report,
     },
-    /// A hold was lost while waiting: for the other ones of several locks, or for its upgrade.
+    /// A hold was lost while waiting: an earlier one of several locks, or the hold to be upgraded.
     #[error("{resource} was lost while waiting: {why}")]
     LostMeanwhile {
-        /// The lost one.
+        /// The lost resource.
         resource: String,
-        /// Why.
+        /// Reason of the loss.
         why: Lost,
     },
-    /// A majority granted, but fewer are as [`durable`](crate::Acquire::durable) as requested.
+    /// A majority granted, but too few grants are as [`durable`](crate::Acquire::durable) as requested.
     #[error("{resource} was granted, but not durably enough ({report})")]
     NotDurable {
         /// The requested resource.
         resource: String,
-        /// How durable the grant is at each master.
+        /// Durability of the grant at each master.
         report: Report,
     },
     /// An option is out of range, or does not fit the number of servers.
@@ -187,7 +188,7 @@ pub enum AcquireError {
 }
 
 impl AcquireError {
-    /// The answers in the last round; `None` if no master was asked.
+    /// Returns the answers in the last round. `None` means that no master was asked.
     pub fn report(&self) -> Option<&Report> {
         match self {
             AcquireError::Taken { report, .. }
@@ -201,11 +202,11 @@ impl AcquireError {
     }
 }
 
-/// Why a lease was not extended.
+/// Reason why a lease was not extended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// The hold is lost: its validity ended, or too many masters no longer hold it.
+    /// The hold is lost: its validity ended, or too many masters do not hold it any more.
     #[error("the hold is lost ({0})")]
     Lost(Report),
     /// The servers reject the request: a ttl above their `dlock.max-ttl`. The hold keeps its lease.
@@ -219,15 +220,15 @@ pub enum ExtendError {
     Option(String),
 }
 
-/// Why a release is not confirmed.
+/// Reason why a release is not confirmed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// So many masters no longer held it that the hold had ended before the release.
+    /// Too many masters did not hold it any more: the hold had ended before the release.
     #[error("was no longer held ({0})")]
     NotHeld(Report),
-    /// Too few masters answered in time. The client keeps trying for as long as its clean-up lasts; after
-    /// that, the lease ends the hold.
+    /// Too few masters answered in time. The client repeats the release in the background until the lease
+    /// ends.
     #[error("the release was not confirmed ({0})")]
     Unconfirmed(Report),
 }
@@ -238,18 +239,18 @@ pub enum ReleaseError {
 #[non_exhaustive]
 pub struct NoQuorum(pub Report);
 
-/// Why a hold was lost.
+/// Reason why a hold was lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {
-    /// Its longest time ([`max_hold`](crate::Acquire::max_hold)) is up, or its lease is about to end and
+    /// Its longest time ([`max_hold`](crate::Acquire::max_hold)) has passed, or its lease is about to end and
     /// renewal is off.
     #[error("its time is up, and it is not renewed")]
     Ended,
     /// It was not renewed in time.
     #[error("it was not renewed in time ({0})")]
     NotRenewed(Report),
-    /// So many masters no longer hold it that no majority can: broken by an operator, deleted, forgotten.
+    /// Too many masters do not hold it any more for a majority: broken by an operator, deleted, forgotten.
     #[error("it was taken away ({0})")]
     TakenAway(Report),
     /// The connection of an ephemeral hold closed.

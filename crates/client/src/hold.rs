@@ -1,4 +1,7 @@
-//! The hold behind its guards: its validity, and how it is extended, lost and released.
+//! A hold behind its guards: its validity, and the events that extend or end it.
+//!
+//! Invariant: every answer about the hold reads the clock first. Past its validity a hold is lost, even if
+//! its renewal has not run.
 
 pub(crate) mod extend;
 pub(crate) mod guard;
@@ -31,20 +34,20 @@ use crate::{backoff::Backoff, reading};
 use dlock_quorum::{Acquired, Extension, Fence};
 use dlock_quorum::{Instant, Lease};
 
-/// A lock that was acquired: what its hold needs.
+/// A lock that was just acquired, with all that its hold needs.
 pub(crate) struct NewHold {
     pub(crate) acquired: Acquired,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) channels: Channels,
-    /// The answers that were still outstanding.
+    /// Answers that were still outstanding.
     pub(crate) rest: Option<BoxFuture<'static, ()>>,
-    /// Whether masters that forget the hold are asked for it again: its mode must be known.
+    /// True if masters that forget the hold are asked for it again. Its mode must be known for that.
     pub(crate) restores: bool,
 }
 
-/// How long after a push a hold is checked: several may come together.
+/// Pause between a push and the check of the hold: several pushes may come together.
 const CHECK_PAUSE: Duration = Duration::from_millis(25);
-/// How long, at most, until masters that did not answer then are asked again.
+/// Longest pause until masters that did not answer a check are asked again.
 const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(2);
 
 /// A hold.
@@ -53,24 +56,24 @@ pub(crate) struct Hold {
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
     renews: bool,
-    /// Whether masters that forget it are asked for it again.
+    /// True if masters that forget it are asked for it again.
     restores: bool,
     pub(crate) channels: Channels,
     state: Mutex<State>,
-    /// One extension at a time: the answers to two could contradict each other. Only on the client's thread,
-    /// or a runtime that is blocked would keep the renewals from theirs.
+    /// Allows one extension at a time: the answers to two could contradict each other. Locked on the client's
+    /// thread only, because a blocked runtime would keep it from the renewals.
     pub(super) turn: Turn<()>,
-    /// As long as an upgrade, or what it has to undo, is under way.
+    /// Locked while an upgrade is under way, or is being undone.
     pub(super) undoing: Arc<Turn<()>>,
     /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
-    /// Notified when somebody else may have changed it on a master.
+    /// Notified when another client may have changed the hold on a master.
     pub(super) watched: Arc<Notify>,
     pub(crate) lost: CancellationToken,
-    /// Cancelled when it has been given back, or left to its lease.
+    /// Cancelled when the hold is released, or left to its lease.
     pub(crate) ended: CancellationToken,
     given_back: AtomicBool,
-    /// Requests to masters whose answer was not needed.
+    /// Requests to masters whose answers are not needed.
     pending: Mutex<Option<PendingCalls>>,
     pending_added: Notify,
 }
@@ -78,7 +81,7 @@ pub(crate) struct Hold {
 #[derive(Debug, Clone)]
 pub(crate) struct State {
     pub(crate) mode: Mode,
-    /// The lease for renewals.
+    /// Lease for the next renewals.
     pub(crate) lease: Lease,
     pub(crate) valid_until: Instant,
     pub(crate) loss: Option<Lost>,
@@ -110,8 +113,8 @@ impl Hold {
         })
     }
 
-    /// Looks at the clock first: past its validity the hold is lost, even if the renewal has not noticed, as
-    /// in a process that was stopped. What was given back before is not lost.
+    /// Returns the state. Reads the clock first: past its validity the hold is lost, even if the renewal has
+    /// not noticed, as in a process that was stopped. A hold that was released before is not lost.
     pub(crate) fn state(&self) -> State {
         let state = self.lock().clone();
         if state.loss.is_some() || self.ended.is_cancelled() || now() < state.valid_until {
@@ -121,7 +124,7 @@ impl Hold {
         self.lock().clone()
     }
 
-    /// Waits until it is lost.
+    /// Waits until the hold is lost, and returns the reason.
     pub(crate) async fn lost(&self) -> Lost {
         loop {
             if let Some(why) = self.state().loss {
@@ -131,10 +134,10 @@ impl Hold {
         }
     }
 
-    /// Processes the pending calls, and never returns.
+    /// Carries the pending calls on. Never returns.
     pub(crate) async fn drive_pending(&self) {
         let step = |cx: &mut Context<'_>| {
-            // Each step holds the lock, so that nothing leaves after the calls have been cleared.
+            // Each step holds the lock, so that no request leaves after the calls were cleared.
             let mut pending = self.pending();
             if pending.as_mut().is_some_and(|calls| calls.poll_unpin(cx).is_ready()) {
                 *pending = None;
@@ -149,17 +152,17 @@ impl Hold {
         }
     }
 
-    /// Waits until so many masters say that they do not hold it that no majority can.
+    /// Waits until too many masters have answered that they do not hold it for a majority to remain.
     pub(crate) async fn gone(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
         let fresh = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
         let mut backoff = fresh();
         loop {
-            // Holds that are as short as this ask nothing.
+            // Shorter holds end without a question.
             sleep(CHECK_PAUSE).await;
             if is_watched(self.lock().mode) {
                 let asked = self.channels.iter().map(|channel| async move {
-                    // Asked, the master tracks the key for this connection.
+                    // The question makes the master track the key for this connection.
                     let answer = channel.ask(question, None, channel.node.limit).await;
                     match answer.found(reading::number) {
                         Ok(0) => NodeState::NotHeld,
@@ -174,7 +177,7 @@ impl Hold {
                 }
                 let silent = states.iter().filter(|state| is_silent(state)).count();
                 if !self.service.quorum.possible_without(not_held + silent) {
-                    // Nobody pushes again what was pushed once.
+                    // A server does not repeat a push.
                     sleep(backoff.next()).await;
                     continue;
                 }
@@ -192,28 +195,28 @@ impl Hold {
         }
     }
 
-    /// Declares it lost; the first reason counts.
+    /// Declares the hold lost. The first reason counts.
     pub(crate) fn lose(&self, why: Lost) {
         self.lock().loss.get_or_insert(why);
         self.lost.cancel();
     }
 
-    /// Asks every master for a lease of `ttl` from now. A shorter lease shortens the validity as soon as it
-    /// is asked for: silent masters may have set it.
+    /// Asks every master for a lease of `ttl` from now. A shorter lease cuts the validity before the first
+    /// send, because a silent master may set it.
     pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Instant, ExtendError> {
         let hold = self.clone();
         let extended = self.service.background.carry_out_there(async move {
             let _turn = hold.turn.lock().await;
             let extended = hold.set_lease(ttl, Duration::MAX).await;
-            // Here, as the caller's runtime may be blocked by now.
+            // On the client's thread, because the caller's runtime may be blocked by now.
             hold.changed.notify_one();
             extended
         });
         extended.await.unwrap_or_else(|| Err(ExtendError::Unconfirmed(self.unheard())))
     }
 
-    /// Asks every master for the present lease, from now, and waits for each answer at most `limit`. Whoever
-    /// had the turn before may have set another one than there was when this was called.
+    /// Asks every master for the current lease, from now, and waits for each answer at most `limit`. The
+    /// lease is read once it is this caller's turn: an extension before it may have set another one.
     pub(crate) async fn renew(&self, limit: Duration) -> Result<Instant, ExtendError> {
         let _turn = self.turn.lock().await;
         let ttl = self.lock().lease.ttl();
@@ -234,7 +237,7 @@ impl Hold {
             }
             begun
         };
-        // Cancels earlier requests that have not left yet: after this one they would shorten the lease.
+        // Cancels earlier requests that were not sent yet: after this one they would shorten the lease.
         *self.pending() = None;
         let mode = self.lock().mode;
         let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };
@@ -251,14 +254,14 @@ impl Hold {
         let valid_until = extended?;
         let mut state = self.lock();
         if state.loss.is_some() {
-            // The holder has been told, and may have stopped.
+            // The holder has been informed, and may have stopped.
             return Err(ExtendError::Lost(self.unheard()));
         }
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
     }
 
-    /// Nothing leaves any more once it has been given back: a master asked for it again after its RELEASE
+    /// Adds calls unless the hold has been released: a master that is asked for the hold after its RELEASE
     /// would keep it.
     fn add_pending(&self, calls: PendingCalls) {
         let mut pending = self.pending();
@@ -268,8 +271,8 @@ impl Hold {
         }
     }
 
-    /// Unless it is not `allowed`. Whoever enters it in this moment is either known to that, or finds the new
-    /// mode.
+    /// Sets the mode if `allowed` returns no error. Both happen under one lock, so a caller that enters the
+    /// hold meanwhile is either counted by `allowed` or finds the new mode.
     pub(super) fn set_mode(
         &self,
         mode: Mode,
@@ -279,13 +282,13 @@ impl Hold {
         allowed()?;
         state.mode = mode;
         drop(state);
-        // Another sharer of this client may have taken its place.
+        // Another sharer of this client may have replaced this entry.
         self.service.watched.add(&self.request.resource, &self.watched);
         self.watched.notify_one();
         Ok(())
     }
 
-    /// Sleeps until `then`, or until the clock has jumped: look at it again.
+    /// Sleeps until `then`, or until the clock has jumped.
     pub(crate) async fn sleep_until(&self, then: Instant) {
         let jumped = self.service.background.clock_jumped.notified();
         tokio::select! {
@@ -294,12 +297,12 @@ impl Hold {
         }
     }
 
-    /// A report without answers.
+    /// Returns a report without answers.
     pub(crate) fn unheard(&self) -> Report {
         self.service.report_of(self.channels.iter().map(|_| NodeState::Unasked))
     }
 
-    /// Whether the hold may be entered again; or why not.
+    /// Returns an error if the hold cannot be entered again in this mode.
     pub(crate) fn check_entry(&self, mode: Mode, fenced: bool) -> Result<(), String> {
         let held_as = self.lock().mode;
         // An exclusive hold covers a shared one.
@@ -312,7 +315,8 @@ impl Hold {
         Ok(())
     }
 
-    /// Ends it; `None` if it has ended already. If dropped, the releases go on in the background.
+    /// Begins the release. Returns `None` if the hold has ended already. The releases continue in the
+    /// background if they are dropped.
     pub(crate) fn give_back(&self) -> Option<Releases> {
         if self.given_back.swap(true, Ordering::AcqRel) {
             return None;
@@ -330,7 +334,7 @@ impl Hold {
         }
     }
 
-    /// Ends its upkeep without releasing it: its lease goes on.
+    /// Ends the renewal without a release: the lease goes on.
     pub(crate) fn leave(&self) {
         self.given_back.store(true, Ordering::Release);
         self.ended.cancel();
@@ -358,7 +362,7 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// Not while it is shared: each of many sharers would ask whenever another one renews.
+/// False for a shared hold: each of many sharers would ask whenever another one renews.
 pub(super) fn is_watched(mode: Mode) -> bool {
     mode == Mode::Exclusive
 }
@@ -369,7 +373,8 @@ impl Drop for Hold {
     }
 }
 
-/// Waits until the first of the holds is lost: its index, and why. Never returns for none.
+/// Waits until the first of the holds is lost, and returns its index with the reason. Never returns for an
+/// empty list.
 pub(crate) async fn first_lost(holds: impl Iterator<Item = &Arc<Hold>>) -> (usize, Lost) {
     let losses: Vec<_> = holds.map(|hold| Box::pin(hold.lost())).collect();
     if losses.is_empty() {
@@ -379,7 +384,7 @@ pub(crate) async fn first_lost(holds: impl Iterator<Item = &Arc<Hold>>) -> (usiz
     (index, why)
 }
 
-/// Whether a master may answer otherwise when it is asked again.
+/// Returns true if the master may answer differently when it is asked again.
 fn is_silent(state: &NodeState) -> bool {
     matches!(state, NodeState::Down(_) | NodeState::Slow | NodeState::Unheard | NodeState::Unasked)
 }

@@ -1,4 +1,4 @@
-//! What a master says about a resource.
+//! The answers of masters to questions about resources.
 
 use serde::Serialize;
 use std::sync::Arc;
@@ -6,30 +6,30 @@ use std::time::Duration;
 
 use crate::error::NodeState;
 
-/// What one master says.
+/// The answer of one master.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Inspected<T> {
-    /// Where the master is: its address without user and password.
+    /// Address of the master, without user and password.
     pub server: Arc<str>,
-    /// Its answer, or why there is none.
+    /// Its answer, or the reason why there is none.
     #[serde(flatten)]
     pub answer: Answer<T>,
 }
 
 impl<T> Inspected<T> {
-    /// What the master at this address says.
+    /// Makes the answer of the master at this address.
     pub fn new(server: impl Into<Arc<str>>, answer: Answer<T>) -> Self {
         Inspected { server: server.into(), answer }
     }
 }
 
-/// An answer, or why there is none.
+/// An answer, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer<T> {
     /// The answer.
     Found(T),
-    /// Why there is none.
+    /// Reason why there is none.
     Unanswered(NodeState),
 }
 
@@ -38,7 +38,7 @@ impl<T> Answer<T> {
         answer.map_or_else(Answer::Unanswered, Answer::Found)
     }
 
-    /// The answer, if there is one.
+    /// Returns the answer, if there is one.
     pub fn found(&self) -> Option<&T> {
         match self {
             Answer::Found(answer) => Some(answer),
@@ -51,41 +51,41 @@ impl<T> Answer<T> {
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Inspection {
-    /// `exclusive`, `shared`, `permits`, or `free` while nobody holds it.
+    /// `exclusive`, `shared`, `permits`, or `free` without a holder.
     pub mode: String,
-    /// How many permits there are; 0 unless the mode is `permits`.
+    /// Number of permits. 0 means that the mode is not `permits`.
     pub permits: u64,
-    /// The greatest fence of its holders; 0 while nobody holds it.
+    /// Greatest fence of its holders. 0 means that there is no holder.
     pub fence: u64,
-    /// Who holds it, a thousand of them at most.
+    /// Its holders, at most 1,000.
     pub holders: Vec<Holder>,
-    /// How many wait in the queue there.
+    /// Number of waiters in the queue there.
     pub waiters: u64,
-    /// The lock-delay that is left, in ms: nobody is granted it although nobody holds it.
+    /// Rest of the lock-delay in ms: no client is granted the lock although it has no holder.
     pub delay_ms: u64,
 }
 
-/// Who holds a resource on one master.
+/// A holder of a resource on one master.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The token, as text; bytes that are none are escaped.
+    /// Token as text, with escaped bytes where it is none.
     pub token: String,
-    /// The hold count.
+    /// Hold count.
     pub count: u64,
-    /// The fence of its hold.
+    /// Fence of the hold.
     pub fence: u64,
-    /// What is left of its lease, in ms.
+    /// Rest of the lease in ms.
     pub left_ms: u64,
-    /// The free text given with it.
+    /// Label given with the request.
     pub label: String,
-    /// Whether it ends with its connection.
+    /// True if the hold ends with its connection.
     pub ephemeral: bool,
-    /// The number of its connection on that master; 0 where it is not known.
+    /// Number of its connection on that master. 0 means unknown.
     pub client: u64,
-    /// Where that connection comes from; empty where it is not known.
+    /// Address of that connection. Empty means unknown.
     pub address: String,
-    /// The ms since its grant.
+    /// Age of the hold in ms.
     pub held_ms: u64,
 }
 
@@ -93,66 +93,66 @@ pub struct Holder {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Listed {
-    /// The resource. Not as text: it may be asked about.
+    /// The resource as bytes, so that it can be asked about.
     #[serde(skip)]
     pub resource: Vec<u8>,
     /// As in [`Inspection::mode`].
     pub mode: String,
-    /// How many hold it.
+    /// Number of holders.
     pub holders: u64,
-    /// How many wait for it.
+    /// Number of waiters.
     pub waiters: u64,
-    /// What is left of its longest lease, in ms; None while nobody holds it.
+    /// Rest of the longest lease in ms. `None` means that there is no holder.
     pub left_ms: Option<u64>,
-    /// The ms since the first grant among its holders'.
+    /// Age of the oldest hold in ms.
     pub held_ms: u64,
 }
 
-/// Something that went wrong on a master: see [`Client::log`](crate::Client::log).
+/// An incident on a master: see [`Client::log`](crate::Client::log).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Logged {
-    /// Its number, which rises until the master starts anew.
+    /// Number of the entry, which rises until the master restarts.
     pub id: u64,
-    /// When, in ms since 1970 by the clock of the master.
+    /// Time in ms since 1970 by the clock of the master.
     pub time_ms: u64,
-    /// What: `expired`, `broken`, `deadlock`.. as DLOCK.LOG names it.
+    /// Kind of the incident: `expired`, `broken`, `deadlock`.. as DLOCK.LOG names it.
     pub what: String,
-    /// The database.
+    /// Database.
     pub db: u64,
-    /// The resource, as text; bytes that are none are escaped.
+    /// Resource as text, with escaped bytes where it is none.
     pub resource: String,
-    /// The first bytes of the token, as text.
+    /// First bytes of the token, as text.
     pub token: String,
-    /// The free text given with it.
+    /// Label given with the request.
     pub label: String,
-    /// The number of its connection on that master; 0 where it is not known.
+    /// Number of the connection on that master. 0 means unknown.
     pub client: u64,
-    /// Where that connection comes from; empty where it is not known.
+    /// Address of that connection. Empty means unknown.
     pub address: String,
-    /// The fence of the hold; 0 where there is none.
+    /// Fence of the hold. 0 means that there is none.
     pub fence: u64,
-    /// The ms of the hold; None for a wait.
+    /// Length of the hold in ms. `None` means that the entry is about a wait.
     pub held_ms: Option<u64>,
-    /// The ms of the wait; None for a hold.
+    /// Length of the wait in ms. `None` means that the entry is about a hold.
     pub waited_ms: Option<u64>,
 }
 
-/// Who waits for a resource on one master.
+/// A waiter for a resource on one master.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
-    /// The number of its connection on that master; 0 where it waits without one.
+    /// Number of its connection on that master. 0 means that it waits without one.
     pub client: u64,
-    /// The token, as text; bytes that are none are escaped.
+    /// Token as text, with escaped bytes where it is none.
     pub token: String,
-    /// What it asks for: `exclusive`, `shared`, `permits`.
+    /// Requested mode: `exclusive`, `shared`, `permits`.
     pub mode: String,
-    /// How long it has waited, in ms.
+    /// Time waited so far, in ms.
     pub waited_ms: u64,
-    /// When its wait times out, in ms from now; None: never.
+    /// Rest of the wait in ms. `None` means no timeout.
     pub left_ms: Option<u64>,
-    /// The free text given with it.
+    /// Label given with the request.
     pub label: String,
 }
 
@@ -160,10 +160,10 @@ pub struct Waiting {
 #[non_exhaustive]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Position {
-    /// The master whose queue it is.
+    /// The master with the queue.
     pub server: Arc<str>,
-    /// 1 at the head.
+    /// Position, 1 at the head.
     pub position: u64,
-    /// How long the wait has lasted there.
+    /// Time waited there so far.
     pub waited: Duration,
 }

@@ -1,5 +1,16 @@
-//! The async client of dlock: a lock service made of one server, or of a majority of independent ones (a
+//! The Rust client of dlock: a lock service made of one server, or of a majority of independent ones (a
 //! Redlock quorum) with fencing tokens that rise over all of them.
+//!
+//! * [`Client`]: a lock service. [`ClientBuilder`] names its servers, [`blocking::Client`] is for threads.
+//! * [`Acquire`]: the builder of a lock and its options; [`AcquireAll`] is that of several locks.
+//! * [`Guard`]: a hold. It is renewed in the background, reports its loss, and releases the lock on drop.
+//!   [`Cancellation`] watches for a loss without the guard.
+//! * [`Fence`]: the number of a hold, for stores that reject writes of earlier holders.
+//! * [`AcquireError`], [`Lost`] and the other errors have a [`Report`]: the state of each server.
+//!
+//! What it does not do: it is no general Redis client, it knows neither Redis Cluster nor Sentinel, it does
+//! not decide what a server may grant (`dlock-core` does) or how votes count (`dlock-quorum` does), and it
+//! cannot stop a holder that continues past its validity: only a store that checks fences can.
 //!
 //! ```no_run
 //! use dlock_client::{Client, Wait};
@@ -18,7 +29,7 @@
 //!     .await?;
 //! tokio::select! {
 //!     () = bill(42, guard.fence()) => {}
-//!     // Comes before the lease ends, in time to stop.
+//!     // Returns before the lease ends, in time to stop.
 //!     why = guard.lost() => return Err(why.into()),
 //! }
 //! guard.release().await?; // a dropped guard is released in the background
@@ -28,8 +39,7 @@
 //! # async fn bill(_invoice: u32, _fence: Option<dlock_client::Fence>) {}
 //! ```
 //!
-//! A server that is down is not an error until the lock needs it, so building a client and giving up at once
-//! needs no server at all:
+//! A server that is down is not an error until a lock needs it. So this example needs no server:
 //!
 //! ```
 //! use dlock_client::{AcquireError, Client, Retry};
@@ -44,7 +54,7 @@
 //!     .expect("the address is valid");
 //! match client.lock("invoice:42").try_acquire().await {
 //!     Ok(Some(guard)) => println!("held, with the fence {:?}", guard.fence()),
-//!     Ok(None) => println!("somebody else holds it"),
+//!     Ok(None) => println!("another client holds it"),
 //!     // "No quorum" is not "taken": the report says why, server by server.
 //!     Err(AcquireError::QuorumImpossible { report, .. }) => assert!(report.to_string().contains("down")),
 //!     Err(why) => panic!("{why}"),
@@ -55,13 +65,6 @@
 //! Without a runtime, use [`blocking`].
 //!
 //! Renewals and losses are events of `tracing`, in a span `hold` with the resource and the fence.
-//!
-//! What it does not do: it is not a general Redis client, it does not decide what a server may grant
-//! (`dlock-core` does), and it cannot stop a holder that runs on past its validity: only a store that checks
-//! fences can.
-//!
-//! The decisions of a quorum are in `dlock-quorum`, without sockets or a clock: a model checker drives the
-//! same code.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

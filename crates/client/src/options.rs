@@ -3,21 +3,22 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How often, and with which backoff, to retry a round that failed because masters are missing.
+/// Number and backoff of the retries of a round that failed because masters are missing.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
-    /// How often to ask masters again that are down or silent, before failing with
+    /// Number of times to ask masters again that are down or silent, before the error
     /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible), unless [`Wait`](crate::Wait) allows more.
-    /// 0: never.
+    /// 0 means no retry.
     pub times: u8,
-    /// The bound of the first pause. Each pause is random, from half of the bound to all of it, and the bound
+    /// Bound of the first pause. Each pause is random, from half of the bound to all of it, and the bound
     /// doubles with each pause.
     pub pause: Duration,
 }
 
 impl Retry {
-    /// So many times, with pauses from this bound on. `Retry::new(0, Duration::ZERO)` never retries.
+    /// Retries this number of times, with this bound of the first pause. `Retry::new(0, Duration::ZERO)`
+    /// never retries.
     pub const fn new(times: u8, pause: Duration) -> Self {
         Retry { times, pause }
     }
@@ -56,7 +57,7 @@ impl Default for ClientBuilder {
     }
 }
 
-/// Without the addresses, which may contain passwords, and the key.
+/// Without the addresses, which may contain passwords, and without the key.
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ClientBuilder { node_timeout, drift, retry, .. } = self;
@@ -67,8 +68,8 @@ impl fmt::Debug for ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Adds a server. A single server is the lock service by itself; of several, a majority decides: use 3 or
-    /// 5 independent masters.
+    /// Adds a server. A single server is the lock service by itself. Of several servers, a majority decides:
+    /// use 3 or 5 independent masters. Cluster nodes and sentinels are refused.
     ///
     /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
@@ -89,34 +90,34 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the time limit for one answer of one master, 1 ms to a day; default: 250 ms. A connection may
-    /// take four times as long.
+    /// Sets the time limit for one answer of one master, from 1 ms to a day. Default: 250 ms. A connection
+    /// may take four times as long.
     ///
-    /// This is the cost of a silent master: a round that needs its vote waits this long for it. 250 ms is ten
-    /// times the latency between the data centres of a continent, and longer than a fork or a slow command
-    /// blocks a healthy server. No request is waited for longer than its ttl.
+    /// A silent master costs this time: a round that needs its vote waits for it. 250 ms is ten times the
+    /// latency between the data centres of a continent, and longer than a fork or a slow command blocks a
+    /// healthy server. No request is waited for longer than its ttl.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self
     }
 
-    /// Sets how much of the ttl is not trusted, because clocks run at different rates. Default: a hundredth
-    /// of the ttl plus 2 ms, as in the Redlock algorithm; that allows for rates that differ by 1 % (quartz
-    /// clocks differ by 0.01 %).
+    /// Sets the untrusted part of the ttl, because clocks run at different rates. Default: a hundredth of the
+    /// ttl plus 2 ms, as in the Redlock algorithm. That allows for rates that differ by 1 % (quartz clocks
+    /// differ by 0.01 %).
     pub fn drift(mut self, drift: Duration) -> Self {
         self.drift = Some(drift);
         self
     }
 
-    /// Sets how to retry rounds that failed because masters are missing: see [`Retry`]. How long to wait for
-    /// somebody else's hold is set by [`Acquire::wait`](crate::Acquire::wait).
+    /// Sets the retries of rounds that failed because masters are missing: see [`Retry`].
+    /// [`Acquire::wait`](crate::Acquire::wait) sets the time to wait for another client's hold.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
         self
     }
 
-    /// For `rediss://`: trusts servers whose certificates this one has signed (PEM), instead of the system's
-    /// list.
+    /// For `rediss://`: trusts servers with certificates that this one has signed (PEM), instead of the
+    /// system's list.
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificate = Some(pem.into());
         self

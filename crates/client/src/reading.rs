@@ -1,32 +1,32 @@
-//! What INSPECT and WAITERS answer, for people and for the wait queue.
+//! Reading of the answers to questions, as the types of `inspect`.
 
 use dlock_protocol::reply::{self, Reply};
 use redis::Value;
 
 use crate::inspect::{Holder, Inspection, Listed, Logged, Waiting};
 
-/// DLOCK.INSPECT: None inside is null, nobody holds or waits.
+/// Reads DLOCK.INSPECT. The inner `None` means that the lock has no holder and no waiter.
 pub(crate) fn inspection(value: Value) -> Option<Option<Inspection>> {
     Reply::read(plain(value)).map(|seen: Option<reply::Inspection>| seen.map(Inspection::from))
 }
 
-/// DLOCK.WAITERS.
+/// Reads DLOCK.WAITERS.
 pub(crate) fn queue(value: Value) -> Option<Vec<Waiting>> {
     Reply::read(plain(value)).map(|queue: Vec<reply::Waiting>| queue.into_iter().map(Waiting::from).collect())
 }
 
-/// DLOCK.LIST: where to go on, and locks.
+/// Reads DLOCK.LIST: the next cursor, and locks.
 pub(crate) fn listing(value: Value) -> Option<(u64, Vec<Listed>)> {
     let seen: reply::Listing = Reply::read(plain(value))?;
     Some((seen.cursor, seen.locks.into_iter().map(Listed::from).collect()))
 }
 
-/// DLOCK.LOG.
+/// Reads DLOCK.LOG.
 pub(crate) fn log(value: Value) -> Option<Vec<Logged>> {
     Reply::read(plain(value)).map(|log: Vec<reply::Logged>| log.into_iter().map(Logged::from).collect())
 }
 
-/// Any answer, as the texts in it, in their order.
+/// Reads any answer as the texts in it, in their order.
 pub(crate) fn texts(value: Value) -> Option<Vec<String>> {
     fn push(value: Value, texts: &mut Vec<String>) {
         match value {
@@ -47,17 +47,17 @@ pub(crate) fn texts(value: Value) -> Option<Vec<String>> {
     Some(texts)
 }
 
-/// The one text of an answer.
+/// Reads an answer of one text.
 pub(crate) fn text(value: Value) -> Option<String> {
     texts(value)?.pop()
 }
 
-/// DLOCK.BREAK, and the like.
+/// Reads an answer of one number.
 pub(crate) fn number(value: Value) -> Option<u64> {
     Reply::read(plain(value))
 }
 
-/// A value of the connection as one of the protocol.
+/// Converts a value of the connection to one of the protocol.
 pub(crate) fn plain(value: Value) -> reply::Value {
     match value {
         Value::Nil => reply::Value::Null,
@@ -150,7 +150,7 @@ impl From<reply::Logged<'_>> for Logged {
     }
 }
 
-/// How a token or a label is shown: UTF-8 as it is, other bytes escaped, no two in the same way.
+/// Shows a token or a label: UTF-8 as it is, other bytes escaped, no two in the same way.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\\') => text.to_string(),

@@ -1,4 +1,4 @@
-//! What is asked of the masters, in the words of the protocol.
+//! The requests to the masters, as commands of the protocol.
 
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::{NotifyRef, ReleaseCount, Token, Ttl};
@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use dlock_quorum::Fence;
 
-/// How many holders an inspection shows.
+/// Largest number of holders that an inspection shows.
 pub(crate) const MAX_HOLDERS: u32 = 1000;
 
-/// A lock request for one resource; the same for all masters.
+/// A lock request for one resource, the same for all masters.
 #[derive(Debug, Clone)]
 pub(crate) struct LockRequest {
     pub(crate) resource: Vec<u8>,
     pub(crate) asked: dlock_protocol::LockRequest,
 }
 
-/// What is asked for can be read off it.
+/// The options of the request are read directly.
 impl Deref for LockRequest {
     type Target = dlock_protocol::LockRequest;
 
@@ -29,12 +29,12 @@ impl Deref for LockRequest {
 }
 
 impl LockRequest {
-    /// One try.
+    /// Returns the ACQUIRE of one try.
     pub(crate) fn acquire(&self) -> Cmd {
         self.acquire_or(None)
     }
 
-    /// A try, or a position in the queue that is kept for so long.
+    /// Returns an ACQUIRE that queues the token, or keeps its position, for `kept`.
     pub(crate) fn queue(&self, kept: Duration, notify: Option<NotifyRef<'_>>) -> Cmd {
         let ms = u64::try_from(kept.as_millis()).ok().and_then(Ttl::from_millis);
         self.acquire_or(ms.map(|ms| Queue { ms, notify }))
@@ -50,12 +50,12 @@ impl LockRequest {
         cmd(&command::Confirm { key, token, fence, ttl }.to_args())
     }
 
-    /// Asks for the fence of the hold: CONFIRM of a lower one changes nothing.
+    /// Returns a CONFIRM that only asks for the fence of the hold: a lower fence changes nothing.
     pub(crate) fn fence(&self) -> Cmd {
         self.confirm(Fence::MIN)
     }
 
-    /// The lease that is asked for.
+    /// Requested lease.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl.millis())
     }
@@ -64,7 +64,7 @@ impl LockRequest {
         release(&self.resource, &self.token)
     }
 
-    /// Gives up its positions in the queue, and no hold.
+    /// Returns the CANCEL of the token's positions in the queue. It ends no hold.
     pub(crate) fn cancel(&self) -> Cmd {
         let (key, who) = (self.resource.as_slice(), command::Whom::Token(self.token.borrowed()));
         cmd(&command::Cancel { key, who }.to_args())
@@ -77,15 +77,14 @@ pub(crate) fn extend(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
     commands
 }
 
-/// And to be told when somebody else changes the hold: each write ends the tracking of the key, and a read
-/// begins it anew.
+/// EXTEND, followed by a read that tracks the key anew: each write ends the tracking.
 pub(crate) fn extend_and_track(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
     let mut commands = extend(resource, token, ttl);
     commands.add_command(holds(resource, token));
     commands
 }
 
-/// Every count, and its positions in the queue.
+/// RELEASE of the whole hold count and of the positions in the queue.
 pub(crate) fn release(resource: &[u8], token: &Token) -> Cmd {
     cmd(&command::Release { key: resource, token: token.borrowed(), count: ReleaseCount::All }.to_args())
 }
@@ -113,7 +112,7 @@ pub(crate) fn log(most: u32, key: Option<&[u8]>) -> Cmd {
     cmd(&command::Log::Read { count: std::num::NonZeroU32::new(most), key }.to_args())
 }
 
-/// Any command, by its words.
+/// Any command by its words.
 pub(crate) fn words(words: &[impl AsRef<[u8]>]) -> Cmd {
     let mut cmd = Cmd::new();
     for word in words {
@@ -127,7 +126,7 @@ pub(crate) fn type_of(key: &[u8]) -> Cmd {
     only_key("TYPE", key)
 }
 
-/// Servers before Redis 7.2 do not know it.
+/// Sets the library name of a connection. Servers before Redis 7.2 do not know the command.
 pub(crate) fn set_library_name(name: &str) -> Cmd {
     words(&["CLIENT", "SETINFO", "LIB-NAME", name])
 }
@@ -136,11 +135,11 @@ pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
     only_key(command::table::BREAK.name, resource)
 }
 
-/// A token that nobody has used, as DLOCK.TOKEN makes them.
+/// Returns an unused token, made as by DLOCK.TOKEN.
 pub(crate) fn fresh_token() -> Token {
     let mut bytes = [0; 20];
-    // Not a generator of the process's own: after a fork two would draw the same, and a token used twice is
-    // two holders.
+    // Not from a generator of this process: after a fork two processes would draw the same token, and a token
+    // used twice means two holders.
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system gives randomness");
     Token::of_random(bytes)
 }

@@ -1,4 +1,4 @@
-//! What all clones of a client share: the masters, and the background work.
+//! The state that all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::Ttl;
 use futures_util::future::join_all;
@@ -23,7 +23,7 @@ use crate::{inspect, reading, request};
 use dlock_quorum::Lease;
 use dlock_quorum::{Holder, Holders, Member, Quorum, Vote};
 
-/// The lock service as a client knows it.
+/// The lock service of a client.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) nodes: Vec<Arc<Node>>,
@@ -37,7 +37,7 @@ pub(crate) struct Service {
     cleanup: TaskTracker,
 }
 
-/// The number of holders to read from each master.
+/// Largest number of holders to read from each master.
 const MAX_HOLDERS_READ: u32 = 100;
 
 /// The channels of one hold, by member.
@@ -50,7 +50,7 @@ impl Service {
         Ok(Arc::new(service))
     }
 
-    /// Without connections.
+    /// Makes the service without opening a connection.
     pub(crate) fn new(options: ClientBuilder) -> Result<Service, BuildError> {
         let addresses: Vec<Address> = options
             .servers
@@ -75,15 +75,15 @@ impl Service {
         });
         let nodes = nodes.collect();
         let cleanup = TaskTracker::new();
-        // Closed, it still accepts tasks; this only lets `flush` return.
+        // A closed tracker still accepts tasks; this only lets `flush` return.
         cleanup.close();
         let (retry, drift) = (options.retry, options.drift);
         let contended = Contended::default();
         Ok(Service { nodes, quorum, retry, contended, drift, background, watched, member_list, cleanup })
     }
 
-    /// Opens the first connections. A master that is down may come back, and a majority goes on without one
-    /// that cannot take part. Once there is a majority, the others have as long as for one answer: they may
+    /// Opens the first connections. A master that is down may come back, and a majority works without one
+    /// that cannot take part. Once there is a majority, the others have the time of one answer left; they may
     /// join later.
     async fn first_connections(&self) -> Result<(), BuildError> {
         let overdue = now() + self.nodes[0].limit;
@@ -112,7 +112,7 @@ impl Service {
         }
     }
 
-    /// The members that were reached but cannot take part.
+    /// Returns the members that were reached but cannot take part.
     pub(crate) fn unusable(&self) -> Report {
         let defects = self.nodes.iter().filter_map(|node| {
             let state = node.connect_error().filter(|state| matches!(state, NodeState::Failed(_)))?;
@@ -125,7 +125,7 @@ impl Service {
         &self.nodes[usize::from(member.0)]
     }
 
-    /// The holders of the resource at each master. They are unknown where there are too many to read.
+    /// Reads the holders of the resource at each master. They are unknown where there are too many to read.
     pub(crate) async fn holders(&self, resource: &[u8]) -> Holders {
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
         let asked = self.nodes.iter().map(|node| async move {
@@ -139,8 +139,8 @@ impl Service {
         Holders(join_all(asked).await)
     }
 
-    /// Names the type of the value under the key, for each master that has answered WRONGTYPE. Without the
-    /// permission for TYPE the text stays as it is.
+    /// Names the type of the value under the key in the state of each master that answered WRONGTYPE. Without
+    /// the permission for TYPE the text stays as it is.
     pub(crate) async fn name_types(&self, resource: &[u8], report: &mut Report) {
         let question = &request::type_of(resource);
         let asked = self.nodes.iter().zip(&mut report.0).map(|(node, NodeReport { state, .. })| async move {
@@ -158,7 +158,7 @@ impl Service {
         self.nodes.iter().map(|node| Arc::new(Channel::new(node.clone()))).collect()
     }
 
-    /// The lease of `ttl`, in whole ms as the servers count it; or why there is none.
+    /// Returns the lease for a `ttl`, in whole ms as the servers count it, or the reason why there is none.
     pub(crate) fn lease_for(&self, ttl: Duration) -> Result<(Lease, Ttl), String> {
         let Some(counted) = u64::try_from(ttl.as_millis()).ok().and_then(Ttl::from_millis) else {
             return Err(format!("a ttl must be 1 ms to 49 days, not {ttl:?}"));
@@ -173,8 +173,7 @@ impl Service {
         lease.map(|lease| (lease, counted))
     }
 
-    /// Begins a task that `flush` does not wait for at once: its first request is on its way when this
-    /// returns.
+    /// Begins a task that `flush` does not wait for. Its first request has been sent when this returns.
     pub(crate) fn begin(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.background.runtime.enter();
         let mut task = Box::pin(task);
@@ -183,7 +182,7 @@ impl Service {
         }
     }
 
-    /// Spawns a task that comes to its end, whoever waits for it.
+    /// Spawns a task that runs to its end even if the handle is dropped. `flush` waits for it.
     pub(crate) fn finish<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -209,7 +208,7 @@ impl Service {
         self.cleanup.wait().await;
     }
 
-    /// The report of these votes; `None`: no answer was heard.
+    /// Makes the report of these votes. `None` means that the answer was not needed.
     pub(crate) fn report<'a, G: 'a>(
         &self,
         channels: &Channels,

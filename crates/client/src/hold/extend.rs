@@ -1,4 +1,4 @@
-//! EXTEND on all masters, and the hold anew on those that forgot it: carries the messages of [`Extension`].
+//! Sends the requests of an [`Extension`]: EXTEND to all masters, and ACQUIRE to those that forgot the hold.
 
 use dlock_protocol::{Mode, Ttl};
 use futures_util::FutureExt;
@@ -15,14 +15,14 @@ use crate::topology::{Channel, LateEffect, Voters};
 use dlock_quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
 use dlock_quorum::{Instant, Lease};
 
-/// Calls whose answers no longer decide anything. Dropping this cancels those that have not left yet.
+/// Calls whose answers decide nothing any more. Dropping this cancels those that were not sent yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;
 
-/// A call under way, and the answer to EXTEND if it is one. One for each master: so few that all are polled
-/// when one is answered, which costs less than to know which.
+/// A call, with its answer if it is an EXTEND. There is one for each master, so polling all of them after
+/// each answer costs less than tracking which one is ready.
 type Call = BoxFuture<'static, Option<(Member, Vote<()>)>>;
 
-/// How to ask a master for the hold again.
+/// The request for a hold that a master has forgotten.
 pub(crate) struct Restore {
     pub(crate) request: Arc<LockRequest>,
     pub(crate) mode: Mode,
@@ -30,8 +30,8 @@ pub(crate) struct Restore {
 }
 
 impl Restore {
-    /// With a position in the queue, for others may be there already. The next extension tells what came of
-    /// it, and keeps the position.
+    /// Returns an ACQUIRE with a position in the queue, because other clients may hold or wait there already.
+    /// The next extension reports the outcome, and keeps the position.
     fn command(&self) -> Cmd {
         let mut request = LockRequest::clone(&self.request);
         (request.asked.mode, request.asked.ttl) = (self.mode, self.ttl);
@@ -39,7 +39,7 @@ impl Restore {
     }
 }
 
-/// Asks for the lease until it is decided; waits for each answer at most `limit`.
+/// Asks all masters for the lease until the outcome is decided, and waits for each answer at most `limit`.
 pub(crate) async fn extend(
     service: &Arc<Service>,
     channels: &Channels,
@@ -74,7 +74,7 @@ pub(crate) async fn extend(
     (extended, finish(asks, extension, calls, restore).boxed())
 }
 
-/// How the masters were asked.
+/// The request of an extension, to be sent again.
 struct Asks {
     channels: Channels,
     command: Arc<Pipeline>,
@@ -82,13 +82,13 @@ struct Asks {
     lease: Lease,
 }
 
-/// What is left to do once it is decided: to hear the others and, with `restore`, to ask those for the hold
-/// that have forgotten it.
+/// Waits for the other answers once the outcome is decided. With `restore`, asks masters for the hold that
+/// have forgotten it.
 async fn finish(asks: Asks, mut extension: Extension, mut calls: Vec<Call>, restore: Option<Restore>) {
     let Asks { channels, command, voters, lease } = asks;
     let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
-    // One that could not be reached may be back, without the hold. The next extension may be too late: by
-    // then another one may have restarted.
+    // A master that could not be reached may be back, without the hold. The next extension may come too late:
+    // another master may have restarted by then.
     let again = |to: Member| {
         let channel = channels[usize::from(to.0)].clone();
         ask_once_reached(to, channel, command.clone(), voters.clone(), lease).boxed()
@@ -98,7 +98,7 @@ async fn finish(asks: Asks, mut extension: Extension, mut calls: Vec<Call>, rest
     loop {
         for Outgoing { to, .. } in extension.restore(now()) {
             let channel = &channels[usize::from(to.0)];
-            // What somebody has taken away stays so.
+            // A hold that an operator or another client has ended there stays ended.
             if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(lease.ttl())) {
                 calls.push(ask_for_it_again(channel.clone(), restore.command()).map(|()| None).boxed());
             }
@@ -136,7 +136,7 @@ async fn ask_once_reached(
         return None;
     }
     let limit = channel.node.limit;
-    // Not again: it can be reached now, and would say the same.
+    // A second failure is final: the master can be reached now, and would answer the same.
     Some(ask(to, channel, command, voters, lease, limit).await)
         .filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))
 }

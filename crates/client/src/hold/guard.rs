@@ -1,4 +1,4 @@
-//! The guard of a hold.
+//! The guards of holds, and what tasks without a guard can watch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::reading::shown;
 use crate::wait::Wait;
 use dlock_quorum::Instant;
 
-/// Guards a hold: it is renewed in the background, and released when the last guard of it is dropped.
+/// Guards a hold. The hold is renewed in the background, and released when its last guard is dropped.
 #[must_use = "a dropped guard releases its lock"]
 pub struct Guard {
     share: Arc<Share>,
 }
 
-/// Shared by the guards of one hold; the last of them releases it.
+/// Shared by the guards of one hold. The last of them releases it.
 pub(crate) struct Share(pub(crate) Arc<Hold>);
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // The releases go on in the background.
+        // The releases continue in the background.
         drop(self.0.give_back());
     }
 }
@@ -41,34 +41,34 @@ pub struct ForgottenHold {
     pub token: Token,
     /// Its fence, if it has one.
     pub fence: Option<Fence>,
-    /// Until when it is valid, on the clock of [`crate::now`].
+    /// End of its validity, on the clock of [`crate::now`].
     pub valid_until: Instant,
 }
 
 impl Guard {
-    /// The fencing token of the hold (its fence): greater than that of every earlier hold of the resource.
-    /// Store it with whatever the lock protects, and reject lower ones. `None` in a quorum unless requested
-    /// by [`fenced`](crate::Acquire::fenced).
+    /// Returns the fencing token of the hold (its fence): greater than that of every earlier hold of the
+    /// resource. Store it with the data that the lock protects, and reject lower ones. `None` in a quorum
+    /// unless requested by [`fenced`](crate::Acquire::fenced).
     pub fn fence(&self) -> Option<Fence> {
         self.hold().fence
     }
 
-    /// The locked resource.
+    /// Returns the locked resource.
     pub fn resource(&self) -> &[u8] {
         &self.hold().request.resource
     }
 
-    /// The token that owns the hold on the servers.
+    /// Returns the token that owns the hold on the servers.
     pub fn token(&self) -> &Token {
         &self.hold().request.token
     }
 
-    /// Until when the hold is valid, on the clock of [`crate::now`].
+    /// Returns the end of the hold's validity, on the clock of [`crate::now`].
     pub fn valid_until(&self) -> Instant {
         self.hold().state().valid_until
     }
 
-    /// The time left until then; zero once the hold is lost.
+    /// Returns the time left until the validity ends. Zero once the hold is lost.
     pub fn remaining(&self) -> Duration {
         let state = self.hold().state();
         match state.loss {
@@ -82,49 +82,51 @@ impl Guard {
         self.hold().lost().await
     }
 
-    /// Why the hold was lost; `None` while it is held.
+    /// Returns the reason why the hold was lost. `None` means that it is held.
     pub fn loss(&self) -> Option<Lost> {
         self.hold().state().loss
     }
 
-    /// Tells when the hold is lost, to tasks that do not have the guard.
+    /// Returns a watch on the loss of the hold, for tasks that do not have the guard.
     pub fn cancellation(&self) -> Cancellation {
         Cancellation::of([self])
     }
 
-    /// Sets the lease to `ttl` from now, longer or shorter, also for the renewals to come. Returns until when
-    /// the hold is valid.
+    /// Sets the lease to `ttl` from now, longer or shorter, for the following renewals too. Returns the end
+    /// of the hold's validity.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
         self.hold().extend(ttl).await
     }
 
-    /// Turns an exclusive hold into a shared one, which lets waiting sharers in; a shared one stays as it is.
-    /// The fence and the validity stay. Requires that no other guard shares the hold
+    /// Turns an exclusive hold into a shared one, which lets waiting sharers in. A shared hold stays as it
+    /// is. The fence and the validity stay. Requires that no other guard shares the hold
     /// ([`reentrant`](crate::Acquire::reentrant)).
     ///
-    /// The hold counts as shared from the call on, whatever comes of it: on [`ExtendError::Unconfirmed`], or
-    /// if the future was dropped, masters may still keep sharers out, and you can call it again.
+    /// The hold counts as shared from the call on, whatever the outcome. On [`ExtendError::Unconfirmed`], or
+    /// if the future was dropped, masters may still keep sharers out; you can call it again.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
         self.hold().downgrade(|| self.only_guard()).await
     }
 
-    /// Turns a shared hold into an exclusive one once it is the only one; an exclusive one stays as it is.
-    /// The fence and the validity stay. It waits ahead of all others in the queue, and the shared hold is
-    /// kept meanwhile; if another sharer waits like that already, this is a [`AcquireError::Deadlock`]. On an
-    /// error, or if the future is dropped, the hold stays shared.
+    /// Turns a shared hold into an exclusive one once it is the only one. An exclusive hold stays as it is.
+    /// The fence and the validity stay. The upgrade waits ahead of all others in the queue, and keeps the
+    /// shared hold meanwhile. If another sharer waits for an upgrade already, the error is
+    /// [`AcquireError::Deadlock`]. On an error, or if the future is dropped, the hold stays shared.
     ///
     /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared
-    /// hold and acquire again: EXTEND does not tell the mode, so a master that missed the upgrade would go on
-    /// extending a hold that counts as exclusive. With that master, and one that forgot the hold, another
+    /// hold and acquire again: EXTEND does not report the mode, so a master that missed the upgrade would go
+    /// on extending a hold that counts as exclusive. With that master, and one that forgot the hold, another
     /// client could have a majority of shared votes at the same time.
     ///
-    /// It also fails if the connection broke before the answer to a downgrade: that may still be carried out.
+    /// It also fails if the connection broke before the answer to a downgrade, which may still be carried
+    /// out.
     pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
         self.only_guard().map_err(AcquireError::Option)?;
         self.hold().upgrade(wait).await
     }
 
-    /// Releases the lock. Returns once a majority has confirmed it; the others are told in the background.
+    /// Releases the lock. Returns once a majority has confirmed it; the other masters are asked in the
+    /// background.
     ///
     /// If other guards share the hold ([`reentrant`](crate::Acquire::reentrant)), this only drops the guard.
     pub async fn release(self) -> Result<(), ReleaseError> {
@@ -135,11 +137,11 @@ impl Guard {
     }
 
     /// Drops the guard without releasing the lock. The hold lasts until its lease ends, unless
-    /// [`Client::extend`](crate::Client::extend) renews or [`Client::release`](crate::Client::release) ends
-    /// it.
+    /// [`Client::extend`](crate::Client::extend) renews it or [`Client::release`](crate::Client::release)
+    /// ends it.
     ///
-    /// Returns `None` if the hold cannot outlive its guard: an ephemeral hold is released, and one that other
-    /// guards share stays with them.
+    /// Returns `None` if the hold cannot outlast its guard: an ephemeral hold is released, and a hold with
+    /// other guards stays with them.
     pub fn forget(self) -> Option<ForgottenHold> {
         let share = Arc::into_inner(self.share)?;
         let hold = &share.0;
@@ -151,7 +153,7 @@ impl Guard {
         Some(ForgottenHold { resource, token, fence: hold.fence, valid_until: hold.state().valid_until })
     }
 
-    /// Of the client's thread.
+    /// Returns the runtime of the client's thread.
     pub(crate) fn runtime(&self) -> Handle {
         self.hold().service.background.runtime.clone()
     }
@@ -190,55 +192,55 @@ impl fmt::Debug for Guard {
 pub struct Guards(pub(crate) Vec<Guard>);
 
 impl Guards {
-    /// The guards, sorted by resource.
+    /// Returns the guards, sorted by resource.
     pub fn iter(&self) -> impl Iterator<Item = &Guard> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// Returns the number of guards.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none: no resource was given.
+    /// Returns true if there are no guards, because no resource was given.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The time left until the first of them ends.
+    /// Returns the time left until the validity of the first of them ends.
     pub fn remaining(&self) -> Duration {
         self.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
     }
 
-    /// Waits until the first of them is lost.
+    /// Waits until the first of them is lost, and returns the reason.
     pub async fn lost(&self) -> Lost {
         self.first_lost().await.1
     }
 
-    /// Why the first of them was lost; `None` while all are held.
+    /// Returns the reason why the first of them was lost. `None` means that all are held.
     pub fn loss(&self) -> Option<Lost> {
         self.iter().find_map(Guard::loss)
     }
 
-    /// Tells when the first of them is lost, to tasks that do not have the guards.
+    /// Returns a watch on the loss of the first of them, for tasks that do not have the guards.
     pub fn cancellation(&self) -> Cancellation {
         Cancellation::of(self.iter())
     }
 
-    /// Sets the lease of each to `ttl` from now, as [`Guard::extend`]. Returns until when all are valid, or
-    /// the first error: then some of them may have the new lease.
+    /// Sets the lease of each to `ttl` from now, like [`Guard::extend`]. Returns the time until which all are
+    /// valid, or the first error: then some of them may have the new lease.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
         let extended = join_all(self.iter().map(|guard| guard.extend(ttl))).await;
         let first = Instant::since_boot(Duration::MAX);
         extended.into_iter().try_fold(first, |first, end| Ok(first.min(end?)))
     }
 
-    /// Releases all of them; returns the first error, if any.
+    /// Releases all of them. Returns the first error, if any.
     pub async fn release(self) -> Result<(), ReleaseError> {
         join_all(self.0.into_iter().map(Guard::release)).await.into_iter().collect()
     }
 
-    /// The guard that is lost first, and why.
+    /// Waits until a guard is lost, and returns it with the reason.
     pub(crate) async fn first_lost(&self) -> (&Guard, Lost) {
         let (index, why) = first_lost(self.iter().map(Guard::hold)).await;
         (&self.0[index], why)
@@ -249,14 +251,14 @@ impl IntoIterator for Guards {
     type Item = Guard;
     type IntoIter = std::vec::IntoIter<Guard>;
 
-    /// The guards one by one, sorted by resource.
+    /// Returns the guards one by one, sorted by resource.
     fn into_iter(self) -> Self::IntoIter {
         self.0.into_iter()
     }
 }
 
-/// Tells when a hold is lost, or the first of several, to tasks that do not have the guard: see
-/// [`Guard::cancellation`]. It keeps no lock: after the guard has released it there is nothing to tell.
+/// Watches the loss of a hold, or of the first of several, for tasks that do not have the guard: see
+/// [`Guard::cancellation`]. It holds no lock: after the guard has released it, it never reports a loss.
 #[derive(Debug, Clone)]
 pub struct Cancellation(Arc<[Arc<Hold>]>);
 
@@ -265,7 +267,7 @@ impl Cancellation {
         Cancellation(guards.into_iter().map(|guard| guard.hold().clone()).collect())
     }
 
-    /// Whether the hold is lost. Looks at the clock.
+    /// Returns true if the hold is lost. Reads the clock.
     pub fn is_cancelled(&self) -> bool {
         self.0.iter().any(|hold| hold.state().loss.is_some())
     }

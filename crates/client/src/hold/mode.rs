@@ -1,4 +1,4 @@
-//! A hold changes its mode: an exclusive one becomes shared, a shared one exclusive.
+//! Changes the mode of a hold: from exclusive to shared, and from shared to exclusive.
 
 use dlock_protocol::Mode;
 use futures_util::future::{join, join_all};
@@ -20,8 +20,8 @@ use crate::wait::Wait;
 use dlock_quorum::{Deadline, Refusal, Stay, Vote};
 
 impl Hold {
-    /// Asks every master for it as a shared one. Their leases do not get shorter by that, so nothing depends
-    /// on the answers but what they tell: a hold that was exclusive is shared from the first send on.
+    /// Asks every master for the hold as a shared one. That shortens no lease, so the answers only serve the
+    /// report: an exclusive hold counts as shared from the first send.
     pub(crate) async fn downgrade(
         self: &Arc<Self>,
         allowed: impl FnOnce() -> Result<(), String>,
@@ -90,7 +90,7 @@ impl Hold {
     }
 
     async fn exclusively(self: &Arc<Self>, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
-        // What an earlier upgrade has to undo must not come after this one.
+        // The requests that undo an earlier upgrade must be over before this one.
         let limit = match deadline {
             Deadline::NoWait => channel.node.limit,
             Deadline::At(end) => end.saturating_since(now()).saturating_add(channel.node.limit),
@@ -121,8 +121,8 @@ impl Hold {
         self.ask(channel, Mode::Exclusive).await
     }
 
-    /// Asks for it in another mode. A master that does not have the hold any more grants another one instead:
-    /// that is no part of this.
+    /// Asks for the hold in another mode. A master without the hold grants a new one instead, which does not
+    /// count.
     async fn ask(&self, channel: &Channel, mode: Mode) -> Vote {
         let mut commands = redis::pipe();
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
@@ -150,14 +150,14 @@ impl Hold {
         }
     }
 
-    /// Leaves the queue and asks for a shared hold. Returns whether that is settled.
+    /// Leaves the queue and asks for a shared hold. Returns true if both were answered.
     async fn share_again(&self) -> bool {
-        // Of one that is lost nothing is asked for again.
+        // No request is sent for a hold that is lost.
         if self.state().loss.is_some() {
             return true;
         }
         let (channel, cancel) = (&self.channels[0], self.request.cancel());
-        // Both at once: what is asked next has to come after them.
+        // Both at once: the next request must come after them.
         let cancelled = channel.ask(&cancel, None, channel.node.limit);
         let (cancelled, vote) = join(cancelled, self.ask(channel, Mode::Shared)).await;
         if vote == Vote::Refused(Refusal::NotHeld) {
@@ -177,8 +177,8 @@ impl Hold {
     }
 }
 
-/// Leaves the queue and asks for a shared hold again, unless the upgrade came to a clear end: until the
-/// master has answered, which might grant later what nobody waits for any longer.
+/// Undoes an upgrade without a clear outcome: leaves the queue and asks for a shared hold until the master
+/// has answered, which might otherwise grant the upgrade later.
 struct Undo(Option<(Arc<Hold>, OwnedMutexGuard<()>)>);
 
 impl Undo {
@@ -201,7 +201,7 @@ impl Drop for Undo {
             };
             tokio::select! {
                 biased;
-                // Nothing leaves after the release.
+                // No request may leave after the release.
                 () = hold.ended.cancelled() => {}
                 () = undone => {}
             }

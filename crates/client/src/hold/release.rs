@@ -13,19 +13,19 @@ use crate::error::ReleaseError;
 use crate::service::{Channels, Service};
 use dlock_quorum::{Member, Refusal, Vote};
 
-/// The releases of one hold. If dropped, they go on in the background.
+/// The releases of one hold. If dropped, they continue in the background.
 pub(crate) struct Releases {
     service: Arc<Service>,
     channels: Channels,
     calls: FuturesUnordered<BoxFuture<'static, (Member, Vote<()>)>>,
-    /// The answer of each master; `None` for one that was never asked to hold anything, and so is not asked
-    /// now.
+    /// Answers by master. `None` stands for a master that was never asked to hold anything, and so is not
+    /// asked now.
     votes: Vec<Option<Vote<()>>>,
 }
 
 impl Releases {
-    /// Sends RELEASE to every master that may hold something, or come to hold it, at most for `lease`. It is
-    /// owed that long: what one master alone still held would be in everybody's way.
+    /// Sends RELEASE to every master that may hold something, or may come to hold it. An unanswered RELEASE
+    /// is repeated for the length of `lease`, because a hold on one master alone delays all other clients.
     pub(crate) fn new(
         service: &Arc<Service>,
         channels: &Channels,
@@ -40,7 +40,7 @@ impl Releases {
             votes.push(channel.may_hold().then_some(Vote::Unknown));
             if channel.may_hold() {
                 let (channel, command) = (channel.clone(), command.clone());
-                // Not polled here: its timers must not be those of the user's runtime, which may end first.
+                // Spawned, because its timers must not be those of the user's runtime, which may end first.
                 let releases = channel.node.releases.clone();
                 let call = service.finish(
                     releases.track_future(async move { (member, channel.release(command, until).await) }),
@@ -51,11 +51,11 @@ impl Releases {
         Releases { service: service.clone(), channels: channels.clone(), calls, votes }
     }
 
-    /// Waits until a majority has confirmed the release or no longer can, at most for the time limit of one
+    /// Waits until a majority has confirmed the release, or no longer can, at most for the time limit of one
     /// answer.
     pub(crate) async fn majority(mut self) -> Result<(), ReleaseError> {
         let limit = self.service.nodes[0].limit;
-        // The releases are retried for longer than this waits; they go on in the background.
+        // The releases are repeated in the background for longer than this.
         let decided = timeout(limit, async {
             while self.is_open() {
                 let Some((member, vote)) = self.calls.next().await else { return };
@@ -67,7 +67,7 @@ impl Releases {
         if self.count(is_yes) >= majority {
             return Ok(());
         }
-        // A master whose answer was still open at the decision was not silent.
+        // A master whose answer was still outstanding at the decision was not silent.
         let all_ended = decided.is_err() || self.calls.is_empty();
         let heard = |vote: &&Vote<()>| all_ended || **vote != Vote::Unknown;
         let report =

@@ -1,4 +1,4 @@
-//! The renewal task of a hold: renews its lease, and tells when it is lost.
+//! The renewal task of a hold: renews the lease, and reports a loss.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +11,16 @@ use crate::error::{ExtendError, Lost, Report};
 use crate::hold::Hold;
 use dlock_quorum::Instant;
 
-/// In so many moments of a lease holds are renewed. Those of one moment share the writes and reads of the
-/// connection, and wake its thread once; each by itself, ten thousand holds take several times the processor.
+/// Number of moments per lease at which holds are renewed. All holds of one moment share the writes and reads
+/// of the connection, and wake its thread once. Renewed one by one, ten thousand holds take several times the
+/// processor.
 const BEATS: u32 = 128;
 
-/// How to renew a hold.
+/// Settings of a renewal.
 pub(crate) struct Renewal {
-    /// For how long the lease is renewed: the hold is lost then. `None`: it is not renewed at all.
+    /// Longest time for which the lease is renewed; the hold is lost then. `None` means no renewal.
     pub(crate) limit: Option<Duration>,
-    /// How long before its validity ends the hold is lost; `None`: a tenth of the ttl.
+    /// Time between the loss and the end of the validity. `None` means a tenth of the ttl.
     pub(crate) notice: Option<Duration>,
     pub(crate) on_lost: Option<OnLost>,
 }
@@ -33,12 +34,12 @@ impl Renewal {
     }
 }
 
-/// Renews `hold` until it ends or is lost.
+/// Renews the hold until it ends or is lost.
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
         () = hold.ended.cancelled() => return,
         () = hold.drive_pending() => return,
-        // An extension or a change of its mode may find out first.
+        // An extension or a change of mode may find the loss first.
         why = hold.lost() => why,
         () = hold.disconnected() => Lost::Disconnected,
         report = hold.gone() => Lost::TakenAway(report),
@@ -84,7 +85,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         if due.is_none_or(|due| now() < due) {
             continue;
         }
-        // Half of the time left: another try may be necessary.
+        // Half of the time left, so that another try is possible.
         let limit = lost_at.saturating_since(now()) / 2;
         let renewed = tokio::select! {
             biased;
@@ -107,7 +108,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
     }
 }
 
-/// The failed renewals since the last that succeeded.
+/// The failed renewals since the last successful one.
 #[derive(Default)]
 struct Failures {
     last: Option<Report>,

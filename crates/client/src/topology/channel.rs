@@ -1,4 +1,9 @@
-//! The connection of one hold to one master.
+//! The channel of one hold to one master: its connection, the requests without an answer, and the known state
+//! of the hold there.
+//!
+//! Invariant: an unanswered request may still be carried out, also after later ones over another connection.
+//! So each request that could shorten or weaken a hold is recorded until an answer, to it or to a later one
+//! on its connection, proves that it is over.
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
@@ -14,8 +19,8 @@ use crate::transport::{Command, ConnectError, Connection, Reply};
 use dlock_quorum::Instant;
 use dlock_quorum::{Refusal, Vote};
 
-/// All requests of a hold to a master use one connection as long as it lasts, so that none overtakes another:
-/// a RELEASE that overtook an ACQUIRE would leave the hold behind.
+/// The channel of one hold to one master. All requests of the hold use one connection while it works, so that
+/// none overtakes another: a RELEASE that overtook an ACQUIRE would leave the hold behind.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(crate) node: Arc<Node>,
@@ -25,28 +30,28 @@ pub(crate) struct Channel {
 #[derive(Debug, Default)]
 struct State {
     connection: Option<Connection>,
-    /// The connection must not be replaced: the hold ends with it.
+    /// The connection is not replaced, because the hold ends with it.
     pinned: bool,
-    /// Sent on this connection and not answered yet.
+    /// Requests on this connection without an answer.
     in_flight: SmallVec<[InFlight; 2]>,
     sent: u32,
-    /// A request on an earlier connection has no answer: the master may still carry it out.
+    /// True if a request on an earlier connection has no answer: the master may still carry it out.
     orphaned: bool,
-    /// The shortest lease that an orphaned request may still set.
+    /// Shortest lease that such a request may still set. `None` if none sets a lease.
     orphaned_ttl: Option<Duration>,
-    /// An orphaned request may still make the hold a shared one.
+    /// True if such a request may still make the hold a shared one.
     orphaned_share: bool,
-    /// Whether the master held something for the token when it last answered.
+    /// True if the last answer of the master said that the token holds something there.
     held: bool,
     confirmed: Option<Confirmed>,
 }
 
-/// That the master held something for the token.
+/// The last proof that the master held something for the token.
 #[derive(Debug)]
 struct Confirmed {
     server: Arc<str>,
     when: Instant,
-    /// Somebody has ended it there.
+    /// An operator or another client has ended the hold there.
     taken_away: bool,
 }
 
@@ -56,12 +61,12 @@ struct InFlight {
     late_effect: Option<LateEffect>,
 }
 
-/// What a request takes from a hold, if it is carried out late.
+/// Harm of a request to a later state of the hold, if the master carries it out late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LateEffect {
-    /// All of a longer lease but this.
+    /// Cuts a longer lease to this length.
     Lease(Duration),
-    /// That it is exclusive.
+    /// Makes an exclusive hold a shared one.
     Shared,
 }
 
@@ -76,11 +81,11 @@ impl Channel {
         Channel { node, state: Mutex::default() }
     }
 
-    /// A channel of its own connection, for a question whose answer others can make as long as they like:
-    /// what is too long closes the connection that it comes over, and no lock may depend on that.
+    /// Opens a channel with a connection of its own, for a question with an answer of unbounded length. Too
+    /// long an answer closes its connection, and no lock may depend on that connection.
     pub(crate) async fn apart(node: &Arc<Node>) -> Result<Channel, NodeState> {
         let shared = Channel::new(node.clone());
-        // Whether it answers is known at once there, or found out in the time of one answer.
+        // The shared connection shows within the time limit of one answer whether the master responds.
         match shared.ask(&redis::cmd("PING"), None, node.limit).await {
             Reply::Said(_) => {}
             Reply::Unasked(failure) => return Err(NodeState::from(&Vote::<()>::Failed(failure))),
@@ -91,7 +96,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Uses this connection and no other.
+    /// Sets the connection, and never replaces it.
     pub(crate) fn pin(&self, connection: Connection) {
         let mut state = self.state.lock();
         (state.connection, state.pinned) = (Some(connection), true);
@@ -101,7 +106,7 @@ impl Channel {
         self.state.lock().connection.clone()
     }
 
-    /// Sends a request and waits for the answer; both within `limit`.
+    /// Sends a request and waits for the answer. Both take at most `limit`.
     pub(crate) async fn ask(
         &self,
         command: &impl Command,
@@ -111,8 +116,8 @@ impl Channel {
         self.ask_server(command, late_effect, limit).await.0
     }
 
-    /// [`ask`](Self::ask), also returning the run id of the server that was asked. `None` means that the
-    /// request was not sent, or that the server does not reveal its run id, which only a single one may do.
+    /// Like [`ask`](Self::ask), and also returns the run id of the server that was asked. `None` means that
+    /// the request was not sent, or that the server hides its run id, which only a single server may do.
     pub(crate) async fn ask_server(
         &self,
         command: &impl Command,
@@ -140,7 +145,7 @@ impl Channel {
         (reply, server)
     }
 
-    /// Asks a question: what `read` makes of the answer, or why there is none.
+    /// Sends a question and returns the answer as read by `read`, or the reason why there is none.
     pub(crate) async fn find<T>(
         &self,
         question: &Cmd,
@@ -150,25 +155,27 @@ impl Channel {
         found.map_err(|state| if state == NodeState::Slow { self.silence() } else { state })
     }
 
-    /// Sends the RELEASE after the requests that it takes back, and on another connection if that one hangs.
-    /// After the time that a connection may take, it is owed until `until`.
+    /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs.
+    /// Without a confirmation within the time limit of a connection, it is sent again in the background until
+    /// `until`.
     pub(crate) async fn release(&self, command: Arc<Cmd>, until: Instant) -> Vote<()> {
         let (orphaned, mut unanswered) = (self.state.lock().orphaned, false);
         let first = self.release_once(&command, &mut unanswered).await;
-        // The server may have read an orphaned request in the same cycle, after this RELEASE. A second one
-        // comes after it.
+        // The server may have read an orphaned request in the same cycle, after the first RELEASE. The second
+        // RELEASE comes after it.
         let last = if orphaned { self.release_once(&command, &mut unanswered).await } else { first.clone() };
         if !last.confirms_release() {
             self.owe_release(command, until);
         }
         match if matches!(first, Reply::Said(Value::Int(1..))) { first } else { last }.released() {
-            // The one without an answer may have ended it.
+            // The RELEASE without an answer may have ended the hold.
             Vote::Refused(Refusal::NotHeld) if unanswered => Vote::Unknown,
             vote => vote,
         }
     }
 
-    /// Records in `unanswered` that it was sent without an answer.
+    /// Sends a RELEASE until it is answered, at most for the time limit of a connection. Sets `unanswered` if
+    /// one was sent without an answer.
     async fn release_once(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
         match self.ask_after_the_others(command).await {
             said @ Reply::Said(_) => return said,
@@ -188,14 +195,14 @@ impl Channel {
         again.await.unwrap_or(Reply::Silence)
     }
 
-    /// Sends the CANCEL after the request that it takes back, even if that has no answer.
+    /// Sends a CANCEL behind the request that it takes back, even if that one has no answer.
     pub(crate) async fn cancel(&self, command: &Cmd) {
         if !matches!(self.ask_after_the_others(command).await, Reply::Said(_)) {
             self.ask(command, None, self.node.limit).await;
         }
     }
 
-    /// Sends a request on the connection of those before it, if that is still open.
+    /// Sends a request on the connection of the earlier ones, if that is still open.
     async fn ask_after_the_others(&self, command: &Cmd) -> Reply {
         let Some(connection) = self.connection().filter(Connection::is_open) else {
             return Reply::Unasked(self.node.not_yet().into());
@@ -204,7 +211,7 @@ impl Channel {
         answer.ok().flatten().map_or(Reply::Silence, Reply::Said)
     }
 
-    /// Sends a RELEASE that was not confirmed again and again, until it is or the lease has ended.
+    /// Repeats an unconfirmed RELEASE in the background until it is confirmed, or the lease has ended.
     fn owe_release(&self, command: Arc<Cmd>, until: Instant) {
         let node = self.node.clone();
         self.node.spawn(async move {
@@ -218,14 +225,14 @@ impl Channel {
         });
     }
 
-    /// Whether the master may hold something for the token, or come to hold it by a request that is under
-    /// way.
+    /// Returns true if the master holds something for the token, or may come to hold it by an unanswered
+    /// request.
     pub(crate) fn may_hold(&self) -> bool {
         let state = self.state.lock();
         state.held || state.orphaned || !state.in_flight.is_empty()
     }
 
-    /// Records what an answer says about the hold.
+    /// Records what an answer proves about the hold.
     pub(crate) fn note<G>(&self, vote: &Vote<G>) {
         match vote {
             Vote::Granted(_) => {
@@ -236,14 +243,14 @@ impl Channel {
                 state.held = true;
             }
             Vote::Refused(Refusal::Taken | Refusal::NotHeld) => self.state.lock().held = false,
-            // Says nothing about the hold, which may exist even if it cannot be confirmed.
+            // Proves nothing: the hold may exist even if it cannot be confirmed.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }
 
-    /// Whether the master, which holds nothing for the token, has forgotten it: it never held something, is
-    /// another server since, or was not reached for as long as a lease of `ttl` lasts. Otherwise somebody has
-    /// taken it away.
+    /// Returns true if a master without a hold of the token has forgotten it: it never had the hold, is
+    /// another server now, or was not reached for the length of a lease of `ttl`. Otherwise an operator or
+    /// another client has ended the hold.
     pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
         let mut state = self.state.lock();
         let server = state.connection.as_ref().and_then(|connection| connection.server().ok().cloned());
@@ -263,25 +270,25 @@ impl Channel {
         self.state.lock().orphaned = true;
     }
 
-    /// [`note_orphan`](Self::note_orphan) of one that may still set a lease of `ttl`.
+    /// [`note_orphan`](Self::note_orphan) for a request that may still set a lease of `ttl`.
     pub(crate) fn note_orphaned_lease(&self, ttl: Duration) {
         let mut state = self.state.lock();
         state.orphaned = true;
         state.note_orphaned_lease(ttl);
     }
 
-    /// Whether a lease of `ttl` that the master has confirmed is certain to last that long: not if an
-    /// orphaned request may still set a shorter one.
+    /// Returns true if a lease of `ttl` that the master has confirmed lasts that long: no orphaned request
+    /// may still set a shorter one.
     pub(crate) fn is_certain(&self, ttl: Duration) -> bool {
         self.state.lock().orphaned_ttl.is_none_or(|shorter| ttl <= shorter)
     }
 
-    /// Whether an orphaned request may still make the hold a shared one.
+    /// Returns true if an orphaned request may still make the hold a shared one.
     pub(crate) fn may_become_shared(&self) -> bool {
         self.state.lock().orphaned_share
     }
 
-    /// The state of a master that did not answer.
+    /// Returns the state of a master that did not answer.
     pub(crate) fn silence(&self) -> NodeState {
         match self.connection() {
             Some(connection) if let Some(why) = connection.fault() => NodeState::Failed(why.into()),
@@ -293,7 +300,7 @@ impl Channel {
         }
     }
 
-    /// The state of a master whose answer was not waited for.
+    /// Returns the state of a master whose answer was not needed.
     pub(crate) fn unheard(&self) -> NodeState {
         let otherwise = if self.state.lock().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
         self.node.connect_error().unwrap_or(otherwise)
@@ -340,7 +347,7 @@ impl Channel {
             number
         };
         let answer = connection.ask(command).await?;
-        // Whatever was sent before it on the same connection was carried out before it.
+        // The master has carried out all earlier requests on the same connection.
         self.state.lock().in_flight.retain(|sent| sent.number > number);
         Some(answer)
     }

@@ -10,10 +10,10 @@ use crate::sync::Mutex;
 use crate::transport::{ConnectError, Connection};
 use dlock_quorum::{Failure, Member, Vote};
 
-/// The library name of the clients of a single server.
+/// Library name of a client of a single server.
 const LIBRARY: &str = "dlock-client";
 
-/// How many characters of the digest of the run ids are in the name of a client.
+/// Number of characters of the digest of the run ids in the library name.
 const DIGEST_LEN: usize = 8;
 
 /// The last connection of each member.
@@ -24,7 +24,7 @@ pub(crate) struct MemberList(Mutex<Vec<Entry>>);
 struct Entry {
     name: Arc<str>,
     connection: Option<Connection>,
-    /// The library name that was last sent on the connection.
+    /// Library name that was last sent on the connection.
     sent_name: String,
 }
 
@@ -34,15 +34,15 @@ impl MemberList {
         Arc::new(MemberList(Mutex::new(names.into_iter().map(entry).collect())))
     }
 
-    /// The name of the client's connections in CLIENT LIST: see
+    /// Returns the name of the client's connections in CLIENT LIST: see
     /// [`Client::library_name`](crate::Client::library_name).
     pub(crate) fn library_name(&self) -> String {
         let entries = self.0.lock();
         library_name(&entries)
     }
 
-    /// The connections that have another name than the client has now, with the command that changes it.
-    /// Counts as sent.
+    /// Returns the connections with an outdated name, each with the command that changes it, and records the
+    /// new name as sent.
     pub(crate) fn outdated_names(&self) -> Vec<(Connection, Cmd)> {
         let mut entries = self.0.lock();
         let name = library_name(&entries);
@@ -56,19 +56,19 @@ impl MemberList {
         renamed
     }
 
-    /// Whether a majority of the members is connected and answers.
+    /// Returns true if a majority of the members is connected and answers.
     pub(crate) fn has_majority(&self) -> bool {
         let entries = self.0.lock();
         let answers = |entry: &&Entry| entry.connection.as_ref().is_some_and(Connection::answers);
         entries.iter().filter(answers).count() > entries.len() / 2
     }
 
-    /// Rejects a connection of `member` to a server that is another member.
+    /// Rejects a connection of `member` to the server of another member.
     pub(crate) fn check(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
         check(&self.0.lock(), member, connection)
     }
 
-    /// [`check`](Self::check), and records the server as `member`.
+    /// Like [`check`](Self::check), and records the server as that of `member`.
     pub(crate) fn register(
         &self,
         member: Member,
@@ -120,9 +120,8 @@ const VOTED_ALREADY: &str = "the same server as another member: it would vote tw
 
 const CHANGED: &str = "its address leads to another server than the one that voted before";
 
-/// The servers whose grants count in one operation. [`MemberList`] refuses two open
-/// connections to one server; but an address can move to a server whose earlier connection has voted and is
-/// closed by now.
+/// The servers whose grants count in one operation. [`MemberList`] refuses two open connections to one
+/// server, but an address can move to a server whose earlier connection has voted and closed.
 #[derive(Debug, Default)]
 pub(crate) struct Voters(Mutex<Vec<(Member, Arc<str>)>>);
 

@@ -1,5 +1,5 @@
-//! One master: its connections and its requests. What the answers of all masters add up to is decided
-//! elsewhere.
+//! One master: its shared connection, and whether it can be reached. It does not count votes: `dlock-quorum`
+//! does.
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
@@ -22,12 +22,12 @@ use crate::transport::{Address, ConnectError, Connection};
 use dlock_quorum::Instant;
 use dlock_quorum::Member;
 
-/// The first pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
+/// First pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// How late, at most, a client notices that a master is back.
+/// Longest time until a client notices that a master is back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// The time limit of a connection in multiples of that of an answer: it takes several round trips, and TLS
-/// computes.
+/// Time limit of a connection, as a multiple of the limit of an answer: opening takes several round trips,
+/// and TLS computes.
 const CONNECT_FACTOR: u32 = 4;
 
 /// One master.
@@ -35,32 +35,32 @@ pub(crate) struct Node {
     pub(crate) name: Arc<str>,
     pub(crate) member: Member,
     address: Address,
-    /// The time limit of one answer.
+    /// Time limit of one answer.
     pub(crate) limit: Duration,
     member_list: Arc<MemberList>,
     link: Mutex<Link>,
-    /// Of the server that it last was.
+    /// Run id of the server at the last connection.
     run_id: Mutex<Option<Arc<str>>>,
     background: Arc<Background>,
     watched: Arc<Watched>,
     pub(crate) waits: Arc<Waits>,
-    /// The releases that are under way.
+    /// RELEASE requests without an answer.
     pub(crate) releases: TaskTracker,
 }
 
-/// The connection that all share, but for ephemeral holds.
+/// The connection that all holds share, except ephemeral ones.
 #[derive(Debug)]
 enum Link {
     /// Not opened yet.
     None,
-    /// Being opened, since then; `failed` says why the connection before failed, if it did.
+    /// Being opened since then; `failed` is the error of the connection before, if it failed.
     Opening {
         opening: Opening,
         since: Instant,
         failed: Option<ConnectError>,
     },
     Up(Connection),
-    /// It failed, and is not retried before `until`.
+    /// Failed, and not opened again before `until`.
     Down {
         why: ConnectError,
         until: Instant,
@@ -70,7 +70,7 @@ enum Link {
 
 type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
 
-/// Without the address's user and password.
+/// Without the user and the password of the address.
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Node { name, member, limit, link, .. } = self;
@@ -91,7 +91,7 @@ impl Node {
     ) -> Arc<Node> {
         let (name, link) = (address.name.clone(), Mutex::new(Link::None));
         let (run_id, waits, releases) = (Mutex::default(), Waits::new(), TaskTracker::new());
-        // Closed, it still accepts tasks; this only lets `wait` return.
+        // A closed tracker still accepts tasks; this only lets `wait` return.
         releases.close();
         Arc::new(Node {
             name,
@@ -108,7 +108,8 @@ impl Node {
         })
     }
 
-    /// The shared connection, opened if necessary. Fails at once while the last failure is recent.
+    /// Returns the shared connection, and opens it if necessary. Fails at once while the last failure is
+    /// recent.
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
             let mut link = self.link.lock();
@@ -116,8 +117,8 @@ impl Node {
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
             {
-                // Others may have published it: then a connection that is subscribed to nothing will do. Else
-                // a new one would bring the same.
+                // Other clients may have flooded the channel of the waits: then a connection without a
+                // subscription works. Without one, a new connection would bring the same flood.
                 listens = !connection.listens();
                 if listens {
                     let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
@@ -127,7 +128,7 @@ impl Node {
             let backoff = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
-                // After this long the master is silent, and not every caller waits for it again.
+                // After this long the master counts as silent, and callers do not wait for it again.
                 Link::Opening { since, failed, .. } if now() >= *since + self.limit => {
                     return Err(failed.clone().unwrap_or_else(|| self.too_slow()));
                 }
@@ -139,7 +140,7 @@ impl Node {
                 _ => self.begin_opening(&mut link, backoff, listens),
             };
             match &*link {
-                // Nobody waits for one that did not answer before, while a majority goes on without it.
+                // While a majority works without it, no caller waits for a master that failed before.
                 Link::Opening { failed: Some(why), .. } if self.member_list.has_majority() => {
                     return Err(why.clone());
                 }
@@ -149,12 +150,12 @@ impl Node {
         opening.await
     }
 
-    /// Which server it is, or was when it was last reached.
+    /// Returns the run id of the server at the last connection.
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
         self.run_id.lock().clone()
     }
 
-    /// Whether it did not answer when it was last asked: it is no place to queue.
+    /// Returns true if the last request had no answer: clients do not queue there.
     pub(crate) fn is_missing(&self) -> bool {
         match &*self.link.lock() {
             Link::Up(connection) => !connection.answers(),
@@ -164,17 +165,17 @@ impl Node {
         }
     }
 
-    /// Whether it is connected and does not answer.
+    /// Returns true if it is connected and does not answer.
     pub(crate) fn is_silent(&self) -> bool {
         matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && !connection.answers())
     }
 
-    /// Whether it can tell the waits what has become of them.
+    /// Returns true if it can publish the end of a wait to this client.
     pub(crate) fn listens(&self) -> bool {
         matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && connection.listens())
     }
 
-    /// Why there is no connection, if that is known.
+    /// Returns the reason why there is no connection, if it is known.
     pub(crate) fn connect_error(&self) -> Option<NodeState> {
         match &*self.link.lock() {
             Link::Down { why, .. } | Link::Opening { failed: Some(why), .. } => Some(why.clone().into()),
@@ -182,7 +183,8 @@ impl Node {
         }
     }
 
-    /// Why there is no connection after the time of an answer: if one failed before, for the same reason.
+    /// Returns the reason why there is no connection after the time limit of an answer: that of the
+    /// connection before, if it failed.
     pub(crate) fn not_yet(&self) -> ConnectError {
         match &*self.link.lock() {
             Link::Opening { failed: Some(why), .. } => why.clone(),
@@ -194,8 +196,8 @@ impl Node {
         ConnectError::down(format!("no connection within {:?}", self.limit))
     }
 
-    /// Waits until it is known whether it can be reached: first for the end of the pause, if it could not be
-    /// lately.
+    /// Waits until a connection has opened or failed, first for the end of the pause after a failure. Returns
+    /// whether there is one.
     pub(crate) async fn reached(self: &Arc<Self>) -> bool {
         let pause = match &*self.link.lock() {
             Link::Down { until, .. } => Some(*until),
@@ -203,7 +205,7 @@ impl Node {
         };
         if let Some(until) = pause {
             sleep_until(until).await;
-            // This one may not wait for it.
+            // This call returns early if a majority works without this master.
             let _ = self.connection().await;
         }
         let opening = match &*self.link.lock() {
@@ -214,7 +216,7 @@ impl Node {
         opening.await.is_ok()
     }
 
-    /// A connection of its own: for an ephemeral hold, for WAIT, for an answer that may be too long.
+    /// Opens a connection of its own: for an ephemeral hold, for WAIT, for an answer of unbounded length.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
@@ -226,17 +228,17 @@ impl Node {
         opened.unwrap_or_else(|_| Err(ConnectError::gone()))
     }
 
-    /// Spawns a task on the client's thread.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.background.runtime.spawn(task);
     }
 
-    /// The time limit of a connection.
+    /// Returns the time limit of a connection.
     pub(crate) fn connection_limit(&self) -> Duration {
         self.limit.saturating_mul(CONNECT_FACTOR)
     }
 
-    /// The task goes on when its caller gives up: the next caller finds the connection open.
+    /// Begins to open the shared connection. The task continues when its caller gives up: the next caller
+    /// finds the connection open.
     fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff, listens: bool) -> Opening {
         let node = self.clone();
         let task = self.background.runtime.spawn(async move {
@@ -248,7 +250,7 @@ impl Node {
                 Ok(connection)
             });
             for (connection, name) in node.member_list.outdated_names() {
-                // The answer means nothing, but may never come.
+                // The answer means nothing, and may never come.
                 tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
             }
             *node.link.lock() = match &opened {
@@ -268,7 +270,7 @@ impl Node {
         opening
     }
 
-    /// `waits`: of the connection that all share.
+    /// Opens a connection. `waits` is given for the shared connection only.
     async fn open(
         &self,
         library_name: &str,
@@ -278,7 +280,8 @@ impl Node {
         let limit = self.connection_limit();
         let (watched, waiting) = (self.watched.clone(), waits.clone());
         let on_push = move |push: &PushInfo| {
-            // Of a connection apart no hold is told but an ephemeral one, which ends with it.
+            // A separate connection belongs to one hold or question: its end is no reason to check the other
+            // holds.
             if waiting.is_some() || push.kind != PushKind::Disconnection {
                 watched.pushed(push);
             }

@@ -1,4 +1,4 @@
-//! The waits of this client at one master, and what the master publishes about them.
+//! The waits of this client at one master, and the messages of the master about them.
 
 use dlock_protocol::NotifyRef;
 use dlock_protocol::notify::Ended;
@@ -13,13 +13,13 @@ use tokio::time::{sleep, timeout};
 use crate::request::fresh_token;
 use crate::sync::Mutex;
 
-/// When all waits ask at once, they spread over this long for each of them: their answers must not be late.
+/// Spread per wait when all waits ask at once: their answers must not be late.
 const SPREAD: Duration = Duration::from_micros(50);
 
-/// The waits at one master. Each has a number, by which the master tells what has become of it.
+/// The waits at one master. The master names a wait by its number.
 #[derive(Debug)]
 pub(crate) struct Waits {
-    /// Nobody else knows its name.
+    /// Random, so that no other client knows the channel.
     channel: Vec<u8>,
     next: AtomicU64,
     all: Mutex<HashMap<u64, Arc<Heard>>>,
@@ -27,8 +27,8 @@ pub(crate) struct Waits {
     lookouts: Mutex<HashMap<Vec<u8>, Weak<Lookout>>>,
 }
 
-/// Of all that wait for one resource there, one at a time looks whether its queue moves. They leave it
-/// together: the heads of two queues keep each other from a majority.
+/// The shared check of all waits for one resource: one of them at a time asks whether the queue moves. They
+/// leave the queue together, because the heads of two queues keep each other from a majority.
 #[derive(Debug)]
 pub(crate) struct Lookout {
     waits: Arc<Waits>,
@@ -37,14 +37,14 @@ pub(crate) struct Lookout {
     leave: Notify,
 }
 
-/// What was heard of a wait.
+/// The message about one wait.
 #[derive(Debug, Default)]
 struct Heard {
     notify: Notify,
     ended: Mutex<Option<Ended>>,
 }
 
-/// A wait; it has ended when this is dropped.
+/// A wait. It ends when this is dropped.
 pub(crate) struct Wait {
     waits: Arc<Waits>,
     number: u64,
@@ -73,7 +73,7 @@ impl Waits {
         Wait { waits: self.clone(), number, message: number.to_string().into(), heard }
     }
 
-    /// The lookout of a resource, which all its waits share.
+    /// Returns the shared check of a resource.
     pub(crate) fn lookout(self: &Arc<Self>, resource: &[u8]) -> Arc<Lookout> {
         let mut all = self.lookouts.lock();
         if let Some(lookout) = all.get(resource).and_then(Weak::upgrade) {
@@ -85,7 +85,7 @@ impl Waits {
         lookout
     }
 
-    /// Lets all waits for this resource leave the queue.
+    /// Makes all waits for this resource leave the queue.
     pub(crate) fn leave(&self, resource: &[u8]) {
         let lookout = self.lookouts.lock().get(resource).and_then(Weak::upgrade);
         lookout.iter().for_each(|lookout| lookout.leave.notify_waiters());
@@ -100,7 +100,7 @@ impl Waits {
             (PushKind::Message | PushKind::Subscribe, [Value::BulkString(channel), ..])
                 if *channel != self.channel => {}
             (PushKind::Message, [_, Value::BulkString(message)]) => self.published(message),
-            // What was published in between is lost.
+            // Messages since the last subscription are lost.
             (PushKind::Subscribe | PushKind::Disconnection, _) => self.wake_all(),
             _ => {}
         }
@@ -115,14 +115,14 @@ impl Waits {
         }
     }
 
-    /// Lets every wait ask the master.
+    /// Makes every wait ask the master.
     pub(crate) fn wake_all(&self) {
         self.all.lock().values().for_each(|heard| heard.notify.notify_one());
     }
 }
 
 impl Lookout {
-    /// Returns when `look` has, of whoever's turn it is, or when the queue is to be left.
+    /// Returns when the queue is to be left: `look` has returned, of this wait or of another one.
     pub(crate) async fn until(&self, look: impl Future<Output = ()>) {
         let own = async {
             let _turn = self.turn.lock().await;
@@ -139,7 +139,7 @@ impl Lookout {
 impl Drop for Lookout {
     fn drop(&mut self) {
         let mut all = self.waits.lookouts.lock();
-        // Another one may have begun meanwhile.
+        // Another check may have begun meanwhile.
         if all.get(&self.resource).is_some_and(|lookout| lookout.strong_count() == 0) {
             all.remove(&self.resource);
         }
@@ -147,13 +147,13 @@ impl Drop for Lookout {
 }
 
 impl Wait {
-    /// How the master is to tell the end of it.
+    /// Returns the channel and the message by which the master announces the end of the wait.
     pub(crate) fn notify(&self) -> Option<NotifyRef<'_>> {
         NotifyRef::new(&self.waits.channel, &self.message)
     }
 
-    /// Returns when it is time to ask the master, after `pause` at the latest; with what it has published, if
-    /// it has.
+    /// Returns when it is time to ask the master, after `pause` at the latest, with the message of the master
+    /// if one has come.
     pub(crate) async fn next(&self, pause: Duration) -> Option<Ended> {
         let woken = timeout(pause, self.heard.notify.notified()).await.is_ok();
         let ended = self.heard.ended.lock().take();

@@ -1,5 +1,5 @@
-//! What the servers push about resources that this client holds: each connection tracks the keys that were
-//! read over it, and tells when somebody else has changed one (CLIENT TRACKING).
+//! The resources that this client holds, and the servers' messages about them: each connection tracks the
+//! keys that were read over it, and receives a message when another client changes one (CLIENT TRACKING).
 
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;
@@ -8,12 +8,12 @@ use tokio::sync::Notify;
 
 use crate::sync::Mutex;
 
-/// The resources that are held, each with what to notify when it may have changed.
+/// The held resources, each with the notification of its hold.
 #[derive(Debug, Default)]
 pub(crate) struct Watched(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
 
 impl Watched {
-    /// A new hold takes the place of an earlier one, which has ended, or is shared and needs none.
+    /// Replaces an earlier hold of the resource, which has ended, or is shared and needs no notification.
     pub(crate) fn add(&self, resource: &[u8], changed: &Arc<Notify>) {
         self.0.lock().insert(resource.to_vec(), changed.clone());
     }
@@ -38,8 +38,8 @@ impl Watched {
                     }
                 }
             }
-            // Null: all keys, by a flush. And a server forgets with a connection what it was to tell over it:
-            // it is to be asked again.
+            // Null stands for all keys (FLUSHALL). A closed connection loses its tracking, so the holds ask
+            // again.
             (PushKind::Invalidate | PushKind::Disconnection, _) => {
                 self.0.lock().values().for_each(|changed| changed.notify_one());
             }

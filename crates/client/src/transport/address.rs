@@ -21,8 +21,8 @@ const NO_HOST: &str =
 
 /// The address of a master.
 pub(crate) struct Address {
-    /// Where the master is, for people, built from the parsed address. Nothing else of the given address is
-    /// ever shown: if it is malformed, a password may be anywhere in it.
+    /// Location of the master, built from the parsed address. No error and no debug text shows anything else
+    /// of the given address: if it is malformed, a password may be anywhere in it.
     pub(crate) name: Arc<str>,
     pub(crate) info: redis::ConnectionInfo,
     #[cfg(feature = "tls")]
@@ -43,11 +43,11 @@ impl Address {
             "redis" | "rediss" | "valkey" | "valkeys" => &["protocol"],
             _ => &["db", "user", "pass", "protocol"],
         };
-        // This could be a password whose @ was written as %40, or a list of addresses.
+        // It could be a password with an @ written as %40, or a list of addresses.
         if url.host_str().is_some_and(|host| !is_host(host)) {
             return Err(wrong(NO_HOST));
         }
-        // Such as `&pass=` after a path that is not ended by a ?.
+        // For example `&pass=` after a path that does not end with a `?`.
         let is_unexpected = url.path().contains(['@', '='])
             || url.query_pairs().any(|(name, _)| !known.contains(&&*name))
             || url.fragment().is_some_and(|fragment| fragment != "insecure");
@@ -55,12 +55,12 @@ impl Address {
             return Err(wrong(UNEXPECTED));
         }
         let info = redis::IntoConnectionInfo::into_connection_info(url);
-        // The detail would repeat a part of the address.
+        // The detail of the error would repeat a part of the address.
         let info = info.map_err(|why| match why.detail() {
             None => wrong(why.to_string().split(" - ").next().unwrap_or(FORM)),
             Some(_) => wrong(UNEXPECTED),
         })?;
-        // RESP3 has a map for INSPECT's answer, and its push channel ends with the connection.
+        // RESP3 has a map for the answer to INSPECT, and its push messages end with the connection.
         let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
         let info = info.set_redis_settings(settings);
         Ok(Address {
@@ -72,7 +72,7 @@ impl Address {
     }
 }
 
-/// Whether all that is wrong with it can be the number of its port.
+/// Returns true if the number of the port can be the only fault.
 fn has_wrong_port(text: &str) -> bool {
     let Some((_, location)) = text.split_once("://") else { return false };
     let location = location.split(['/', '?', '#']).next().unwrap_or_default();
@@ -80,12 +80,12 @@ fn has_wrong_port(text: &str) -> bool {
     port.is_some_and(|port| port.parse::<u16>().is_err() && port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whether it has only the characters of host names, IPv4 and IPv6 addresses.
+/// Returns true if the text has only characters of host names, IPv4 and IPv6 addresses.
 fn is_host(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:[]".contains(&byte))
 }
 
-/// Where the master is, the same for all spellings of the address.
+/// Returns the location of the master, the same for all spellings of the address.
 fn name(info: &redis::ConnectionInfo) -> String {
     let host = |host: &str| if host.contains(':') { format!("[{host}]") } else { host.to_string() };
     let (location, separator) = match info.addr() {
@@ -102,7 +102,7 @@ fn name(info: &redis::ConnectionInfo) -> String {
     }
 }
 
-/// What is trusted, and shown to the master; `None` without TLS.
+/// Returns the TLS settings: the trusted certificates and the client's own one. `None` means no TLS.
 #[cfg(feature = "tls")]
 fn tls(
     info: &redis::ConnectionInfo,
@@ -115,7 +115,7 @@ fn tls(
     if *insecure {
         return Err("certificates are always checked: leave out #insecure, and name the one to trust".into());
     }
-    // Rustls requires a provider for the process; if the program has chosen one, it stays.
+    // Rustls requires a provider for the process. If the program has chosen one, it stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let read = |pem: &[u8], what: &str| {
         let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// It may be a user name, a password or the first line of any file, so nothing of it is repeated.
+    /// It may be a user name, a password or the first line of any file, so errors repeat nothing of it.
     #[test]
     fn an_invalid_address_is_refused_without_repeating_any_of_it() {
         for text in [

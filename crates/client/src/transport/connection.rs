@@ -1,4 +1,4 @@
-//! One connection: which server it leads to, and whether it is alive.
+//! One connection: the server that it leads to, and whether that answers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,11 +18,10 @@ use super::address::Address;
 use super::reply::{text, without_arguments};
 use super::stream::{Intake, Stream};
 
-/// After this many late answers in a row a connection is suspect: a new one may reach the master where this
-/// one hangs.
+/// After this number of late answers in a row a connection is suspect: a new one may reach the master.
 const MAX_SILENCES: u32 = 2;
 
-/// So many requests leave together, of at most so many bytes: the renewals of one moment.
+/// Largest number and size in bytes of requests in one write: the renewals of one moment.
 const BATCH: usize = 512;
 const BATCH_SIZE: usize = 64 << 10;
 
@@ -33,22 +32,22 @@ pub(crate) struct Connection {
     life: Arc<Life>,
 }
 
-/// The server's run id, or why it is not known.
+/// The server's run id, or the reason why it is unknown.
 type RunId = Result<Arc<str>, Arc<str>>;
 
 struct Life {
     server: RunId,
-    /// Whether it is subscribed to what becomes of the waits.
+    /// True if it is subscribed to the channel of the waits.
     listens: bool,
     closed: CancellationToken,
-    /// How many answers have come.
+    /// Number of answers.
     answers: AtomicU32,
     silences: AtomicU32,
     intake: Arc<Intake>,
     _driver: AbortOnDropHandle<()>,
 }
 
-/// A command, or several that leave together; the answer to these is an array.
+/// A command, or several in one write. The answer to several is an array.
 pub(crate) trait Command: Sync {
     fn send(&self, to: &mut MultiplexedConnection) -> impl Future<Output = RedisResult<Value>> + Send;
 }
@@ -66,7 +65,8 @@ impl Command for Pipeline {
 }
 
 impl Connection {
-    /// Opens it on the client's thread, and subscribes to the channel. Records in `lacks` what it waits for.
+    /// Opens a connection on the client's thread, and subscribes to the channel. `lacks` is set to the step
+    /// that the caller waits for.
     pub(crate) async fn open(
         address: &Address,
         library_name: &str,
@@ -106,7 +106,7 @@ impl Connection {
         Ok(Connection { redis, life: Arc::new(life) })
     }
 
-    /// The server's run id, or why it is not known.
+    /// Returns the server's run id, or the reason why it is unknown.
     pub(crate) fn server(&self) -> Result<&Arc<str>, &Arc<str>> {
         self.life.server.as_ref()
     }
@@ -115,22 +115,22 @@ impl Connection {
         !self.life.closed.is_cancelled()
     }
 
-    /// Open, and not silent lately.
+    /// Returns true if it is open, and the last answers did not all come late.
     pub(crate) fn is_good(&self) -> bool {
         self.is_open() && self.life.silences.load(Ordering::Relaxed) < MAX_SILENCES
     }
 
-    /// Open, and the last answer came in time.
+    /// Returns true if it is open, and the last answer came in time.
     pub(crate) fn answers(&self) -> bool {
         self.is_open() && self.life.silences.load(Ordering::Relaxed) == 0
     }
 
-    /// Why it was closed, if it was for what the server has sent.
+    /// Returns the reason why this client closed the connection, if the server had sent too much.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         self.life.intake.fault()
     }
 
-    /// Whether the server tells what becomes of waits.
+    /// Returns true if the server publishes the end of waits over it.
     pub(crate) fn listens(&self) -> bool {
         self.life.listens
     }
@@ -140,10 +140,10 @@ impl Connection {
         &self.life.closed
     }
 
-    /// Sends a command after those that were sent before. `None` if the connection breaks before the answer.
+    /// Sends a command after the earlier ones. Returns `None` if the connection breaks before the answer.
     pub(crate) async fn ask(&self, command: &impl Command) -> Option<Value> {
         let answer = command.send(&mut self.redis.clone()).await;
-        // Whoever looks next must not find it open: its driver tells those who wait before it ends.
+        // The driver reports the error before it ends. The next caller must not find the connection open.
         let is_broken = |why: &RedisError| why.is_unrecoverable_error();
         answer.as_ref().is_err_and(is_broken).then(|| self.life.closed.cancel());
         let answer = answer.ok()?;
@@ -153,13 +153,13 @@ impl Connection {
         Some(answer)
     }
 
-    /// How many answers have come.
+    /// Returns the number of answers.
     pub(crate) fn answered(&self) -> u32 {
         self.life.answers.load(Ordering::Relaxed)
     }
 
-    /// Records that an answer did not come in time, to a request that was sent after so many. If others came
-    /// meanwhile the server is busy, and not silent.
+    /// Records that a request was not answered in time. `after` is the number of answers when it was sent: if
+    /// others came meanwhile, the server is busy and not silent.
     pub(crate) fn was_silent(&self, after: u32) {
         if self.answered() == after {
             self.life.silences.fetch_add(1, Ordering::Relaxed);
@@ -171,7 +171,7 @@ impl Connection {
     }
 }
 
-/// Why there is no connection.
+/// Reason why there is no connection.
 #[derive(Debug, Clone)]
 pub(crate) enum ConnectError {
     Failure(Failure),
@@ -216,25 +216,26 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Asks for the server's run id, whether it has the module, and to be told of changes by others, and on the
-/// channel of the waits.
+/// Asks for the server's run id and whether it has the module, begins tracking, and subscribes to the channel
+/// of the waits.
 async fn identify(
     redis: &mut MultiplexedConnection,
     channel: Option<&[u8]>,
 ) -> RedisResult<Result<(RunId, bool), ConnectError>> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
-    // A user may lack the permission: then the renewals notice a hold that is gone.
+    // A user may lack the permission. Then the next renewal notices that a hold is gone.
     questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("NOLOOP");
     if let Some(channel) = channel {
-        // Nor this one: then the waits ask more often.
+        // A user may lack the permission. Then the waits ask more often.
         questions.cmd("SUBSCRIBE").arg(channel);
     }
     let answers = redis.send_packed_commands(&questions, 0, questions.len()).await?;
     Ok(identity(answers))
 }
 
-/// The server's run id, or the reason why it is unknown; and whether the server publishes the end of waits.
+/// Returns the server's run id, or the reason why it is unknown, and whether the server publishes the end of
+/// waits.
 fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
     let mut answers = answers.into_iter();
     let (Some(info), Some(token), _tracking) = (answers.next(), answers.next(), answers.next()) else {
@@ -245,7 +246,7 @@ fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
         Value::ServerError(error) => Err(text(&error)),
         info => Ok(redis::from_redis_value::<String>(info).unwrap_or_default()),
     };
-    // Before the module: a sentinel has none.
+    // Before the check for the module, because a sentinel has none.
     if let Some(why) = info.as_deref().ok().and_then(unsupported) {
         return Err(ConnectError::error(why));
     }
@@ -262,8 +263,8 @@ fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
     Ok((run_id.map_err(Into::into), listens))
 }
 
-/// Why a server with this answer to INFO cannot be used: it is a cluster node or a sentinel. Valkey calls the
-/// field `server_mode` unless it imitates Redis.
+/// Returns the reason why a server with this answer to INFO cannot be used: it is a cluster node or a
+/// sentinel. Valkey calls the field `server_mode`, or `redis_mode` if it imitates Redis.
 fn unsupported(info: &str) -> Option<&'static str> {
     let field = |name| info.lines().find_map(|line| line.strip_prefix(name));
     match field("redis_mode:").or_else(|| field("server_mode:"))?.trim_end() {
@@ -273,21 +274,22 @@ fn unsupported(info: &str) -> Option<&'static str> {
     }
 }
 
-/// Why a connection could not be opened. The other end was sent the password, and may send it back.
+/// Returns the reason why a connection could not be opened. The server was sent the password, and may repeat
+/// it.
 fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
     let mut text = without_arguments(&error.to_string());
     if password.is_some_and(|password| !password.is_empty() && text.contains(password)) {
         text = "an error that repeats the password (not shown)".to_string();
     }
     match error.kind() {
-        // In the words of rustls, as all that is left of its error is its text.
+        // These are words of rustls: only the text of its error arrives here.
         ErrorKind::Io
             if ["certificate", "fatal alert", "corrupt message"].iter().any(|word| text.contains(word)) =>
         {
             ConnectError::down(format!("the TLS handshake failed: {text}"))
         }
         ErrorKind::Io => ConnectError::down(text),
-        // Its text is that of HELLO, which nobody sends by hand.
+        // The server's text explains HELLO, which is not a command that users send.
         _ if error.code() == Some("NOAUTH") => ConnectError::error(NO_PASSWORD),
         _ if error.code() == Some("WRONGPASS") => ConnectError::error(WRONG_PASSWORD),
         _ if text.contains("DB index is out of range") => ConnectError::error(NO_DATABASE),

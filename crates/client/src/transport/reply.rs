@@ -1,4 +1,4 @@
-//! What a master's reply to each request says.
+//! Reading of the replies to requests: as votes, or as reasons why there is no answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,28 +11,28 @@ use crate::error::NodeState;
 use crate::reading::{self, plain};
 use dlock_quorum::{Failure, Fence, Refusal, Vote};
 
-/// What came of a request.
+/// Outcome of a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     Said(Value),
-    /// It was not sent.
+    /// Not sent.
     Unasked(Failure),
-    /// It was sent, and may have been carried out or not.
+    /// Sent without an answer: it may have been carried out.
     Silence,
 }
 
 impl Reply {
-    /// To ACQUIRE: the fence, or null where it is taken.
+    /// Reads the reply to ACQUIRE: the fence, or null for a lock that another token holds.
     pub(crate) fn acquired(self) -> Vote {
         self.vote(|value| fence_or(value, Refusal::Taken))
     }
 
-    /// To CONFIRM: the fence of the hold, or null where there is none.
+    /// Reads the reply to CONFIRM: the fence of the hold, or null without a hold.
     pub(crate) fn confirmed(self) -> Vote {
         self.vote(|value| fence_or(value, Refusal::NotHeld))
     }
 
-    /// To EXTEND, and to HOLDS if that came with it: whether it is held.
+    /// Reads the reply to EXTEND, and to HOLDS if both were sent: whether the token holds the lock.
     pub(crate) fn extended(self) -> Vote<()> {
         let extended = match self {
             Reply::Said(Value::Array(answers)) => match answers.as_slice() {
@@ -44,17 +44,17 @@ impl Reply {
         extended.vote(|value| bool::read(value).map(held_if))
     }
 
-    /// To RELEASE: how many counts ended.
+    /// Reads the reply to RELEASE: by how much the hold count fell.
     pub(crate) fn released(self) -> Vote<()> {
         self.vote(|value| u64::read(value).map(|ended| held_if(ended > 0)))
     }
 
-    /// Whether the master has carried a RELEASE out. One that refuses to write keeps the hold.
+    /// Returns true if the master has carried out a RELEASE. A master that refuses to write keeps the hold.
     pub(crate) fn confirms_release(&self) -> bool {
         matches!(self, Reply::Said(Value::Int(_)))
     }
 
-    /// To WAITERS. Without the permission to look, somebody may wait.
+    /// Reads the reply to WAITERS. Without the permission, clients may be waiting.
     pub(crate) fn nobody_waits(self) -> Vote {
         match self.found(reading::queue) {
             Ok(queue) if queue.is_empty() => Vote::Refused(Refusal::NotHeld),
@@ -62,7 +62,7 @@ impl Reply {
         }
     }
 
-    /// To a question: what `read` makes of the answer.
+    /// Reads the reply to a question with `read`, or returns the reason why there is no answer.
     pub(crate) fn found<T>(self, read: impl FnOnce(Value) -> Option<T>) -> Result<T, NodeState> {
         let unreadable = || NodeState::Failed("its answer is none that this client knows".into());
         match self {
@@ -76,7 +76,7 @@ impl Reply {
     fn vote<G>(self, read: impl FnOnce(reply::Value) -> Option<Vote<G>>) -> Vote<G> {
         match self {
             Reply::Said(Value::ServerError(error)) => refusal(&error),
-            // It did something, but who knows what.
+            // The request had an effect, but an unknown one.
             Reply::Said(value) => read(plain(value)).unwrap_or(Vote::Unknown),
             Reply::Unasked(failure) => Vote::Failed(failure),
             Reply::Silence => Vote::Unknown,
@@ -93,7 +93,8 @@ fn held_if(held: bool) -> Vote<()> {
     if held { Vote::Granted(()) } else { Vote::Refused(Refusal::NotHeld) }
 }
 
-/// An error reply: a refusal by its word, anything else is a failure. Either way nothing was done.
+/// Reads an error reply: a refusal by its first word, any other error as a failure. The request had no
+/// effect.
 fn refusal<G>(error: &ServerError) -> Vote<G> {
     let text = text(error);
     let refusal = match Class::of(&text) {
@@ -112,7 +113,8 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
     Vote::Refused(refusal)
 }
 
-/// WRONGTYPE: the key holds a value that is no lock. `a_type` is the answer to TYPE, if there is one.
+/// Returns the text for a key that holds a value of another type. `a_type` is the answer to TYPE; `None`
+/// means that the type is unknown.
 pub(crate) fn wrong_type(a_type: Option<&str>) -> String {
     let rest = match a_type {
         Some("string") | None => {
@@ -127,19 +129,18 @@ pub(crate) fn wrong_type(a_type: Option<&str>) -> String {
     )
 }
 
-/// First word of the error for a key that holds a value of another type.
+/// First word of the server's error for such a key.
 pub(crate) const WRONG_TYPE: &str = "WRONGTYPE";
 
-/// An error reply as the server wrote it, but for what it repeats of a command.
+/// Returns the text of an error reply, without the arguments that it repeats.
 pub(super) fn text(error: &ServerError) -> String {
     without_arguments(format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end())
 }
 
-/// So many characters of an error reply are kept, at most: servers say what is wrong in less.
+/// Largest number of characters to keep of an error reply. Servers need fewer.
 const LONGEST_TEXT: usize = 500;
 
-/// A server that does not know a command repeats its arguments, and with them passwords (of HELLO) and
-/// tokens.
+/// Cuts off the arguments that a server repeats with an unknown command: passwords (of HELLO) and tokens.
 pub(super) fn without_arguments(text: &str) -> String {
     let text = text.split(", with args beginning with").next().unwrap_or_default();
     text.chars().take(LONGEST_TEXT).collect()

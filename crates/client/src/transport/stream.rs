@@ -1,6 +1,6 @@
-//! The bytes that a connection brings. One thread serves all members, and a member may send whatever it
-//! wants: so there is a limit to what is read of one before it is the others' turn, to the length of a reply,
-//! and to the messages that nobody asked for.
+//! The bytes that a connection receives. One thread serves all members, and a member may send anything. So
+//! there are limits: for the bytes read from one member before the others' turn, for the length of a reply,
+//! and for the number of unsolicited messages.
 
 use std::io;
 use std::pin::Pin;
@@ -17,31 +17,30 @@ use tokio::task::yield_now;
 
 use super::address::{Address, SILENCE};
 
-/// So much is read of one member before it is the others' turn.
+/// Number of bytes to read from one member before the others' turn.
 const TURN: usize = 64 << 10;
 
-/// At least so much is read at once; of a long reply more, as it may be searched for its end from its
+/// Smallest number of bytes to read at once. It grows with a long reply, which the parser may search from its
 /// beginning each time.
 const PART: usize = 4096;
 
-/// More than LOG answers with 10,000 entries, or LIST with 250 locks whose names have 30 KB. Beyond this it
-/// is a reply without an end.
+/// Longest reply in bytes. LOG with 10,000 entries, or LIST with 250 locks of 30 KB names, is shorter.
 const LONGEST_REPLY: usize = 8 << 20;
 
-/// How many more messages than answers may have come. Each request brings one message at most, perhaps much
-/// later, and many at once: ten thousand waits that are granted, or holds that an operator ends. The others
-/// are flushes, and what anybody publishes.
+/// Largest number of messages beyond the number of answers. Each request brings one message at most, perhaps
+/// much later, and many can come at once: ten thousand waits are granted, or an operator ends as many holds.
+/// All other messages are flushes, or published by strangers.
 const MOST_UNASKED: u64 = 100_000;
 
-/// What has come over a connection.
+/// Counts of the data received over a connection.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
-    /// How many bytes have come since the last message or answer.
+    /// Number of bytes since the last message or answer.
     bytes: AtomicUsize,
-    /// How many answers have come, and how many messages.
+    /// Numbers of answers and of messages.
     answers: AtomicU64,
     messages: AtomicU64,
-    /// Which limit was exceeded.
+    /// The first exceeded limit.
     fault: OnceLock<&'static str>,
 }
 
@@ -65,19 +64,19 @@ impl Intake {
         }
     }
 
-    /// Why the connection is closed, if it is for what has come.
+    /// Returns the exceeded limit for which the connection is closed.
     pub(super) fn fault(&self) -> Option<&'static str> {
         self.fault.get().copied()
     }
 }
 
-/// A stream that ends with an error once too much has come.
+/// A stream that ends with an error when a limit is exceeded.
 pub(super) struct Stream {
     socket: Pin<Box<dyn Socket>>,
     intake: Arc<Intake>,
-    /// How many bytes were read in this turn.
+    /// Number of bytes read in this turn.
     turn: usize,
-    /// The others' turn.
+    /// The others' turn, while it lasts.
     others: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -85,7 +84,7 @@ trait Socket: AsyncRead + AsyncWrite + Send {}
 impl<S: AsyncRead + AsyncWrite + Send> Socket for S {}
 
 impl Stream {
-    /// Records in `lacks` what it waits for.
+    /// Opens the stream. `lacks` is set to the step that the caller waits for.
     pub(super) async fn open(
         address: &Address,
         intake: Arc<Intake>,
@@ -118,7 +117,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     }
     let (socket, _) = select_ok(connecting).await?;
     socket.set_nodelay(true)?;
-    // A wait can be long and silent: without keepalive nobody would notice that the other end is gone.
+    // A wait can be long and silent. Only keepalive shows that the other end is gone.
     let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 3);
     SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
     Ok(socket)
@@ -170,7 +169,7 @@ impl AsyncWrite for Stream {
 mod tests {
     use super::*;
 
-    /// As many as one client has holds that an operator ends, whatever it was asked meanwhile.
+    /// 100,000 messages are allowed: one client may have so many holds, and an operator may end them all.
     #[test]
     fn a_flood_is_more_messages_than_anything_brings_at_once() {
         let intake = Intake::default();

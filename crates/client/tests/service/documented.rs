@@ -19,7 +19,7 @@ async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
     tokio::select! {
         // Whatever is written carries the fence, and what it is written to refuses lower ones.
         written = write(42, guard.fence()) => written?,
-        // Comes before the lease ends, in time to stop.
+        // Returns before the lease ends, in time to stop.
         why = guard.lost() => return Err(why.into()),
     }
     guard.release().await?; // dropped, it would be released in the background
