@@ -116,12 +116,15 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then see
+    /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then detect
     /// deadlocks between owners, each of which holds one lock and waits for another, and refuse the last wait
-    /// with [`AcquireError::Deadlock`]. Without it, no cycle is seen, for each
-    /// acquisition has a token of its own.
+    /// with [`AcquireError::Deadlock`]. Without owners they detect none,
+    /// because each acquisition has a token of its own.
     ///
-    /// An owner must release nothing while it waits. Tasks that run side by side need different owners.
+    /// An owner must release nothing while it waits. Threads and tasks that run side by side need owners of
+    /// their own: if one of them releases a lock while another waits, a deadlock of their common owner is
+    /// false. No owner is sent by default for this reason: a guard can move to another thread, and one task
+    /// can acquire two locks side by side (`join!`).
     pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
         self.options.owner = Some(owner.as_ref().to_vec());
         self

@@ -48,7 +48,7 @@ impl Background {
 impl Background {
     /// Carries out `work` with timers of the client. It may have begun in the user's runtime, and continue
     /// after that one has ended; a timer of that runtime would panic then.
-    pub(crate) async fn carry_out<F: Future>(&self, work: F) -> F::Output {
+    pub(crate) async fn run_with_timers<F: Future>(&self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|cx| {
             let _entered = self.runtime.enter();
@@ -59,7 +59,7 @@ impl Background {
 
     /// Carries out `work` on the client's thread, also while the user's runtime is blocked. Dropping the
     /// future cancels it. Returns `None` if the work did not finish.
-    pub(crate) async fn carry_out_there<T: Send + 'static>(
+    pub(crate) async fn run_on_thread<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {

@@ -168,7 +168,7 @@ impl Client {
 
     /// Returns the waiters in the queue of each master, the head first, at most `most` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, most: u32) -> Vec<Inspected<Vec<Waiting>>> {
-        self.ask_apart(request::waiters(resource.as_ref(), most), reading::queue).await
+        self.ask_separately(request::waiters(resource.as_ref(), most), reading::queue).await
     }
 
     /// For operators: returns the locks of each master, only those that match the pattern (as of KEYS) if
@@ -193,14 +193,14 @@ impl Client {
     /// For operators: returns the recent incidents of each master, newest first, at most `most` entries, only
     /// those of this resource if there is one.
     pub async fn log(&self, most: u32, resource: Option<&[u8]>) -> Vec<Inspected<Vec<Logged>>> {
-        self.ask_apart(request::log(most, resource), reading::log).await
+        self.ask_separately(request::log(most, resource), reading::log).await
     }
 
     /// For operators: sends a command to every master and returns the texts of its answer, in their order and
     /// without their nesting. Meant for commands that read (INFO, CONFIG GET, TIME): a command without an
     /// answer may have been carried out.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
-        self.ask_apart(request::words(command), reading::texts).await
+        self.ask_separately(request::words(command), reading::texts).await
     }
 
     /// For operators: ends every hold of the resource, of any token, on every master that can be reached.
@@ -288,10 +288,10 @@ impl Client {
         join_all(asked).await
     }
 
-    async fn ask_apart<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
+    async fn ask_separately<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
         let asked = self.service.nodes.iter().map(|node| async move {
-            let answer = match Channel::apart(node).await {
+            let answer = match Channel::separate(node).await {
                 Ok(channel) => channel.find(question, read).await,
                 Err(state) => Err(state),
             };
@@ -310,12 +310,12 @@ impl fmt::Debug for Client {
 
 /// Largest number of answers with up to 250 locks each. A server with more locks than that needs over 50 GB
 /// for them.
-const MOST_PARTS: usize = 1_000_000;
+const MAX_ANSWERS: usize = 1_000_000;
 
 /// Asks with each cursor from the beginning to the end, over a connection of its own: other clients choose
 /// the length of the names.
 async fn list_all(node: &Arc<Node>, question: &impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
-    let channel = Channel::apart(node).await?;
+    let channel = Channel::separate(node).await?;
     let (mut cursors, mut found) = (Cursors::default(), HashMap::new());
     let mut cursor = 0;
     loop {
@@ -324,7 +324,7 @@ async fn list_all(node: &Arc<Node>, question: &impl Fn(u64) -> Cmd) -> Result<Ve
         if next == 0 {
             return Ok(found.into_values().collect());
         }
-        if !cursors.leads_on(next) {
+        if !cursors.is_new(next) {
             return Err(NodeState::Failed("its walk over the locks (DLOCK.LIST) does not end".into()));
         }
         cursor = next;
@@ -337,8 +337,8 @@ struct Cursors(HashSet<u64>);
 
 impl Cursors {
     /// Returns true if this cursor is new. A cursor that is answered twice leads in a circle.
-    fn leads_on(&mut self, cursor: u64) -> bool {
-        self.0.insert(cursor) && self.0.len() < MOST_PARTS
+    fn is_new(&mut self, cursor: u64) -> bool {
+        self.0.insert(cursor) && self.0.len() < MAX_ANSWERS
     }
 }
 
@@ -349,9 +349,9 @@ mod tests {
     #[test]
     fn a_walk_that_does_not_end_is_noticed() {
         let mut same = Cursors::default();
-        assert!(same.leads_on(4) && same.leads_on(6));
-        assert!(!same.leads_on(4));
+        assert!(same.is_new(4) && same.is_new(6));
+        assert!(!same.is_new(4));
         let mut cursors = Cursors::default();
-        assert!((1..).any(|cursor| !cursors.leads_on(cursor)));
+        assert!((1..).any(|cursor| !cursors.is_new(cursor)));
     }
 }

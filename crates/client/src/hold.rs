@@ -72,7 +72,7 @@ pub(crate) struct Hold {
     pub(crate) lost: CancellationToken,
     /// Cancelled when the hold is released, or left to its lease.
     pub(crate) ended: CancellationToken,
-    given_back: AtomicBool,
+    released: AtomicBool,
     /// Requests to masters whose answers are not needed.
     pending: Mutex<Option<PendingCalls>>,
     pending_added: Notify,
@@ -107,7 +107,7 @@ impl Hold {
             watched,
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
-            given_back: AtomicBool::new(false),
+            released: AtomicBool::new(false),
             pending: Mutex::new(rest),
             pending_added: Notify::new(),
         })
@@ -120,7 +120,7 @@ impl Hold {
         if state.loss.is_some() || self.ended.is_cancelled() || now() < state.valid_until {
             return state;
         }
-        self.lose(if self.renews { Lost::NotRenewed(self.unheard()) } else { Lost::Ended });
+        self.lose(if self.renews { Lost::NotRenewed(self.empty_report()) } else { Lost::Ended });
         self.lock().clone()
     }
 
@@ -153,7 +153,7 @@ impl Hold {
     }
 
     /// Waits until too many masters have answered that they do not hold it for a majority to remain.
-    pub(crate) async fn gone(&self) -> Report {
+    pub(crate) async fn taken_away(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
         let fresh = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
         let mut backoff = fresh();
@@ -205,14 +205,14 @@ impl Hold {
     /// send, because a silent master may set it.
     pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Instant, ExtendError> {
         let hold = self.clone();
-        let extended = self.service.background.carry_out_there(async move {
+        let extended = self.service.background.run_on_thread(async move {
             let _turn = hold.turn.lock().await;
             let extended = hold.set_lease(ttl, Duration::MAX).await;
             // On the client's thread, because the caller's runtime may be blocked by now.
             hold.changed.notify_one();
             extended
         });
-        extended.await.unwrap_or_else(|| Err(ExtendError::Unconfirmed(self.unheard())))
+        extended.await.unwrap_or_else(|| Err(ExtendError::Unconfirmed(self.empty_report())))
     }
 
     /// Asks every master for the current lease, from now, and waits for each answer at most `limit`. The
@@ -226,7 +226,7 @@ impl Hold {
     async fn set_lease(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         if self.state().loss.is_some() {
-            return Err(ExtendError::Lost(self.unheard()));
+            return Err(ExtendError::Lost(self.empty_report()));
         }
         let begun = {
             let mut state = self.lock();
@@ -255,7 +255,7 @@ impl Hold {
         let mut state = self.lock();
         if state.loss.is_some() {
             // The holder has been informed, and may have stopped.
-            return Err(ExtendError::Lost(self.unheard()));
+            return Err(ExtendError::Lost(self.empty_report()));
         }
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
@@ -265,7 +265,7 @@ impl Hold {
     /// would keep it.
     fn add_pending(&self, calls: PendingCalls) {
         let mut pending = self.pending();
-        if !self.given_back.load(Ordering::Acquire) {
+        if !self.released.load(Ordering::Acquire) {
             *pending = Some(calls);
             self.pending_added.notify_one();
         }
@@ -298,7 +298,7 @@ impl Hold {
     }
 
     /// Returns a report without answers.
-    pub(crate) fn unheard(&self) -> Report {
+    pub(crate) fn empty_report(&self) -> Report {
         self.service.report_of(self.channels.iter().map(|_| NodeState::Unasked))
     }
 
@@ -317,8 +317,8 @@ impl Hold {
 
     /// Begins the release. Returns `None` if the hold has ended already. The releases continue in the
     /// background if they are dropped.
-    pub(crate) fn give_back(&self) -> Option<Releases> {
-        if self.given_back.swap(true, Ordering::AcqRel) {
+    pub(crate) fn begin_release(&self) -> Option<Releases> {
+        if self.released.swap(true, Ordering::AcqRel) {
             return None;
         }
         self.ended.cancel();
@@ -328,7 +328,7 @@ impl Hold {
     }
 
     pub(crate) async fn release(&self) -> Result<(), ReleaseError> {
-        match self.give_back() {
+        match self.begin_release() {
             Some(releases) => releases.majority().await,
             None => Ok(()),
         }
@@ -336,7 +336,7 @@ impl Hold {
 
     /// Ends the renewal without a release: the lease goes on.
     pub(crate) fn leave(&self) {
-        self.given_back.store(true, Ordering::Release);
+        self.released.store(true, Ordering::Release);
         self.ended.cancel();
     }
 

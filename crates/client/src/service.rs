@@ -215,8 +215,8 @@ impl Service {
         votes: impl IntoIterator<Item = Option<&'a Vote<G>>>,
     ) -> Report {
         self.report_of(channels.iter().zip(votes).map(|(channel, vote)| match vote {
-            None => channel.unheard(),
-            Some(Vote::Unknown) => channel.silence(),
+            None => channel.unneeded_state(),
+            Some(Vote::Unknown) => channel.no_answer_state(),
             Some(vote) => NodeState::from(vote),
         }))
     }

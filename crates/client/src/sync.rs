@@ -2,8 +2,8 @@
 
 use std::sync::{self, MutexGuard, PoisonError};
 
-/// A [`sync::Mutex`] without poisoning. No code of this crate panics halfway through a change of what it
-/// locks, so the value is sound even if a callback of the user has panicked.
+/// A [`sync::Mutex`] without poisoning: no code of this crate panics halfway through a change of a locked
+/// value, so the value is sound even if a callback of the user has panicked.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(sync::Mutex<T>);
 

@@ -1,5 +1,5 @@
-//! The masters of a client: which server each of them is, its shared connection, the channel of each hold to
-//! it, and what it pushes.
+//! The masters of a client: the server of each member, its shared connection, the channel of each hold to it,
+//! and the messages that it pushes.
 
 mod channel;
 mod member_list;

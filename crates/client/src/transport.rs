@@ -1,5 +1,4 @@
-//! Connections to masters: addresses, sockets, and what a reply says. Knows nothing of locks, members or
-//! holds.
+//! Connections to masters: addresses, sockets, and the reading of replies. It knows no members and no holds.
 
 mod address;
 mod connection;

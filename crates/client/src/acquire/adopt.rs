@@ -39,7 +39,7 @@ pub(crate) async fn adopt(
         on_position: None,
         on_outage: None,
     };
-    match service.background.carry_out(acquisition.run()).await {
+    match service.background.run_with_timers(acquisition.run()).await {
         Ok(mut new) => {
             // The renewal begins only after that.
             let limit = lease.ttl() / 4;
@@ -53,7 +53,7 @@ pub(crate) async fn adopt(
             // The runtime may have been blocked for a lease.
             if share.0.state().loss.is_some() {
                 share.0.leave();
-                return Err(ExtendError::Lost(share.0.unheard()));
+                return Err(ExtendError::Lost(share.0.empty_report()));
             }
             Ok(Guard::new(share))
         }
@@ -80,7 +80,7 @@ async fn held_as(service: &Service, request: &LockRequest, limit: Duration) -> O
         seen.holders.iter().any(|holder| holder.token == *token).then_some(seen.mode)
     });
     let modes: Vec<String> =
-        service.background.carry_out(join_all(asked)).await.into_iter().flatten().collect();
+        service.background.run_with_timers(join_all(asked)).await.into_iter().flatten().collect();
     let says = |mode: Mode| modes.iter().filter(|said| *said == mode.word()).count();
     if says(Mode::Shared) > 0 {
         return Some(Mode::Shared);

@@ -60,7 +60,7 @@ impl Unacquired {
 impl Acquisition {
     /// Acquires the lock, and starts the renewal of the hold.
     pub(crate) async fn hold(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
-        let acquired = self.service.background.carry_out(async {
+        let acquired = self.service.background.run_with_timers(async {
             let mut acquired = self.run().await;
             if let Err(Unacquired { reason: FailureReason::Misuse, report, .. }) = &mut acquired {
                 self.service.name_types(&self.resource, report).await;

@@ -75,7 +75,7 @@ impl Durable {
             return NodeState::Slow;
         };
         mem::forget(unanswered);
-        let vote = Reply::Said(extended).extended();
+        let vote = Reply::Answer(extended).extended();
         if vote != Vote::Granted(()) {
             return NodeState::from(&vote);
         }
@@ -84,7 +84,7 @@ impl Durable {
         else {
             return NodeState::Slow;
         };
-        match Reply::Said(answer).found(copies) {
+        match Reply::Answer(answer).found(copies) {
             Ok(copies) if copies >= u64::from(self.replicas.max(1)) => {
                 let server = connection.server().ok().cloned();
                 NodeState::from(&voters.admit(node.member, server, Vote::Granted(())))

@@ -1,4 +1,4 @@
-//! Sends the requests of an [`Extension`]: EXTEND to all masters, and ACQUIRE to those that forgot the hold.
+//! Sends the requests of an [`Extension`]: EXTEND to all masters, ACQUIRE to masters that forgot the hold.
 
 use dlock_protocol::{Mode, Ttl};
 use futures_util::FutureExt;
@@ -70,12 +70,12 @@ pub(crate) async fn extend(
         _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
         Extended::Unconfirmed | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
-    let asks = Asks { channels: channels.clone(), command, voters, lease };
-    (extended, finish(asks, extension, calls, restore).boxed())
+    let sent = SentExtension { channels: channels.clone(), command, voters, lease };
+    (extended, finish(sent, extension, calls, restore).boxed())
 }
 
 /// The request of an extension, to be sent again.
-struct Asks {
+struct SentExtension {
     channels: Channels,
     command: Arc<Pipeline>,
     voters: Arc<Voters>,
@@ -84,8 +84,13 @@ struct Asks {
 
 /// Waits for the other answers once the outcome is decided. With `restore`, asks masters for the hold that
 /// have forgotten it.
-async fn finish(asks: Asks, mut extension: Extension, mut calls: Vec<Call>, restore: Option<Restore>) {
-    let Asks { channels, command, voters, lease } = asks;
+async fn finish(
+    sent: SentExtension,
+    mut extension: Extension,
+    mut calls: Vec<Call>,
+    restore: Option<Restore>,
+) {
+    let SentExtension { channels, command, voters, lease } = sent;
     let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
     // A master that could not be reached may be back, without the hold. The next extension may come too late:
     // another master may have restarted by then.

@@ -27,7 +27,7 @@ pub(crate) struct Share(pub(crate) Arc<Hold>);
 impl Drop for Share {
     fn drop(&mut self) {
         // The releases continue in the background.
-        drop(self.0.give_back());
+        drop(self.0.begin_release());
     }
 }
 

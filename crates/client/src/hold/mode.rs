@@ -27,11 +27,11 @@ impl Hold {
         allowed: impl FnOnce() -> Result<(), String>,
     ) -> Result<(), ExtendError> {
         if self.state().loss.is_some() {
-            return Err(ExtendError::Lost(self.unheard()));
+            return Err(ExtendError::Lost(self.empty_report()));
         }
         self.set_mode(Mode::Shared, allowed).map_err(ExtendError::Option)?;
         let hold = self.clone();
-        let turn = self.service.background.carry_out_there(async move {
+        let turn = self.service.background.run_on_thread(async move {
             let _turn = hold.turn.lock().await;
             // A master that has forgotten the hold must not be asked for an exclusive one after this.
             *hold.pending() = None;
@@ -129,9 +129,9 @@ impl Hold {
         commands.add_command(self.asking_for(mode).acquire());
         let late_effect = (mode == Mode::Shared).then_some(LateEffect::Shared);
         let (before, reply) = match channel.ask(&commands, late_effect, channel.node.limit).await {
-            Reply::Said(Value::Array(answers)) => {
+            Reply::Answer(Value::Array(answers)) => {
                 let mut answers = answers.into_iter();
-                (answers.next(), answers.next().map_or(Reply::Silence, Reply::Said))
+                (answers.next(), answers.next().map_or(Reply::NoAnswer, Reply::Answer))
             }
             reply => (None, reply),
         };
@@ -163,7 +163,7 @@ impl Hold {
         if vote == Vote::Refused(Refusal::NotHeld) {
             self.lose(Lost::TakenAway(self.service.report_of([NodeState::NotHeld])));
         }
-        matches!((cancelled, vote), (Reply::Said(_), Vote::Granted(_) | Vote::Refused(_)))
+        matches!((cancelled, vote), (Reply::Answer(_), Vote::Granted(_) | Vote::Refused(_)))
     }
 
     fn asking_for(&self, mode: Mode) -> LockRequest {

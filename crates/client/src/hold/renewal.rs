@@ -42,7 +42,7 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
         // An extension or a change of mode may find the loss first.
         why = hold.lost() => why,
         () = hold.disconnected() => Lost::Disconnected,
-        report = hold.gone() => Lost::TakenAway(report),
+        report = hold.taken_away() => Lost::TakenAway(report),
         why = renew_lease(&hold, &renewal) => why,
     };
     hold.lose(why);
@@ -78,7 +78,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
             return match failures.last {
                 _ if time_is_up => Lost::Ended,
                 Some(report) => Lost::NotRenewed(report),
-                None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.unheard()),
+                None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.empty_report()),
                 None => Lost::Ended,
             };
         }

@@ -83,13 +83,13 @@ impl Channel {
 
     /// Opens a channel with a connection of its own, for a question with an answer of unbounded length. Too
     /// long an answer closes its connection, and no lock may depend on that connection.
-    pub(crate) async fn apart(node: &Arc<Node>) -> Result<Channel, NodeState> {
+    pub(crate) async fn separate(node: &Arc<Node>) -> Result<Channel, NodeState> {
         let shared = Channel::new(node.clone());
         // The shared connection shows within the time limit of one answer whether the master responds.
         match shared.ask(&redis::cmd("PING"), None, node.limit).await {
-            Reply::Said(_) => {}
-            Reply::Unasked(failure) => return Err(NodeState::from(&Vote::<()>::Failed(failure))),
-            Reply::Silence => return Err(shared.silence()),
+            Reply::Answer(_) => {}
+            Reply::Unsent(failure) => return Err(NodeState::from(&Vote::<()>::Failed(failure))),
+            Reply::NoAnswer => return Err(shared.no_answer_state()),
         }
         let channel = Channel::new(node.clone());
         channel.pin(node.own_connection().await?);
@@ -133,14 +133,14 @@ impl Channel {
         let asked = asked.await;
         let server = used.as_ref().and_then(|(connection, _)| connection.server().ok().cloned());
         let reply = match (asked, used) {
-            (Ok(Ok(Some(answer))), _) => Reply::Said(answer),
-            (Ok(Ok(None)), _) => Reply::Silence,
-            (Ok(Err(connect_error)), _) => Reply::Unasked(connect_error.into()),
+            (Ok(Ok(Some(answer))), _) => Reply::Answer(answer),
+            (Ok(Ok(None)), _) => Reply::NoAnswer,
+            (Ok(Err(connect_error)), _) => Reply::Unsent(connect_error.into()),
             (Err(_), Some((connection, answered))) => {
                 connection.was_silent(answered);
-                Reply::Silence
+                Reply::NoAnswer
             }
-            (Err(_), None) => Reply::Unasked(self.node.not_yet().into()),
+            (Err(_), None) => Reply::Unsent(self.node.not_yet().into()),
         };
         (reply, server)
     }
@@ -152,7 +152,7 @@ impl Channel {
         read: impl FnOnce(Value) -> Option<T>,
     ) -> Result<T, NodeState> {
         let found = self.ask(question, None, self.node.limit).await.found(read);
-        found.map_err(|state| if state == NodeState::Slow { self.silence() } else { state })
+        found.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
     }
 
     /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs.
@@ -167,7 +167,7 @@ impl Channel {
         if !last.confirms_release() {
             self.owe_release(command, until);
         }
-        match if matches!(first, Reply::Said(Value::Int(1..))) { first } else { last }.released() {
+        match if matches!(first, Reply::Answer(Value::Int(1..))) { first } else { last }.released() {
             // The RELEASE without an answer may have ended the hold.
             Vote::Refused(Refusal::NotHeld) if unanswered => Vote::Unknown,
             vote => vote,
@@ -178,26 +178,26 @@ impl Channel {
     /// one was sent without an answer.
     async fn release_once(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
         match self.ask_after_the_others(command).await {
-            said @ Reply::Said(_) => return said,
-            reply => *unanswered |= matches!(reply, Reply::Silence),
+            answer @ Reply::Answer(_) => return answer,
+            reply => *unanswered |= matches!(reply, Reply::NoAnswer),
         }
         self.state.lock().pinned = false;
         let again = timeout(self.node.connection_limit(), async {
             let mut backoff = fresh_backoff();
             loop {
                 match self.ask(command, None, self.node.limit).await {
-                    said @ Reply::Said(_) => return said,
-                    reply => *unanswered |= matches!(reply, Reply::Silence),
+                    answer @ Reply::Answer(_) => return answer,
+                    reply => *unanswered |= matches!(reply, Reply::NoAnswer),
                 }
                 sleep(backoff.next()).await;
             }
         });
-        again.await.unwrap_or(Reply::Silence)
+        again.await.unwrap_or(Reply::NoAnswer)
     }
 
     /// Sends a CANCEL behind the request that it takes back, even if that one has no answer.
     pub(crate) async fn cancel(&self, command: &Cmd) {
-        if !matches!(self.ask_after_the_others(command).await, Reply::Said(_)) {
+        if !matches!(self.ask_after_the_others(command).await, Reply::Answer(_)) {
             self.ask(command, None, self.node.limit).await;
         }
     }
@@ -205,10 +205,10 @@ impl Channel {
     /// Sends a request on the connection of the earlier ones, if that is still open.
     async fn ask_after_the_others(&self, command: &Cmd) -> Reply {
         let Some(connection) = self.connection().filter(Connection::is_open) else {
-            return Reply::Unasked(self.node.not_yet().into());
+            return Reply::Unsent(self.node.not_yet().into());
         };
         let answer = timeout(self.node.limit, self.ask_over(&connection, command, None)).await;
-        answer.ok().flatten().map_or(Reply::Silence, Reply::Said)
+        answer.ok().flatten().map_or(Reply::NoAnswer, Reply::Answer)
     }
 
     /// Repeats an unconfirmed RELEASE in the background until it is confirmed, or the lease has ended.
@@ -289,7 +289,7 @@ impl Channel {
     }
 
     /// Returns the state of a master that did not answer.
-    pub(crate) fn silence(&self) -> NodeState {
+    pub(crate) fn no_answer_state(&self) -> NodeState {
         match self.connection() {
             Some(connection) if let Some(why) = connection.fault() => NodeState::Failed(why.into()),
             Some(connection) if !connection.is_open() => {
@@ -301,7 +301,7 @@ impl Channel {
     }
 
     /// Returns the state of a master whose answer was not needed.
-    pub(crate) fn unheard(&self) -> NodeState {
+    pub(crate) fn unneeded_state(&self) -> NodeState {
         let otherwise = if self.state.lock().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
         self.node.connect_error().unwrap_or(otherwise)
     }

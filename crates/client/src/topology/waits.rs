@@ -22,7 +22,7 @@ pub(crate) struct Waits {
     /// Random, so that no other client knows the channel.
     channel: Vec<u8>,
     next: AtomicU64,
-    all: Mutex<HashMap<u64, Arc<Heard>>>,
+    all: Mutex<HashMap<u64, Arc<Announcement>>>,
     /// By resource.
     lookouts: Mutex<HashMap<Vec<u8>, Weak<Lookout>>>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Lookout {
 
 /// The message about one wait.
 #[derive(Debug, Default)]
-struct Heard {
+struct Announcement {
     notify: Notify,
     ended: Mutex<Option<Ended>>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Wait {
     waits: Arc<Waits>,
     number: u64,
     message: Vec<u8>,
-    heard: Arc<Heard>,
+    announcement: Arc<Announcement>,
 }
 
 impl Waits {
@@ -68,9 +68,10 @@ impl Waits {
     }
 
     pub(crate) fn begin(self: &Arc<Self>) -> Wait {
-        let (number, heard) = (self.next.fetch_add(1, Ordering::Relaxed), Arc::<Heard>::default());
-        self.all.lock().insert(number, heard.clone());
-        Wait { waits: self.clone(), number, message: number.to_string().into(), heard }
+        let (number, announcement) =
+            (self.next.fetch_add(1, Ordering::Relaxed), Arc::<Announcement>::default());
+        self.all.lock().insert(number, announcement.clone());
+        Wait { waits: self.clone(), number, message: number.to_string().into(), announcement }
     }
 
     /// Returns the shared check of a resource.
@@ -109,15 +110,15 @@ impl Waits {
     fn published(&self, message: &[u8]) {
         let Some((number, ended)) = Ended::read(message) else { return };
         let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-        if let Some(heard) = number.and_then(|number: u64| self.all.lock().get(&number).cloned()) {
-            *heard.ended.lock() = Some(ended);
-            heard.notify.notify_one();
+        if let Some(announcement) = number.and_then(|number: u64| self.all.lock().get(&number).cloned()) {
+            *announcement.ended.lock() = Some(ended);
+            announcement.notify.notify_one();
         }
     }
 
     /// Makes every wait ask the master.
     pub(crate) fn wake_all(&self) {
-        self.all.lock().values().for_each(|heard| heard.notify.notify_one());
+        self.all.lock().values().for_each(|announcement| announcement.notify.notify_one());
     }
 }
 
@@ -155,8 +156,8 @@ impl Wait {
     /// Returns when it is time to ask the master, after `pause` at the latest, with the message of the master
     /// if one has come.
     pub(crate) async fn next(&self, pause: Duration) -> Option<Ended> {
-        let woken = timeout(pause, self.heard.notify.notified()).await.is_ok();
-        let ended = self.heard.ended.lock().take();
+        let woken = timeout(pause, self.announcement.notify.notified()).await.is_ok();
+        let ended = self.announcement.ended.lock().take();
         if woken && ended.is_none() {
             sleep(rand::random_range(Duration::ZERO..=SPREAD * self.waits.count())).await;
         }

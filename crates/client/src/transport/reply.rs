@@ -14,11 +14,11 @@ use dlock_quorum::{Failure, Fence, Refusal, Vote};
 /// Outcome of a request.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
-    Said(Value),
+    Answer(Value),
     /// Not sent.
-    Unasked(Failure),
+    Unsent(Failure),
     /// Sent without an answer: it may have been carried out.
-    Silence,
+    NoAnswer,
 }
 
 impl Reply {
@@ -35,9 +35,9 @@ impl Reply {
     /// Reads the reply to EXTEND, and to HOLDS if both were sent: whether the token holds the lock.
     pub(crate) fn extended(self) -> Vote<()> {
         let extended = match self {
-            Reply::Said(Value::Array(answers)) => match answers.as_slice() {
+            Reply::Answer(Value::Array(answers)) => match answers.as_slice() {
                 [_, Value::Int(0)] => return held_if(false),
-                _ => answers.into_iter().next().map_or(Reply::Silence, Reply::Said),
+                _ => answers.into_iter().next().map_or(Reply::NoAnswer, Reply::Answer),
             },
             reply => reply,
         };
@@ -51,7 +51,7 @@ impl Reply {
 
     /// Returns true if the master has carried out a RELEASE. A master that refuses to write keeps the hold.
     pub(crate) fn confirms_release(&self) -> bool {
-        matches!(self, Reply::Said(Value::Int(_)))
+        matches!(self, Reply::Answer(Value::Int(_)))
     }
 
     /// Reads the reply to WAITERS. Without the permission, clients may be waiting.
@@ -64,22 +64,22 @@ impl Reply {
 
     /// Reads the reply to a question with `read`, or returns the reason why there is no answer.
     pub(crate) fn found<T>(self, read: impl FnOnce(Value) -> Option<T>) -> Result<T, NodeState> {
-        let unreadable = || NodeState::Failed("its answer is none that this client knows".into());
+        let unreadable = || NodeState::Failed("its answer has a form that this client does not know".into());
         match self {
-            Reply::Said(Value::ServerError(error)) => Err(NodeState::from(&refusal::<()>(&error))),
-            Reply::Said(value) => read(value).ok_or_else(unreadable),
-            Reply::Unasked(failure) => Err(NodeState::from(&Vote::<()>::Failed(failure))),
-            Reply::Silence => Err(NodeState::Slow),
+            Reply::Answer(Value::ServerError(error)) => Err(NodeState::from(&refusal::<()>(&error))),
+            Reply::Answer(value) => read(value).ok_or_else(unreadable),
+            Reply::Unsent(failure) => Err(NodeState::from(&Vote::<()>::Failed(failure))),
+            Reply::NoAnswer => Err(NodeState::Slow),
         }
     }
 
     fn vote<G>(self, read: impl FnOnce(reply::Value) -> Option<Vote<G>>) -> Vote<G> {
         match self {
-            Reply::Said(Value::ServerError(error)) => refusal(&error),
+            Reply::Answer(Value::ServerError(error)) => refusal(&error),
             // The request had an effect, but an unknown one.
-            Reply::Said(value) => read(plain(value)).unwrap_or(Vote::Unknown),
-            Reply::Unasked(failure) => Vote::Failed(failure),
-            Reply::Silence => Vote::Unknown,
+            Reply::Answer(value) => read(plain(value)).unwrap_or(Vote::Unknown),
+            Reply::Unsent(failure) => Vote::Failed(failure),
+            Reply::NoAnswer => Vote::Unknown,
         }
     }
 }
@@ -138,12 +138,12 @@ pub(super) fn text(error: &ServerError) -> String {
 }
 
 /// Largest number of characters to keep of an error reply. Servers need fewer.
-const LONGEST_TEXT: usize = 500;
+const MAX_TEXT_CHARS: usize = 500;
 
 /// Cuts off the arguments that a server repeats with an unknown command: passwords (of HELLO) and tokens.
 pub(super) fn without_arguments(text: &str) -> String {
     let text = text.split(", with args beginning with").next().unwrap_or_default();
-    text.chars().take(LONGEST_TEXT).collect()
+    text.chars().take(MAX_TEXT_CHARS).collect()
 }
 
 impl<G> From<&Vote<G>> for NodeState {
@@ -169,7 +169,7 @@ mod tests {
 
     fn state(reply: &str) -> NodeState {
         let value = redis::parse_redis_value(format!("{reply}\r\n").as_bytes()).expect("RESP");
-        NodeState::from(&Reply::Said(value).acquired())
+        NodeState::from(&Reply::Answer(value).acquired())
     }
 
     #[test]
@@ -182,6 +182,6 @@ mod tests {
         let NodeState::Failed(text) = state(&format!("-ERR {}", "é".repeat(1_000_000))) else {
             panic!("no error")
         };
-        assert_eq!(text.chars().count(), LONGEST_TEXT);
+        assert_eq!(text.chars().count(), MAX_TEXT_CHARS);
     }
 }

@@ -22,7 +22,7 @@ const TURN: usize = 64 << 10;
 
 /// Smallest number of bytes to read at once. It grows with a long reply, which the parser may search from its
 /// beginning each time.
-const PART: usize = 4096;
+const MIN_READ: usize = 4096;
 
 /// Longest reply in bytes. LOG with 10,000 entries, or LIST with 250 locks of 30 KB names, is shorter.
 const LONGEST_REPLY: usize = 8 << 20;
@@ -30,7 +30,7 @@ const LONGEST_REPLY: usize = 8 << 20;
 /// Largest number of messages beyond the number of answers. Each request brings one message at most, perhaps
 /// much later, and many can come at once: ten thousand waits are granted, or an operator ends as many holds.
 /// All other messages are flushes, or published by strangers.
-const MOST_UNASKED: u64 = 100_000;
+const MAX_UNSOLICITED: u64 = 100_000;
 
 /// Counts of the data received over a connection.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ impl Intake {
     pub(super) fn pushed(&self) {
         self.bytes.store(0, Ordering::Relaxed);
         let messages = self.messages.fetch_add(1, Ordering::Relaxed);
-        if messages >= self.answers.load(Ordering::Relaxed) + MOST_UNASKED {
+        if messages >= self.answers.load(Ordering::Relaxed) + MAX_UNSOLICITED {
             self.fault.get_or_init(|| "it floods the connection with messages: closed");
         }
     }
@@ -136,7 +136,7 @@ impl AsyncRead for Stream {
             ready!(others.as_mut().poll(cx));
             (self.others, self.turn) = (None, 0);
         }
-        let part = (self.intake.bytes.load(Ordering::Relaxed) / 8).clamp(PART, TURN);
+        let part = (self.intake.bytes.load(Ordering::Relaxed) / 8).clamp(MIN_READ, TURN);
         let most = part.min(buf.remaining());
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
         ready!(self.socket.as_mut().poll_read(cx, &mut part))?;
@@ -169,14 +169,14 @@ impl AsyncWrite for Stream {
 mod tests {
     use super::*;
 
-    /// 100,000 messages are allowed: one client may have so many holds, and an operator may end them all.
+    /// 100,000 messages are allowed: a client may have that number of holds, and an operator end them all.
     #[test]
     fn a_flood_is_more_messages_than_anything_brings_at_once() {
         let intake = Intake::default();
         (0..50_000).for_each(|_| intake.pushed());
         assert_eq!(intake.fault(), None);
         (0..50_000).for_each(|_| intake.answered());
-        (0..MOST_UNASKED).for_each(|_| intake.pushed());
+        (0..MAX_UNSOLICITED).for_each(|_| intake.pushed());
         assert_eq!(intake.fault(), None);
         intake.pushed();
         assert!(intake.fault().is_some_and(|why| why.contains("floods")));
