@@ -1,4 +1,4 @@
-//! Short strings of bytes without an allocation of their own.
+//! Byte strings that need no allocation if they are short.
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
@@ -6,13 +6,13 @@ use std::ops::Deref;
 
 use crate::steps;
 
-/// Bytes that never change. Up to `INLINE` of them lie in the value itself, which takes two more, rounded up
-/// to eights, in any case: a quarter less than a vector that does the same and can grow, and there are two of
-/// them for each hold.
+/// An immutable byte string. Up to `INLINE` bytes are stored in the value itself, whose size is `INLINE` + 2
+/// bytes, rounded up to a multiple of 8. A `SmallVec` of the same capacity, which can grow, is a third
+/// larger, and each hold has two of them.
 #[derive(Clone)]
 pub struct Inline<const INLINE: usize>(Inner<INLINE>);
 
-/// For names and labels, in 24 bytes.
+/// The byte string of tokens and labels: 24 bytes.
 pub type Bytes = Inline<22>;
 
 #[derive(Clone)]
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_what_they_were_made_of() {
+    fn bytes_are_equal_to_their_source() {
         for len in 0..300 {
             let bytes: Vec<u8> = (0..len).map(|n| n as u8).collect();
             let kept = Bytes::from(&bytes[..]);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn they_take_no_more_than_what_they_keep() {
+    fn bytes_have_the_documented_size() {
         assert_eq!((size_of::<Bytes>(), size_of::<Inline<30>>()), (24, 32));
     }
 }

@@ -1,7 +1,6 @@
-//! Every command, parsed and written side by side. Nobody else spells them.
+//! Each command, with its parser beside its writer. No other module spells a command.
 //!
-//! Parsing is strict and total: whatever does not read as exactly one command is a [`Misuse`], and nothing is
-//! guessed.
+//! Parsing is strict: arguments that are not exactly one valid command are a [`Misuse`].
 
 use std::num::NonZeroU32;
 
@@ -23,7 +22,7 @@ pub use table::{Doc, TABLE};
 use words::Args;
 
 bitflags::bitflags! {
-    /// Which options were given already.
+    /// The options that were parsed so far.
     #[derive(Clone, Copy)]
     struct Given: u16 {
         const MODE = 1;
@@ -47,13 +46,14 @@ impl Given {
         Ok(())
     }
 
-    /// As `once`, for two words that set the same thing.
+    /// Like `once`, for two options that exclude each other.
     fn either(&mut self, option: Given, one: &'static str, other: &'static str) -> Result<(), Misuse> {
         self.once(option, one).map_err(|_| Misuse::Exclusive(one, other))
     }
 }
 
-/// A command that takes a key and these arguments: how each is read, and how it is written.
+/// Defines a command with a key and further arguments. Each argument has an expression that parses it and one
+/// that writes it.
 macro_rules! command {
     (
         $(#[$doc:meta])* $command:ident = $name:ident |$args:ident $(, $limit:ident: $of:ty)?| {
@@ -134,7 +134,7 @@ command! {
 command! {
     /// `DLOCK.WAITERS key [COUNT n]`
     Waiters = WAITERS |args| {
-        /// The most waiters that are shown: see [`Inspect::shown`].
+        /// The maximum number of waiters in the reply: see [`Inspect::shown`].
         count: Option<NonZeroU32> = args.most()? => most(count),
     }
 }
@@ -142,16 +142,17 @@ command! {
 command! {
     /// `DLOCK.INSPECT key [COUNT n]`
     Inspect = INSPECT |args| {
-        /// The most holders that are shown: see [`Inspect::shown`].
+        /// The maximum number of holders in the reply: see [`Inspect::shown`].
         count: Option<NonZeroU32> = args.most()? => most(count),
     }
 }
 
 impl Inspect<'_> {
-    /// Most holders or waiters in a reply. Writing 100,000 of them would stop the server for 60 ms.
+    /// The maximum number of holders or waiters in a reply. Writing 100,000 of them would stop the server for
+    /// 60 ms.
     pub const MAX_SHOWN: usize = 1000;
 
-    /// Returns how many holders or waiters a reply shows at most, given the COUNT of the command.
+    /// Returns the maximum number of holders or waiters in a reply to a command with this COUNT.
     pub fn shown(count: Option<NonZeroU32>) -> usize {
         count.map_or(Self::MAX_SHOWN, |n| Self::MAX_SHOWN.min(n.get() as usize))
     }
@@ -167,21 +168,21 @@ command! {
     }
 }
 
-/// Whose waiters CANCEL takes out.
+/// The waiters that CANCEL removes: those of a token or those of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom<'a> {
     Token(TokenRef<'a>),
     Client(u64),
 }
 
-/// A command that takes one key and nothing else: `DLOCK.BREAK key`.
+/// Parses a command whose only argument is a key: `DLOCK.BREAK key`.
 pub fn only_key<'a>(args: &[&'a [u8]]) -> Result<&'a [u8], Misuse> {
     let mut args = Args::new(args);
     let key = args.next()?;
     args.end(key)
 }
 
-/// A command that takes nothing: `DLOCK.TOKEN`, `DLOCK.HELP`.
+/// Parses a command without arguments: `DLOCK.TOKEN`, `DLOCK.HELP`.
 pub fn no_arguments(args: &[&[u8]]) -> Result<(), Misuse> {
     Args::new(args).end(())
 }
@@ -194,7 +195,7 @@ fn decimal(number: u64) -> Vec<u8> {
     number.to_string().into_bytes()
 }
 
-/// `[COUNT n]`
+/// Writes `[COUNT n]`.
 fn most(count: Option<NonZeroU32>) -> Vec<Vec<u8>> {
     count.map_or_else(Vec::new, |n| vec![b"COUNT".to_vec(), decimal(n.get().into())])
 }

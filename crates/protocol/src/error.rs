@@ -1,7 +1,7 @@
-//! Every error that the module answers, and how a client tells them apart.
+//! The errors of the module, and how a client reads them.
 //!
-//! An error is displayed as the whole reply: the word, what is the matter, what to do. [`Class::of`] reads
-//! it. The words are stable, and none is one that client libraries retry by themselves, but for
+//! The Display text of an error is the whole reply: the error word, the cause, the remedy. [`Class::of`]
+//! reads it. The words are stable. Client libraries retry none of them by themselves, except
 //! [`Error::Moving`].
 
 use std::borrow::Cow;
@@ -26,73 +26,72 @@ const STALE_FENCE: &str = "STALEFENCE";
 pub enum Error {
     Misuse(Misuse),
     Refused(Refusal),
-    /// This server may have forgotten holds, and grants nothing new for so many ms.
+    /// The server may have lost holds. It grants no new locks for this many ms.
     Grace(u64),
-    /// The most that may wait.
+    /// The wait queue is full. The fields are the limits.
     QueueFull {
         on_the_server: usize,
         on_a_key: usize,
         queued: usize,
     },
-    /// Waiting would close this cycle of tokens that wait for each other, each shown by its owner if it has
-    /// one.
+    /// Waiting would close this cycle of tokens that wait for each other. A token with an owner is shown as
+    /// its owner.
     Deadlock(Vec<Token>),
-    /// The fence of a CONFIRM lies `ms` beyond the `bound` by which it may be ahead of the server's clock.
+    /// The fence of a CONFIRM is too far ahead of the server's clock: by `ms` more than the allowed `bound`.
     FenceAhead {
         ms: u64,
         bound: u64,
     },
-    /// GUARD: the token holds nothing there.
+    /// GUARD: the token does not hold the key.
     NotHeld,
-    /// FENCED: the gate has seen this fence, which is greater.
+    /// FENCED: the gate has seen this greater fence.
     StaleFence(u64),
-    /// What FENCED was given as a gate holds no number.
+    /// FENCED: the value of the gate is no number.
     NoGate,
     /// A guard within a guard.
     Nested,
-    /// A guard is for data.
+    /// The command cannot be guarded: it is no command on data.
     NotGuarded,
-    /// This server would not check what the command does by itself against the user's rights.
+    /// A guarded SORT by a user without all rights, on a server that does not check the keys that SORT reads.
     AllRights,
-    /// The key holds something else.
+    /// The key holds another type.
     WrongType,
-    /// EPHEMERAL where there is no connection.
+    /// EPHEMERAL in a script, guard or module, which has no connection.
     NoConnection,
-    /// The user may not publish where NOTIFY would.
+    /// The user may not publish to the channel of NOTIFY.
     NoChannel,
-    /// A replica, which ends nothing.
+    /// BLOCK, QUEUE or EPHEMERAL on a replica, where waits and holds do not end.
     Replica,
-    /// The one error that clients of a cluster are meant to retry by themselves: that sends them to the right
-    /// node.
+    /// Ends a wait when the key's slot moves. Cluster clients retry it by themselves, at the right node.
     Moving,
     /// Ends a wait when the cluster is down.
     ClusterDown,
-    /// Ends a wait when this server becomes a replica. Most servers do that themselves, with this word.
+    /// Ends a wait when this server becomes a replica. Most servers do so by themselves, with the same word.
     Demoted,
-    /// Redis blocks no client that is subscribed.
+    /// BLOCK on a connection that is subscribed to channels.
     CannotWait,
-    /// Somebody sent `DLOCK._SET`.
+    /// A client sent `DLOCK._SET`.
     Effect,
-    /// DLOCK.TOKEN, and why.
+    /// DLOCK.TOKEN: the operating system returned this error instead of random bytes.
     NoRandomness(String),
 }
 
-/// Why a lock cannot be granted as it was asked for, however long one waits.
+/// Why a request can never be granted, however long the client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// It is held as a semaphore of this many permits.
+    /// The lock is held with this other number of permits.
     OtherPermits(u32),
-    /// A permit holder asked in another mode, or the reverse.
+    /// A permit holder asked for another mode, or a holder of another mode for a permit.
     OtherMode,
-    /// The hold count is at its greatest.
+    /// The hold count has reached its maximum.
     CountFull,
-    /// No fence is left below 2^53.
+    /// No fence below 2^53 is left.
     FencesUsedUp,
-    /// This has become the longest lease while it waited.
+    /// The longest lease was lowered to this ttl while the client waited.
     LeaseTooLong(Ttl),
-    /// It would share what is entered this often.
+    /// SHARED by an exclusive holder whose hold count is this, above 1.
     EnteredOften(u32),
-    /// So many hold it already.
+    /// The key has this maximum number of holders.
     TooManyHolders(u32),
 }
 
@@ -101,11 +100,11 @@ impl fmt::Display for Error {
         match self {
             Error::Misuse(misuse) => misuse.fmt(f),
             Error::Refused(refusal) => refusal.fmt(f),
-            // Clients wait for as long as the number says, which comes right behind the word.
+            // Clients parse the number right after the word.
             Error::Grace(ms_left) => write!(
                 f,
-                "{GRACE} {ms_left} ms left: this server may have forgotten holds, so it grants no new ones until those \
-                 have expired; retry after that, or end it by CONFIG SET dlock.restart-grace 0 if you know that nobody \
+                "{GRACE} {ms_left} ms left: this server may have lost holds, so it grants no new ones until those have \
+                 expired; retry after that, or end it by CONFIG SET dlock.restart-grace 0 if you know that no client \
                  holds a lock"
             ),
             Error::QueueFull { on_the_server, on_a_key, queued } => write!(
@@ -124,11 +123,11 @@ impl fmt::Display for Error {
                 "{NOT_HELD} the token does not hold the lock, so the command was not run: acquire the lock again and \
                  begin anew"
             ),
-            // Clients read the number, which comes right behind the word.
+            // Clients parse the number right after the word.
             Error::StaleFence(greatest) => write!(
                 f,
                 "{STALE_FENCE} {greatest} is the greatest fence that the gate has seen, so the command was not run: \
-                 somebody has acquired the lock since, acquire it again and begin anew"
+                 another client has acquired the lock since, acquire it again and begin anew"
             ),
             Error::NoGate => f.write_str(
                 "ERR the gate holds no number, so the command was not run: a gate is a string key that DLOCK.FENCED makes \
@@ -221,7 +220,7 @@ impl From<Refusal> for Error {
     }
 }
 
-/// The whole reply.
+/// The text of the whole reply.
 impl From<Error> for String {
     fn from(error: Error) -> String {
         error.to_string()
@@ -234,8 +233,8 @@ impl From<Misuse> for String {
     }
 }
 
-/// As much of a token as anybody may see who may not write its key: a token is the proof of ownership. One
-/// that is cut off ends in three dots.
+/// The part of a token that clients see that may not write its key: its first 8 bytes, with three dots if
+/// more follow. A whole token would prove ownership.
 pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
     const SHOWN: usize = 8;
     match token.get(..SHOWN) {
@@ -244,7 +243,7 @@ pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Of a long cycle its two ends.
+/// Writes a cycle for people. Of a long cycle it shows the first and the last four tokens.
 fn shown(cycle: &[Token]) -> String {
     const END: usize = 4;
     let shown = |token: &Token| shortened(token.as_bytes()).escape_ascii().to_string();
@@ -255,34 +254,34 @@ fn shown(cycle: &[Token]) -> String {
     tokens.join(" -> ")
 }
 
-/// What an error reply means to a client. Nothing was done, but where the server itself has ended a wait
-/// (UNBLOCKED, when it becomes a replica): the lock may have been granted just before.
+/// The meaning of an error reply for a client. The command had no effect, with one exception: a wait that
+/// ended with UNBLOCKED, because the server became a replica, may have been granted just before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class<'a> {
-    /// The server grants nothing new for so many ms.
+    /// The server is in its grace period, and grants no new locks for this many ms.
     Grace(u64),
     QueueFull,
-    /// The server's account of the cycle.
+    /// The cycle, as the server describes it.
     Deadlock(&'a str),
     FenceAhead,
-    /// GUARD: the token holds nothing there.
+    /// GUARD: the token does not hold the key.
     NotHeld,
     /// FENCED: the greatest fence that the gate has seen.
     StaleFence(u64),
-    /// The request makes no sense to this server, now or later.
+    /// The request is invalid, now and later.
     Misuse,
     /// The module is not loaded.
     NoModule,
-    /// Anything else: the server's state, or the user's rights.
+    /// Any other error, caused by the server's state or the user's rights.
     Other,
 }
 
 impl<'a> Class<'a> {
-    /// `reply`: the error's text, word included, without the `-` of the wire.
+    /// Classifies the text of an error reply, which begins with the error word, without the `-` of the wire.
     pub fn of(reply: &'a str) -> Class<'a> {
         let (word, details) = reply.split_once(' ').unwrap_or((reply, ""));
         match word {
-            // Servers of before say nothing behind the number.
+            // Older modules send no text after the number.
             GRACE => first_number(details).map_or(Class::Other, Class::Grace),
             STALE_FENCE => first_number(details).map_or(Class::Other, Class::StaleFence),
             NOT_HELD => Class::NotHeld,

@@ -1,10 +1,10 @@
-//! The events that keyspace channels announce: `dlock.acquire` and so on.
+//! The keyspace events: `dlock.acquire` and the others.
 
 use std::ffi::CStr;
 
 /// A hold began.
 pub const ACQUIRE: &CStr = c"dlock.acquire";
-/// A lease was set anew.
+/// A lease was changed.
 pub const EXTEND: &CStr = c"dlock.extend";
 /// The holder ended its hold.
 pub const RELEASE: &CStr = c"dlock.release";
@@ -16,8 +16,8 @@ pub const DISCONNECT: &CStr = c"dlock.disconnect";
 pub const BREAK: &CStr = c"dlock.break";
 /// An exclusive hold became a shared one.
 pub const DOWNGRADE: &CStr = c"dlock.downgrade";
-/// Nobody holds the resource any more.
+/// The resource has no holder any more.
 pub const FREE: &CStr = c"dlock.free";
 
-/// All of them, in the order of the manual.
+/// All events, in the order of the manual.
 pub const TABLE: [&CStr; 8] = [ACQUIRE, EXTEND, RELEASE, EXPIRED, DISCONNECT, BREAK, DOWNGRADE, FREE];

@@ -1,28 +1,24 @@
-//! What the module, its clients and its tests say to each other: every command and its reply, each written
-//! and read side by side, the error words, the events and the options.
+//! The wire protocol of dlock: commands, replies, errors, events and options. Each has its parser beside its
+//! writer, so that the module, the clients and the tests share one definition.
 //!
-//! It decides nothing about locks (`dlock-core` does) and knows no connection: bytes in, values out, and
-//! back.
+//! This crate does no I/O and decides nothing about locks: `dlock-core` does.
 //!
-//! - [`units`]: the numbers that mean something, each with its checked constructors
-//! - [`names`]: tokens and labels
-//! - [`owner`]: whose tokens are
-//! - [`bytes`]: short strings of bytes without an allocation
-//! - [`request`]: what may be asked of a lock, in one [`LockRequest`]
-//! - [`notify`]: how the end of a queued wait is published
-//! - [`command`]: every command, parsed and written, with its documentation
-//! - [`reply`]: what every command answers, written and read
-//! - [`error`]: every error reply, and how a client tells them apart
-//! - [`event`]: what keyspace channels announce
+//! - [`LockRequest`]: the options of an ACQUIRE, in one value that the core, waiters and clients share
+//! - [`command`]: each command, parsed and written, with its documentation
+//! - [`reply`]: the reply of each command, written and read
+//! - [`error::Error`]: each error reply; [`error::Class`]: its meaning for a client
+//! - [`units`]: newtypes for times, fences and client ids, with checked constructors
+//! - [`names`], [`owner`]: tokens, labels and owners
+//! - [`notify`], [`event`]: messages about the end of a queued wait, and keyspace events
 //! - [`options`]: the options of a server
-//! - [`steps`]: how much work was done, for tests
+//! - [`bytes`], [`steps`]: byte strings without an allocation; a counter of work, for tests
 //!
 //! ```
 //! use dlock_protocol::command::Acquire;
 //! use dlock_protocol::error::{Class, Error};
 //! use dlock_protocol::{Delay, LockRequest, Token, Ttl};
 //!
-//! // A client asks.
+//! // A client writes a command.
 //! let token = Token::new(b"a fresh token").unwrap();
 //! let delay = Delay::from_millis(500).unwrap();
 //! let request = LockRequest { delay, ..LockRequest::new(token, Ttl::from_millis(30_000).unwrap()) };
@@ -30,7 +26,7 @@
 //! let args = Acquire { key, request, block: None, queue: None }.to_args();
 //! assert_eq!(args.join(&b' '), b"DLOCK.ACQUIRE invoice:42 a fresh token 30000 DELAY 500");
 //!
-//! // The module reads it, and may refuse.
+//! // The module parses it. The client reads an error reply.
 //! let args: Vec<&[u8]> = args[1..].iter().map(Vec::as_slice).collect();
 //! assert_eq!(Acquire::parse(&args, Ttl::MAX).unwrap().request, request);
 //! assert_eq!(Class::of(&Error::Grace(1500).to_string()), Class::Grace(1500));

@@ -1,20 +1,20 @@
-//! What clients choose: tokens and labels, each owned or borrowed, and checked either way.
+//! Tokens and labels, which clients choose. Both exist owned and borrowed, with checked lengths.
 
 use std::fmt;
 
 use crate::bytes::{Bytes, Inline};
 use crate::steps;
 
-/// Who holds or waits: 1 to 255 bytes, compared whole, never parsed. A token proves ownership, so Debug shows
-/// only how it begins. One that [`Token::of_random`] makes takes no allocation of its own.
+/// The identity of a holder or waiter: 1 to 255 bytes, compared whole. A token proves ownership, so Debug
+/// shows only its beginning. A token of [`Token::of_random`] is stored without an allocation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Inline<30>);
 
 impl Token {
     pub const MAX_LEN: usize = 255;
 
-    /// Random bytes as DLOCK.TOKEN and the Rust client spell them: 27 characters of URL-safe base64 without
-    /// padding. The first is never a hyphen, which a command line would take for an option.
+    /// Encodes random bytes as a token, for DLOCK.TOKEN and the Rust client: 27 characters of URL-safe base64
+    /// without padding. The first is never a hyphen, which a command line would take for an option.
     pub fn of_random(mut random: [u8; 20]) -> Token {
         const HYPHEN: u8 = 62;
         if random[0] >> 2 == HYPHEN {
@@ -30,7 +30,7 @@ impl Token {
         Token(spelled[..].into())
     }
 
-    /// None outside 1..=255 bytes.
+    /// `None` outside of 1 to 255 bytes.
     pub fn new(bytes: &[u8]) -> Option<Token> {
         TokenRef::new(bytes).map(TokenRef::to_owned)
     }
@@ -54,7 +54,7 @@ impl Token {
 pub struct TokenRef<'a>(&'a [u8]);
 
 impl<'a> TokenRef<'a> {
-    /// None outside 1..=255 bytes.
+    /// `None` outside of 1 to 255 bytes.
     pub fn new(bytes: &'a [u8]) -> Option<TokenRef<'a>> {
         (1..=Token::MAX_LEN).contains(&bytes.len()).then_some(TokenRef(bytes))
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for TokenRef<'_> {
     }
 }
 
-/// Free text for people: what holds or waits, and for what. At most 255 bytes; empty for none.
+/// Free text for operators that describes a holder or a waiter, at most 255 bytes. Empty if there is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Label(Bytes);
 
@@ -103,7 +103,7 @@ impl Label {
     pub const MAX_LEN: usize = 255;
     pub const NONE: Label = Label(Bytes::EMPTY);
 
-    /// None where it is too long.
+    /// `None` if it is longer than 255 bytes.
     pub fn new(bytes: &[u8]) -> Option<Label> {
         LabelRef::new(bytes).map(LabelRef::to_owned)
     }
@@ -127,7 +127,7 @@ impl Label {
 pub struct LabelRef<'a>(&'a [u8]);
 
 impl<'a> LabelRef<'a> {
-    /// None where it is too long.
+    /// `None` if it is longer than 255 bytes.
     pub fn new(bytes: &'a [u8]) -> Option<LabelRef<'a>> {
         (bytes.len() <= Label::MAX_LEN).then_some(LabelRef(bytes))
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_bytes_are_spelled_in_27_url_safe_characters() {
+    fn of_random_encodes_20_bytes_as_27_url_safe_characters() {
         assert_eq!(Token::of_random([0; 20]), *b"AAAAAAAAAAAAAAAAAAAAAAAAAAA".as_slice());
         assert_eq!(Token::of_random([0xff; 20]), *b"__________________________8".as_slice());
         assert_eq!(Token::of_random(*b"the quick brown fox."), *b"dGhlIHF1aWNrIGJyb3duIGZveC4".as_slice());
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn no_token_of_ours_is_taken_for_an_option() {
+    fn random_tokens_never_begin_with_a_hyphen() {
         for first in 0..=u8::MAX {
             let mut random = [7; 20];
             random[0] = first;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_shows_only_how_it_begins() {
+    fn debug_shows_only_the_beginning_of_a_token() {
         assert_eq!(format!("{:?}", Token::new(b"secret-and-long").unwrap()), "Token(secret..)");
         assert_eq!(format!("{:?}", Token::new(b"\x00a\n").unwrap()), "Token(\\x00a\\n)");
         assert!(Token::new(b"").is_none() && Token::new(&[0; 256]).is_none());

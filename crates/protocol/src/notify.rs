@@ -1,29 +1,29 @@
-//! How those are told of the end of a wait whose positions belong to their tokens: NOTIFY.
+//! NOTIFY: the message that a server publishes when the wait of a QUEUE position ends.
 
 use crate::bytes::Bytes;
 
-/// A channel, and how a message on it begins: 1 to 255 bytes each.
+/// A channel, and the beginning of the message that is published there: 1 to 255 bytes each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notify {
     channel: Bytes,
     message: Bytes,
 }
 
-/// The same, borrowed.
+/// A borrowed [`Notify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotifyRef<'a> {
     channel: &'a [u8],
     message: &'a [u8],
 }
 
-/// What has become of a wait: the word behind the message.
+/// How a wait ended. The published message ends with its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Granted,
     TimedOut,
-    /// By CANCEL, or with the connection that an EPHEMERAL position was bound to.
+    /// By CANCEL, or because the connection of an EPHEMERAL position closed.
     Cancelled,
-    /// It can no longer be granted here as it was asked for.
+    /// The request can no longer be granted by this server.
     Refused,
 }
 
@@ -39,7 +39,7 @@ impl Ended {
         }
     }
 
-    /// Takes a published message apart: what NOTIFY was given, and the word.
+    /// Splits a published message into the message given to NOTIFY and the end of the wait.
     pub fn read(published: &[u8]) -> Option<(&[u8], Ended)> {
         let blank = published.iter().rposition(|byte| *byte == b' ')?;
         let word = &published[blank + 1..];
@@ -55,14 +55,14 @@ impl Notify {
         &self.channel
     }
 
-    /// What is published when the wait has ended so.
+    /// The message to publish when the wait has ended.
     pub fn published(&self, ended: Ended) -> Vec<u8> {
         [&*self.message, b" ", ended.word().as_bytes()].concat()
     }
 }
 
 impl<'a> NotifyRef<'a> {
-    /// None where one of them is empty or too long.
+    /// `None` if one of them is empty or longer than 255 bytes.
     pub fn new(channel: &'a [u8], message: &'a [u8]) -> Option<NotifyRef<'a>> {
         let fits = |bytes: &[u8]| (1..=Notify::MAX_LEN).contains(&bytes.len());
         (fits(channel) && fits(message)).then_some(NotifyRef { channel, message })
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_published_can_be_read() {
+    fn published_messages_are_read_back() {
         for message in [&b"m"[..], b" ", b"a b granted", &[0xff; 255]] {
             let notify = NotifyRef::new(b"channel", message).unwrap().to_owned();
             for ended in Ended::ALL {

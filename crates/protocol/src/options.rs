@@ -3,12 +3,12 @@
 /// An option of redis.conf, CONFIG SET and `loadmodule`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
-    /// Without `dlock.` before it, which the server puts there.
+    /// The name without the prefix `dlock.`, which the server adds.
     pub name: &'static str,
     pub kind: Kind,
 }
 
-/// Whatever the kind, the module reads and sets the value as a number.
+/// The type of a value. The module reads and sets values of every kind as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Number {
@@ -16,35 +16,36 @@ pub enum Kind {
         least: i64,
         greatest: i64,
     },
-    /// 1 and 0.
+    /// A boolean: 1 for yes, 0 for no.
     YesNo {
         default: bool,
     },
 }
 
-/// The longest lease, in ms: a day.
+/// The longest lease in ms. Default: a day.
 pub const MAX_TTL: Spec = number("max-ttl", 86_400_000, 1, u32::MAX as i64);
-/// The ms without new grants after holds may have been forgotten; 0: off.
+/// The length of the grace period in ms. 0 switches it off.
 pub const RESTART_GRACE: Spec = number("restart-grace", 0, 0, u32::MAX as i64);
-/// Whether a fence mark is kept on the disk.
+/// Whether the server keeps a fence mark on disk.
 pub const FENCE_MARK: Spec = Spec { name: "fence-mark", kind: Kind::YesNo { default: true } };
-/// How many may wait on the server.
+/// The maximum number of clients that wait (BLOCK) on the server.
 pub const MAX_WAITERS: Spec = number("max-waiters", 10_000, 0, 1_000_000);
-/// How many may wait for one key. A tenth of those on the server: they do not shut out everybody else's.
+/// The maximum number of clients that wait for one key. By default a tenth of those on the server, so that
+/// the waiters of one key do not use up the limit of all.
 pub const MAX_WAITERS_PER_KEY: Spec = number("max-waiters-per-key", 1_000, 0, 1_000_000);
-/// How many may have a position of their own in a queue, without a connection.
+/// The maximum number of QUEUE positions on the server.
 pub const MAX_QUEUED: Spec = number("max-queued", 100_000, 0, 1_000_000);
-/// How many may share a key, or hold permits of it.
+/// The maximum number of sharers or permit holders of one key.
 pub const MAX_HOLDERS_PER_KEY: Spec = number("max-holders-per-key", 100_000, 1, 1_000_000);
 
-/// Whether a string counts as held by somebody who locks by `SET key token NX PX`.
+/// Whether a string counts as a lock that a client holds by `SET key token NX PX`.
 pub const HONOUR_STRINGS: Spec = Spec { name: "honour-strings", kind: Kind::YesNo { default: false } };
-/// Entries of DLOCK.LOG.
+/// The maximum number of entries in DLOCK.LOG.
 pub const LOG_MAX_LEN: Spec = number("log-max-len", 128, 0, 10_000);
-/// The ms from which a hold or a wait is long; -1: none is.
+/// The length in ms from which DLOCK.LOG records a hold or a wait as long. -1 records none.
 pub const LOG_SLOWER_THAN: Spec = number("log-slower-than", 10_000, -1, u32::MAX as i64);
 
-/// All of them, in the order of the manual.
+/// All options, in the order of the manual.
 pub const TABLE: [Spec; 10] = [
     MAX_TTL,
     RESTART_GRACE,
@@ -63,7 +64,7 @@ const fn number(name: &'static str, default: i64, least: i64, greatest: i64) -> 
 }
 
 impl Spec {
-    /// Whether `name` names it, with or without `dlock.` and in any case.
+    /// Returns whether `name` is the name of this option, with or without `dlock.`, in any case.
     pub fn is(&self, name: &str) -> bool {
         let name = name.to_ascii_lowercase();
         name.strip_prefix("dlock.").unwrap_or(&name) == self.name
@@ -76,7 +77,7 @@ impl Spec {
         }
     }
 
-    /// A value as redis.conf spells it. The error says what it must be.
+    /// Parses a value in the notation of redis.conf. The error describes the allowed values.
     pub fn read(&self, value: &str) -> Result<i64, String> {
         match self.kind {
             Kind::Number { least, greatest, .. } => {

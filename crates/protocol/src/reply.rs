@@ -1,7 +1,6 @@
-//! What every command answers, written to a connection and read from one, side by side. Errors are in
-//! [`crate::error`].
+//! The replies of the commands, with each reader beside its writer. Errors are in [`crate::error`].
 //!
-//! | command | answer |
+//! | command | reply |
 //! |---|---|
 //! | ACQUIRE, CONFIRM | `Option<Fence>` |
 //! | EXTEND | `bool` |
@@ -23,7 +22,7 @@ use crate::command::TABLE;
 use crate::names::Token;
 use crate::units::Fence;
 
-/// A map with these fields: how they are called on the wire, and what they are.
+/// Defines a reply that is a map: for each field, its name on the wire, its name here and its type.
 macro_rules! map {
     ($(#[$doc:meta])* $name:ident { $($(#[$about:meta])* $wire:literal $field:ident: $kind:ty,)* }) => {
         $(#[$doc])*
@@ -63,18 +62,18 @@ pub use inspection::{Holder, Inspection, Waiting};
 pub use listing::{Listed, Listing};
 pub use logged::{Lasted, Logged};
 
-/// Where a reply is written: a connection, or memory.
+/// The destination of a reply: a connection, or memory.
 pub trait Sink {
     fn int(&mut self, number: i64);
     fn null(&mut self);
     fn bulk(&mut self, bytes: &[u8]);
-    /// The next `len` values are its elements.
+    /// Begins an array. The next `len` values are its elements.
     fn array(&mut self, len: usize);
-    /// The next `len` pairs of values are its fields.
+    /// Begins a map. The next `len` pairs of values are its fields.
     fn map(&mut self, len: usize);
 }
 
-/// A reply as it came from a connection.
+/// A reply as it was received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     Null,
@@ -82,19 +81,19 @@ pub enum Value {
     Bulk(Vec<u8>),
     Array(Vec<Value>),
     Map(Vec<(Value, Value)>),
-    /// Of a type that no command answers with.
+    /// A value of a type that no command returns.
     Other,
 }
 
-/// What a command answers.
+/// A type of reply.
 pub trait Reply: Sized {
     fn write(&self, to: &mut impl Sink);
 
-    /// None where the value is no such reply.
+    /// `None` if the value is no reply of this type.
     fn read(value: Value) -> Option<Self>;
 }
 
-/// The fence of the hold; null where there is none.
+/// The fence of the hold. Null if there is no hold.
 impl Reply for Option<Fence> {
     #[inline]
     fn write(&self, to: &mut impl Sink) {
@@ -140,7 +139,7 @@ impl Reply for u64 {
     }
 }
 
-/// The ms left of a wait. None, on the wire -1, for ever.
+/// The remaining time of a wait in ms. `None` (-1 on the wire) means no timeout.
 impl Reply for Option<u64> {
     fn write(&self, to: &mut impl Sink) {
         to.int(self.map_or(-1, |ms| i64::try_from(ms).unwrap_or(i64::MAX)));
@@ -151,7 +150,7 @@ impl Reply for Option<u64> {
     }
 }
 
-/// The ms left of a lease. None, on the wire -2, where there is none.
+/// The ms left of a lease. `None` (-2 on the wire) if there is no lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left(pub Option<u64>);
 
@@ -194,7 +193,7 @@ impl Reply for Token {
     }
 }
 
-/// A list, the queue above all: its head first.
+/// A list. The wait queue has its head first.
 impl<T: Reply> Reply for Vec<T> {
     fn write(&self, to: &mut impl Sink) {
         to.array(self.len());
@@ -214,7 +213,7 @@ impl<T: Reply> Reply for Vec<T> {
 pub struct Help(pub Vec<Cow<'static, str>>);
 
 impl Help {
-    /// Every command with its form and what it does.
+    /// The form and the summary of each command.
     pub fn new() -> Help {
         let first = "DLOCK.<command> [<arg> [value] ...]. Commands are:".into();
         let of = |doc: &&crate::command::Doc| {
@@ -243,7 +242,7 @@ impl Reply for Help {
     }
 }
 
-/// The fields of a map in either shape.
+/// The fields of a map, in the shape of RESP3 or of RESP2.
 fn fields(value: Value) -> Option<Vec<(Vec<u8>, Value)>> {
     let named = |(name, value)| match name {
         Value::Bulk(name) => Some((name, value)),

@@ -1,4 +1,4 @@
-//! What may be asked of a lock.
+//! The options of a lock request.
 
 use std::num::NonZeroU32;
 
@@ -6,26 +6,26 @@ use crate::names::{Label, LabelRef, Token, TokenRef};
 use crate::owner::{OwnerId, OwnerIdRef};
 use crate::units::{Delay, Ttl};
 
-/// What an ACQUIRE asks for, apart from its key and how long it waits. The command carries it, the core
-/// grants it, a waiter and a client keep it: owned, or borrowed as [`LockRequestRef`].
+/// The options of an ACQUIRE, without its key and its wait. Commands, the core, waiters and clients share
+/// this type, owned or borrowed ([`LockRequestRef`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRequest<T = Token, L = Label, O = OwnerId> {
     pub token: T,
     pub ttl: Ttl,
     pub mode: Mode,
     pub reentry: Reentry,
-    /// The hold ends with the connection that asks, too.
+    /// Whether the hold also ends when its connection closes.
     pub ephemeral: bool,
     pub delay: Delay,
     pub label: L,
-    /// Whose token it is, for the search for deadlocks; None: it is its own.
+    /// The owner of the token, by which deadlocks are detected. `None`: the token has no owner but itself.
     pub owner: Option<O>,
 }
 
 pub type LockRequestRef<'a> = LockRequest<TokenRef<'a>, LabelRef<'a>, OwnerIdRef<'a>>;
 
 impl<T, L, O> LockRequest<T, L, O> {
-    /// An exclusive hold without options.
+    /// A request for an exclusive hold, without options.
     pub fn new(token: T, ttl: Ttl) -> Self
     where
         L: Default,
@@ -34,7 +34,7 @@ impl<T, L, O> LockRequest<T, L, O> {
         LockRequest { token, ttl, mode, reentry, ephemeral: false, delay: Delay::NONE, label, owner: None }
     }
 
-    /// The same with another token, label and owner.
+    /// A copy with another token, label and owner.
     pub fn with<U, M, P>(&self, token: U, label: M, owner: Option<P>) -> LockRequest<U, M, P> {
         let LockRequest { ttl, mode, reentry, ephemeral, delay, .. } = *self;
         LockRequest { token, ttl, mode, reentry, ephemeral, delay, label, owner }
@@ -53,31 +53,31 @@ impl LockRequestRef<'_> {
     }
 }
 
-/// How a token holds, or wants to hold, a resource.
+/// The mode of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Alone.
+    /// One holder.
     Exclusive,
-    /// Beside any number of other sharers.
+    /// Any number of sharers, and no exclusive holder.
     Shared,
-    /// Beside at most n - 1 others: a semaphore.
+    /// At most n holders: a semaphore.
     Permits(NonZeroU32),
 }
 
-/// What an ACQUIRE asks of the hold count where its token holds the lock already.
+/// How an ACQUIRE changes the hold count if its token already holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reentry {
-    /// The count stays, so that a retry after a lost reply is harmless.
+    /// Unchanged, so that a retry after a lost reply is harmless.
     Keep,
-    /// REENTRANT: one more.
+    /// REENTRANT: raised by one.
     OneMore,
-    /// DEPTH n: n where it was less.
+    /// DEPTH n: raised to n if it is lower.
     AtLeast(NonZeroU32),
 }
 
 impl Reentry {
-    /// The hold count after a hold of this count, if there is one, is asked for again. None where it can rise
-    /// no further.
+    /// Returns the hold count after the request, given the count before it (`None` without a hold). `None` if
+    /// the count would exceed [`MAX_COUNT`].
     #[inline]
     pub fn count(self, before: Option<NonZeroU32>) -> Option<NonZeroU32> {
         match (self, before) {
@@ -89,14 +89,14 @@ impl Reentry {
     }
 }
 
-/// The greatest hold count and the greatest number of permits.
+/// The maximum hold count and the maximum number of permits.
 pub const MAX_COUNT: u32 = i32::MAX as u32;
 
-/// How much of the hold count RELEASE ends.
+/// The part of the hold count that RELEASE removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReleaseCount {
     One,
     All,
-    /// DEPTH n: what is above n.
+    /// DEPTH n: the part above n.
     Above(u32),
 }

@@ -1,12 +1,10 @@
-//! The numbers that mean something, each with one way to make it.
-//!
-//! Nothing here reads a clock or draws a random number.
+//! Newtypes for times, fences and client ids, with checked constructors. No function here reads a clock.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Add;
 
-/// A moment of the server clock, in microseconds. The server clock is the wall clock at the server's start
-/// and moves with the boot-time clock from there on, so it never jumps.
+/// A moment of the server clock, in µs. The server clock starts at the wall clock's time when the server
+/// starts, and is advanced by the boot-time clock (CLOCK_BOOTTIME), so it never jumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -25,25 +23,25 @@ impl Instant {
         self.0
     }
 
-    /// The whole milliseconds that have passed: rounded down.
+    /// Milliseconds, rounded down.
     pub const fn millis(self) -> u64 {
         self.0 / 1000
     }
 
-    /// Milliseconds since an `earlier` moment; 0 where it is later.
+    /// Milliseconds since `earlier`. 0 if `earlier` is later than this moment.
     pub const fn millis_since(self, earlier: Instant) -> u64 {
         self.0.saturating_sub(earlier.0) / 1000
     }
 }
 
-/// How long a lease lasts: 1 to 4,294,967,295 ms (49 days).
+/// The length of a lease: 1 to 4,294,967,295 ms (49 days).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ttl(NonZeroU32);
 
 impl Ttl {
     pub const MAX: Ttl = Ttl(NonZeroU32::MAX);
 
-    /// None outside the range.
+    /// `None` outside of the range.
     pub fn from_millis(ms: u64) -> Option<Ttl> {
         u32::try_from(ms).ok().and_then(NonZeroU32::new).map(Ttl)
     }
@@ -53,15 +51,14 @@ impl Ttl {
     }
 }
 
-/// Lock-delay: for how many ms nobody is granted the lock after a hold that ended without a release. At most
-/// 49 days.
+/// The delay in ms before the next grant after a hold that ended without a release. At most 49 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Delay(u32);
 
 impl Delay {
     pub const NONE: Delay = Delay(0);
 
-    /// None outside the range.
+    /// `None` outside of the range.
     pub fn from_millis(ms: u64) -> Option<Delay> {
         u32::try_from(ms).ok().map(Delay)
     }
@@ -75,20 +72,20 @@ impl Delay {
     }
 }
 
-/// How long an ACQUIRE waits in the queue.
+/// The timeout of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// `BLOCK 0`.
+    /// No timeout: `BLOCK 0`.
     Forever,
     /// 1 to [`Wait::MAX_MILLIS`] milliseconds.
     Millis(u64),
 }
 
 impl Wait {
-    /// About 31 years: far beyond any use, and far from overflowing a clock.
+    /// About 31 years. Added to any clock, it does not overflow.
     pub const MAX_MILLIS: u64 = 1_000_000_000_000;
 
-    /// As BLOCK says it: 0 waits for ever. None above [`Wait::MAX_MILLIS`].
+    /// Reads the argument of BLOCK: 0 means no timeout. `None` above [`Wait::MAX_MILLIS`].
     pub fn from_millis(ms: u64) -> Option<Wait> {
         match ms {
             0 => Some(Wait::Forever),
@@ -97,7 +94,7 @@ impl Wait {
         }
     }
 
-    /// As BLOCK says it.
+    /// The argument of BLOCK.
     pub const fn millis(self) -> u64 {
         match self {
             Wait::Forever => 0,
@@ -105,7 +102,7 @@ impl Wait {
         }
     }
 
-    /// When the wait is over, if ever.
+    /// The end of a wait that begins now. `None` if it has no timeout.
     pub fn until(self, now: Instant) -> Option<Deadline> {
         match self {
             Wait::Forever => None,
@@ -114,12 +111,12 @@ impl Wait {
     }
 }
 
-/// The millisecond of the server clock at which something is over.
+/// A deadline: a millisecond of the server clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Deadline(NonZeroU64);
 
 impl Instant {
-    /// Rounded up, so that what is promised for `ms` is never over sooner.
+    /// The deadline `ms` after this moment, rounded up, so that a lease of `ms` never ends earlier.
     pub fn after_millis(self, ms: u64) -> Deadline {
         Deadline::at_millis(self.0.div_ceil(1000).saturating_add(ms))
     }
@@ -134,7 +131,7 @@ impl Add<Ttl> for Instant {
 }
 
 impl Deadline {
-    /// For the codec and the schedule, which carry deadlines as plain milliseconds.
+    /// A deadline at this millisecond of the server clock.
     pub fn at_millis(ms: u64) -> Deadline {
         Deadline(NonZeroU64::new(ms).unwrap_or(NonZeroU64::MIN))
     }
@@ -147,31 +144,31 @@ impl Deadline {
         now.millis() >= self.0.get()
     }
 
-    /// Milliseconds left, rounded down; 0 once it has passed.
+    /// Milliseconds left, rounded down. 0 if the deadline has passed.
     pub const fn left(self, now: Instant) -> u64 {
         self.0.get().saturating_mul(1000).saturating_sub(now.micros()) / 1000
     }
 
-    /// The later deadline that lies `ms` behind this one.
+    /// This deadline plus `ms`.
     pub fn plus_millis(self, ms: u64) -> Deadline {
         Deadline(self.0.saturating_add(ms))
     }
 }
 
-/// The number of a hold: greater than that of every grant before it on this server, and below 2^53 so that
-/// every client language holds it. Resources outside refuse writes that carry a lower one than they have
-/// seen.
+/// The fence of a hold (a fencing token): greater than the fence of every earlier grant of this server, and
+/// below 2^53, so that every client language represents it exactly. A resource rejects writes with a fence
+/// lower than it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(NonZeroU64);
 
 impl Fence {
-    /// 2^53 - 1; as microseconds of Unix time that is the year 2255.
+    /// 2^53 - 1. As Unix time in µs, this is the year 2255.
     pub const MAX: u64 = (1 << 53) - 1;
 
-    /// Less than any that is granted.
+    /// Lower than every fence that is granted.
     pub const MIN: Fence = Fence(NonZeroU64::MIN);
 
-    /// A fence that came from outside (an argument, stored bytes). None outside 1..=[`Fence::MAX`].
+    /// A fence from an argument or from stored bytes. `None` outside of 1 to [`Fence::MAX`].
     pub fn from_outside(number: u64) -> Option<Fence> {
         NonZeroU64::new(number).filter(|n| n.get() <= Self::MAX).map(Fence)
     }
@@ -181,7 +178,7 @@ impl Fence {
     }
 }
 
-/// A connection as the server numbers it; means nothing after a restart or on another server.
+/// The server's id of a connection. Only valid on this server, until its next restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
@@ -190,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_never_over_before_its_ttl() {
+    fn a_deadline_is_never_before_the_ttl_has_passed() {
         let granted = Instant::from_micros(10_900);
         let deadline = granted + Ttl::from_millis(5).unwrap();
         assert!(!deadline.passed(Instant::from_micros(15_899)));

@@ -1,4 +1,4 @@
-//! ACQUIRE, the command with the many options.
+//! ACQUIRE and its options.
 
 use super::words::{Args, within};
 use super::{Given, decimal, words};
@@ -15,15 +15,16 @@ use crate::units::{Delay, Ttl, Wait};
 pub struct Acquire<'a> {
     pub key: &'a [u8],
     pub request: LockRequestRef<'a>,
-    /// How long the connection waits; None: not at all.
+    /// Time that the connection waits. `None`: it does not wait.
     pub block: Option<Wait>,
-    /// For how long the token keeps a position in the queue; None: it has none of its own.
+    /// The position that the token gets in the queue. `None`: it gets none.
     pub queue: Option<Queue<'a>>,
 }
 
 /// `QUEUE ms [NOTIFY channel message]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue<'a> {
+    /// Time that the position is kept after this call.
     pub ms: Ttl,
     pub notify: Option<NotifyRef<'a>>,
 }
@@ -101,13 +102,14 @@ impl<'a> Acquire<'a> {
         Ok(Acquire { key, request, block, queue })
     }
 
-    /// Whether it has no options, and a ttl that is the same wherever it is read: MAX depends on the server.
+    /// Returns whether the command has no options and an explicit ttl. MAX would depend on the server that
+    /// reads it.
     pub fn is_plain(args: &[&[u8]]) -> bool {
         matches!(args, [_, _, [b'0'..=b'9', ..]])
     }
 
     pub fn to_args(&self) -> Vec<Vec<u8>> {
-        // Whole, so that a new option is not forgotten.
+        // Destructured without `..`: a new option must not compile until it is written here.
         let Acquire { key, request, block, queue } = self;
         let LockRequestRef { token, ttl, mode, reentry, ephemeral, delay, label, owner } = request;
         let mut out = words(&[b"DLOCK.ACQUIRE", key, token.as_bytes()]);

@@ -1,4 +1,4 @@
-//! GUARD and FENCED: a command that runs only for whoever still holds the lock.
+//! GUARD and FENCED, which run another command only if the caller still holds the lock.
 
 use super::words::{Args, number};
 use super::{decimal, words};
@@ -11,7 +11,7 @@ use crate::units::Fence;
 pub struct Guard<'s, 'a> {
     pub key: &'a [u8],
     pub token: TokenRef<'a>,
-    /// Its name and its arguments.
+    /// Name and arguments of the command to run.
     pub command: &'s [&'a [u8]],
 }
 
@@ -33,7 +33,7 @@ impl<'s, 'a> Guard<'s, 'a> {
 pub struct Fenced<'s, 'a> {
     pub gate: &'a [u8],
     pub fence: Fence,
-    /// Its name and its arguments.
+    /// Name and arguments of the command to run.
     pub command: &'s [&'a [u8]],
 }
 
@@ -50,8 +50,8 @@ impl<'s, 'a> Fenced<'s, 'a> {
         out
     }
 
-    /// Whether a gate that holds this text, or nothing, has to be raised to the fence. The error where it has
-    /// seen a greater one, or is no gate.
+    /// Returns whether the gate must be raised to this fence. `gate` is the gate's value, `None` if the key
+    /// does not exist. Fails if the gate has seen a greater fence, or if its value is no number.
     pub fn raises(&self, gate: Option<&[u8]>) -> Result<bool, Error> {
         let Some(text) = gate else { return Ok(true) };
         match number(text).ok_or(Error::NoGate)? {

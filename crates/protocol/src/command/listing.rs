@@ -1,4 +1,4 @@
-//! LIST, which walks over all locks, and LOG.
+//! LIST and LOG.
 
 use std::num::NonZeroU32;
 
@@ -9,21 +9,22 @@ use crate::error::Misuse;
 /// `DLOCK.LIST cursor [MATCH pattern] [COUNT n] [WAITED]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct List<'a> {
-    /// 0 begins.
+    /// The cursor of the last reply; 0 starts an iteration.
     pub cursor: u64,
-    /// As KEYS understands it. None: every key.
+    /// A glob-style pattern, as for KEYS. `None` matches every key.
     pub pattern: Option<&'a [u8]>,
-    /// About so many locks are looked at; None: [`List::LOOKED_AT`].
+    /// The approximate number of locks to examine. `None` stands for [`List::LOOKED_AT`].
     pub count: Option<NonZeroU32>,
-    /// Only those that somebody waits for.
+    /// Whether to return only locks that have waiters.
     pub waited: bool,
 }
 
 impl<'a> List<'a> {
+    /// The default of COUNT.
     pub const LOOKED_AT: u32 = 100;
-    /// However many it asks for.
+    /// The maximum number of locks that a call examines, whatever its COUNT.
     pub const MOST_LOOKED_AT: u32 = 250;
-    /// Bytes of a pattern: the work of a match grows with them.
+    /// The maximum length of a pattern in bytes: the work of a match grows with it.
     pub const MAX_PATTERN: usize = 1024;
 
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
@@ -61,7 +62,7 @@ impl<'a> List<'a> {
 /// `DLOCK.LOG [COUNT n] [KEY key]` or `DLOCK.LOG RESET`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Log<'a> {
-    /// The newest n, None: all; about one key, None: about any.
+    /// The newest `count` entries, or all. With `key`, only entries about that key.
     Read {
         count: Option<NonZeroU32>,
         key: Option<&'a [u8]>,

@@ -1,15 +1,15 @@
-//! Every command with its form and what it does, for COMMAND DOCS, HELP and the manual.
+//! The documentation of each command, for COMMAND DOCS, HELP and the manual.
 
-/// One command.
+/// The documentation of a command.
 pub struct Doc {
     pub name: &'static str,
-    /// What follows the name.
+    /// The arguments, in the notation of the manual.
     pub form: &'static str,
     pub summary: &'static str,
     pub complexity: &'static str,
 }
 
-/// A command each: its name, its form, what it does, and how much work that is.
+/// Defines a [`Doc`] for each command: name, form, summary, complexity.
 macro_rules! docs {
     ($($(#[$about:meta])* $doc:ident: $name:literal $form:literal, $summary:literal, $complexity:literal;)*) => {
         $($(#[$about])* pub const $doc: Doc =
@@ -38,7 +38,7 @@ docs! {
         "Returns the ms left of the token's lease, or of the longest one; -2 for none",
         "O(1); O(log H) with H holders";
     INSPECT: "DLOCK.INSPECT" "key [COUNT n]",
-        "Returns the holders (n of them, or 1000) and how many wait, as a map; null if there are none",
+        "Returns the holders (n of them, or 1000) and the number of waiters, as a map; null if there are none",
         "O(log H + n) with H holders, n of them shown";
     WAITERS: "DLOCK.WAITERS" "key [COUNT n]",
         "Returns the wait queue, head first (n waiters, or 1000)",
@@ -56,7 +56,7 @@ docs! {
         "Iterates over the locks of the database, as SCAN over keys; returns the next cursor and locks",
         "O(1) for each call, O(N) for an iteration over N locks, whatever other keys there are";
     LOG: "DLOCK.LOG" "[COUNT n] [KEY key] | RESET",
-        "Returns recent incidents, newest first: leases that expired, long holds and waits, deadlocks; or forgets them",
+        "Returns recent incidents, newest first: leases that expired, long holds and waits, deadlocks; or deletes them",
         "O(N) with N entries, at most dlock.log-max-len";
     BREAK: "DLOCK.BREAK" "key",
         "Ends every hold of the key, whatever its token, for operators; returns how many",
@@ -67,17 +67,17 @@ docs! {
     HELP: "DLOCK.HELP" "",
         "Returns this list",
         "O(1)";
-    /// The effect that is replicated and logged; refused to everybody else.
+    /// The effect that is replicated and logged. Clients may not send it.
     SET: "DLOCK._SET" "key change",
         "Internal: the effect of another command, as sent to replicas and the append only file",
         "O(n log H) with n holds changed of H";
-    /// Asks the server itself whether it lets a write through.
+    /// A write that does nothing, to test whether the server accepts writes.
     MAY: "DLOCK._MAY" "key",
         "Internal: does nothing; a dry run tells the module whether the server accepts writes",
         "O(1)";
 }
 
-/// What people use, in the order of the manual.
+/// The commands for clients, in the order of the manual.
 pub const TABLE: [&Doc; 16] = [
     &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &GUARD, &FENCED, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL,
     &LIST, &LOG, &BREAK, &TOKEN, &HELP,

@@ -1,4 +1,4 @@
-//! Arguments one by one.
+//! Parses the arguments of a command one after the other.
 
 use std::num::NonZeroU32;
 
@@ -8,7 +8,7 @@ use crate::names::TokenRef;
 use crate::request::{MAX_COUNT, ReleaseCount};
 use crate::units::{Fence, Ttl};
 
-/// What is left of a command's arguments.
+/// The arguments that are not parsed yet.
 pub(super) struct Args<'s, 'a>(&'s [&'a [u8]]);
 
 impl<'s, 'a> Args<'s, 'a> {
@@ -28,7 +28,7 @@ impl<'s, 'a> Args<'s, 'a> {
         TokenRef::new(self.next()?).ok_or(Misuse::TokenLength)
     }
 
-    /// MAX is the longest one.
+    /// Parses `<ttl | MAX>`: MAX stands for `max`, the longest lease.
     pub fn ttl(&mut self, max: Ttl) -> Result<Ttl, Misuse> {
         match self.next()? {
             word if Word(word).is("MAX") => Ok(max),
@@ -36,7 +36,7 @@ impl<'s, 'a> Args<'s, 'a> {
         }
     }
 
-    /// A command of its own: what is left, and that is something.
+    /// Returns the remaining arguments as a command, which must not be empty.
     pub fn command(self) -> Result<&'s [&'a [u8]], Misuse> {
         if self.0.is_empty() { Err(Misuse::Arguments) } else { Ok(self.0) }
     }
@@ -45,7 +45,7 @@ impl<'s, 'a> Args<'s, 'a> {
         self.take().map(Word)
     }
 
-    /// What stands behind an option.
+    /// Returns the value that follows an option.
     pub fn value(&mut self, option: &'static str) -> Result<&'a [u8], Misuse> {
         self.take().ok_or(Misuse::NoValue(option))
     }
@@ -59,7 +59,7 @@ impl<'s, 'a> Args<'s, 'a> {
         number(self.next()?).and_then(Fence::from_outside).ok_or(Misuse::Range("fence", 1, Fence::MAX))
     }
 
-    /// `[ALL | DEPTH n]`
+    /// Parses `[ALL | DEPTH n]`.
     pub fn release_count(&mut self) -> Result<ReleaseCount, Misuse> {
         if self.is_empty() { Ok(ReleaseCount::One) } else { self.given_release_count() }
     }
@@ -81,7 +81,7 @@ impl<'s, 'a> Args<'s, 'a> {
         Ok(count)
     }
 
-    /// `[COUNT n]`
+    /// Parses `[COUNT n]`.
     pub fn most(&mut self) -> Result<Option<NonZeroU32>, Misuse> {
         let (mut count, mut given) = (None, Given::empty());
         while let Some(option) = self.option() {
@@ -94,7 +94,7 @@ impl<'s, 'a> Args<'s, 'a> {
         Ok(count)
     }
 
-    /// `token | CLIENT id`
+    /// Parses `token | CLIENT id`.
     pub fn whom(&mut self) -> Result<Whom<'a>, Misuse> {
         match self.0 {
             [] | [_] => self.token().map(Whom::Token),
@@ -106,7 +106,7 @@ impl<'s, 'a> Args<'s, 'a> {
         }
     }
 
-    /// Nothing may be left.
+    /// Returns `parsed` if no argument remains.
     pub fn end<T>(self, parsed: T) -> Result<T, Misuse> {
         if self.0.is_empty() { Ok(parsed) } else { Err(Misuse::Arguments) }
     }
@@ -118,7 +118,7 @@ impl<'s, 'a> Args<'s, 'a> {
     }
 }
 
-/// A word where an option may stand.
+/// An argument in the place of an option's name.
 pub(super) struct Word<'a>(&'a [u8]);
 
 impl Word<'_> {
@@ -126,20 +126,22 @@ impl Word<'_> {
         self.0.eq_ignore_ascii_case(name.as_bytes())
     }
 
-    /// Shown as far as it is harmless to show: it may be anything, a token too.
+    /// The error for an unknown option. Repeats the word only if it is short and alphabetic: it may be a
+    /// token.
     pub fn unknown(&self) -> Misuse {
         let harmless = self.0.len() <= 16 && self.0.iter().all(u8::is_ascii_alphabetic);
         Misuse::Unknown(if harmless { String::from_utf8_lossy(self.0).into_owned() } else { "..".into() })
     }
 }
 
-/// A number of this range.
+/// Parses a number in the range `least..=greatest`.
 pub(super) fn within(bytes: &[u8], what: &'static str, least: u64, greatest: u64) -> Result<u64, Misuse> {
     let number = number(bytes).filter(|n| (least..=greatest).contains(n));
     number.ok_or(Misuse::Range(what, least, greatest))
 }
 
-/// A whole number in decimal digits as a program writes it: no sign, no blank, no leading zero, no overflow.
+/// Parses a whole number in decimal digits, without sign, blanks or leading zeros. `None` if it overflows 64
+/// bits.
 pub(super) fn number(bytes: &[u8]) -> Option<u64> {
     if bytes.is_empty() || bytes.len() > 20 || (bytes[0] == b'0' && bytes.len() > 1) {
         return None;

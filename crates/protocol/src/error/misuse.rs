@@ -1,4 +1,4 @@
-//! Errors in how a command is spelled.
+//! Errors in the arguments of a command.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::notify::Notify;
 use crate::owner::OwnerId;
 use crate::units::Ttl;
 
-/// Why the arguments of a command are refused before anything is looked at.
+/// Why the arguments of a command are refused, before any key is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misuse {
     Arguments,
@@ -19,11 +19,11 @@ pub enum Misuse {
     NotifyLength,
     /// NOTIFY without QUEUE.
     NotifyAlone,
-    /// What, and its least and greatest value.
+    /// The name of the argument, its least and its greatest value.
     Range(&'static str, u64, u64),
     Ttl(Ttl),
     Twice(&'static str),
-    /// Two options of which one may be given, and once.
+    /// Two options that exclude each other.
     Exclusive(&'static str, &'static str),
     NoValue(&'static str),
     Unknown(String),

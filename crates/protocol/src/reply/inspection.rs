@@ -1,4 +1,4 @@
-//! What INSPECT and WAITERS answer: who holds, who waits.
+//! The replies of INSPECT and WAITERS: holders and waiters.
 
 use std::borrow::Cow;
 
@@ -6,16 +6,17 @@ use super::{Reply, Sink, Value};
 use crate::request::Mode;
 
 map! {
-    /// A resource as a server sees it.
+    /// The state of a resource on one server.
     Inspection {
-        /// As [`Mode::word`] says it, or [`Inspection::FREE`] or [`Inspection::STRING`].
+        /// [`Mode::word`], [`Inspection::FREE`] or [`Inspection::STRING`].
         b"mode" mode: Cow<'a, [u8]>,
-        /// How many permits there are; 0 in any other mode.
+        /// The number of permits. 0 in other modes.
         b"permits" permits: u64,
-        /// The greatest fence among the holders; 0 where nobody holds it.
+        /// The greatest fence of the holders. 0 if there is no holder.
         b"fence" fence: u64,
-        /// Not all of them where they are many.
+        /// At most [`Inspect::MAX_SHOWN`](crate::command::Inspect::MAX_SHOWN) holders.
         b"holders" holders: Vec<Holder<'a>>,
+        /// The number of all holders.
         b"holders-count" holders_count: u64,
         b"waiters" waiters: u64,
         /// The ms left of a lock-delay.
@@ -24,44 +25,45 @@ map! {
 }
 
 map! {
-    /// Who holds it.
+    /// A holder of a lock.
     Holder {
         b"token" token: Cow<'a, [u8]>,
         b"count" count: u64,
         b"fence" fence: u64,
-        /// The ms left of its lease.
+        /// The ms left of the lease.
         b"pttl" pttl: u64,
         /// The ms since the grant.
         b"held" held: u64,
         b"label" label: Cow<'a, [u8]>,
         b"ephemeral" ephemeral: bool,
-        /// The connection it is bound to, or was granted to; 0 where none is known, as after a restart.
+        /// The connection that the hold is bound to, or was granted to. 0 if it is unknown, for example after
+        /// a restart.
         b"client" client: u64,
-        /// From where that connection comes; empty where none is known.
+        /// The peer address of that connection. Empty if it is unknown.
         b"addr" addr: Cow<'a, [u8]>,
     }
 }
 
 map! {
-    /// Who waits for it.
+    /// A waiter in the queue of a lock.
     Waiting {
-        /// The connection that waits; None, on the wire -1, for a position of its token's own.
+        /// The connection that waits. `None` (-1 on the wire) for a QUEUE position.
         b"client" client: Option<u64>,
         b"token" token: Cow<'a, [u8]>,
-        /// As [`Mode::word`] says it.
+        /// [`Mode::word`].
         b"mode" mode: Cow<'a, [u8]>,
-        /// For so many ms.
+        /// The ms waited so far.
         b"waited" waited: u64,
-        /// For so many ms more; None, on the wire -1, for ever.
+        /// Remaining wait in ms. `None` (-1 on the wire) means no timeout.
         b"left" left: Option<u64>,
         b"label" label: Cow<'a, [u8]>,
     }
 }
 
 impl Inspection<'_> {
-    /// The mode of a resource that nobody holds.
+    /// The mode of a resource without a holder.
     pub const FREE: &'static str = "free";
-    /// Where a string counts as held by somebody who knows nothing of dlock.
+    /// The mode of a key that holds a string, which counts as a lock of `SET NX PX`.
     pub const STRING: &'static str = "string";
 }
 
@@ -74,7 +76,7 @@ impl Mode {
         }
     }
 
-    /// How many permits there are; 0 in any other mode.
+    /// The number of permits. 0 in other modes.
     pub const fn permits(self) -> u32 {
         match self {
             Mode::Permits(n) => n.get(),
@@ -83,7 +85,7 @@ impl Mode {
     }
 }
 
-/// Null where nobody holds the resource or waits for it, and no lock-delay runs.
+/// Null if the resource has no holder, no waiter and no delay.
 impl Reply for Option<Inspection<'_>> {
     fn write(&self, to: &mut impl Sink) {
         match self {

@@ -1,28 +1,29 @@
-//! What LIST answers: where to go on, and locks.
+//! The reply of LIST: a cursor and locks.
 
 use std::borrow::Cow;
 
 use super::{Left, Reply, Sink, Value};
 
-/// A part of a walk over the locks of a database.
+/// One step of an iteration over the locks of a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing<'a> {
-    /// Where the next call goes on; 0 at the end. In digits, as SCAN answers it.
+    /// The cursor of the next call. 0 at the end of the iteration. On the wire a string of digits, as for
+    /// SCAN.
     pub cursor: u64,
     pub locks: Vec<Listed<'a>>,
 }
 
 map! {
-    /// A lock of the walk.
+    /// A listed lock.
     Listed {
         b"key" key: Cow<'a, [u8]>,
-        /// As [`super::Inspection::mode`].
+        /// Like [`super::Inspection::mode`].
         b"mode" mode: Cow<'a, [u8]>,
         b"holders" holders: u64,
         b"waiters" waiters: u64,
-        /// Of the longest lease.
+        /// The ms left of the longest lease.
         b"pttl" pttl: Left,
-        /// The ms since the first grant among the holders'; 0 where nobody holds it.
+        /// Age of the oldest hold, in ms. 0 if there is no holder.
         b"held" held: u64,
     }
 }

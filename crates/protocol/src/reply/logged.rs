@@ -1,29 +1,30 @@
-//! What LOG answers.
+//! The reply of LOG.
 
 use std::borrow::Cow;
 
 use super::{Reply, Sink, Value, fields};
 
-/// Something that went wrong.
+/// An incident.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Logged<'a> {
     pub id: u64,
-    /// In ms since 1970.
+    /// Unix time in ms.
     pub time: u64,
     pub what: Cow<'a, [u8]>,
     pub db: u64,
     pub key: Cow<'a, [u8]>,
     pub token: Cow<'a, [u8]>,
     pub label: Cow<'a, [u8]>,
-    /// 0 where it is not known.
+    /// 0 if it is unknown.
     pub client: u64,
     pub address: Cow<'a, [u8]>,
-    /// 0 where there is none.
+    /// 0 if there is none.
     pub fence: u64,
-    /// The ms of a hold, or of a wait.
+    /// The duration of the hold or of the wait.
     pub lasted: Lasted,
 }
 
+/// A duration in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lasted {
     Held(u64),
@@ -36,7 +37,7 @@ impl Default for Lasted {
     }
 }
 
-/// The name of a field; its value comes next.
+/// Writes the name of a field. Its value must follow.
 fn name<'s, S: Sink>(to: &'s mut S, name: &str) -> &'s mut S {
     to.bulk(name.as_bytes());
     to
