@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 
 import pytest
 import redis
@@ -118,6 +119,15 @@ def test_the_lease_is_the_timeout(r, get_lock, timeout):
     assert lock.acquire(blocking=False)
     assert timeout * 1000 - 2000 < pttl(r) <= timeout * 1000
     lock.release()
+
+
+def test_a_wait_ends_with_its_blocking_timeout(get_lock):
+    lock1, lock2 = get_lock(), get_lock(blocking_timeout=0.2)
+    assert lock1.acquire(blocking=False)
+    start = time.monotonic()
+    assert not lock2.acquire()
+    assert time.monotonic() - start > 0.2
+    lock1.release()
 
 
 def test_a_with_block_holds_the_lock(r, get_lock):

@@ -21,6 +21,11 @@ def waiters(r, name):
     return len(r.execute_command("DLOCK.WAITERS", name))
 
 
+def release_when_waited_for(r, token):
+    until("it is waited for", lambda: waiters(r, "foo"))
+    assert r.execute_command("DLOCK.RELEASE", "foo", token) == 1
+
+
 def cross(make):
     """Two threads acquire two locks in opposite orders. Returns their outcomes."""
     outcomes, barrier = [], threading.Barrier(2)
@@ -94,21 +99,63 @@ def test_a_thread_that_waits_for_its_own_lock_gets_a_deadlock(r, server):
     assert waiters(r, "foo") == 0
 
 
+@pytest.mark.parametrize("kind", ["lock", "redlock"])
+def test_a_thread_that_waits_for_its_own_lock_with_a_limit_gets_false(r, server, kind):
+    def make():
+        if kind == "lock":
+            return dlock.Lock(r, "foo", timeout=60)
+        return dlock.Redlock(dlock.Quorum([r]), "foo", timeout=60)
+
+    with make():
+        assert make().acquire(blocking_timeout=0.2) is False
+    assert waiters(r, "foo") == 0
+
+
+def test_a_thread_that_waits_with_a_limit_gets_its_own_lock_after_the_lease(r, server):
+    lock = dlock.Lock(r, "foo", timeout=60)
+    lock.acquire()
+    token = lock.local.token
+
+    def end_lease():
+        until("it waits", lambda: waiters(r, "foo"))
+        r.execute_command("DLOCK.EXTEND", "foo", token, 1)
+
+    helper = threading.Thread(target=end_lease)
+    helper.start()
+    other = dlock.Lock(r, "foo", timeout=60)
+    assert other.acquire(blocking_timeout=LIMIT)
+    helper.join()
+    other.release()
+
+
 @pytest.mark.parametrize(
     "options", [{"thread_local": False}, {"owner": ""}], ids=["shared object", "no owner"]
 )
 def test_no_owner_is_sent_for_an_object_that_any_thread_may_release(r, server, options):
     lock = dlock.Lock(r, "foo", timeout=60, **options)
     lock.acquire()
-    waiting = dlock.Lock(r, "foo", timeout=60, **options)
-    assert waiting.acquire(blocking_timeout=0.1) is False
-    lock.release()
+    other = dlock.Lock(r, "foo", timeout=60, **options)
+    helper = threading.Thread(target=release_when_waited_for, args=[r, lock.local.token])
+    helper.start()
+    # In the thread that holds it, and without a limit.
+    assert other.acquire()
+    helper.join()
+    other.release()
+
+
+def test_a_named_owner_waits_for_another_owner_in_the_same_thread(r, server):
+    lock = dlock.Lock(r, "foo", timeout=60, owner="job 1")
+    lock.acquire()
+    helper = threading.Thread(target=release_when_waited_for, args=[r, lock.local.token])
+    helper.start()
+    other = dlock.Lock(r, "foo", timeout=60, owner="job 2")
+    assert other.acquire()
+    helper.join()
+    other.release()
 
 
 def test_a_named_owner_takes_the_place_of_the_thread(r, server):
     with dlock.Lock(r, "foo", timeout=60, owner="job 1", thread_local=False):
-        other = dlock.Lock(r, "foo", timeout=60, owner="job 2")
-        assert other.acquire(blocking_timeout=0.1) is False
         same = dlock.Lock(r, "foo", timeout=60, owner="job 1")
         with pytest.raises(dlock.DeadlockError, match="job 1"):
             same.acquire()
@@ -134,7 +181,7 @@ def test_a_hold_that_the_client_takes_back_is_no_deadlock(r, server, proxy):
         helper = threading.Thread(target=give_up_later)
         helper.start()
         try:
-            assert lock.acquire(blocking_timeout=LIMIT)
+            assert lock.acquire()
         finally:
             outcome.append("over")
             helper.join()
@@ -149,7 +196,12 @@ def test_a_hold_that_is_lost_is_no_deadlock_while_its_lease_lasts_on_the_server(
     # The lease on the server lasts longer than the client relies on it.
     lock.local.hold.valid_until = 0
     assert lock.lost.is_set()
-    assert dlock.Lock(r, "foo", timeout=60).acquire(blocking_timeout=0.1) is False
+    helper = threading.Thread(target=release_when_waited_for, args=[r, lock.local.hold.token])
+    helper.start()
+    other = dlock.Lock(r, "foo", timeout=60)
+    assert other.acquire()
+    helper.join()
+    other.release()
 
 
 def test_an_error_that_leaves_nothing_behind_keeps_the_name_of_the_owner(r, server):

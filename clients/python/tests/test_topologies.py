@@ -20,9 +20,7 @@ import dlock.asyncio
 
 def both(client, name, **options):
     """Acquires, and passes the lock on between two locks of a client."""
-    # The second one would be a deadlock of this thread.
-    first = dlock.Lock(client, name, **options)
-    second = dlock.Lock(client, name, thread_local=False, **options)
+    first, second = dlock.Lock(client, name, **options), dlock.Lock(client, name, **options)
     with first:
         assert first.owned()
         assert not second.acquire(blocking=False)

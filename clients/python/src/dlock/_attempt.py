@@ -105,6 +105,10 @@ class Attempt:
                     # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
                     self._keep = self.lease / 1000
                     continue
+                if end is not None and _protocol.is_own_deadlock(answer):
+                    # As with redis-py, a wait for a lock that the thread holds itself ends with its limit.
+                    self._terms = _protocol.without_owner(self._terms)
+                    continue
                 pause = self._refused(answer, blocking, end)
                 sent = None
             else:

@@ -93,6 +93,16 @@ def refusal(answer: ResponseError, name: Key) -> LockError | None:
     return error(kinds[word], text, name) if word in kinds else None
 
 
+def is_own_deadlock(answer: ResponseError) -> bool:
+    """Returns whether the owner would wait for a lock that it holds itself: `DEADLOCK a -> a`."""
+    return word(answer) == "DEADLOCK" and str(answer).count(" -> ") == 1
+
+
+def without_owner(terms: Args) -> Args:
+    """Returns ACQUIRE's terms without the owner, which is the last of them."""
+    return terms[:-2] if "OWNER" in terms[-2:-1] else terms
+
+
 def word(answer: Any) -> str:
     """Returns the first word of an error reply, and an empty string for any other answer."""
     return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""

@@ -147,6 +147,10 @@ class Waiter:
                 continue
             lost = 0
             if isinstance(answer, ResponseError):
+                if end is not None and _protocol.is_own_deadlock(answer):
+                    # As with redis-py, a wait for a lock that the thread holds itself ends with its limit.
+                    self._terms = _protocol.without_owner(self._terms)
+                    continue
                 refusal = _protocol.refusal(answer, self._name)
                 if refusal is not None and not isinstance(refusal, GraceError):
                     raise refusal from answer
