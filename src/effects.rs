@@ -372,9 +372,9 @@ pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
         return;
     }
     let queues = m.with(|s| {
-        let queues = s.waiting.queues_behind(s.opened).take(KEYS_PER_TICK);
+        let queues = s.waiting.queues_behind(s.last_opened_queue).take(KEYS_PER_TICK);
         let queues: Vec<_> = queues.map(|(began, name)| (began, name.clone())).collect();
-        s.opened = queues.get(KEYS_PER_TICK - 1).map_or(WaiterId::default(), |(began, _)| *began);
+        s.last_opened_queue = queues.get(KEYS_PER_TICK - 1).map_or(WaiterId::default(), |(began, _)| *began);
         queues
     });
     for (_, name) in queues {

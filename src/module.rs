@@ -64,7 +64,7 @@ pub struct State {
     /// cluster is down. The background job ends the waits, then clears it.
     pub waits_end: Option<Error>,
     /// Where [`crate::effects::open_queued_keys`] continues.
-    pub opened: WaiterId,
+    pub last_opened_queue: WaiterId,
     pub background: Background,
     /// The armed timer, and the millisecond of the server clock at which it is due.
     pub timer: Option<(Timer, u64)>,

@@ -284,7 +284,7 @@ impl Ctx<'_> {
         self.notify_as(rm::REDISMODULE_NOTIFY_MODULE, event, key);
     }
 
-    /// Announces an event of the class for any key.
+    /// Announces an event of the class GENERIC, such as `del`.
     pub fn notify_generic(self, event: &CStr, key: KeyName<'_>) {
         self.notify_as(rm::REDISMODULE_NOTIFY_GENERIC, event, key);
     }

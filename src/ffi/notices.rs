@@ -79,7 +79,7 @@ unsafe extern "C" fn on_event<M: Upcalls>(
 ) {
     let errno = Errno::last_raw();
     enter((), |module: &M| {
-        // SAFETY: `data` is what the server documents for this event.
+        // SAFETY: `data` has the structure that the server documents for this event.
         if let Some(notice) = unsafe { notice(event.id, sub, data) } {
             // SAFETY: the context is valid for this call.
             module.notice(unsafe { Ctx::new(ctx) }, notice);
@@ -136,8 +136,8 @@ pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
     // SAFETY: the context is valid; the callback needs no data.
     unsafe {
         let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer::<M>), std::ptr::null_mut()));
-        // Redis 7.0 computes how long to sleep before it frees clients, so a timer that is armed in between
-        // fires up to 1/hz late. An empty one-shot event wakes the event loop at once.
+        // Redis 7.0 computes how long to sleep before it ends blocked clients, so a timer that is armed in
+        // between fires up to 1/hz late. An empty one-shot event wakes the event loop at once.
         if ms == 0
             && let Some(add) = rm::RedisModule_EventLoopAddOneShot
         {

@@ -32,7 +32,7 @@ pub fn register<M: Upcalls>(ctx: Ctx<'_>) -> bool {
         aux_save_triggers: rm::REDISMODULE_AUX_BEFORE_RDB as c_int,
         free_effort: None,
         unlink: None,
-        // COPY is refused: a hold has one place.
+        // COPY is refused: a hold belongs to one key.
         copy: None,
         defrag: None,
         mem_usage2: Some(mem_usage::<M>),

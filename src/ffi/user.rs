@@ -87,7 +87,7 @@ impl<'a> Ctx<'a> {
     /// Returns the name of the user of the running command. `None` for the server itself and for another
     /// module.
     pub fn user_name(self) -> Option<Vec<u8>> {
-        // SAFETY: the context is valid, its client has a user; what the server makes is given back.
+        // SAFETY: the context is valid, its client has a user; the name is freed.
         self.has_user().then(|| unsafe {
             let name = api!(RedisModule_GetCurrentUserName(self.0));
             let bytes = bytes_of(name).to_vec();
@@ -101,7 +101,7 @@ impl<'a> Ctx<'a> {
         let Some(rules_of) = (unsafe { rm::RedisModule_GetModuleUserACLString }) else { return false };
         self.has_user()
             && self.user().is_allowed(|user| {
-                // SAFETY: the user is valid; what the server makes is given back.
+                // SAFETY: the user is valid; the rules are freed.
                 let all = unsafe {
                     let rules = rules_of(user);
                     let all = bytes_of(rules).ends_with(b" ~* &* +@all");
@@ -151,8 +151,8 @@ impl Waited {
         if !ctx.is_connected(ctx.client_id()) {
             return None;
         }
-        // SAFETY: the context is that of a client that is still there, the arguments are its own; what the
-        // server makes for us is freed before we return.
+        // SAFETY: the context is that of a client that is still there, the arguments are its own; the strings
+        // and the user are freed before this returns.
         unsafe {
             let name = api!(RedisModule_GetCurrentUserName(ctx.0));
             let user = api!(RedisModule_GetModuleUserFromUserName(name));
