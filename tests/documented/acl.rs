@@ -76,8 +76,7 @@ fn key_patterns_separate_reading_from_writing(kind: &ServerKind) {
 
 #[each_server]
 fn acl_categories_contain_the_commands(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     if !has_categories(kind) {
         // Redis 7.0 puts module commands in no category: rules have to name them, and "-@write" removes none.
         assert!(admin.say("ACL CAT dlock").error().contains("Unknown category"));

@@ -77,8 +77,7 @@ fn docs(conn: &mut Conn, name: &str) -> Value {
 
 #[each_server]
 fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let asked = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
     let commands: Vec<_> = COMMANDS.into_iter().chain(asked).collect();
     for &(name, arity, wanted, arguments) in &commands {
@@ -107,8 +106,7 @@ fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
 
 #[each_server]
 fn command_docs_and_help_show_the_same_forms(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let help = conn.ok("DLOCK.HELP");
     for pair in help.items()[1..].chunks(2) {
         let line = pair[0].text();
@@ -130,8 +128,7 @@ fn command_docs_and_help_show_the_same_forms(kind: &ServerKind) {
 
 #[each_server]
 fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     for (command, access) in [
         ("DLOCK.ACQUIRE my:key t 1000 BLOCK 0 LABEL other", &["RW", "access", "update"][..]),
         ("DLOCK.RELEASE my:key t", &["RW", "access", "update"]),
@@ -160,8 +157,7 @@ fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
 
 #[each_server]
 fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     for (command, key, keys) in [
         ("GUARD k t GET a", "RO access", &["k", "a"][..]),
         ("guard k t mset a 1 b 2", "RO access", &["k", "a", "b"]),
@@ -188,8 +184,7 @@ fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
 
 #[each_server]
 fn command_docs_are_maps_in_resp3(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.hello3();
     let docs = conn.ok("COMMAND DOCS DLOCK.ACQUIRE");
     let block = &docs.field("DLOCK.ACQUIRE").field("arguments").items()[5];

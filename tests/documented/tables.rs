@@ -46,8 +46,7 @@ fn the_option_table_and_the_example_list_every_option_with_its_default(kind: &Se
 
 #[each_server]
 fn the_documented_acl_line_grants_the_named_rights_only(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let shown = documents::blocks("docs/security.md", "text");
     let line = shown.iter().find(|line| line.starts_with("ACL SETUSER")).expect("an ACL line");
     assert_eq!(conn.ok(line), "OK");
@@ -65,8 +64,7 @@ fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key(kind: &Server
     let table = documents::read("docs/commands.md");
     let row = table.lines().find(|line| line.starts_with("| `WRONGTYPE` |")).expect("a row");
     assert!(row.contains("`SET NX PX`: retry with the same key"), "{row}");
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     assert_eq!(conn.ok("SET lock theirs NX PX 600000"), "OK");
     assert!(conn.say("DLOCK.ACQUIRE lock ours 30000").error().starts_with("WRONGTYPE "));
     assert_eq!(conn.ok("CONFIG SET dlock.honour-strings yes"), "OK");

@@ -23,8 +23,7 @@ fn assert_lease(conn: &mut Conn, key: &str, token: &str, ttl: i64) {
 
 #[each_server]
 fn acquire_returns_a_rising_fence_that_follows_the_clock(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let mut micros = || {
         let time = conn.ok("TIME");
         let [seconds, micros] = [0, 1].map(|at| time.items()[at].text().parse::<i64>().unwrap());
@@ -49,8 +48,7 @@ fn acquire_returns_a_rising_fence_that_follows_the_clock(kind: &ServerKind) {
 
 #[each_server]
 fn a_token_has_up_to_255_bytes_and_is_compared_whole(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let long = [b'x'; 255];
     let tokens: [&[u8]; 6] = [b"a", b"A", b"a\0", b"\0\r\n\xff\x80", b" ", &long];
     for holder in tokens {
@@ -74,8 +72,7 @@ fn a_token_has_up_to_255_bytes_and_is_compared_whole(kind: &ServerKind) {
 
 #[each_server]
 fn a_label_has_up_to_255_bytes_and_the_last_one_stays(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let mut ask = |label: &[u8]| {
         let answer = conn.call(&[b"DLOCK.ACQUIRE", &b"k"[..], b"t", b"600000", b"LABEL", label]);
         let lock = conn.ok("DLOCK.INSPECT k");
@@ -96,8 +93,7 @@ fn a_label_has_up_to_255_bytes_and_the_last_one_stays(kind: &ServerKind) {
 
 #[each_server]
 fn confirm_of_a_higher_fence_raises_the_hold_and_the_counter(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let first = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
     // Ahead of the clock by less than the skew bound of 10 s.
     let raised = first + 5_000_000;
@@ -140,8 +136,7 @@ fn confirm_keeps_the_age_of_the_hold(kind: &ServerKind) {
 
 #[each_server]
 fn confirm_refuses_a_fence_beyond_the_skew_bound_and_changes_no_fence(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let fence = granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
     // A minute ahead, and the greatest possible fence.
     for ahead in [fence + 60_000_000, (1 << 53) - 1] {
@@ -184,8 +179,7 @@ fn inspect_shows_the_connection_of_each_hold(kind: &ServerKind) {
 
 #[each_server]
 fn reads_change_nothing(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     granted(conn.ok("DLOCK.ACQUIRE k t 600000"));
     let dirty = server.info("rdb_changes_since_last_save");
     for key in ["k", "free"] {
@@ -200,8 +194,7 @@ fn reads_change_nothing(kind: &ServerKind) {
 
 #[each_server]
 fn inspect_and_waiters_show_at_most_1000_entries(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.hello3();
     let fill = "for n = 1, 1500 do redis.call('DLOCK.ACQUIRE', 'k', 'token:' .. n, '600000', 'SHARED') end";
     assert!(conn.call(&["EVAL", fill, "0"]).is_nil());
@@ -231,8 +224,7 @@ fn inspect_and_waiters_show_at_most_1000_entries(kind: &ServerKind) {
 
 #[each_server]
 fn token_returns_27_fresh_url_safe_characters(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let mut seen = HashSet::new();
     for _ in 0..100 {
         let token = conn.ok("DLOCK.TOKEN").text();
@@ -258,8 +250,7 @@ fn script(conn: &mut Conn, command: &str) -> Value {
 /// Valkey 9 finds internal clients by their id too, and crashed when asked for the address of one.
 #[each_server]
 fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let client = |inspected: Value| inspected.field("holders").items()[0].field("client").int();
     granted(script(&mut conn, "DLOCK.ACQUIRE k t 600000"));
     assert_eq!(client(script(&mut conn, "DLOCK.INSPECT k")), 0);
@@ -345,8 +336,7 @@ fn client_side_caching_reports_a_change_and_no_denial(kind: &ServerKind) {
 
 #[each_server]
 fn new_holds_are_refused_and_old_ones_released_when_memory_is_full(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     for key in ["a", "b", "c"] {
         granted(conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000")));
     }

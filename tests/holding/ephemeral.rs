@@ -46,8 +46,7 @@ fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
 #[each_server]
 fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
     const HOLDS: usize = 300;
-    let server = Server::start(kind);
-    let mut look = server.connect();
+    let (server, mut look) = Server::connected(kind);
     let mut clients: Vec<Conn> = (0..HOLDS).map(|_| server.connect()).collect();
     let mut take = |options: &str| {
         for (n, conn) in clients.iter_mut().enumerate() {
@@ -72,8 +71,7 @@ fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
 
 #[each_server]
 fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut look = server.connect();
+    let (server, mut look) = Server::connected(kind);
     let raw = TcpStream::connect(("127.0.0.1", server.port())).expect("a connection");
     use std::io::Write;
     (&raw).write_all(b"DLOCK.ACQUIRE k a 60000 EPHEMERAL\r\n").expect("sent");
@@ -91,8 +89,7 @@ fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
 
 #[each_server]
 fn other_holds_survive_the_end_of_the_connection(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut look = server.connect();
+    let (server, mut look) = Server::connected(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE plain a 60000");
     a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
@@ -106,8 +103,7 @@ fn other_holds_survive_the_end_of_the_connection(kind: &ServerKind) {
 
 #[each_server]
 fn an_ephemeral_hold_moves_to_the_connection_that_asks_again(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut look = server.connect();
+    let (server, mut look) = Server::connected(kind);
     let mut old = server.connect();
     let mut new = server.connect();
     let fence = old.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL").int();
@@ -126,8 +122,7 @@ fn an_ephemeral_hold_moves_to_the_connection_that_asks_again(kind: &ServerKind) 
 
 #[each_server]
 fn a_waiter_may_be_granted_an_ephemeral_hold(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut look = server.connect();
+    let (server, mut look) = Server::connected(kind);
     look.ok("DLOCK.ACQUIRE k a 60000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 EPHEMERAL BLOCK 0");
     look.ok("DLOCK.RELEASE k a");
@@ -138,8 +133,7 @@ fn a_waiter_may_be_granted_an_ephemeral_hold(kind: &ServerKind) {
 
 #[each_server]
 fn the_delay_follows_a_lost_connection(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut look = server.connect();
+    let (server, mut look) = Server::connected(kind);
     let mut a = server.connect();
     a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL DELAY 60000");
     drop(a);
@@ -166,8 +160,7 @@ fn an_ephemeral_hold_lasts_until_its_lease_ends_after_a_restart(kind: &ServerKin
 /// its own connection.
 #[each_server]
 fn ephemeral_is_refused_in_scripts_and_works_in_transactions(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut look = server.connect();
+    let (server, mut look) = Server::connected(kind);
     let mut a = server.connect();
     let script = "return redis.call('DLOCK.ACQUIRE', KEYS[1], 'a', '60000', 'EPHEMERAL')";
     assert!(a.call(&["EVAL", script, "1", "k"]).error().contains("EPHEMERAL cannot be used in a script"));
@@ -183,8 +176,7 @@ fn ephemeral_is_refused_in_scripts_and_works_in_transactions(kind: &ServerKind) 
 /// A write during a disconnect was replicated as the command that caused it, CLIENT KILL.
 #[each_server]
 fn a_kill_inside_a_transaction_replicates_the_end_of_the_hold_and_no_kill(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
     let id = a.client_id();
     let mut stream = dlock_testkit::Stream::of(&server);

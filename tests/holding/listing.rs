@@ -36,8 +36,7 @@ fn of<const N: usize>(locks: [(&str, &str); N]) -> BTreeMap<String, String> {
 
 #[each_server]
 fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     assert_eq!(walk(&mut conn, ""), of([]));
     for n in 0..500 {
         conn.ok(&format!("SET data:{n} x"));
@@ -79,8 +78,7 @@ fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
 
 #[each_server]
 fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.hello3();
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     until("some time has passed", || {
@@ -111,8 +109,7 @@ fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
 
 #[each_server]
 fn list_returns_every_lasting_lock_while_others_change(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     for n in 0..300 {
         conn.ok(&format!("DLOCK.ACQUIRE stays:{n} a 600000"));
         conn.ok(&format!("DLOCK.ACQUIRE goes:{n} a 600000"));
@@ -158,8 +155,7 @@ fn a_replica_lists_its_locks(kind: &ServerKind) {
 
 #[each_server]
 fn list_shows_only_keys_that_the_user_may_read(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE mine:a t 600000");
     conn.ok("DLOCK.ACQUIRE theirs:b t 600000");
     for (rules, shown) in [
@@ -177,8 +173,7 @@ fn list_shows_only_keys_that_the_user_may_read(kind: &ServerKind) {
 
 #[each_server]
 fn list_refuses_invalid_arguments(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let long = "x".repeat(1025);
     for (arguments, why) in [

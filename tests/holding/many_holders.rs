@@ -84,8 +84,7 @@ fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
 /// one bound.
 #[each_server]
 fn a_hold_acquired_again_after_a_break_is_bound_to_its_connection(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
     let again = "DLOCK.ACQUIRE k token:0 600000 SHARED EPHEMERAL";
     let answers = conn.say_together(&["DLOCK.BREAK k", again]);

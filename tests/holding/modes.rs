@@ -29,8 +29,7 @@ fn a_shared_request_of_the_exclusive_holder_keeps_its_mode(kind: &ServerKind) {
 
 #[each_server]
 fn a_downgrade_needs_a_count_of_one_and_is_announced(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
+    let (server, mut c) = Server::connected(kind);
     let fence = c.ok("DLOCK.ACQUIRE k w 30000 DEPTH 2").int();
     let refused = c.say("DLOCK.ACQUIRE k w 30000 SHARED");
     assert!(refused.error().starts_with("ERR the token holds the lock exclusively with a count of 2"));
@@ -83,8 +82,7 @@ fn shared_holds_and_delays_survive_a_crash(kind: &ServerKind) {
 /// Two sharers in one queue once counted as waiting for each other.
 #[each_server]
 fn waiters_that_are_granted_together_form_no_cycle(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut c = server.connect();
+    let (server, mut c) = Server::connected(kind);
     for mode in ["SHARED", "PERMITS 2"] {
         c.ok("DLOCK.ACQUIRE k w 30000");
         c.ok("DLOCK.ACQUIRE k3 c 30000");

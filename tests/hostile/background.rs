@@ -63,8 +63,7 @@ fn deleted_keys_leave_no_state(kind: &ServerKind) {
 /// removed for one: a leak of 212 bytes each time.
 #[each_server]
 fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut holder = server.connect();
+    let (server, mut holder) = Server::connected(kind);
     let mut waiters = [server.connect(), server.connect()];
     let mut before = 0;
     for round in 0..1_500 {

@@ -22,8 +22,7 @@ fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
 
 #[each_server]
 fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let info = conn.ok("COMMAND");
     for (fill, more) in [(&["k"][..], 0), (&["1"], 0), (&["k", "1"], 1), (&["-1", "99999999999"], 2)] {
         for call in calls(&info, fill, more) {
@@ -51,8 +50,7 @@ fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
 /// type went to the next guarded command.
 #[each_server]
 fn each_guarded_command_gets_its_own_reply(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.ok("RPUSH list 1");
     conn.ok("DLOCK.ACQUIRE k t MAX");
     for guard in ["GUARD k t", "FENCED gate 5"] {
@@ -79,8 +77,7 @@ fn user(server: &Server, rules: &str) -> Conn {
 
 #[each_server]
 fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     admin.ok("MSET secret:1 hidden a:x 1");
     admin.ok("RPUSH a:list 1");
     let rules =

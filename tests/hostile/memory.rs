@@ -18,8 +18,7 @@ fn refused(conn: &mut Conn, words: &[&[u8]]) {
 
 #[each_server]
 fn refused_requests_leave_no_state(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let long = vec![b'x'; 300_000];
     let many: Vec<&[u8]> = std::iter::repeat_n(&b"SHARED"[..], 50_000).collect();
     let round = |conn: &mut Conn| {
@@ -44,8 +43,7 @@ fn refused_requests_leave_no_state(kind: &ServerKind) {
 
 #[each_server]
 fn the_memory_of_a_hold_is_bounded(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let (token, label) = ([b't'; 255], [b'l'; 255]);
     let words = [&b"DLOCK.ACQUIRE"[..], b"k", &token, b"600000", b"REENTRANT", b"LABEL", &label];
     for _ in 0..1_000 {
@@ -59,8 +57,7 @@ fn the_memory_of_a_hold_is_bounded(kind: &ServerKind) {
 /// For each way to end it, while its connection stays open.
 #[each_server]
 fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let mut round = |end: &str, holds: usize| {
         for n in 0..holds {
             let key = format!("{n:01000}");
@@ -79,8 +76,7 @@ fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {
 
 #[each_server]
 fn a_connection_has_one_wait_at_a_time(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     let mut waiter = server.connect();
     let request = &["DLOCK.ACQUIRE", "k", "u", "600000", "BLOCK", "0"][..];
@@ -137,8 +133,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
 
 #[each_server]
 fn a_full_server_grants_nothing_and_returns_all_memory(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 3").int() > 0);
     assert_eq!(conn.ok("CONFIG SET maxmemory 1"), "OK");
     assert!(conn.say("DLOCK.ACQUIRE other t 600000").error().starts_with("OOM"));

@@ -43,8 +43,7 @@ fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
 /// The text grew with the cycle and the tokens, up to 122 KB.
 #[each_server]
 fn a_long_cycle_is_shown_by_its_ends(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let token = |n: usize| [format!("{n:03}").as_bytes(), &[0xff; 252]].concat();
     let acquire = |n: usize, token: &[u8], rest: &[&[u8]]| {
         let key = format!("key{n}");
@@ -95,8 +94,7 @@ fn looks(conn: &mut Conn) -> Vec<String> {
 
 #[each_server]
 fn a_reader_sees_only_the_first_characters_of_tokens(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     assert!(admin.ok(&format!("DLOCK.ACQUIRE lock:a {OWNER} 600000")).int() > 0);
     let _waiter = waits(&server, "DLOCK.ACQUIRE lock:a 0wner-of-another-one 600000 BLOCK 0", 1);
     let mut errors = admin.ok("INFO errorstats").text();

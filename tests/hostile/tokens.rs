@@ -46,8 +46,7 @@ fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
 
 #[each_server]
 fn acl_log_shows_no_tokens(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     assert_eq!(admin.ok("ACL SETUSER worker on >secret ~lock:* +dlock.acquire"), "OK");
     let mut conn = server.connect();
     assert_eq!(conn.ok("AUTH worker secret"), "OK");

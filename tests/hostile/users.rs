@@ -43,8 +43,7 @@ fn calls(info: &Value) -> Vec<String> {
 fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
     // Commands that need no rights: log in, choose a protocol, reset, quit.
     const ANYBODY: [&str; 4] = ["auth", "hello", "reset", "quit"];
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     let mut conn = user(&server, WORKER);
     let mut refused = 0;
     for call in calls(&admin.ok("COMMAND")) {
@@ -96,8 +95,7 @@ const TRICKS: [&str; 14] = [
 
 #[each_server]
 fn every_command_has_one_key_its_first_argument(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     let mut conn = user(&server, WORKER);
     for command in TRICKS.iter().chain(&["DLOCK.BREAK lock:a", "DLOCK._SET lock:a other"]) {
         let words: Vec<&str> = command.split(' ').collect();
@@ -121,8 +119,7 @@ fn every_command_has_one_key_its_first_argument(kind: &ServerKind) {
 
 #[each_server]
 fn a_user_cannot_reach_locks_and_waiters_of_other_keys(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     assert!(admin.ok("DLOCK.ACQUIRE other t 600000").int() > 0);
     let mut waiter = server.connect();
     let id = waiter.client_id();

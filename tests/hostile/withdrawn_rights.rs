@@ -11,8 +11,7 @@ struct Scene {
 }
 
 fn scene(kind: &dlock_testkit::ServerKind) -> Scene {
-    let server = Server::start(kind);
-    let mut admin = server.connect();
+    let (server, mut admin) = Server::connected(kind);
     admin.ok("ACL SETUSER worker reset on >secret ~lock:* +dlock.acquire +dlock.release +echo");
     admin.ok("DLOCK.ACQUIRE lock:k a 600000");
     let [mut b, mut c] = [server.connect(), server.connect()];

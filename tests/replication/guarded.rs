@@ -4,8 +4,7 @@ use dlock_testkit::{Server, ServerKind, Stream, each_server, line};
 
 #[each_server]
 fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t MAX");
     conn.ok("DLOCK.FENCED g 4 PING");
     conn.ok("SADD set a");

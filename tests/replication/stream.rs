@@ -39,8 +39,7 @@ fn next(stream: &mut Stream, conn: &mut Conn, command: &str) -> (i64, String) {
 
 #[each_server]
 fn each_change_is_one_effect_with_final_values(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("SET x y");
     let mut stream = Stream::of(&server);
     conn.ok("SET x z");
@@ -76,8 +75,7 @@ fn each_change_is_one_effect_with_final_values(kind: &ServerKind) {
 
 #[each_server]
 fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("SET text x");
     conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2 LABEL host");
     let mut stream = Stream::of(&server);
@@ -116,8 +114,7 @@ fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
 
 #[each_server]
 fn the_effect_of_an_expiry_names_its_database(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let mut stream = Stream::of(&server);
     conn.ok("SELECT 5");
     let fence = conn.ok("DLOCK.ACQUIRE k t 50").int();
@@ -134,8 +131,7 @@ fn the_effect_of_an_expiry_names_its_database(kind: &ServerKind) {
 
 #[each_server]
 fn the_effect_of_a_command_ends_an_expired_hold_too(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let mut stream = Stream::of(&server);
     let answers =
         conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
@@ -155,8 +151,7 @@ fn the_effect_of_a_command_ends_an_expired_hold_too(kind: &ServerKind) {
 
 #[each_server]
 fn transactions_and_scripts_send_their_effects_as_one_unit(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let mut stream = Stream::of(&server);
     for command in
         ["MULTI", "DLOCK.ACQUIRE a t 600000", "SET x y", "DLOCK.ACQUIRE a u 600000", "DLOCK.RELEASE a t"]

@@ -48,8 +48,7 @@ fn shown(times: &[Duration]) -> String {
 #[each_server(in_turn)]
 #[ignore = "half a minute and 500 MB: make stall"]
 fn a_hundred_thousand_leases_that_end_together_stall_no_client(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     fill(&mut conn, DUE, LIVE, "86400000");
     let quiet = round_trips(&server, || thread::sleep(Duration::from_secs(2)));
     // Held back until all are due, so that they end together.

@@ -6,8 +6,7 @@ use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 /// Starts a server that deletes an expired key only when a command names the key. In effect, every server
 /// with very many keys with a TTL does so.
 fn server(kind: &ServerKind) -> (Server, Conn) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
     (server, conn)
 }

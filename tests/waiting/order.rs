@@ -5,8 +5,7 @@ use dlock_testkit::{Events, Server, ServerKind, Stream, Value, each_server, unti
 
 #[each_server]
 fn a_newcomer_never_overtakes_the_queue(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 30000 SHARED");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
     // A sharer would fit next to a, but b waits.
@@ -39,8 +38,7 @@ fn expiry_grants_to_the_head_of_the_queue(kind: &ServerKind) {
 
 #[each_server]
 fn commands_behind_a_blocked_acquire_run_after_it(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 30000");
     let mut b = server.connect();
     b.send_batch(&[
@@ -57,8 +55,7 @@ fn commands_behind_a_blocked_acquire_run_after_it(kind: &ServerKind) {
 
 #[each_server]
 fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 30000");
     let mut stream = Stream::of(&server);
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
@@ -77,8 +74,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
 /// More waiters than one event-loop turn grants: the others follow, ahead of newcomers.
 #[each_server]
 fn a_large_row_of_sharers_is_granted_together_and_not_overtaken(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 600000");
     for n in 0..600 {
         assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k t{n} 600000 SHARED QUEUE 600000")), Value::Nil);

@@ -5,8 +5,7 @@ use dlock_testkit::{Conn, Server, ServerKind, Stream, Value, each_server, until}
 
 /// Starts a server where `a` holds `k`, with a connection that is subscribed to `channel`.
 fn scene(kind: &dlock_testkit::ServerKind) -> (Server, Conn, Conn) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 600000");
     let hears = subscriber(&server);
     (server, a, hears)

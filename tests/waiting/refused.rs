@@ -168,8 +168,7 @@ fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
 
 #[each_server]
 fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k a 300");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 600");
@@ -184,8 +183,7 @@ fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
 /// because CONFIG SET serves all queues.
 #[each_server]
 fn a_timed_out_waiter_makes_way_when_writes_are_accepted_again(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");

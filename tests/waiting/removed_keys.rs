@@ -6,8 +6,7 @@ use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
 fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut zero = server.connect();
+    let (server, mut zero) = Server::connected(kind);
     let mut one = server.connect();
     one.ok("SELECT 1");
     zero.ok("DLOCK.ACQUIRE k a 60000");
@@ -54,8 +53,7 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
 
 #[each_server]
 fn an_ephemeral_hold_is_found_after_swapdb(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
     let mut look = server.connect();
     look.ok("SWAPDB 0 1");
@@ -86,8 +84,7 @@ fn a_native_ttl_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
 
 #[each_server]
 fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     a.ok("CONFIG SET maxmemory-policy allkeys-random");
@@ -122,8 +119,7 @@ fn a_key_of_another_type_ends_the_waits(kind: &ServerKind) {
 #[each_server]
 fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
     const MANY: usize = 20_000;
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok(&format!("CONFIG SET dlock.max-waiters-per-key {MANY}"));
     let in_between = |_| {
         a.ok("DEL k");

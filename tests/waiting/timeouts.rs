@@ -6,8 +6,7 @@ use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 /// Deterministic: the server sleeps past the limit in the same batch as the release, so both are due at once.
 #[each_server]
 fn a_timed_out_waiter_is_never_granted(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 30000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 1000");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 BLOCK 0");
@@ -22,8 +21,7 @@ fn a_timed_out_waiter_is_never_granted(kind: &ServerKind) {
 /// A disconnect, a timeout and CANCEL serve the waiters that stood behind.
 #[each_server]
 fn a_waiter_that_leaves_makes_way(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 30000 SHARED");
     let b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 SHARED BLOCK 0");
@@ -64,8 +62,7 @@ fn a_full_queue_refuses_at_once(kind: &ServerKind) {
 /// crashed the server.
 #[each_server]
 fn a_subscribed_client_may_wait_where_its_server_allows_it(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 30000");
     let mut b = server.connect();
     b.hello3();

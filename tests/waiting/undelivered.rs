@@ -100,8 +100,7 @@ fn an_undelivered_grant_moved_by_swapdb_passes_on_in_its_new_database(kind: &Ser
 
 #[each_server]
 fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     // The command behind the wait closes the connection in the turn of the grant.
     for last in ["QUIT", "CLIENT KILL ID {id} SKIPME no"] {
         for _ in 0..TIMES {
@@ -126,8 +125,7 @@ fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind)
 /// The client exits as soon as it has the reply.
 #[each_server]
 fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut a = server.connect();
+    let (server, mut a) = Server::connected(kind);
     for _ in 0..TIMES {
         a.ok("DLOCK.ACQUIRE k a 600000");
         let mut cli = Command::new("redis-cli");

@@ -32,6 +32,14 @@ impl Server {
         Server::options(kind).start()
     }
 
+    /// Like [`Server::start`], with a connection.
+    #[track_caller]
+    pub fn connected(kind: &ServerKind) -> (Server, Conn) {
+        let server = Server::start(kind);
+        let conn = server.connect();
+        (server, conn)
+    }
+
     pub fn options(kind: &ServerKind) -> Options {
         Options::new(kind)
     }

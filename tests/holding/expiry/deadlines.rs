@@ -7,8 +7,7 @@ use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 #[each_server]
 #[allow(clippy::disallowed_methods, reason = "the promise is about time as the holder sees it")]
 fn a_lease_lasts_at_least_its_ttl(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     for ttl in [1, 30, 200] {
         // A lower bound: a slow machine only makes it longer.
         let sent = Instant::now();
@@ -43,8 +42,7 @@ fn an_expired_hold_is_removed_in_the_background(kind: &ServerKind) {
 
 #[each_server]
 fn the_key_has_no_native_ttl(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     let nothing = |conn: &mut dlock_testkit::Conn| {
         for read in ["TTL k", "PTTL k", "EXPIRETIME k"] {
@@ -66,8 +64,7 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
 
 #[each_server]
 fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     // The new lease is shorter than the one that set the timer, and in another database.
     conn.ok("DLOCK.ACQUIRE far t 600000");
     conn.ok("SELECT 5");
@@ -91,8 +88,7 @@ fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
 
 #[each_server]
 fn the_deadline_of_a_released_hold_does_not_end_the_next(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t 40");
     conn.ok("DLOCK.RELEASE k t");
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();

@@ -7,8 +7,7 @@ const LATE: [&str; 2] = ["DLOCK.ACQUIRE k t 20 DEPTH 2 LABEL host", "DEBUG SLEEP
 
 #[each_server]
 fn no_command_sees_an_expired_hold(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     for (command, answer) in [
         ("DLOCK.HOLDS k t", Value::Int(0)),
         ("DLOCK.PTTL k", Value::Int(-2)),
@@ -32,8 +31,7 @@ fn no_command_sees_an_expired_hold(kind: &ServerKind) {
 
 #[each_server]
 fn acquire_grants_an_expired_lock_to_any_token(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     for token in ["other", "t"] {
         let again = format!("DLOCK.ACQUIRE k {token} 600000");
         let answers = conn.say_together(&[LATE[0], LATE[1], "EXISTS k", &again, "DLOCK.INSPECT k"]);
@@ -50,8 +48,7 @@ fn acquire_grants_an_expired_lock_to_any_token(kind: &ServerKind) {
 
 #[each_server]
 fn only_the_expired_of_several_holders_are_hidden(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let answers = conn.say_together(&[
         "DLOCK.ACQUIRE k short 20 PERMITS 2",
         "DLOCK.ACQUIRE k long 600000 PERMITS 2",
@@ -71,8 +68,7 @@ fn only_the_expired_of_several_holders_are_hidden(kind: &ServerKind) {
 
 /// Returns a server that was paused before the lease of its only hold expired.
 fn paused(kind: &ServerKind) -> (Server, Conn) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let answers = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
     assert!(answers[0].int() > 0);
     until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);

@@ -6,8 +6,7 @@ use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 #[each_server]
 fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t MAX");
     for command in [
         "SELECT 1",
@@ -68,8 +67,7 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
 
 #[each_server]
 fn blocking_commands_try_once_behind_a_guard(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t MAX");
     conn.ok("DLOCK.ACQUIRE taken other MAX");
     for command in [
@@ -130,8 +128,7 @@ fn scripts_and_functions_are_refused_and_guard_their_own_writes(kind: &ServerKin
 
 #[each_server]
 fn a_guard_inside_a_guard_is_refused(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t MAX");
     let guards = [vec!["DLOCK.GUARD", "k", "t"], vec!["DLOCK.FENCED", "g", "5"]];
     for outer in &guards {
@@ -148,8 +145,7 @@ fn a_guard_inside_a_guard_is_refused(kind: &ServerKind) {
 
 #[each_server]
 fn dlock_commands_run_behind_a_guard_of_the_same_lock(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     let ephemeral = conn.say("DLOCK.GUARD k t DLOCK.ACQUIRE e t 600000 EPHEMERAL");
     assert!(ephemeral.error().starts_with("ERR EPHEMERAL"), "{ephemeral:?}");

@@ -35,8 +35,7 @@ fn guard_returns_the_reply_of_its_command_in_both_protocols(kind: &ServerKind) {
 
 #[each_server]
 fn guard_refuses_growing_commands_when_memory_is_full(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t MAX");
     conn.ok("SET x 1");
     conn.ok("DLOCK.FENCED g 5 PING");
@@ -66,8 +65,7 @@ fn guard_is_refused_by_a_replica(kind: &ServerKind) {
 /// A gate that the command could lower would let a stale writer through.
 #[each_server]
 fn the_command_cannot_lower_its_own_gate(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let steps = [
         ("DEL g", "5"),
         ("SET g 3", "5"),

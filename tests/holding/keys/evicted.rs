@@ -50,8 +50,7 @@ fn volatile_eviction_leaves_locks(kind: &ServerKind) {
 /// The holder is not notified, as after a flush.
 #[each_server]
 fn an_eviction_of_a_held_lock_is_counted_and_begins_grace(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let warnings = || server.log().matches("evicts locks that are held").count();
     for key in ["a", "b"] {
         conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000"));
@@ -74,8 +73,7 @@ fn an_eviction_of_a_held_lock_is_counted_and_begins_grace(kind: &ServerKind) {
 
 #[each_server]
 fn only_evictions_of_holds_are_counted(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("RENAME k empty"), "OK");
@@ -104,8 +102,7 @@ fn an_eviction_policy_that_ends_holds_is_warned_of_at_the_start(kind: &ServerKin
 /// A lock removed by a command was not forgotten, even if another value of its key is evicted later.
 #[each_server]
 fn a_string_at_a_former_lock_key_is_evicted_uncounted(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("SET k cached EX 1000"), "OK");
     server.wait_for_tick();

@@ -68,8 +68,7 @@ fn a_flush_in_a_transaction_or_script_leaves_later_holds(kind: &ServerKind) {
 
 #[each_server]
 fn a_hundred_thousand_holds_are_flushed_in_the_background(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let many = "for n = ARGV[1], ARGV[1] + 9999 do \
                     redis.call('DLOCK.ACQUIRE', 'k' .. n, 'token:' .. n, 600000 + n, 'LABEL', 'a label too long to be inline') \
                 end";

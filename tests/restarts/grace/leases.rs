@@ -34,8 +34,7 @@ fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
 
 #[each_server]
 fn leases_of_restore_are_bounded_by_the_grace(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t 60000");
     let dump = conn.ok("DUMP k");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 59999"), "OK");
@@ -48,8 +47,7 @@ fn leases_of_restore_are_bounded_by_the_grace(kind: &ServerKind) {
 
 #[each_server]
 fn a_fence_from_outside_is_accepted_at_most_half_the_grace_ahead(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     // Far enough ahead that the duration of the test does not matter.
     for (grace, ahead_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
@@ -64,8 +62,7 @@ fn a_fence_from_outside_is_accepted_at_most_half_the_grace_ahead(kind: &ServerKi
 
 #[each_server]
 fn a_change_of_the_option_begins_no_grace_and_shortens_none(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE before t 600000");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
@@ -86,8 +83,7 @@ fn a_change_of_the_option_begins_no_grace_and_shortens_none(kind: &ServerKind) {
 /// Otherwise the lease could outlast the grace period of the next start.
 #[each_server]
 fn a_waiter_with_a_lease_above_the_new_grace_is_refused_at_its_turn(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     for (option, ask) in [
         ("dlock.restart-grace", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
         ("dlock.max-ttl", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),

@@ -23,8 +23,7 @@ fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &Se
 
 #[each_server]
 fn the_mark_rises_above_a_fence_from_outside(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     let raised = fence + 9_500_000;
     let confirm = format!("DLOCK.CONFIRM k t {raised} 600000");
@@ -216,8 +215,7 @@ fn the_mark_follows_the_port_option(kind: &ServerKind) {
 
 #[each_server]
 fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (server, mut conn) = Server::connected(kind);
     let before = stored(&path(&server));
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
     assert_eq!((status(&server), number(&server, "dlock_fence_mark")), ("off".into(), 0));

@@ -63,8 +63,7 @@ fn start_without_module(server: &mut Server, kind: &ServerKind) -> Result<(), St
 
 #[each_server]
 fn memory_usage_counts_token_label_and_holders(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut conn = server.connect();
+    let (_server, mut conn) = Server::connected(kind);
     let mut usage = |key: &str, token: usize, options: &[&str]| {
         let token = "t".repeat(token);
         let ask = [&["DLOCK.ACQUIRE", key, &token, "600000"][..], options].concat();
