@@ -66,7 +66,7 @@ bench: setup ## compare its speed with plain SET and with scripts (ARGS="all --q
 	@scripts/bench.sh $(ARGS)
 
 stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire together
-	@scripts/stall.sh
+	@scripts/bench.sh stall
 
 model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
 	@cargo test -p dlock-quorum --test model -- --ignored --test-threads 1

@@ -7,7 +7,6 @@
 
 mod figures;
 mod operator;
-mod stall;
 
 use std::time::{Duration, Instant};
 
