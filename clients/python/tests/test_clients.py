@@ -11,11 +11,13 @@ import sys
 import pytest
 import redis
 import redis.asyncio
-from conftest import client_class, until
+import valkey
+from conftest import client_class, until, until_renewed
 from redis.exceptions import InvalidResponse
 
 import dlock
 import dlock.asyncio
+from dlock._clients import translated
 
 
 def sync_client():
@@ -115,6 +117,24 @@ def test_a_reply_that_is_no_integer_and_not_null_is_an_error(answer):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        (valkey.exceptions.NoPermissionError("NOPERM"), redis.exceptions.NoPermissionError),
+        (valkey.exceptions.MovedError("7 host:1"), redis.exceptions.MovedError),
+        (valkey.exceptions.ValkeyClusterException("lost"), redis.exceptions.RedisClusterException),
+        (type("Own", (valkey.exceptions.TimeoutError,), {})("late"), redis.exceptions.TimeoutError),
+        (OSError("no network"), OSError),
+    ],
+    ids=["permission", "moved", "cluster", "subclass", "other"],
+)
+def test_an_error_of_valkey_py_becomes_the_error_of_redis_py(theirs, ours):
+    made = translated(theirs)
+    assert type(made) is ours
+    assert str(made) == str(theirs)
+    assert vars(made).keys() >= vars(theirs).keys()
+
+
 PROGRAM = """
 import redis
 import redis.asyncio
@@ -169,11 +189,12 @@ def knows_library_names(client):
 def test_the_background_of_a_single_server_names_the_client(r, get_lock):
     if not knows_library_names(r):
         pytest.skip("needs Redis 7.2 or Valkey 8")
-    with get_lock(timeout=30, auto_renew=True) as lock:
-        r.execute_command("DLOCK.EXTEND", "foo", lock.local.token, 1000)
-        lock.local.hold.valid_until -= 20
-        lock.local.hold.forget()
-        until("the background has connected", lambda: "dlock-client" in library_names(r))
+    for client in r.client_list():
+        if client["lib-name"] == "dlock-client":
+            r.client_kill_filter(_id=client["id"])
+    with get_lock(timeout=60, auto_renew=True) as lock:
+        until_renewed(r, lock)
+        assert "dlock-client" in library_names(r)
 
 
 def test_the_members_of_a_quorum_are_in_the_name_of_the_client(members):

@@ -115,7 +115,7 @@ def _got(client: Any, is_async: bool) -> str:
 
 def translated(why: BaseException) -> BaseException:
     """Returns the error of redis-py for an error of valkey-py, and any other error as it is."""
-    if not type(why).__module__.startswith("valkey"):
+    if _package(type(why)) != "valkey":
         return why
     for base in type(why).__mro__:
         kind = getattr(exceptions, base.__name__.replace("Valkey", "Redis"), None)
