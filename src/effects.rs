@@ -5,8 +5,7 @@
 
 use std::ffi::CStr;
 
-use dlock_core::admission::Effect;
-use dlock_core::codec::{self, Known, Plain};
+use dlock_core::codec::{self, Effect, Known, Plain};
 use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;

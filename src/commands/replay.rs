@@ -1,8 +1,7 @@
 //! Commands that this server reads from a log, its master's or the append only file: effects, and plain
 //! commands that were logged verbatim. They decide nothing: see [`dlock_core::codec::Plain`].
 
-use dlock_core::admission;
-use dlock_core::codec::{Origin, Plain, Reader};
+use dlock_core::codec::{self, Origin, Plain, Reader};
 use dlock_protocol::error::Error;
 
 use super::open_key::{Done, open};
@@ -67,7 +66,7 @@ fn apply<'a>(
     m: &'a Module,
     ctx: Ctx<'a>,
     args: &Args<'a>,
-    read: impl FnOnce(Reader) -> Result<(admission::Effect, LogPosition), String>,
+    read: impl FnOnce(Reader) -> Result<(codec::Effect, LogPosition), String>,
 ) -> Done {
     let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
     let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };

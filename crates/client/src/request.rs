@@ -66,7 +66,7 @@ impl LockRequest {
 
     /// Returns the CANCEL of the token's positions in the queue. It ends no hold.
     pub(crate) fn cancel(&self) -> Cmd {
-        let (key, who) = (self.resource.as_slice(), command::Whom::Token(self.token.borrowed()));
+        let (key, who) = (self.resource.as_slice(), command::CancelTarget::Token(self.token.borrowed()));
         cmd(&command::Cancel { key, who }.to_args())
     }
 }

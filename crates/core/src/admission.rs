@@ -5,7 +5,7 @@
 //! for.
 
 use crate::bounds::Bounds;
-use crate::codec::{Known, Malformed, Origin, Reader, Written, split_effect};
+use crate::codec::{Effect, Malformed, Origin, Reader, Written, split_effect};
 
 /// Where the bytes of a whole lock come from, and what they are held to where anybody may have written them:
 /// whoever may call RESTORE on a master. `loading`: a load runs, and reads from there.
@@ -44,22 +44,6 @@ impl Reader {
             BadEffect { last: is_newer.then_some(last), why }
         })?;
         Ok(Effect { last, written })
-    }
-}
-
-/// What a master, or the append only file, tells of one lock.
-#[derive(Debug)]
-pub struct Effect {
-    /// The greatest fence that its writer had issued or accepted.
-    pub last: u64,
-    pub written: Written,
-}
-
-impl Effect {
-    /// What readers know behind it.
-    pub fn known(&self) -> Known {
-        let (written_by, at) = self.written.clock;
-        Known { written_by, at, last: self.last }
     }
 }
 

@@ -7,9 +7,10 @@ use std::collections::HashMap;
 
 use dlock_protocol::{ClientId, Deadline, Instant, Token};
 
+use crate::deliveries::give_back;
 use crate::grace::Grace;
 use crate::lock::Lock;
-use crate::queue::{Name, WaiterId, Waiting, give_back};
+use crate::queue::{Name, WaiterId, Waiting};
 use crate::schedule::Slot;
 use crate::scheduled::Scheduled;
 use crate::step::{Binding, Departed, Rest};

@@ -9,21 +9,36 @@
 
 use std::num::NonZeroU32;
 
-use dlock_protocol::{ClientId, Fence, Instant, ReleaseCount, TokenRef, Ttl};
+use dlock_protocol::command::CancelTarget;
+use dlock_protocol::{ClientId, Fence, Instant, ReleaseCount, Token, TokenRef, Ttl};
+use smallvec::{SmallVec, smallvec};
 
 use crate::bounds::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Hold, Holding, Lock};
-use crate::queue::{Name, WaiterId, Waiting};
-use crate::step::{End, Event, Outcome, Step};
+use crate::outcome::{Outcome, Refusal};
+use crate::queue::{Name, Owner, Rank, Waiter, WaiterId, Waiting};
+use crate::step::{End, Event, Step};
 
 mod acquiring;
-mod cancel;
 mod holds;
-mod queueing;
 mod serving;
 
-pub use acquiring::Acquired;
+/// What one try to take the lock came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// The token holds it: since now, or since before.
+    Held(Fence),
+    /// Not now. With BLOCK or QUEUE it waits in the queue, at this rank.
+    NotNow(Rank),
+    /// Not now. Its token has a position in the queue, which it keeps.
+    Queued(WaiterId),
+    /// Another sharer, this party, waits to be the exclusive holder already: both would wait for ever.
+    Upgrading(Token),
+    /// The server may have forgotten holds and grants nothing new yet.
+    Grace,
+    Refused(Refusal),
+}
 
 /// What CONFIRM came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,4 +256,24 @@ impl<'a> Turn<'a> {
         self.take_out(waiters, outcome);
         self.advance();
     }
+
+    /// Takes those out of this queue who wait with this token, or on this connection. Answers how many.
+    pub fn cancel(&mut self, whom: CancelTarget<'_>) -> usize {
+        let waiters: SmallVec<[WaiterId; 2]> = match whom {
+            CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
+            CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
+                // Who waits beside a position is out of the queue with it.
+                Some(Waiter { name, owner: Owner::Beside(_, position), .. }) if *name == *self.name => {
+                    smallvec![*position]
+                }
+                Some(waiter) if waiter.name == *self.name => smallvec![waiter.id],
+                _ => SmallVec::new(),
+            },
+        };
+        self.dismiss(&waiters, Outcome::Cancelled);
+        waiters.len()
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,12 +6,13 @@
 //! already (a deleted user, an output buffer that is too long, a peer that has hung up).
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Token};
 use smallvec::SmallVec;
 
-use crate::queue::{Name, WaiterId, give_back, swap};
-use crate::step::Granted;
+use crate::outcome::Granted;
+use crate::queue::{Name, WaiterId, swap};
 
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
@@ -62,7 +63,7 @@ pub struct Delivery {
     pub client: ClientId,
 }
 
-/// The room for so many is kept.
+/// Maps keep the room for this many entries.
 const CROWD: usize = 1_000;
 
 impl Deliveries {
@@ -212,6 +213,13 @@ impl Deliveries {
         let other = self.in_doubt.remove(&second);
         self.in_doubt.extend(one.map(|grants| (second, grants)));
         self.in_doubt.extend(other.map(|grants| (first, grants)));
+    }
+}
+
+/// Shrinks a map from which most of a crowd has left.
+pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+    if map.capacity() > CROWD && map.len() < map.capacity() / 8 {
+        map.shrink_to(map.len() * 2);
     }
 }
 

@@ -56,6 +56,7 @@ pub mod lock;
 pub mod log;
 pub mod mark;
 pub mod marking;
+pub mod outcome;
 pub mod queue;
 pub mod schedule;
 pub mod scheduled;
@@ -64,11 +65,13 @@ pub mod tasks;
 
 pub use bounds::{Bounds, Skew};
 pub use decide::{Acquired, Confirmed, Terms, Turn};
+pub use deliveries::give_back;
 pub use dlock_protocol::{
     Bytes, ClientId, Deadline, Delay, Fence, Instant, Label, LabelRef, LockRequest, LockRequestRef, Mode,
     Notify, NotifyRef, OwnerId, OwnerIdRef, Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
 };
 pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};
-pub use queue::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId, Waiting, give_back};
-pub use step::{Binding, Change, Departed, End, Event, Granted, Outcome, Refusal, Rest, Step};
+pub use outcome::{Granted, Outcome, Refusal};
+pub use queue::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
+pub use step::{Binding, Change, Departed, End, Event, Rest, Step};

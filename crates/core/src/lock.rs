@@ -1,26 +1,20 @@
 //! One resource: who holds it, until when, and what may be added to that. State and reading only;
 //! [`crate::decide`] changes it.
 
-use dlock_protocol::{Deadline, Instant, Mode};
+use dlock_protocol::{Deadline, Fence, Instant, Mode};
 use smallvec::SmallVec;
 
-use crate::deliveries::Doubts;
 use crate::schedule::Slot;
-use crate::step::Departed;
 
-mod crowd;
 mod hold;
 mod holders;
 mod holding;
 mod rows;
-mod view;
 
-pub(crate) use crowd::{Crowd, Fit};
-pub(crate) use hold::{Aside, Extras};
+pub(crate) use hold::Extras;
 pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
-pub(crate) use holding::Holding;
-pub use view::View;
+pub(crate) use holding::{Crowd, Fit, Holding};
 
 /// One resource. What it says of holds is true only at a moment: see [`Lock::at`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +31,7 @@ impl Lock {
     /// The lock as it is at `now`: the only way to read its holders, so that nobody ever sees an expired
     /// hold.
     pub fn at(&self, now: Instant) -> View<'_> {
-        View::new(self, now)
+        View { lock: self, now }
     }
 
     /// Nobody holds it and no lock-delay runs, as far as is stored: the key can go.
@@ -280,14 +274,6 @@ impl Lock {
         }
     }
 
-    /// Takes out a crowd that is too large to be let go in one turn, as its key is taken away.
-    pub fn take_vanished(&mut self, now: Instant, doubts: Doubts) -> Option<Departed> {
-        if self.stored_len() <= Departed::SLICE {
-            return None;
-        }
-        self.take_crowd().map(|holds| Departed::new(None, now, holds, doubts))
-    }
-
     /// Takes all sharers or holders of permits out.
     pub(crate) fn take_crowd(&mut self) -> Option<Holders> {
         let Holding::Crowd(crowd) = &self.holding else { return None };
@@ -295,6 +281,77 @@ impl Lock {
             Holding::Crowd(crowd) => Some(crowd.holders),
             _ => None,
         }
+    }
+}
+
+/// A lock at a moment: expired holds and a lock-delay that has passed are not seen.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    lock: &'a Lock,
+    now: Instant,
+}
+
+impl<'a> View<'a> {
+    /// Few in the order of their grants, many in that of their deadlines.
+    pub fn holds(self) -> impl Iterator<Item = &'a Hold> {
+        let ((alone, crowd), now) = (self.lock.split(), self.now);
+        let alone = alone.into_iter().filter(move |hold| !hold.deadline().passed(now));
+        alone.chain(crowd.into_iter().flat_map(move |crowd| crowd.holders.live(now)))
+    }
+
+    /// How many hold it.
+    pub fn holders(self) -> usize {
+        match self.lock.split() {
+            (_, Some(crowd)) => crowd.holders.count_live(self.now),
+            _ => self.holds().count(),
+        }
+    }
+
+    #[inline]
+    pub fn hold_of(self, token: &[u8]) -> Option<&'a Hold> {
+        self.lock.stored_of(token).filter(|hold| !hold.deadline().passed(self.now))
+    }
+
+    /// None where nobody holds it.
+    pub fn mode(self) -> Option<Mode> {
+        self.longest_left().and(self.lock.mode())
+    }
+
+    /// Milliseconds of lock-delay left; 0 for none. Also of one that an expired hold brings which has not
+    /// ended yet.
+    pub fn delay_left(self) -> u64 {
+        let of_expired = match self.lock.split() {
+            (Some(hold), _) if hold.deadline().passed(self.now) => hold.delay_until(),
+            (_, Some(crowd)) => crowd.holders.delay_of_expired(self.now),
+            _ => None,
+        };
+        self.lock.delay_until().max(of_expired).map_or(0, |until| until.left(self.now))
+    }
+
+    /// The greatest fence among the holders.
+    pub fn fence(self) -> Option<Fence> {
+        match self.lock.split() {
+            (_, Some(crowd)) => crowd.holders.fence(self.now),
+            _ => self.holds().next().map(|hold| hold.fence()),
+        }
+    }
+
+    /// Milliseconds since the first grant among the holders'.
+    pub fn longest_held(self) -> Option<u64> {
+        let first = match self.lock.split() {
+            (_, Some(crowd)) => crowd.holders.granted(self.now),
+            _ => self.holds().next().map(Hold::granted),
+        };
+        first.map(|first| self.now.millis_since(first))
+    }
+
+    /// Milliseconds left of the longest lease.
+    pub fn longest_left(self) -> Option<u64> {
+        let last = match self.lock.split() {
+            (alone, None) => alone.map(|hold| hold.deadline()),
+            (_, Some(crowd)) => crowd.holders.last_deadline(),
+        };
+        last.filter(|deadline| !deadline.passed(self.now)).map(|deadline| deadline.left(self.now))
     }
 }
 

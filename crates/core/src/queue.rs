@@ -3,26 +3,20 @@
 //! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head.
 //! Nothing here is stored or sent: the queues live in memory alone.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::Hash;
 use std::ops;
 
-use dlock_protocol::{ClientId, Deadline, Instant, OwnerId, Token};
+use dlock_protocol::{ClientId, Deadline, Instant, LockRequestRef, OwnerId, OwnerIdRef, Token};
 use smallvec::SmallVec;
 
-use crate::deliveries::Deliveries;
+use crate::deliveries::{Deliveries, give_back};
+use crate::outcome::Outcome;
 use crate::schedule::Schedule;
-use crate::step::Departed;
 
-mod bound;
-mod parties;
-mod queued;
 mod waiter;
 
-use bound::Bound;
-pub use parties::Party;
-use parties::Waits;
-pub use waiter::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId};
+pub use waiter::{Limits, Name, Newcomer, Owner, Party, Queued, Rank, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
 
 /// Everybody who waits on this server.
@@ -51,16 +45,9 @@ pub struct Waiting {
 struct Queue {
     began: Option<WaiterId>,
     positions: BTreeSet<Position>,
-    /// The positions of waiters whose token or owner waits more than once: see [`parties`].
+    /// The positions of waiters whose token or owner waits more than once. The search for
+    /// deadlocks looks at these only, so that a long queue of other waiters costs it nothing.
     often: BTreeSet<Position>,
-}
-
-/// Gives the memory of a crowd back once most of it has left.
-pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
-    const NO_CROWD: usize = 1_000;
-    if map.capacity() > NO_CROWD && map.len() < map.capacity() / 8 {
-        map.shrink_to(map.len() * 2);
-    }
 }
 
 impl Waiting {
@@ -255,7 +242,7 @@ impl Waiting {
 
     /// A waiter that has timed out. Of many that were made longer meanwhile a call puts off some.
     pub fn timed_out(&mut self, now: Instant) -> Option<WaiterId> {
-        for _ in 0..Departed::SLICE {
+        for _ in 0..MAX_PUT_OFF {
             let (_, slot) = self.timeouts.first().filter(|(due, _)| due.passed(now))?;
             let id = *self.timeouts.get(slot)?;
             match self.waiters.get(&id)?.until {
@@ -265,4 +252,284 @@ impl Waiting {
         }
         None
     }
+
+    /// The position of a token of its own, if it has one here.
+    pub fn position_of(&self, token: &[u8], name: &Name<'_>) -> Option<&Waiter> {
+        let own = |waiter: &&Waiter| matches!(waiter.owner, Owner::Token(_));
+        self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(own)
+    }
+
+    /// Keeps a position, on the terms of the call that asks for it again.
+    pub(crate) fn keep(
+        &mut self,
+        id: WaiterId,
+        request: &LockRequestRef<'_>,
+        queued: Queued,
+        until: Deadline,
+    ) {
+        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+        if waiter.request.owner.as_ref().map(OwnerId::borrowed) != request.owner {
+            self.change_owner(id, request.owner);
+        }
+        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+        let before = waiter.bound_to();
+        let earlier = waiter.until.is_some_and(|was| until < was);
+        (waiter.request, waiter.until) = (request.to_owned(), Some(until));
+        if let Owner::Token(kept) = &mut waiter.owner {
+            let beside = std::mem::take(&mut kept.beside);
+            *kept = Queued { beside, ..queued };
+        }
+        if let Some(slot) = waiter.timeout.filter(|_| earlier) {
+            self.timeouts.reschedule(slot, until);
+        }
+        let after = waiter.bound_to();
+        if before != after {
+            self.bound.end(id, before);
+            self.bound.begin(id, after);
+        }
+    }
+
+    /// A connection has closed. Whether any position was bound to it.
+    pub fn client_gone(&mut self, client: ClientId) -> bool {
+        self.bound.close(client)
+    }
+
+    /// Why a wait is over that has not been answered yet.
+    pub fn is_over(&self, waiter: &Waiter, now: Instant) -> Option<Outcome> {
+        if waiter.bound_to().is_some_and(|client| self.bound.is_closed(client)) {
+            return Some(Outcome::Cancelled);
+        }
+        waiter.until.is_some_and(|until| until.passed(now)).then_some(Outcome::TimedOut)
+    }
+
+    /// A wait that is over, and why.
+    pub fn next_over(&mut self, now: Instant) -> Option<(&Waiter, Outcome)> {
+        let id = self.bound.first_over().or_else(|| self.timed_out(now))?;
+        let waiter = self.get(id)?;
+        Some((waiter, self.is_over(waiter, now)?))
+    }
+
+    /// When there will be one.
+    pub fn next_due(&self) -> Option<Deadline> {
+        self.bound.first_over().map(|_| Deadline::at_millis(0)).or_else(|| self.next_timeout())
+    }
+
+    /// The head of the oldest queue.
+    pub fn any_head(&self) -> Option<&Waiter> {
+        self.begun.values().next().and_then(|name| self.head(name))
+    }
 }
+
+/// Finding waiters by their token and by their owner.
+impl Waiting {
+    /// The waiters of a token, in all queues.
+    pub fn of_token<'a>(&'a self, token: &[u8]) -> impl Iterator<Item = &'a Waiter> + use<'a> {
+        let (once, often) = match self.by_token.get(token) {
+            Some(Waits::Once(position)) => (Some(position), None),
+            Some(Waits::Often(positions)) => (None, Some(positions)),
+            None => (None, None),
+        };
+        let often = often.into_iter().flatten().map(|(_, position)| position);
+        once.into_iter().chain(often).filter_map(|(_, id)| self.get(*id))
+    }
+
+    /// The waiters of a token in one queue, in the order of their arrival.
+    pub fn of_token_on(&self, token: &[u8], name: &Name<'_>) -> SmallVec<[WaiterId; 2]> {
+        let mut ids: SmallVec<_> = self.positions(token, name).map(|(_, id)| id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// The positions of a token in one queue, the first one first.
+    pub(crate) fn positions<'a>(
+        &'a self,
+        token: &[u8],
+        name: &Name<'_>,
+    ) -> impl Iterator<Item = Position> + use<'a> {
+        let waits = if self.is_empty() { None } else { self.by_token.get(token) };
+        let (once, often) = match waits {
+            Some(Waits::Once(at)) => {
+                (Some(*at).filter(|(_, id)| self.get(*id).is_some_and(|w| w.name == *name)), None)
+            }
+            Some(Waits::Often(positions)) => {
+                let name = name.to_owned();
+                let from = positions.range((name.clone(), FIRST)..);
+                (None, Some(from.take_while(move |(at, _)| *at == name).map(|(_, position)| *position)))
+            }
+            None => (None, None),
+        };
+        once.into_iter().chain(often.into_iter().flatten())
+    }
+
+    /// The waiters of a party, in all queues.
+    pub(crate) fn of_party<'a>(&'a self, party: &Party) -> impl Iterator<Item = &'a Waiter> + use<'a> {
+        let (token, owner) = match party {
+            Party::Token(token) => (Some(token), None),
+            Party::Owner(owner) => (None, Some(owner)),
+        };
+        let by_token = token.map(|token| self.of_token(token.as_bytes()));
+        let by_token = by_token.into_iter().flatten().filter(|waiter| waiter.request.owner.is_none());
+        let by_owner = owner.map(|owner| self.of_owner(owner));
+        by_token.chain(by_owner.into_iter().flatten().filter_map(|id| self.get(id)))
+    }
+
+    fn of_owner<'a>(&'a self, owner: &OwnerId) -> impl Iterator<Item = WaiterId> + use<'a> {
+        let [first, last] = [0, u64::MAX].map(|id| (owner.clone(), WaiterId(id)));
+        self.by_owner.range(first..=last).map(|(_, id)| *id)
+    }
+
+    /// Enters a waiter that has joined its queue.
+    fn index(&mut self, waiter: &Waiter) {
+        self.index_token(waiter);
+        if waiter.request.owner.is_some() {
+            self.index_owner(waiter);
+        }
+    }
+
+    fn index_token(&mut self, waiter: &Waiter) {
+        let mut waits = match self.by_token.entry(waiter.request.token.clone()) {
+            Entry::Vacant(entry) => {
+                entry.insert(Waits::Once(waiter.position()));
+                return;
+            }
+            Entry::Occupied(waits) => waits,
+        };
+        let mut first = None;
+        if let Waits::Once(position) = *waits.get()
+            && let Some(other) = self.waiters.get(&position.1)
+        {
+            first = Some(position.1);
+            waits.insert(Waits::Often([(other.name.clone(), position)].into()));
+        }
+        if let Waits::Often(positions) = waits.get_mut() {
+            positions.insert((waiter.name.clone(), waiter.position()));
+        }
+        self.mark(waiter.name.clone(), waiter.position());
+        if let Some(first) = first.and_then(|id| self.get(id)) {
+            self.mark(first.name.clone(), first.position());
+        }
+    }
+
+    fn index_owner(&mut self, waiter: &Waiter) {
+        let Some(owner) = &waiter.request.owner else { return };
+        let first = self.of_owner(owner).next();
+        self.by_owner.insert((owner.clone(), waiter.id));
+        if let Some(first) = first.and_then(|id| self.get(id)) {
+            self.mark(first.name.clone(), first.position());
+            self.mark(waiter.name.clone(), waiter.position());
+        }
+    }
+
+    fn mark(&mut self, name: Name<'static>, position: Position) {
+        self.queues.entry(name).or_default().often.insert(position);
+    }
+
+    /// Removes a waiter that has left its queue.
+    fn unindex(&mut self, waiter: &Waiter) {
+        self.unindex_token(waiter);
+        if waiter.request.owner.is_some() {
+            self.unindex_owner(waiter);
+        }
+    }
+
+    fn unindex_token(&mut self, waiter: &Waiter) {
+        let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
+        let Waits::Often(positions) = waits else {
+            self.by_token.remove(&waiter.request.token);
+            return give_back(&mut self.by_token);
+        };
+        positions.remove(&(waiter.name.clone(), waiter.position()));
+        if positions.len() == 1
+            && let Some((_, last)) = positions.pop_first()
+        {
+            *waits = Waits::Once(last);
+            self.unmark_single(last.1);
+        }
+    }
+
+    fn unindex_owner(&mut self, waiter: &Waiter) {
+        let Some(owner) = &waiter.request.owner else { return };
+        self.by_owner.remove(&(owner.clone(), waiter.id));
+        let last = self.of_owner(owner).next();
+        if let Some(last) = last {
+            self.unmark_single(last);
+        }
+    }
+
+    /// Removes the mark of a waiter whose token and owner wait nowhere else.
+    fn unmark_single(&mut self, id: WaiterId) {
+        let Some(waiter) = self.waiters.get(&id) else { return };
+        let request = &waiter.request;
+        let often = matches!(self.by_token.get(&request.token), Some(Waits::Often(_)))
+            || request.owner.as_ref().is_some_and(|owner| self.of_owner(owner).nth(1).is_some());
+        if !often && let Some(queue) = self.queues.get_mut(&waiter.name) {
+            queue.often.remove(&waiter.position());
+        }
+    }
+
+    /// Sets the owner that a queued waiter has from now on.
+    fn change_owner(&mut self, id: WaiterId, owner: Option<OwnerIdRef<'_>>) {
+        let Some(mut waiter) = self.waiters.remove(&id) else { return };
+        self.unindex_owner(&waiter);
+        waiter.request.owner = owner.map(OwnerIdRef::to_owned);
+        self.index_owner(&waiter);
+        self.waiters.insert(id, waiter);
+        self.unmark_single(id);
+    }
+}
+
+/// The queue positions of a token. Nearly every token waits once.
+#[derive(Clone)]
+enum Waits {
+    Once(Position),
+    Often(BTreeSet<(Name<'static>, Position)>),
+}
+
+/// Less than every position.
+const FIRST: Position = (Rank::Upgrade, WaiterId(0));
+
+/// Waits that one call of [`Waiting::timed_out`] puts off, at most.
+const MAX_PUT_OFF: usize = 256;
+
+/// Positions that end with a connection.
+#[derive(Clone, Default)]
+struct Bound {
+    positions: HashMap<ClientId, BTreeSet<WaiterId>>,
+    /// Connections that have closed: what is bound to them is over, and leaves one after the other.
+    closed: BTreeSet<ClientId>,
+}
+
+impl Bound {
+    fn begin(&mut self, id: WaiterId, client: Option<ClientId>) {
+        if let Some(client) = client {
+            self.positions.entry(client).or_default().insert(id);
+        }
+    }
+
+    fn end(&mut self, id: WaiterId, client: Option<ClientId>) {
+        let Some(client) = client else { return };
+        let Some(positions) = self.positions.get_mut(&client) else { return };
+        positions.remove(&id);
+        if positions.is_empty() {
+            self.positions.remove(&client);
+            self.closed.remove(&client);
+        }
+    }
+
+    /// Whether anything was bound to it.
+    fn close(&mut self, client: ClientId) -> bool {
+        self.positions.contains_key(&client) && self.closed.insert(client)
+    }
+
+    fn is_closed(&self, client: ClientId) -> bool {
+        self.closed.contains(&client)
+    }
+
+    /// A position whose connection has closed.
+    fn first_over(&self) -> Option<WaiterId> {
+        self.positions.get(self.closed.first()?)?.first().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -12,8 +12,8 @@
 
 use dlock_protocol::Deadline;
 
-use heap::Heap;
-use slab::{Entry, Place, Slab};
+use heap::{Heap, Node};
+use slab::{END, Entry, IN_HEAP, Place, Slab};
 
 mod chunks;
 mod heap;
@@ -32,9 +32,6 @@ pub struct Schedule<T> {
     is_bulk: bool,
 }
 
-const END: u32 = u32::MAX;
-const IN_HEAP: u32 = END - 1;
-
 /// The two ends of a list in which nothing is due before what stands before it. With when they are due, for
 /// every row is asked each time: looking it up in their entries took 16 ns more where leases are of any
 /// length.
@@ -42,13 +39,6 @@ const IN_HEAP: u32 = END - 1;
 struct Row {
     first: Node,
     last: Node,
-}
-
-/// An entry by its slot, with when it is due.
-#[derive(Clone, Copy)]
-struct Node {
-    due: Deadline,
-    slot: u32,
 }
 
 /// One for each length of lease that is in use at a time. A single lease that is much longer may close one

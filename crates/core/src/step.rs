@@ -1,12 +1,12 @@
 //! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and
 //! send.
 
-pub use dlock_protocol::error::Refusal;
-use dlock_protocol::{ClientId, Fence, Instant, Token, TokenRef};
+use dlock_protocol::{ClientId, Instant, Token, TokenRef};
 use smallvec::SmallVec;
 
 use crate::deliveries::Doubts;
 use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
+use crate::outcome::Outcome;
 use crate::queue::Waiter;
 
 /// Why a hold ended.
@@ -33,31 +33,6 @@ pub enum Event {
     Downgraded,
     /// Nobody holds the resource any more and no lock-delay runs.
     Freed,
-}
-
-/// What a grant did, so that one which could not be delivered can be taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Granted {
-    /// It began a hold.
-    New,
-    /// It made a sharer the exclusive holder.
-    Upgrade,
-    /// The token held the resource already.
-    Renewal,
-}
-
-/// The one answer a waiter gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Granted(Fence, Granted),
-    /// Its wait timed out.
-    TimedOut,
-    /// CANCEL took it out of the queue, or the end of the connection that its position was bound to.
-    Cancelled,
-    /// Its own token took it out: by RELEASE, or to wait in another mode.
-    Left,
-    /// What it asked for turned out to be impossible when its turn came.
-    Refused(Refusal),
 }
 
 /// What of the lock has to be stored and sent.
@@ -151,6 +126,17 @@ impl Departed {
             };
             (ended.map(|why| (why, held(&hold, at))), hold.into_token(), client)
         })
+    }
+}
+
+impl Lock {
+    /// Removes the holds of a lock that are too many to free within one event-loop turn. Called when its key
+    /// is deleted. `None` if they are few.
+    pub fn take_vanished(&mut self, now: Instant, doubts: Doubts) -> Option<Departed> {
+        if self.stored_len() <= Departed::SLICE {
+            return None;
+        }
+        self.take_crowd().map(|holds| Departed::new(None, now, holds, doubts))
     }
 }
 

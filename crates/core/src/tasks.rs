@@ -5,9 +5,11 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use dlock_protocol::{ClientId, Token};
 
 use crate::deliveries::Delivery;
-use crate::queue::{Name, WaiterId, give_back, swap};
+use crate::deliveries::give_back;
+use crate::outcome::Outcome;
+use crate::queue::{Name, WaiterId, swap};
 use crate::schedule::Slot;
-use crate::step::{Departed, Outcome};
+use crate::step::Departed;
 
 /// What ends with a connection in one database, in the order of the keys.
 pub type Bindings = BTreeSet<(Box<[u8]>, Token)>;

@@ -12,7 +12,7 @@ use dlock_core::{
     Acquired, ClientId, Departed, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
     Owner, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, Waiting,
 };
-use dlock_protocol::command::Whom;
+use dlock_protocol::command::CancelTarget;
 use dlock_protocol::steps;
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
@@ -197,6 +197,6 @@ fn a_position_takes_as_many_steps_among_a_hundred_thousand() {
             let claimed = turn.queue(&request(&first, Mode::Exclusive), queued(), until);
             assert!(matches!(claimed, Acquired::Held(_)));
         });
-        took("a cancel", &mut |turn| assert_eq!(turn.cancel(Whom::Token(checked(&middle))), 1));
+        took("a cancel", &mut |turn| assert_eq!(turn.cancel(CancelTarget::Token(checked(&middle))), 1));
     }
 }

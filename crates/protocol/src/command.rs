@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 
 use crate::error::Misuse;
 use crate::names::TokenRef;
+pub use crate::request::CancelTarget;
 use crate::request::ReleaseCount;
 use crate::units::{Fence, Ttl};
 
@@ -19,38 +20,7 @@ pub use acquire::{Acquire, Queue};
 pub use guarded::{Fenced, Guard};
 pub use listing::{List, Log};
 pub use table::{Doc, TABLE};
-use words::Args;
-
-bitflags::bitflags! {
-    /// The options that were parsed so far.
-    #[derive(Clone, Copy)]
-    struct Given: u16 {
-        const MODE = 1;
-        const COUNT = 2;
-        const BLOCK = 4;
-        const EPHEMERAL = 8;
-        const DELAY = 16;
-        const LABEL = 32;
-        const QUEUE = 64;
-        const NOTIFY = 128;
-        const OWNER = 256;
-    }
-}
-
-impl Given {
-    fn once(&mut self, option: Given, what: &'static str) -> Result<(), Misuse> {
-        if self.intersects(option) {
-            return Err(Misuse::Twice(what));
-        }
-        self.insert(option);
-        Ok(())
-    }
-
-    /// Like `once`, for two options that exclude each other.
-    fn either(&mut self, option: Given, one: &'static str, other: &'static str) -> Result<(), Misuse> {
-        self.once(option, one).map_err(|_| Misuse::Exclusive(one, other))
-    }
-}
+use words::{Args, decimal, most, words};
 
 /// Defines a command with a key and further arguments. Each argument has an expression that parses it and one
 /// that writes it.
@@ -161,18 +131,11 @@ impl Inspect<'_> {
 command! {
     /// `DLOCK.CANCEL key token` or `DLOCK.CANCEL key CLIENT id`
     Cancel = CANCEL |args| {
-        who: Whom<'a> = args.whom()? => match who {
-            Whom::Token(token) => words(&[token.as_bytes()]),
-            Whom::Client(id) => vec![b"CLIENT".to_vec(), decimal(id)],
+        who: CancelTarget<'a> = args.cancel_target()? => match who {
+            CancelTarget::Token(token) => words(&[token.as_bytes()]),
+            CancelTarget::Client(id) => vec![b"CLIENT".to_vec(), decimal(id)],
         },
     }
-}
-
-/// The waiters that CANCEL removes: those of a token or those of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whom<'a> {
-    Token(TokenRef<'a>),
-    Client(u64),
 }
 
 /// Parses a command whose only argument is a key: `DLOCK.BREAK key`.
@@ -185,17 +148,4 @@ pub fn only_key<'a>(args: &[&'a [u8]]) -> Result<&'a [u8], Misuse> {
 /// Parses a command without arguments: `DLOCK.TOKEN`, `DLOCK.HELP`.
 pub fn no_arguments(args: &[&[u8]]) -> Result<(), Misuse> {
     Args::new(args).end(())
-}
-
-fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
-    words.iter().map(|word| word.to_vec()).collect()
-}
-
-fn decimal(number: u64) -> Vec<u8> {
-    number.to_string().into_bytes()
-}
-
-/// Writes `[COUNT n]`.
-fn most(count: Option<NonZeroU32>) -> Vec<Vec<u8>> {
-    count.map_or_else(Vec::new, |n| vec![b"COUNT".to_vec(), decimal(n.get().into())])
 }

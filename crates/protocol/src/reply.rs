@@ -20,6 +20,7 @@ use std::borrow::Cow;
 
 use crate::command::TABLE;
 use crate::names::Token;
+use crate::request::Mode;
 use crate::units::Fence;
 
 /// Defines a reply that is a map: for each field, its name on the wire, its name here and its type.
@@ -42,7 +43,7 @@ macro_rules! map {
 
             fn read(value: Value) -> Option<Self> {
                 let mut seen = Self::default();
-                for (name, value) in super::fields(value)? {
+                for (name, value) in fields(value)? {
                     match &name[..] {
                         $($wire => seen.$field = Reply::read(value)?,)*
                         _ => {}
@@ -53,14 +54,6 @@ macro_rules! map {
         }
     };
 }
-
-mod inspection;
-mod listing;
-mod logged;
-
-pub use inspection::{Holder, Inspection, Waiting};
-pub use listing::{Listed, Listing};
-pub use logged::{Lasted, Logged};
 
 /// The destination of a reply: a connection, or memory.
 pub trait Sink {
@@ -205,6 +198,220 @@ impl<T: Reply> Reply for Vec<T> {
             Value::Array(items) => items.into_iter().map(T::read).collect(),
             _ => None,
         }
+    }
+}
+
+map! {
+    /// The state of a resource on one server.
+    Inspection {
+        /// [`Mode::word`], [`Inspection::FREE`] or [`Inspection::STRING`].
+        b"mode" mode: Cow<'a, [u8]>,
+        /// The number of permits. 0 in other modes.
+        b"permits" permits: u64,
+        /// The greatest fence of the holders. 0 if there is no holder.
+        b"fence" fence: u64,
+        /// At most [`Inspect::MAX_SHOWN`](crate::command::Inspect::MAX_SHOWN) holders.
+        b"holders" holders: Vec<Holder<'a>>,
+        /// The number of all holders.
+        b"holders-count" holders_count: u64,
+        b"waiters" waiters: u64,
+        /// The ms left of a lock-delay.
+        b"delay" delay: u64,
+    }
+}
+
+map! {
+    /// A holder of a lock.
+    Holder {
+        b"token" token: Cow<'a, [u8]>,
+        b"count" count: u64,
+        b"fence" fence: u64,
+        /// The ms left of the lease.
+        b"pttl" pttl: u64,
+        /// The ms since the grant.
+        b"held" held: u64,
+        b"label" label: Cow<'a, [u8]>,
+        b"ephemeral" ephemeral: bool,
+        /// The connection that the hold is bound to, or was granted to. 0 if it is unknown, for example after
+        /// a restart.
+        b"client" client: u64,
+        /// The peer address of that connection. Empty if it is unknown.
+        b"addr" addr: Cow<'a, [u8]>,
+    }
+}
+
+map! {
+    /// A waiter in the queue of a lock.
+    Waiting {
+        /// The connection that waits. `None` (-1 on the wire) for a QUEUE position.
+        b"client" client: Option<u64>,
+        b"token" token: Cow<'a, [u8]>,
+        /// [`Mode::word`].
+        b"mode" mode: Cow<'a, [u8]>,
+        /// The ms waited so far.
+        b"waited" waited: u64,
+        /// Remaining wait in ms. `None` (-1 on the wire) means no timeout.
+        b"left" left: Option<u64>,
+        b"label" label: Cow<'a, [u8]>,
+    }
+}
+
+impl Inspection<'_> {
+    /// The mode of a resource without a holder.
+    pub const FREE: &'static str = "free";
+    /// The mode of a key that holds a string, which counts as a lock of `SET NX PX`.
+    pub const STRING: &'static str = "string";
+}
+
+impl Mode {
+    pub const fn word(self) -> &'static str {
+        match self {
+            Mode::Exclusive => "exclusive",
+            Mode::Shared => "shared",
+            Mode::Permits(_) => "permits",
+        }
+    }
+
+    /// The number of permits. 0 in other modes.
+    pub const fn permits(self) -> u32 {
+        match self {
+            Mode::Permits(n) => n.get(),
+            Mode::Exclusive | Mode::Shared => 0,
+        }
+    }
+}
+
+/// Null if the resource has no holder, no waiter and no delay.
+impl Reply for Option<Inspection<'_>> {
+    fn write(&self, to: &mut impl Sink) {
+        match self {
+            Some(seen) => seen.write(to),
+            None => to.null(),
+        }
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        if value == Value::Null { Some(None) } else { Inspection::read(value).map(Some) }
+    }
+}
+
+/// One step of an iteration over the locks of a database.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing<'a> {
+    /// The cursor of the next call. 0 at the end of the iteration. On the wire a string of digits, as for
+    /// SCAN.
+    pub cursor: u64,
+    pub locks: Vec<Listed<'a>>,
+}
+
+map! {
+    /// A listed lock.
+    Listed {
+        b"key" key: Cow<'a, [u8]>,
+        /// Like [`Inspection::mode`].
+        b"mode" mode: Cow<'a, [u8]>,
+        b"holders" holders: u64,
+        b"waiters" waiters: u64,
+        /// The ms left of the longest lease.
+        b"pttl" pttl: Left,
+        /// Age of the oldest hold, in ms. 0 if there is no holder.
+        b"held" held: u64,
+    }
+}
+
+impl Reply for Listing<'_> {
+    fn write(&self, to: &mut impl Sink) {
+        to.array(2);
+        to.bulk(self.cursor.to_string().as_bytes());
+        self.locks.write(to);
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        let Value::Array(parts) = value else { return None };
+        let [cursor, locks] = <[Value; 2]>::try_from(parts).ok()?;
+        let cursor = std::str::from_utf8(&Cow::read(cursor)?).ok()?.parse().ok()?;
+        Some(Listing { cursor, locks: Vec::read(locks)? })
+    }
+}
+
+/// An incident.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Logged<'a> {
+    pub id: u64,
+    /// Unix time in ms.
+    pub time: u64,
+    pub what: Cow<'a, [u8]>,
+    pub db: u64,
+    pub key: Cow<'a, [u8]>,
+    pub token: Cow<'a, [u8]>,
+    pub label: Cow<'a, [u8]>,
+    /// 0 if it is unknown.
+    pub client: u64,
+    pub address: Cow<'a, [u8]>,
+    /// 0 if there is none.
+    pub fence: u64,
+    /// The duration of the hold or of the wait.
+    pub lasted: Lasted,
+}
+
+/// A duration in ms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lasted {
+    Held(u64),
+    Waited(u64),
+}
+
+impl Default for Lasted {
+    fn default() -> Lasted {
+        Lasted::Held(0)
+    }
+}
+
+/// Writes the name of a field. Its value must follow.
+fn name<'s, S: Sink>(to: &'s mut S, name: &str) -> &'s mut S {
+    to.bulk(name.as_bytes());
+    to
+}
+
+impl Reply for Logged<'_> {
+    fn write(&self, to: &mut impl Sink) {
+        to.map(11);
+        self.id.write(name(to, "id"));
+        self.time.write(name(to, "time"));
+        self.what.write(name(to, "what"));
+        self.db.write(name(to, "db"));
+        self.key.write(name(to, "key"));
+        self.token.write(name(to, "token"));
+        self.label.write(name(to, "label"));
+        self.client.write(name(to, "client"));
+        self.address.write(name(to, "address"));
+        self.fence.write(name(to, "fence"));
+        match self.lasted {
+            Lasted::Held(ms) => ms.write(name(to, "held")),
+            Lasted::Waited(ms) => ms.write(name(to, "waited")),
+        }
+    }
+
+    fn read(value: Value) -> Option<Self> {
+        let mut logged = Logged::default();
+        for (name, value) in fields(value)? {
+            match &name[..] {
+                b"id" => logged.id = u64::read(value)?,
+                b"time" => logged.time = u64::read(value)?,
+                b"what" => logged.what = Cow::read(value)?,
+                b"db" => logged.db = u64::read(value)?,
+                b"key" => logged.key = Cow::read(value)?,
+                b"token" => logged.token = Cow::read(value)?,
+                b"label" => logged.label = Cow::read(value)?,
+                b"client" => logged.client = u64::read(value)?,
+                b"address" => logged.address = Cow::read(value)?,
+                b"fence" => logged.fence = u64::read(value)?,
+                b"held" => logged.lasted = Lasted::Held(u64::read(value)?),
+                b"waited" => logged.lasted = Lasted::Waited(u64::read(value)?),
+                _ => {}
+            }
+        }
+        Some(logged)
     }
 }
 

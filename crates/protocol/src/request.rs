@@ -92,6 +92,9 @@ impl Reentry {
 /// The maximum hold count and the maximum number of permits.
 pub const MAX_COUNT: u32 = i32::MAX as u32;
 
+/// The longest MATCH pattern of LIST, in bytes: the work of a match grows with it.
+pub const MAX_PATTERN: usize = 1024;
+
 /// The part of the hold count that RELEASE removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReleaseCount {
@@ -99,4 +102,12 @@ pub enum ReleaseCount {
     All,
     /// DEPTH n: the part above n.
     Above(u32),
+}
+
+/// The waiters that CANCEL removes: those of a token or those of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelTarget<'a> {
+    Token(TokenRef<'a>),
+    /// A connection, by its id.
+    Client(u64),
 }

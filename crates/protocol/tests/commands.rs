@@ -6,8 +6,8 @@ mod refusals;
 use std::num::NonZeroU32;
 
 use dlock_protocol::command::{
-    Acquire, Cancel, Confirm, Extend, Fenced, Guard, Holds, Inspect, List, Log, Pttl, Queue, Release,
-    Waiters, Whom, no_arguments, only_key,
+    Acquire, Cancel, CancelTarget, Confirm, Extend, Fenced, Guard, Holds, Inspect, List, Log, Pttl, Queue,
+    Release, Waiters, no_arguments, only_key,
 };
 use dlock_protocol::{
     Delay, Fence, LabelRef, LockRequest, Mode, NotifyRef, OwnerIdRef, Reentry, ReleaseCount, Token, Ttl, Wait,
@@ -222,7 +222,7 @@ fn for_operators() {
 #[test]
 fn cancel() {
     crate::random((key(), token(), 0..=i64::MAX as u64), 1000, |(key, token, id)| {
-        for who in [Whom::Token(token.borrowed()), Whom::Client(id)] {
+        for who in [CancelTarget::Token(token.borrowed()), CancelTarget::Client(id)] {
             let command = Cancel { key: &key, who };
             assert_eq!(Cancel::parse(&behind(&command.to_args(), "DLOCK.CANCEL")), Ok(command));
         }

@@ -1,6 +1,6 @@
 //! The parts of which the bytes of a lock consist, read one after the other.
 
-use super::Malformed;
+use super::layout::Malformed;
 
 /// What is left to read.
 pub(super) struct Cursor<'a>(pub &'a [u8]);

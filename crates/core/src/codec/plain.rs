@@ -18,8 +18,8 @@
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
 
-use super::{Anchor, Reader, Written};
-use crate::admission::Effect;
+use super::layout::Anchor;
+use super::reading::{Reader, Written};
 use crate::lock::{Hold, Holding, Lock};
 
 /// What the readers of a log know at its end, by its last effect and the plain ACQUIREs behind that.
@@ -87,6 +87,22 @@ impl Reader {
         self.move_hold(&mut hold, self.shift(known.written_by, known.at));
         let written = Written::whole((known.written_by, known.at), Some(hold));
         Some(Effect { last: known.last, written })
+    }
+}
+
+/// What a master, or the append only file, tells of one lock.
+#[derive(Debug)]
+pub struct Effect {
+    /// The greatest fence that its writer had issued or accepted.
+    pub last: u64,
+    pub written: Written,
+}
+
+impl Effect {
+    /// What readers know behind it.
+    pub fn known(&self) -> Known {
+        let (written_by, at) = self.written.clock;
+        Known { written_by, at, last: self.last }
     }
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, Ttl};
 
 use super::cursor::Cursor;
-use super::{Anchor, MAX_DELAY, MORE, Malformed, Origin, PART, VERSION};
+use super::layout::{Anchor, MAX_DELAY, MORE, Malformed, Origin, PART, VERSION};
 use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
 
 /// A change as it was written, moved to the reader's clock.

@@ -1,27 +1,11 @@
 //! ACQUIRE: by a token that holds nothing yet, and by one that holds the lock already.
 
-use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, Reentry, Token};
+use dlock_protocol::{ClientId, Deadline, LockRequestRef, Mode, Reentry};
 
-use super::Turn;
+use super::{Acquired, Turn};
 use crate::lock::Fit;
-use crate::queue::{Rank, WaiterId};
-use crate::step::Refusal;
-
-/// What one try to take the lock came to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acquired {
-    /// The token holds it: since now, or since before.
-    Held(Fence),
-    /// Not now. With BLOCK or QUEUE it waits in the queue, at this rank.
-    NotNow(Rank),
-    /// Not now. Its token has a position in the queue, which it keeps.
-    Queued(WaiterId),
-    /// Another sharer, this party, waits to be the exclusive holder already: both would wait for ever.
-    Upgrading(Token),
-    /// The server may have forgotten holds and grants nothing new yet.
-    Grace,
-    Refused(Refusal),
-}
+use crate::outcome::{Outcome, Refusal};
+use crate::queue::{Queued, Rank};
 
 impl Turn<'_> {
     /// `client`: the connection that asks.
@@ -105,5 +89,31 @@ impl Turn<'_> {
             Ok(fence) => Acquired::Held(fence),
             Err(refusal) => Acquired::Refused(refusal),
         }
+    }
+
+    /// As [`Turn::acquire`], by a token that is to have a position of its own in the queue until then. The
+    /// one it has it keeps, unless it asks for another mode.
+    pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
+        let token = request.token.as_bytes();
+        let position = self.waiting.position_of(token, self.name);
+        let id = position.map(|position| position.id);
+        if let (Some(position), Some(id)) = (position, id) {
+            let other = position.request.mode != request.mode;
+            let over = self.waiting.is_over(position, self.now);
+            if let Some(outcome) = over.or(other.then_some(Outcome::Left)) {
+                self.take_out(&[id], outcome);
+            }
+        }
+        let acquired = self.acquire(request, queued.client);
+        // Another number of permits is an error for those who come, and for a waiter when its turn comes.
+        let not_yet = matches!(
+            acquired,
+            Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))
+        );
+        if not_yet && let Some(id) = id.filter(|id| self.waiting.get(*id).is_some()) {
+            self.waiting.keep(id, request, queued, until);
+            return Acquired::Queued(id);
+        }
+        acquired
     }
 }

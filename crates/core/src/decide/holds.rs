@@ -6,8 +6,9 @@ use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
 
 use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
+use crate::outcome::{Outcome, Refusal};
 use crate::queue::WaiterId;
-use crate::step::{Binding, Departed, End, Event, Outcome, Refusal};
+use crate::step::{Binding, Departed, End, Event};
 
 const SLICE: usize = Departed::SLICE;
 

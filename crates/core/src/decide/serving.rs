@@ -3,10 +3,11 @@
 use dlock_protocol::{Deadline, Delay, Fence, Instant, Mode, Ttl};
 
 use super::Turn;
-use crate::deliveries::{Delivery, Unclaimed};
+use crate::deliveries::{Delivery, Lost, Unclaimed};
 use crate::lock::Fit;
+use crate::outcome::{Granted, Outcome, Refusal};
 use crate::queue::{Owner, Waiter, WaiterId};
-use crate::step::{Granted, Outcome, Refusal};
+use crate::step::End;
 
 impl Turn<'_> {
     /// Grants to the queue from its head for as long as the head fits.
@@ -142,6 +143,37 @@ impl Turn<'_> {
             }
             self.answer(id, Ok(Granted::Renewal));
         }
+    }
+
+    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next waiter.
+    /// But what another connection of the token has been told of meanwhile stays: that one relies on it. And
+    /// so does what was granted to a queued waiter, to be claimed for as long as its position would have
+    /// lasted.
+    pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
+        self.advance();
+        let Some(hold) = self.lock.at(self.now).hold_of(token) else { return };
+        let (fence, delay) = (hold.fence(), hold.delay());
+        match self.waiting.deliveries.lost(self.name, token, fence, waiter, delay) {
+            Some(Lost::Unclaimed(until)) if !until.passed(self.now) => {
+                let ttl = left(until, self.now);
+                let hold = self.change(token, |hold| {
+                    hold.set_delay(Delay::NONE);
+                    if until < hold.deadline() {
+                        hold.set_lease(until, ttl);
+                    }
+                    hold.token().clone()
+                });
+                if let Some(token) = hold {
+                    self.step.put(self.lock, token.borrowed());
+                }
+                return;
+            }
+            Some(Lost::Grant(Granted::New) | Lost::Unclaimed(_)) => self.end_one(token, End::Released),
+            Some(Lost::Grant(Granted::Upgrade)) => self.change_mode(token, Mode::Shared),
+            Some(Lost::Grant(Granted::Renewal)) => {}
+            None => return,
+        }
+        self.serve();
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use dlock_protocol::{Bytes, ClientId, Deadline, Instant, LockRequest, LockRequestRef, Notify};
+use dlock_protocol::{
+    Bytes, ClientId, Deadline, Instant, LockRequest, LockRequestRef, Notify, OwnerId, Token,
+};
 use smallvec::SmallVec;
 
-use super::Party;
 use crate::schedule::Slot;
 
 /// A resource as the server names it: a key of a database.
@@ -130,6 +131,29 @@ impl Waiter {
         match &self.owner {
             Owner::Token(queued) if self.request.ephemeral => Some(queued.client),
             _ => None,
+        }
+    }
+}
+
+/// Releases nothing while it waits: a node of the wait-for graph.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Party {
+    /// A token without an owner.
+    Token(Token),
+    /// An owner, with all its tokens.
+    Owner(OwnerId),
+}
+
+impl Party {
+    pub fn new(token: &Token, owner: Option<&OwnerId>) -> Party {
+        owner.map_or_else(|| Party::Token(token.clone()), |owner| Party::Owner(owner.clone()))
+    }
+
+    /// The token, or the owner in its place, as messages show it.
+    pub fn shown(&self) -> &Token {
+        match self {
+            Party::Token(token) => token,
+            Party::Owner(owner) => owner.as_token(),
         }
     }
 }

@@ -1,7 +1,15 @@
 //! A 4-ary heap that tells where it moves things to, so that they can be taken out from anywhere.
 
-use super::Node;
+use dlock_protocol::Deadline;
+
 use super::chunks::Chunks;
+
+/// An entry of the schedule: its deadline and its slot.
+#[derive(Clone, Copy)]
+pub(super) struct Node {
+    pub due: Deadline,
+    pub slot: u32,
+}
 
 #[derive(Clone, Default)]
 pub(super) struct Heap(Chunks<Node>);

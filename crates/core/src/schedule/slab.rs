@@ -4,8 +4,12 @@ use std::num::NonZeroU32;
 
 use dlock_protocol::Deadline;
 
-use super::END;
 use super::chunks::{CHUNK, CHUNK_BITS};
+
+/// No slot.
+pub(super) const END: u32 = u32::MAX;
+/// In [`Place::after`]: the entry is in the heap.
+pub(super) const IN_HEAP: u32 = END - 1;
 
 /// Where an entry lives, until it is removed. One more than its index, so that `Option<Slot>` takes no more
 /// room.
@@ -53,7 +57,7 @@ pub(super) struct Entry<T> {
 pub(super) struct Place {
     /// The slot before it in its row, [`END`] for the first; in the heap: its place there.
     pub before: u32,
-    /// The slot behind it in its row, [`END`] for the last; in the heap: [`super::IN_HEAP`].
+    /// The slot behind it in its row, [`END`] for the last; in the heap: [`IN_HEAP`].
     pub after: u32,
 }
 

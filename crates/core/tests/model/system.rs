@@ -10,7 +10,7 @@ use dlock_core::{
     Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, Queued, Rest, Skew,
     Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
 };
-use dlock_protocol::command::Whom;
+use dlock_protocol::command::CancelTarget;
 
 mod acquiring;
 mod connections;
@@ -237,10 +237,14 @@ impl System {
             Move::Break(key) => return Answer::Number(self.turn(key, |turn| turn.break_all()) as u64),
             Move::CancelToken(key, who) => {
                 let who = token(who);
-                return Answer::Number(self.turn(key, |turn| turn.cancel(Whom::Token(checked(&who)))) as u64);
+                return Answer::Number(
+                    self.turn(key, |turn| turn.cancel(CancelTarget::Token(checked(&who)))) as u64,
+                );
             }
             Move::CancelClient(key, client) => {
-                return Answer::Number(self.turn(key, |turn| turn.cancel(Whom::Client(client))) as u64);
+                return Answer::Number(
+                    self.turn(key, |turn| turn.cancel(CancelTarget::Client(client))) as u64
+                );
             }
             Move::ClientGone(client) => self.client_gone(client),
             Move::Delete(key) => {

@@ -1,7 +1,6 @@
 //! ACQUIRE and its options.
 
-use super::words::{Args, within};
-use super::{Given, decimal, words};
+use super::words::{Args, Given, decimal, within, words};
 use crate::error::Misuse;
 use crate::names::LabelRef;
 use crate::notify::NotifyRef;

@@ -1,7 +1,6 @@
 //! GUARD and FENCED, which run another command only if the caller still holds the lock.
 
-use super::words::{Args, number};
-use super::{decimal, words};
+use super::words::{Args, decimal, number, words};
 use crate::error::{Error, Misuse};
 use crate::names::TokenRef;
 use crate::units::Fence;

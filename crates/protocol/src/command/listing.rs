@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use super::words::{Args, number};
-use super::{decimal, most, words};
+use super::words::{Args, decimal, most, number, words};
 use crate::error::Misuse;
+use crate::request::MAX_PATTERN;
 
 /// `DLOCK.LIST cursor [MATCH pattern] [COUNT n] [WAITED]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl<'a> List<'a> {
     /// The maximum number of locks that a call examines, whatever its COUNT.
     pub const MOST_LOOKED_AT: u32 = 250;
     /// The maximum length of a pattern in bytes: the work of a match grows with it.
-    pub const MAX_PATTERN: usize = 1024;
+    pub const MAX_PATTERN: usize = MAX_PATTERN;
 
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
         let mut args = Args::new(args);

@@ -2,10 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use super::{Given, Whom};
 use crate::error::Misuse;
 use crate::names::TokenRef;
-use crate::request::{MAX_COUNT, ReleaseCount};
+use crate::request::{CancelTarget, MAX_COUNT, ReleaseCount};
 use crate::units::{Fence, Ttl};
 
 /// The arguments that are not parsed yet.
@@ -95,13 +94,13 @@ impl<'s, 'a> Args<'s, 'a> {
     }
 
     /// Parses `token | CLIENT id`.
-    pub fn whom(&mut self) -> Result<Whom<'a>, Misuse> {
+    pub fn cancel_target(&mut self) -> Result<CancelTarget<'a>, Misuse> {
         match self.0 {
-            [] | [_] => self.token().map(Whom::Token),
+            [] | [_] => self.token().map(CancelTarget::Token),
             [option, ..] if !Word(option).is("CLIENT") => Err(Word(option).unknown()),
             [_, id, ..] => {
                 self.0 = &self.0[2..];
-                within(id, "CLIENT id", 0, i64::MAX as u64).map(Whom::Client)
+                within(id, "CLIENT id", 0, i64::MAX as u64).map(CancelTarget::Client)
             }
         }
     }
@@ -134,6 +133,37 @@ impl Word<'_> {
     }
 }
 
+bitflags::bitflags! {
+    /// The options that were parsed so far.
+    #[derive(Clone, Copy)]
+    pub(super) struct Given: u16 {
+        const MODE = 1;
+        const COUNT = 2;
+        const BLOCK = 4;
+        const EPHEMERAL = 8;
+        const DELAY = 16;
+        const LABEL = 32;
+        const QUEUE = 64;
+        const NOTIFY = 128;
+        const OWNER = 256;
+    }
+}
+
+impl Given {
+    pub fn once(&mut self, option: Given, what: &'static str) -> Result<(), Misuse> {
+        if self.intersects(option) {
+            return Err(Misuse::Twice(what));
+        }
+        self.insert(option);
+        Ok(())
+    }
+
+    /// Like `once`, for two options that exclude each other.
+    pub fn either(&mut self, option: Given, one: &'static str, other: &'static str) -> Result<(), Misuse> {
+        self.once(option, one).map_err(|_| Misuse::Exclusive(one, other))
+    }
+}
+
 /// Parses a number in the range `least..=greatest`.
 pub(super) fn within(bytes: &[u8], what: &'static str, least: u64, greatest: u64) -> Result<u64, Misuse> {
     let number = number(bytes).filter(|n| (least..=greatest).contains(n));
@@ -150,4 +180,17 @@ pub(super) fn number(bytes: &[u8]) -> Option<u64> {
         let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
         n.checked_mul(10)?.checked_add(digit)
     })
+}
+
+pub(super) fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
+    words.iter().map(|word| word.to_vec()).collect()
+}
+
+pub(super) fn decimal(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+/// Writes `[COUNT n]`.
+pub(super) fn most(count: Option<NonZeroU32>) -> Vec<Vec<u8>> {
+    count.map_or_else(Vec::new, |n| vec![b"COUNT".to_vec(), decimal(n.get().into())])
 }

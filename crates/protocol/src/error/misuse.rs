@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use crate::command::List;
 use crate::names::{Label, Token};
 use crate::notify::Notify;
 use crate::owner::OwnerId;
+use crate::request::MAX_PATTERN;
 use crate::units::Ttl;
 
 /// Why the arguments of a command are refused, before any key is opened.
@@ -41,7 +41,7 @@ impl fmt::Display for Misuse {
             Misuse::LabelLength => write!(f, "ERR a label has at most {} bytes", Label::MAX_LEN),
             Misuse::OwnerLength => write!(f, "ERR an owner has 1 to {} bytes", OwnerId::MAX_LEN),
             Misuse::PatternLength => {
-                write!(f, "ERR a MATCH pattern has at most {} bytes", List::MAX_PATTERN)
+                write!(f, "ERR a MATCH pattern has at most {} bytes", MAX_PATTERN)
             }
             Misuse::NotifyLength => {
                 write!(f, "ERR NOTIFY takes a channel and a message of 1 to {} bytes each", Notify::MAX_LEN)
