@@ -237,6 +237,8 @@ def main():
             errors += [f"src/ffi: {error}" for error in ffi_errors(package)]
         if folder in tables:
             errors += [f"{folder}: {error}" for error in against_layers(tables.pop(folder), graph)]
+        elif len(graph) > 1:
+            errors.append(f"ARCHITECTURE.md: no table of layers for {folder}")
     errors += [f"ARCHITECTURE.md: no sources in {folder}" for folder in tables]
     print("\n".join(errors), end="\n" if errors else "")
     return bool(errors)
