@@ -26,10 +26,11 @@ use crate::clock::now;
 use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::hold::extend::{PendingCalls, Restore, extend};
 use crate::hold::release::Releases;
+use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
 use crate::sync::Mutex;
-use crate::{backoff::Backoff, reading};
+use crate::wait::Backoff;
 
 use dlock_quorum::{Acquired, Extension, Fence};
 use dlock_quorum::{Instant, Lease};

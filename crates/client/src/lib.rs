@@ -74,11 +74,9 @@ struct Readme;
 
 mod acquire;
 mod background;
-mod backoff;
 pub mod blocking;
 mod client;
 mod clock;
-mod contended;
 mod error;
 mod hold;
 mod inspect;

@@ -13,13 +13,13 @@ use tokio_util::task::AbortOnDropHandle;
 use dlock_protocol::notify::Ended;
 use dlock_quorum::{Failure, Instant, QueueWatch, Refusal, Stay, Vote};
 
-use crate::backoff::Backoff;
 use crate::clock::now;
 use crate::inspect::Position;
 use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::Service;
 use crate::topology::Channel;
+use crate::wait::Backoff;
 
 /// How long a master keeps a position that is not asked for. A dead waiter is in the way for this long at
 /// most, and a server or a process that hangs for seconds does not lose its position.

@@ -5,6 +5,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +14,15 @@ use tokio_util::task::TaskTracker;
 
 use crate::background::Background;
 use crate::clock::{now, sleep_until};
-use crate::contended::Contended;
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::options::{ClientBuilder, Retry};
+use crate::sync::Mutex;
 use crate::topology::Watched;
 use crate::topology::{Channel, MemberList, Node};
 use crate::transport::{Address, ConnectError, WRONG_TYPE, wrong_type};
 use crate::{inspect, reading, request};
 use dlock_quorum::Lease;
-use dlock_quorum::{Holder, Holders, Member, Quorum, Vote};
+use dlock_quorum::{Contention, Holder, Holders, Member, Quorum, Vote};
 
 /// The lock service of a client.
 #[derive(Debug)]
@@ -224,5 +225,32 @@ impl Service {
     pub(crate) fn report_of(&self, states: impl IntoIterator<Item = NodeState>) -> Report {
         let names = self.nodes.iter().map(|node| node.name.clone());
         Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())
+    }
+}
+
+/// The contention of each lock that was contended lately, by resource.
+#[derive(Debug, Default)]
+pub(crate) struct Contended(Mutex<HashMap<Vec<u8>, Contention>>);
+
+impl Contended {
+    pub(crate) fn get(&self, resource: &[u8]) -> Contention {
+        self.0.lock().get(resource).copied().unwrap_or_default()
+    }
+
+    /// Lets `change` read and change the contention of the resource.
+    pub(crate) fn update<T>(&self, resource: &[u8], change: impl FnOnce(&mut Contention) -> T) -> T {
+        let mut all = self.0.lock();
+        let before = all.get(resource).copied().unwrap_or_default();
+        let mut after = before;
+        let outcome = change(&mut after);
+        if after != before {
+            // Drops expired entries before the map grows.
+            if all.len() == all.capacity() {
+                let now = now();
+                all.retain(|_, known| !known.is_over(now));
+            }
+            all.insert(resource.to_vec(), after);
+        }
+        outcome
     }
 }

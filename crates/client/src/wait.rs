@@ -1,4 +1,4 @@
-//! How long to wait for a lock.
+//! The wait for a lock, and the pauses between tries.
 
 use std::time::Duration;
 
@@ -27,5 +27,20 @@ impl Wait {
             Wait::For(limit) => Deadline::At(now() + limit),
             Wait::Forever => Deadline::Never,
         }
+    }
+}
+
+/// Random, growing pauses, so that clients that collided do not collide again. Draws the random numbers of a
+/// [`dlock_quorum::Backoff`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backoff(dlock_quorum::Backoff);
+
+impl Backoff {
+    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
+        Backoff(dlock_quorum::Backoff::new(first, longest))
+    }
+
+    pub(crate) fn next(&mut self) -> Duration {
+        self.0.next(rand::random())
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
 use crate::hold::Hold;
+use crate::wait::Backoff;
 use dlock_quorum::Instant;
 
 /// Number of moments per lease at which holds are renewed. All holds of one moment share the writes and reads

@@ -11,7 +11,6 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use crate::background::Background;
-use crate::backoff::Backoff;
 use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
 use crate::sync::Mutex;
@@ -19,6 +18,7 @@ use crate::topology::member_list::MemberList;
 use crate::topology::waits::Waits;
 use crate::topology::watched::Watched;
 use crate::transport::{Address, ConnectError, Connection};
+use crate::wait::Backoff;
 use dlock_quorum::Instant;
 use dlock_quorum::Member;
 
