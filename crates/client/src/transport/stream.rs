@@ -85,6 +85,7 @@ impl<S: AsyncRead + AsyncWrite + Send> Socket for S {}
 
 impl Stream {
     /// Opens the stream. `lacks` is set to the step that the caller waits for.
+    #[cfg_attr(not(feature = "tls"), expect(unused_variables))]
     pub(super) async fn open(
         address: &Address,
         intake: Arc<Intake>,
