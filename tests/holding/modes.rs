@@ -49,7 +49,7 @@ fn the_end_of_a_delay_serves_the_queue_or_frees_the_lock(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut c = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:*");
-    c.ok("DLOCK.ACQUIRE k a 20 DELAY 100");
+    c.ok("DLOCK.ACQUIRE k a 20 DELAY 2000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
     granted(&mut b);
     c.ok("DLOCK.ACQUIRE l a 20 DELAY 30");

@@ -116,10 +116,9 @@ fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
 fn the_effect_of_an_expiry_names_its_database(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let mut stream = Stream::of(&server);
-    conn.ok("SELECT 5");
-    let fence = conn.ok("DLOCK.ACQUIRE k t 50").int();
-    conn.ok("SELECT 0");
-    conn.ok("SET x y");
+    // In one write: the lease cannot end before SET.
+    let replies = conn.say_together(&["SELECT 5", "DLOCK.ACQUIRE k t 50", "SELECT 0", "SET x y"]);
+    let fence = replies[1].int();
     until("the lease ends", || server.info("dlock_expiries") == "1");
     let sent = stream.drain();
     let [five, grant, zero, set, again, end] = &sent[..] else { panic!("{sent:?}") };

@@ -28,7 +28,7 @@ fn expiry_grants_to_the_head_of_the_queue(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut a = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-    let first = a.ok("DLOCK.ACQUIRE k a 150").int();
+    let first = a.ok("DLOCK.ACQUIRE k a 2000").int();
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
     assert!(granted(&mut b) > first);
     assert_eq!(a.say("DLOCK.RELEASE k a"), 0);
@@ -59,7 +59,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     a.ok("DLOCK.ACQUIRE k a 30000");
     let mut stream = Stream::of(&server);
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
-    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 BLOCK 40");
+    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 BLOCK 1000");
     assert_eq!(c.read(), Value::Nil);
     a.ok("DLOCK.RELEASE k a");
     granted(&mut b);

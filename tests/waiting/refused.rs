@@ -24,9 +24,9 @@ fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Con
     let server = conf.iter().fold(options, |options, line| options.conf(line)).start();
     let mut conn = server.connect();
     // Longer than the set-up that follows.
-    conn.ok("DLOCK.ACQUIRE k a 2500");
+    conn.ok("DLOCK.ACQUIRE k a 6000");
     let b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    let c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 3000");
+    let c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 8000");
     refuse(&server, &mut conn);
     until("a newcomer is refused", || match conn.say("DLOCK.ACQUIRE other x 60000") {
         Value::Error(line) => line.starts_with(word),
@@ -68,7 +68,7 @@ impl Scene {
 /// The configuration that docs/choosing.md recommends. Both servers granted the lock, until one lease ended.
 #[each_server]
 fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKind) {
-    let replica = Server::options(kind).conf("dlock.restart-grace 3000").start();
+    let replica = Server::options(kind).conf("dlock.restart-grace 6000").start();
     let promote = |server: &Server, conn: &mut Conn| {
         replica.replicate(server);
         conn.ok("CONFIG SET min-replicas-to-write 1");
@@ -155,7 +155,7 @@ fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
 fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
     let mut conn = server.connect();
-    conn.ok("DLOCK.ACQUIRE k a 700");
+    conn.ok("DLOCK.ACQUIRE k a 3000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let value = "x".repeat(1_000_000);
     assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
@@ -169,9 +169,9 @@ fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
 #[each_server]
 fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
-    conn.ok("DLOCK.ACQUIRE k a 300");
+    conn.ok("DLOCK.ACQUIRE k a 2000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 600");
+    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 3000");
     assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
     assert_eq!(c.read(), Value::Nil);
     assert_eq!((conn.ok("DLOCK.HOLDS k a"), tokens(&mut conn, "k")), (0.into(), vec!["b".to_string()]));
@@ -185,7 +185,7 @@ fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
 fn a_timed_out_waiter_makes_way_when_writes_are_accepted_again(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 3000");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
     conn.ok("CLIENT PAUSE 600000 WRITE");
     assert_eq!(b.read(), Value::Nil);

@@ -31,12 +31,12 @@ fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
 #[each_server]
 fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     let (server, replica) =
-        (Server::options(kind).conf("dlock.restart-grace 1000").start(), Server::start(kind));
+        (Server::options(kind).conf("dlock.restart-grace 4000").start(), Server::start(kind));
     let mut conn = server.connect();
     until("its grace period has ended", || server.info("dlock_grace_ms_left") == "0");
     replica.replicate(&server);
-    conn.ok("DLOCK.ACQUIRE k a 400");
-    conn.ok("DLOCK.ACQUIRE long a 1000");
+    conn.ok("DLOCK.ACQUIRE k a 3000");
+    conn.ok("DLOCK.ACQUIRE long a 4000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 1000 BLOCK 0");
     assert_eq!(conn.ok("SWAPDB 0 0"), "OK");
     assert_eq!((server.info("dlock_held"), server.info("dlock_grace_ms_left")), ("2".into(), "0".into()));

@@ -144,7 +144,7 @@ fn watch_and_client_side_caching_see_the_end_of_a_lease(kind: &ServerKind) {
     let (mut watcher, mut cache, mut conn) = (server.connect(), server.connect(), server.connect());
     cache.hello3();
     cache.ok("CLIENT TRACKING ON");
-    conn.ok("DLOCK.ACQUIRE k t 700");
+    conn.ok("DLOCK.ACQUIRE k t 2000");
     assert_eq!(cache.ok("DLOCK.HOLDS k t"), 1);
     watcher.ok("WATCH k");
     until("the lease ends", || conn.ok("EXISTS k") == 0);

@@ -42,7 +42,7 @@ fn a_waiter_is_redirected_when_its_slot_moves(kind: &ServerKind) {
 fn a_release_serves_the_queue_in_a_cluster(kind: &ServerKind) {
     let [_, node, _] = cluster(kind, EVENLY);
     let mut a = node.connect();
-    a.ok("DLOCK.ACQUIRE k a 60");
+    a.ok("DLOCK.ACQUIRE k a 2000");
     let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     granted(&mut b);
     let mut c = waiter(&node, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
@@ -59,7 +59,7 @@ fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     let (mut from, mut to) = (source.connect(), target.connect());
     set_on_its_way(&mut from, &mut to, "k");
     to.ok("ASKING");
-    assert!(to.ok("DLOCK.ACQUIRE k a 600").int() > 0);
+    assert!(to.ok("DLOCK.ACQUIRE k a 3000").int() > 0);
     let mut b = target.connect();
     b.ok("ASKING");
     b.send(&["DLOCK.ACQUIRE", "k", "b", "60000", "BLOCK", "0"]);

@@ -77,7 +77,7 @@ fn a_release_in_grace_serves_the_queue_only_when_grace_ends(kind: &ServerKind) {
     let (server, mut conn) = running(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
-    let mut short = waiter(&server, "DLOCK.ACQUIRE k short 600000 BLOCK 300");
+    let mut short = waiter(&server, "DLOCK.ACQUIRE k short 600000 BLOCK 2000");
     assert_eq!(conn.ok("SELECT 3"), "OK");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("FLUSHDB"), "OK");
