@@ -44,7 +44,7 @@ fn has_categories(kind: &ServerKind) -> bool {
 }
 
 #[each_server]
-fn a_user_may_do_only_what_its_rules_name_and_only_on_its_keys(kind: &ServerKind) {
+fn a_user_may_run_only_the_commands_and_keys_of_its_rules(kind: &ServerKind) {
     let server = Server::start(kind);
     let rules = "~lock:* +dlock.acquire +dlock.release +dlock.extend";
     let mut conn = user(&server, rules);

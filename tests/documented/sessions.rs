@@ -114,7 +114,7 @@ impl MakeRun {
 
     /// Runs the command that `make run` suggests, and returns its output.
     #[track_caller]
-    fn try_what_it_says(&self, about: &str) -> String {
+    fn try_the_advice(&self, about: &str) -> String {
         let said = self.said();
         let mut lines = said.lines().filter(|line| line.starts_with("  redis-cli"));
         let line = lines.find(|line| line.contains(about)).unwrap_or_else(|| panic!("nothing: {said}"));
@@ -135,7 +135,7 @@ const COMMON: &str = include_str!("../../scripts/common.sh");
 #[each_server]
 fn make_run_and_the_documented_sessions_run_as_shown(kind: &ServerKind) {
     let run = MakeRun::start(kind, &[]);
-    let fence = run.try_what_it_says("DLOCK.ACQUIRE");
+    let fence = run.try_the_advice("DLOCK.ACQUIRE");
     assert!(fence.parse::<u64>().is_ok_and(|fence| fence > 1_000_000_000_000_000), "{fence}");
     try_the_sessions(&mut Conn::open(run.port.number()));
 }
@@ -146,10 +146,10 @@ fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind:
     let shown = documents::blocks("docs/getting-started.md", "sh");
     assert!(shown.iter().any(|line| line == "make run CONF=redis.conf.example"), "{shown:?}");
     let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);
-    let refused = run.try_what_it_says("DLOCK.ACQUIRE");
+    let refused = run.try_the_advice("DLOCK.ACQUIRE");
     assert!(refused.starts_with("GRACE ") && refused.contains("dlock.restart-grace 0"), "{refused}");
-    assert_eq!(run.try_what_it_says("dlock.restart-grace 0"), "OK");
-    assert!(run.try_what_it_says("DLOCK.ACQUIRE").parse::<u64>().is_ok());
+    assert_eq!(run.try_the_advice("dlock.restart-grace 0"), "OK");
+    assert!(run.try_the_advice("DLOCK.ACQUIRE").parse::<u64>().is_ok());
     let mut conn = Conn::open(run.port.number());
     assert_eq!(conn.ok("CONFIG GET appendfsync").items()[1], "always");
     try_the_sessions(&mut conn);

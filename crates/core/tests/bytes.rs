@@ -1,4 +1,5 @@
-//! The bytes of a lock: what was written once can be read for ever, and nothing that can be sent does harm.
+//! The stored bytes of a lock. Bytes that were written once stay readable, and any other bytes are refused
+//! without a panic.
 
 mod clocks;
 mod fixtures;
@@ -13,7 +14,7 @@ use proptest::prelude::*;
 
 use crate::model::content::{Content, Stored, content};
 
-/// The clock by which the fixtures were written.
+/// The time in ms at which the fixtures were written.
 pub const AT: u64 = 1_760_000_000_500;
 pub const NOW: Instant = Instant::from_micros(AT * 1000);
 pub const ANCHOR: Anchor = Anchor { boot: 0x1122_3344_5566_7788, offset: 1_759_000_000_000 };
@@ -24,15 +25,15 @@ pub const READER: Reader = Reader { now: NOW, anchor: ANCHOR, origin: Origin::St
 pub struct Plain {
     pub version: u8,
     pub mode: u8,
-    /// A change of what is there.
+    /// Whether the bytes are a change of a lock, not a whole lock.
     pub part: bool,
-    /// In mode 3.
+    /// The number of permits, in mode 3.
     pub permits: u32,
     pub boot: u64,
     pub offset: i64,
     pub at: u64,
     pub delay_until: u64,
-    /// How many follow, if it is not told truly.
+    /// False numbers of dropped and put holds. `None` writes the true numbers.
     pub counts: Option<(u32, u32)>,
     pub dropped: Vec<Vec<u8>>,
     pub put: Vec<PlainHold>,
@@ -86,7 +87,7 @@ impl Plain {
         layout.bytes()
     }
 
-    /// What a lock that reads this by the same clock holds.
+    /// The content of a lock that is read from these bytes by the same clock.
     pub fn content(&self) -> Content {
         let mut holds: Vec<Stored> = self.put.iter().map(PlainHold::stored).collect();
         holds.sort();
@@ -97,7 +98,7 @@ impl Plain {
 }
 
 impl PlainHold {
-    /// With a lease of 10 s from [`NOW`].
+    /// A hold with a lease of 10 s from [`NOW`].
     pub fn new(token: &[u8]) -> PlainHold {
         let (fence, deadline, granted, ttl) = (AT * 1000, AT + 10_000, AT, 10_000);
         let (count, delay, ephemeral, label) = (1, 0, 0, Vec::new());
@@ -147,7 +148,7 @@ pub fn write(lock: &Lock, change: &Change) -> Vec<u8> {
 
 /// Any whole lock that a server could have written at [`NOW`].
 pub fn any_whole() -> impl Strategy<Value = Plain> {
-    // Every byte is a long way for Miri.
+    // Shorter under Miri, which is slow.
     let (short, longest) = if cfg!(miri) { (5, 5) } else { (30, 255) };
     let bytes = move |least: usize| {
         let bytes = |len: std::ops::Range<usize>| prop::collection::vec(any::<u8>(), len);
@@ -176,7 +177,7 @@ pub fn any_whole() -> impl Strategy<Value = Plain> {
 }
 
 #[test]
-fn what_is_read_is_what_was_written_and_is_written_so_again() {
+fn reading_written_bytes_restores_the_lock_and_rewriting_it_restores_the_bytes() {
     crate::random(any_whole(), 2000, |plain| {
         let lock = read(READER, &plain.bytes()).expect("a lock");
         assert_eq!(content(&lock), plain.content());
@@ -184,9 +185,9 @@ fn what_is_read_is_what_was_written_and_is_written_so_again() {
     });
 }
 
-/// Of more, a server reads the length in two steps.
+/// A server reads the length of a longer value in two steps.
 #[test]
-fn most_holds_take_no_more_than_63_bytes() {
+fn a_typical_hold_takes_at_most_63_bytes() {
     let (days, hours) = (86_400_000, 3_600_000);
     let hold = PlainHold {
         granted: AT - 3 * days,

@@ -1,11 +1,11 @@
-//! Everything the fuzzer found worth keeping, once more and without it. `make fuzz` goes on from there.
+//! Replays the corpus of the fuzz targets. `make fuzz` continues from it.
 
 #[path = "../../../fuzz/src/lib.rs"]
 mod bodies;
 
 use std::path::PathBuf;
 
-/// Replays one target's files, in the order of their names. Some of them have to get anywhere.
+/// Replays the files of one target in the order of their names. Fails if `body` accepts none of them.
 fn replay(target: &str, body: impl Fn(&[u8]) -> bool) {
     let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../../fuzz/corpus", target].iter().collect();
     let entries = std::fs::read_dir(&folder).expect("the corpus is there");
@@ -13,7 +13,7 @@ fn replay(target: &str, body: impl Fn(&[u8]) -> bool) {
     files.sort();
     let step = if cfg!(miri) { 10 } else { 1 };
     let meant = files.iter().step_by(step).filter(|file| {
-        // Named, so that a failure says which one it was.
+        // So that a failure shows the file.
         println!("{}", file.display());
         body(&std::fs::read(file).expect("a file"))
     });

@@ -1,5 +1,5 @@
-//! Locks that hundreds hold: what they answer is what a plain list answers, a replica that lives on the
-//! effects holds the same, and nobody sees an expired hold.
+//! Locks with hundreds of holders. They answer like a plain list, a replica that applies the effects has the
+//! same holds, and no expired hold is visible.
 
 mod turns;
 
@@ -21,11 +21,11 @@ const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key")
 const START: u64 = 1_760_000_000_000;
 const ANCHOR: Anchor = Anchor { boot: 1, offset: 0 };
 
-/// How many hold it at first: more than one turn ends.
+/// The number of holders at the start: more than one turn can end.
 const MANY: usize = if cfg!(miri) { 40 } else { 700 };
 
 struct World {
-    /// In ms.
+    /// The time in ms.
     now: u64,
     lock: Lock,
     replica: Lock,
@@ -35,7 +35,7 @@ struct World {
     ended: usize,
     departed: Vec<Departed>,
     outcomes: Vec<Outcome>,
-    /// Of the last turn.
+    /// The events of the last turn.
     events: Vec<Event>,
     bindings: Vec<Binding>,
     steps: u64,
@@ -50,7 +50,7 @@ fn ttl(ms: u64) -> Ttl {
     Ttl::from_millis(ms).expect("a possible ttl")
 }
 
-/// Whoever asks for a hold.
+/// The client of all requests.
 const CLIENT: ClientId = ClientId(7);
 
 fn shared(token: &[u8], ms: u64) -> LockRequestRef<'_> {
@@ -76,7 +76,7 @@ impl World {
         }
     }
 
-    /// With so many sharers, the nth with a lease of `ms(n)`.
+    /// A lock with `many` sharers, of which the nth has a lease of `ms(n)`.
     fn shared(many: usize, ms: impl Fn(usize) -> u64) -> World {
         let mut world = World::new();
         for n in 0..many {
@@ -138,7 +138,7 @@ impl World {
         self.waiting.join(newcomer).expect("it can join");
     }
 
-    /// Turns of the background, until nothing is due any more; how many it took.
+    /// Runs turns of the background job until none is due. Returns their number.
     fn advance(&mut self) -> usize {
         let mut turns = 0;
         while self.lock.next_due().is_some_and(|due| due.passed(self.instant())) {
@@ -148,7 +148,7 @@ impl World {
         turns
     }
 
-    /// Everything that has ended so far, also what has departed.
+    /// The number of holds that have ended so far.
     fn all_ended(&mut self) -> usize {
         for mut departed in std::mem::take(&mut self.departed) {
             while !departed.is_empty() {
@@ -188,7 +188,7 @@ fn any_do() -> impl Strategy<Value = Do> {
     ]
 }
 
-/// What a plain list knows of a hold.
+/// A hold in the plain list.
 #[derive(Clone, Debug, PartialEq)]
 struct Plain {
     end: u64,
@@ -292,7 +292,7 @@ fn play(moves: Vec<Do>) {
     assert_eq!((world.all_ended(), over), (begun, begun), "each hold ended once");
 }
 
-/// The lock and its replica say what the list says.
+/// Checks that the lock and its replica agree with the list.
 fn same(world: &World, list: &BTreeMap<usize, Plain>) {
     let live = || list.values().filter(|hold| hold.end > world.now);
     for lock in [&world.lock, &world.replica] {
@@ -313,7 +313,7 @@ fn same(world: &World, list: &BTreeMap<usize, Plain>) {
 }
 
 #[test]
-fn a_crowd_is_what_a_plain_list_is() {
+fn a_lock_with_many_holders_behaves_like_a_plain_list() {
     let moves = prop::collection::vec(any_do(), 1..if cfg!(miri) { 20 } else { 300 });
     crate::random(moves, if cfg!(miri) { 2 } else { 60 }, play);
 }

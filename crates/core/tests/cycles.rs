@@ -1,4 +1,4 @@
-//! Deadlocks, one kind in each test.
+//! Deadlocks: one test for each kind of edge.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -73,7 +73,7 @@ fn tokens(names: &str) -> Option<Vec<Token>> {
 }
 
 #[test]
-fn three_in_a_cycle() {
+fn a_cycle_of_three_is_found() {
     let mut world = World::default();
     for (key, token) in [("x", "a"), ("y", "b"), ("z", "c"), ("y", "a"), ("z", "b")] {
         assert_eq!(world.want(key, token, Mode::Exclusive), None);
@@ -83,7 +83,7 @@ fn three_in_a_cycle() {
 }
 
 #[test]
-fn every_sharer_is_waited_for() {
+fn a_waiter_waits_for_every_sharer() {
     let mut world = World::default();
     for (key, token, mode) in [
         ("x", "t", Mode::Exclusive),
@@ -121,7 +121,7 @@ fn a_first_upgrade_waits() {
     let mut world = World::default();
     assert_eq!(world.want("r", "a", Mode::Shared), None);
     assert_eq!(world.want("r", "b", Mode::Shared), None);
-    assert_eq!(world.want("r", "a", Mode::Exclusive), None, "the first one waits");
+    assert_eq!(world.want("r", "a", Mode::Exclusive), None, "the first upgrade waits");
 }
 
 /// A former search took every waiter ahead for one that is waited for.
@@ -134,7 +134,11 @@ fn sharers_that_wait_do_not_wait_for_each_other() {
     {
         assert_eq!(world.want(key, token, mode), None);
     }
-    assert_eq!(world.want("k3", "b", Mode::Exclusive), None, "b and c get k together, and c gives k3 back");
+    assert_eq!(
+        world.want("k3", "b", Mode::Exclusive),
+        None,
+        "b and c are granted k together, then c releases k3"
+    );
     let mut world = World::default();
     for (key, token, mode) in
         [("k", "w", Mode::Exclusive), ("k3", "c", Mode::Exclusive), ("k", "b", mode), ("k3", "b", mode)]
@@ -151,10 +155,14 @@ fn sharers_that_wait_do_not_wait_for_each_other() {
     ] {
         assert_eq!(world.want(key, token, mode), None);
     }
-    assert_eq!(world.want("k", "c", Mode::Exclusive), tokens("c b c"), "but not where c wants it alone");
+    assert_eq!(
+        world.want("k", "c", Mode::Exclusive),
+        tokens("c b c"),
+        "but an exclusive wait of c closes the cycle"
+    );
 }
 
-/// It waits for the first sharer and keeps the second one waiting.
+/// The exclusive waiter waits for the first sharer, and the second sharer waits for the exclusive waiter.
 #[test]
 fn a_sharer_waits_for_an_exclusive_waiter_ahead() {
     let mut world = World::default();

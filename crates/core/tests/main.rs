@@ -1,4 +1,4 @@
-//! The core against its contract. One binary, so that it links once: `cargo test -p dlock-core model::` runs
+//! The tests of the core. All are in one binary, which links once: `cargo test -p dlock-core model::` runs
 //! one part.
 
 mod bytes;

@@ -1,4 +1,4 @@
-//! Random runs: whatever happens, in whatever order, the core does what the page says.
+//! Random runs of the core against a reference model, the page (`model/page.rs`).
 
 pub mod check;
 pub mod content;
@@ -19,11 +19,11 @@ use moves::Move;
 use page::{Answer, GREATEST_FENCE, Page};
 use system::System;
 
-/// How many runs; the whole suite stays below a minute on one core.
+/// The number of runs. The whole suite takes less than a minute on one core.
 const CASES: u32 = 10_000;
 const LONGEST: usize = if cfg!(miri) { 15 } else { 60 };
 
-/// The page, with its answer to the last move.
+/// The model, with its answer to the last move.
 #[derive(Clone, Debug)]
 struct Reference {
     page: Page,
@@ -60,7 +60,7 @@ impl ReferenceStateMachine for Reference {
     }
 }
 
-/// How often each interesting thing has happened.
+/// The number of times that each situation of [`check::SOMETIMES`] has occurred.
 static SEEN: Mutex<BTreeMap<&str, u64>> = Mutex::new(BTreeMap::new());
 
 struct Core;
@@ -88,7 +88,7 @@ impl StateMachineTest for Core {
 }
 
 #[test]
-fn the_core_does_what_the_page_says() {
+fn the_core_agrees_with_the_model_in_random_runs() {
     let cases = crate::cases(CASES);
     let seed = crate::seed();
     println!("{cases} cases, DLOCK_SEED={seed}");
@@ -97,7 +97,7 @@ fn the_core_does_what_the_page_says() {
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         max_shrink_iters: 100_000,
-        // Moves that cannot be made now are drawn again.
+        // A move that is not possible in the current state is replaced by another random one.
         max_local_rejects: u32::MAX,
         ..Config::default()
     };
@@ -117,9 +117,9 @@ fn the_core_does_what_the_page_says() {
     assert!(unknown.is_empty(), "add to SOMETIMES: {unknown:?}");
 }
 
-/// Deadlocks among permits are too rare in runs where everything else happens too.
+/// Runs of waits only: in runs with all moves, deadlocks are rare.
 #[test]
-fn cycles_are_seen_and_nothing_else_is_taken_for_one() {
+fn deadlocks_are_found_and_none_is_false_in_random_runs() {
     let found = Mutex::new((0, 0));
     crate::random(moves::waits(), CASES, |steps| {
         let mut page = Page { now: 1, most_served: usize::MAX, ..Page::default() };

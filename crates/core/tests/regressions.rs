@@ -1,4 +1,4 @@
-//! Every bug that was found leaves a test here, with its story.
+//! One test for each bug that was found, with a description of the bug.
 
 use std::num::NonZeroU32;
 
@@ -11,7 +11,7 @@ use crate::model::system::System;
 const START: u64 = 1_760_000_000_000_000;
 const KEY: u8 = 0;
 
-/// Asks for [`KEY`] for a second, and waits for it without end if `wait`.
+/// Acquires [`KEY`] with a lease of a second. If `wait`, waits without a timeout.
 fn ask(system: &mut System, client: Client, token: Token, mode: Mode, wait: bool) -> Answer {
     system.make(Move::Acquire(Request::new(client, KEY, token, mode), wait.then_some(0)))
 }
@@ -25,8 +25,8 @@ fn holds(system: &System, token: Token) -> Option<Mode> {
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
 }
 
-/// The other wait was looked at as if its token had just been granted the lock, found to ask for the mode in
-/// which others held it, and refused with "other mode" for not being a holder.
+/// Found: after one wait of a token was refused, its other wait was treated like a request of a holder, and
+/// refused with "other mode".
 #[test]
 fn a_refusal_answers_one_wait_only() {
     let mut system = System::new(START, 0);
@@ -45,7 +45,8 @@ fn a_refusal_answers_one_wait_only() {
     );
 }
 
-/// Token 2 waits on connection 2, asks again on connection 3, and connection 2 dies with the grant under way.
+/// Token 2 waits on connection 2 and acquires again on connection 3. Connection 2 closes while its grant is
+/// under way.
 #[test]
 fn a_grant_that_another_connection_was_told_of_is_not_taken_back() {
     for asks_before_the_grant in [true, false] {
@@ -65,7 +66,7 @@ fn a_grant_that_another_connection_was_told_of_is_not_taken_back() {
     }
 }
 
-/// Nobody had been told, and the next waiter waited for the whole lease.
+/// Found: no connection had received the grant, and the next waiter waited for the whole lease.
 #[test]
 fn a_grant_that_reached_none_of_its_connections_is_taken_back() {
     let mut system = System::new(START, 0);
@@ -94,7 +95,7 @@ fn an_upgrade_that_another_connection_was_told_of_is_not_taken_back() {
     assert_eq!(holds(&system, 2), Some(Mode::Exclusive), "connection 4 relies on it");
 }
 
-/// The upgrade was made in place while the lock-delay of a dead sharer ran.
+/// Found: the upgrade was made in place during the delay of a dead sharer.
 #[test]
 fn an_upgrade_waits_for_a_lock_delay() {
     let mut system = System::new(START, 0);
@@ -111,19 +112,19 @@ fn an_upgrade_waits_for_a_lock_delay() {
     assert_eq!(system.outcomes, [(1, Told::Granted(START, Granted::Upgrade))]);
 }
 
-/// `bound * 1000` overflowed, which is a panic.
+/// Found: `bound * 1000` overflowed, which panics.
 #[test]
-fn no_skew_bound_is_too_great() {
+fn the_greatest_skew_bound_does_not_overflow() {
     let mut system = System::new(START, 0);
     ask(&mut system, 1, 1, Mode::Exclusive, false);
     let confirmed = system.make(Move::Confirm(KEY, 1, START + 7, 1000, u64::MAX));
     assert_eq!(confirmed, Answer::Fence(START + 7));
 }
 
-/// The answer to a first upgrade was lost after a second one had been made: it was the second that was taken
-/// back. They are of one token, one fence and one kind.
+/// Found: when the answer to a first upgrade was lost after a second upgrade, the second one was taken back.
+/// Both have the same token, fence and mode.
 #[test]
-fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
+fn a_lost_answer_takes_back_only_its_own_upgrade() {
     let mut system = System::new(START, 0);
     let upgrade_by = |system: &mut System, client| {
         ask(system, 2, 2, Mode::Shared, false);
@@ -140,8 +141,8 @@ fn a_lost_answer_takes_nothing_back_but_what_it_brought() {
     assert_eq!(holds(&system, 1), Some(Mode::Exclusive), "connection 4 relies on it");
 }
 
-/// INSPECT answered null between the end of a lease and the moment in which the background looked: no hold,
-/// and no lock-delay yet.
+/// Found: between the end of a lease and the next turn of the background job, INSPECT returned null: no hold,
+/// and no delay yet.
 #[test]
 fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
     for mode in [Mode::Exclusive, Mode::Shared, permits(3)] {
@@ -154,8 +155,8 @@ fn the_lock_delay_of_an_expired_hold_is_seen_at_once() {
     }
 }
 
-/// Token 2, for which token 0 waits elsewhere, got DEADLOCK behind an upgrade that is refused at its turn, as
-/// the hold count is full. After that the two share the lock.
+/// Found: token 2, for which token 0 waits elsewhere, got DEADLOCK behind an upgrade. The upgrade is refused
+/// when its turn comes, because the hold count is full, and then the two share the lock.
 #[test]
 fn a_waiter_behind_an_upgrade_that_may_be_refused_waits() {
     let (mut system, mut client) = (System::new(START, 0), 0);

@@ -1,4 +1,4 @@
-//! What one step does for many at once is not quadratic in their number.
+//! The work of a step on many waiters or holders is not quadratic in their number.
 
 mod search;
 mod slices;
@@ -20,13 +20,13 @@ const TERMS: Terms =
     Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX, most_served: Departed::SLICE };
 const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key") };
 
-/// One lock with its queue.
+/// A lock with its queue.
 #[derive(Default)]
 struct World {
     fences: Fences,
     waiting: Waiting,
     lock: Lock,
-    /// Another turn has to serve the queue on.
+    /// Whether another turn must continue to serve the queue.
     unserved: bool,
 }
 
@@ -49,7 +49,7 @@ impl World {
         step.rest.map_or(0, |rest| rest.outcomes.len())
     }
 
-    /// As many turns as it takes to serve the queue on.
+    /// Runs turns until the queue is served. Returns the number of answered waiters.
     fn serve_on(&mut self) -> usize {
         let mut answers = 0;
         while self.unserved {
@@ -78,8 +78,8 @@ impl World {
     }
 }
 
-/// So many take a tenth of a second or two of this thread's own processor time, to which other work on the
-/// machine adds nothing; each bug below took many seconds.
+/// Checks that the work on this many waiters takes less than a second of this thread's processor time, to
+/// which other processes do not add. It takes 0.1 to 0.2 s; each bug below took many seconds.
 fn takes_no_second(for_so_many: usize, prepare: impl Fn(usize) -> World, work: impl Fn(&mut World, usize)) {
     let n = if cfg!(miri) { 8 } else { for_so_many };
     let mut world = prepare(n);
@@ -90,16 +90,16 @@ fn takes_no_second(for_so_many: usize, prepare: impl Fn(usize) -> World, work: i
     assert!(took < Duration::from_secs(1), "{took:?}");
 }
 
-/// What this thread has used: the first number that the kernel keeps of it. Miri has no kernel.
+/// The processor time of this thread, from /proc. Zero under Miri, which has no /proc.
 fn processor_time() -> Duration {
     let kept =
         if cfg!(miri) { "0".into() } else { fs::read_to_string("/proc/thread-self/schedstat").unwrap() };
     Duration::from_nanos(kept.split_whitespace().next().expect("a number").parse().expect("nanoseconds"))
 }
 
-/// Each of them was looked up among those before it.
+/// Found: each sharer was searched among those granted before it.
 #[test]
-fn sharers_that_are_let_in_together() {
+fn many_sharers_are_granted_without_quadratic_work() {
     let prepare = |n| {
         let mut world = World::held_exclusively();
         (0..n).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
@@ -115,23 +115,23 @@ fn sharers_that_are_let_in_together() {
     }
 }
 
-/// Where many are let in, the holders are no longer looked up one by one: the last of them are holders as
-/// well.
+/// A grant to many sharers does not search the holders one by one. The last of them must be known as holders,
+/// too.
 #[test]
-fn who_was_let_in_with_many_is_known_as_a_holder() {
+fn a_sharer_granted_with_many_is_known_as_a_holder() {
     let n = if cfg!(miri) { 34 } else { 100 };
     for late in [0, 31, 32, n - 1].into_iter().skip(if cfg!(miri) { 3 } else { 0 }) {
         let mut world = World::held_exclusively();
         (0..n).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
         world.wait(KEY, &token(late), Mode::Permits(std::num::NonZeroU32::MIN));
-        // The last wait is refused at once: a sharer cannot have a permit.
+        // The last wait is refused: a sharer cannot get a permit.
         world.release_first(n + 1);
     }
 }
 
-/// Each of them was taken out of a list of all of them.
+/// Found: each wait was removed from a list of all.
 #[test]
-fn many_waits_of_one_token() {
+fn many_waits_of_one_token_end_without_quadratic_work() {
     let prepare = |n| {
         let mut world = World::held_exclusively();
         (0..n).for_each(|_| world.wait(KEY, b"same", Mode::Exclusive));
@@ -140,9 +140,9 @@ fn many_waits_of_one_token() {
     takes_no_second(100_000, prepare, |world, n| world.release_first(n));
 }
 
-/// For each of them the queue was walked from its head.
+/// Found: for each waiter, the queue was walked from its head.
 #[test]
-fn a_search_behind_tokens_that_wait_elsewhere_too() {
+fn a_search_among_tokens_with_several_waits_is_not_quadratic() {
     let prepare = |n| {
         let mut world = World::held_exclusively();
         for n in 0..n {
@@ -166,9 +166,9 @@ fn a_search_behind_tokens_that_wait_elsewhere_too() {
     });
 }
 
-/// What is done about a position among many.
+/// Operations on one position among many.
 #[test]
-fn a_position_takes_as_many_steps_among_a_hundred_thousand() {
+fn the_work_of_a_position_does_not_grow_with_the_queue() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100_000] } {
         let mut world = World::held_exclusively();
         let until = NOW.after_millis(1000);

@@ -1,6 +1,6 @@
-//! Small worlds, looked at whole: three tokens, one resource, a handful of moves, in every order. Where
-//! random runs go far, these leave nothing out nearby. Where time is left out of account they are finite,
-//! some hundred thousand states; the largest is cut at a depth, which `DLOCK_DEPTH` moves.
+//! Exhaustive exploration of small worlds: three tokens, one resource and a few moves, in every order. Random
+//! runs go deep; these miss no short sequence. Without time the worlds are finite, with some hundred thousand
+//! states. The largest is cut at a depth, which `DLOCK_DEPTH` changes.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,12 +17,12 @@ const KEY: u8 = 0;
 const START: u64 = 1_760_000_000_000_000;
 
 fn acquire(client: Client, token: Token, mode: Mode, block: Option<u64>) -> Move {
-    // Token 1 dies badly: its holds end with its connection, and are followed by a lock-delay.
+    // The holds of token 1 end with its connection, followed by a delay.
     let (ephemeral, delay) = (token == 1, u64::from(token == 1));
     Move::Acquire(Request { ttl: 2, ephemeral, delay, ..Request::new(client, KEY, token, mode) }, block)
 }
 
-/// What happens in each of them besides ACQUIRE: time passes, and everybody may leave in every way.
+/// The moves of every world besides ACQUIRE: time passes, and each holder or waiter may leave in every way.
 fn always(tokens: Token) -> Vec<Move> {
     let mut moves = vec![
         Move::Advance(1000),
@@ -44,20 +44,20 @@ fn permits(n: u32) -> Mode {
     Mode::Permits(NonZeroU32::new(n).expect("above 0"))
 }
 
-/// A state without what does not matter to what can happen next: when it is, and what the fences are exactly.
+/// A hash of the state without the parts that do not affect later moves: the time, and the exact fences.
 fn essence(page: &Page) -> u64 {
     let mut fences: Vec<u64> = page.holds.iter().map(|hold| hold.fence).collect();
     fences.extend(page.flights.iter().map(|flight| flight.fence));
     fences.sort_unstable();
     fences.dedup();
     let rank = |fence: u64| fences.binary_search(&fence).expect("it is one of them") as u64;
-    // What has been over for longer than any lock-delay is merely over.
+    // Deadlines that passed longer ago than any delay are equivalent.
     let now = page.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
     let mut page = page.clone();
     let on_the_way: Vec<u64> = page.flights.iter().map(|flight| flight.number).collect();
     for hold in &mut page.holds {
-        // Which answers are on their way, and whether any has arrived.
+        // The replies that are under way, and whether one has arrived.
         if let Some(doubt) = &mut hold.on_the_way {
             for number in &mut doubt.told {
                 *number =
@@ -65,7 +65,7 @@ fn essence(page: &Page) -> u64 {
             }
             doubt.unclaimed = doubt.unclaimed.map(|(_, until, delay)| (0, from_now(until), delay));
         }
-        // How long it has been held decides nothing.
+        // The age of a hold affects no decision.
         (hold.fence, hold.end, hold.since) = (rank(hold.fence), from_now(hold.end), 0);
     }
     for flight in &mut page.flights {
@@ -87,10 +87,10 @@ fn essence(page: &Page) -> u64 {
     hasher.finish()
 }
 
-/// Every state there is.
+/// No limit of the depth.
 const ALL: usize = usize::MAX;
 
-/// Makes every move in every state that can be reached, breadth first, so many moves deep.
+/// Makes every move in every reachable state, breadth first, up to this depth.
 fn explore(world: &str, moves: &[Move], depth: usize) {
     let depth = match std::env::var("DLOCK_DEPTH").map(|depth| depth.parse()) {
         Ok(Ok(depth)) => depth,
@@ -124,17 +124,17 @@ fn explore(world: &str, moves: &[Move], depth: usize) {
 }
 
 #[test]
-fn three_tokens_want_it_alone() {
+fn three_exclusive_tokens() {
     let mut moves = always(3);
     moves.extend((0..3).map(|token| acquire(token.into(), token, Mode::Exclusive, Some(3))));
-    // A second connection of token 0, which also only tries.
+    // A second connection of token 0, which waits or only tries.
     moves.push(acquire(3, 0, Mode::Exclusive, Some(0)));
     moves.push(acquire(3, 0, Mode::Exclusive, None));
     explore("exclusive", &moves, ALL);
 }
 
 #[test]
-fn three_tokens_share_it_and_want_it_alone() {
+fn three_tokens_that_share_and_upgrade() {
     let mut moves = always(3);
     for token in 0..3 {
         moves.push(acquire(token.into(), token, Mode::Shared, Some(3)));
@@ -144,7 +144,7 @@ fn three_tokens_share_it_and_want_it_alone() {
 }
 
 #[test]
-fn three_tokens_want_permits() {
+fn three_tokens_with_permits() {
     let mut moves = always(3);
     moves.extend((0..3).map(|token| acquire(token.into(), token, permits(1), Some(3))));
     moves.extend((0..3).map(|token| acquire(token.into(), token, permits(2), Some(3))));
@@ -153,7 +153,7 @@ fn three_tokens_want_permits() {
 }
 
 #[test]
-fn two_tokens_and_a_server_that_may_have_forgotten_a_third() {
+fn two_tokens_on_a_server_that_lost_a_third() {
     let mut moves = always(2);
     for token in 0..2 {
         moves.push(acquire(token.into(), token, Mode::Shared, Some(3)));
@@ -163,7 +163,7 @@ fn two_tokens_and_a_server_that_may_have_forgotten_a_third() {
     explore("grace", &moves, ALL);
 }
 
-/// Some wait by a connection, others have a position of their own, or both.
+/// Waits by a connection, by a QUEUE position, or by both.
 #[test]
 fn three_tokens_in_a_mixed_queue() {
     let mut moves = always(3);

@@ -1,5 +1,4 @@
-//! Commands: what is written is read as the same command, and what is refused is refused in words that
-//! clients and people can rely on.
+//! Commands: each written command is read back, and invalid arguments are refused with a stable text.
 
 mod refusals;
 
@@ -14,7 +13,7 @@ use dlock_protocol::{
 };
 use proptest::prelude::*;
 
-/// Anything at all, also what looks like an option.
+/// Any bytes, including words that look like options.
 fn bytes(least: usize, most: usize) -> impl Strategy<Value = Vec<u8>> {
     let most = if cfg!(miri) { most.min(8) } else { most };
     let words = ["SHARED", "depth", "0", "ALL", "CLIENT", "-1"].map(|word| word.as_bytes().to_vec());
@@ -49,7 +48,7 @@ fn fence() -> impl Strategy<Value = Fence> {
     (1..=Fence::MAX).prop_map(|n| Fence::from_outside(n).expect("in range"))
 }
 
-/// The arguments behind the name, which must be this.
+/// The arguments after the name. Fails if the name is another.
 fn behind<'a>(args: &'a [Vec<u8>], name: &str) -> Vec<&'a [u8]> {
     assert_eq!(args[0], name.as_bytes());
     args[1..].iter().map(Vec::as_slice).collect()
@@ -103,7 +102,7 @@ fn acquire() {
         let args = command.to_args();
         let args = behind(&args, "DLOCK.ACQUIRE");
         assert_eq!(Acquire::parse(&args, Ttl::MAX).as_ref(), Ok(&command));
-        // The options in another order, and in another case.
+        // The same options in another order and case.
         let mut options = options(&args[3..]);
         let len = options.len();
         for (at, index) in order.iter().enumerate().take(len) {
@@ -116,7 +115,7 @@ fn acquire() {
     });
 }
 
-/// Each option with its value, its name in lower case.
+/// Splits arguments into options with their values. Names are in lower case.
 fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
     let mut options = Vec::new();
     while let [option, rest @ ..] = args {
@@ -154,7 +153,7 @@ fn extend_and_confirm() {
     });
 }
 
-/// With any command behind them, which is passed on as it is.
+/// The guarded command is any command, which is returned unchanged.
 #[test]
 fn guard_and_fenced() {
     let inner = prop::collection::vec(bytes(0, 300), 1..8);
@@ -164,14 +163,14 @@ fn guard_and_fenced() {
         assert_eq!(Guard::parse(&behind(&guard.to_args(), "DLOCK.GUARD")), Ok(guard));
         let fenced = Fenced { gate: &key, fence, command: &inner };
         assert_eq!(Fenced::parse(&behind(&fenced.to_args(), "DLOCK.FENCED")), Ok(fenced));
-        // Without a command there is nothing to run.
+        // The command is missing.
         assert!(Guard::parse(&[&key, token.as_bytes()]).is_err());
     });
 }
 
-/// In any case, and where a ttl stands alone.
+/// MAX in any case, where the ttl is expected.
 #[test]
-fn max_is_the_longest_lease_there_is_now() {
+fn max_stands_for_the_longest_lease() {
     let word = prop::sample::select(vec!["MAX", "max", "Max", "mAx"]);
     crate::random((key(), token(), ttl(), fence(), word), 1000, |(key, token, longest, fence, word)| {
         let (key, token, word, number) =
@@ -188,7 +187,7 @@ fn max_is_the_longest_lease_there_is_now() {
 }
 
 #[test]
-fn the_readers() {
+fn commands_that_read() {
     let count = prop::option::of(number());
     crate::random((key(), token(), any::<bool>(), count), 1000, |(key, token, with, count)| {
         let (key, token) = (&key[..], token.borrowed());
@@ -206,7 +205,7 @@ fn the_readers() {
 }
 
 #[test]
-fn for_operators() {
+fn commands_for_operators() {
     let (pattern, key) = (prop::option::of(bytes(0, 40)), prop::option::of(key()));
     crate::random((any::<u64>(), pattern, key, prop::option::of(1..9u32), any::<bool>()), 1000, |parts| {
         let (cursor, pattern, key, count, waited) = parts;

@@ -1,4 +1,4 @@
-//! Errors: how a client reads what the server writes.
+//! Errors: their text, and their class for a client.
 
 use dlock_protocol::error::{Class, Error, Misuse, Refusal, shortened};
 use dlock_protocol::{Token, Ttl, event, options};
@@ -8,7 +8,7 @@ fn token(name: &str) -> Token {
     Token::new(name.as_bytes()).expect("it fits")
 }
 
-/// One of each. What is new is asked for by [`class`], which does not compile without it.
+/// One error of each kind. [`class`] does not compile until a new kind is added there.
 fn all() -> Vec<Error> {
     let refusals = [
         Refusal::OtherPermits(3),
@@ -56,7 +56,7 @@ fn all() -> Vec<Error> {
     others.into_iter().chain(refusals.map(Error::from)).chain(misuses.map(Error::from)).collect()
 }
 
-/// As what a client reads it.
+/// The expected class of an error.
 fn class(error: &Error) -> Class<'static> {
     match error {
         Error::Grace(_) => Class::Grace(58_475),
@@ -81,9 +81,9 @@ fn class(error: &Error) -> Class<'static> {
     }
 }
 
-/// docs/commands.md is where people look for what they see.
+/// The reference is docs/commands.md.
 #[test]
-fn every_error_word_and_every_event_stands_in_the_reference() {
+fn the_reference_lists_every_error_word_and_event() {
     let reference = include_str!("../../../docs/commands.md");
     for error in all() {
         let text = error.to_string();
@@ -100,7 +100,7 @@ fn every_error_word_and_every_event_stands_in_the_reference() {
 }
 
 #[test]
-fn every_error_is_read_as_what_it_is() {
+fn every_error_is_classified() {
     for error in all() {
         assert_eq!(Class::of(&error.to_string()), class(&error), "{error}");
     }
@@ -109,15 +109,15 @@ fn every_error_is_read_as_what_it_is() {
     assert_eq!(Class::of(""), Class::Other);
 }
 
-/// Servers of before say nothing but the number.
+/// Older modules send only the number.
 #[test]
-fn the_time_of_grace_is_read_with_and_without_words_behind_it() {
+fn grace_is_read_with_and_without_a_text_after_its_number() {
     assert_eq!(Class::of("GRACE 58475"), Class::Grace(58_475));
     assert_eq!(Class::of("GRACE soon"), Class::Other);
 }
 
 #[test]
-fn an_error_is_one_line_and_names_only_options_that_there_are() {
+fn an_error_is_one_line_and_names_only_existing_options() {
     for error in all() {
         let text = error.to_string();
         assert!(!text.contains(['\r', '\n']) && text.len() < 500, "{text}");
@@ -129,7 +129,7 @@ fn an_error_is_one_line_and_names_only_options_that_there_are() {
 }
 
 #[test]
-fn of_a_long_cycle_the_two_ends_are_shown_and_of_each_token_no_more_than_its_start() {
+fn a_deadlock_error_shortens_long_cycles_and_tokens() {
     let tokens = prop::collection::vec(prop::collection::vec(any::<u8>(), 1..=255), 1..30);
     crate::random(tokens, 300, |cycle| {
         let cycle: Vec<Token> = cycle.iter().map(|bytes| Token::new(bytes).expect("it fits")).collect();
@@ -142,7 +142,7 @@ fn of_a_long_cycle_the_two_ends_are_shown_and_of_each_token_no_more_than_its_sta
 }
 
 #[test]
-fn options_are_read_as_redis_conf_spells_them() {
+fn options_are_read_in_the_notation_of_redis_conf() {
     assert!(options::MAX_TTL.is("max-ttl") && options::MAX_TTL.is("DLOCK.Max-TTL"));
     assert!(!options::MAX_TTL.is("max-tt") && !options::MAX_TTL.is("dlock.dlock.max-ttl"));
     assert_eq!(options::FENCE_MARK.read("YES"), Ok(1));

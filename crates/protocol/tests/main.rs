@@ -1,4 +1,4 @@
-//! The protocol against its contract. One binary, so that it links once.
+//! The tests of the protocol. All are in one binary, which links once.
 
 mod commands;
 mod errors;

@@ -1,4 +1,4 @@
-//! Replies: what is written is read as the same reply, in the shapes of RESP2 and of RESP3.
+//! Replies: each written reply is read back, in the shapes of RESP2 and of RESP3.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -9,7 +9,7 @@ use dlock_protocol::reply::{
 use dlock_protocol::{Fence, Token};
 use proptest::prelude::*;
 
-/// What is written, in the order in which it is.
+/// A sink that records the written parts in order.
 #[derive(Default)]
 struct Wire(Vec<Part>);
 
@@ -90,7 +90,7 @@ fn holder() -> impl Strategy<Value = Holder<'static>> {
 }
 
 #[test]
-fn numbers_and_names() {
+fn numbers_and_strings_are_read_back() {
     let fence = prop::option::of((1..=Fence::MAX).prop_map(|n| Fence::from_outside(n).expect("in range")));
     let parts = (fence, any::<bool>(), number(), prop::option::of(number()), bytes(1));
     crate::random(parts, 500, |(fence, yes, number, left, token)| {
@@ -104,7 +104,7 @@ fn numbers_and_names() {
 }
 
 #[test]
-fn who_holds() {
+fn inspect_replies_are_read_back() {
     let numbers = (number(), number(), number(), number(), number());
     let parts = (bytes(0), numbers, prop::collection::vec(holder(), 0..5), any::<bool>());
     crate::random(parts, 500, |(mode, numbers, holders, seen)| {
@@ -115,7 +115,7 @@ fn who_holds() {
 }
 
 #[test]
-fn who_waits() {
+fn waiters_replies_are_read_back() {
     let waiting =
         (prop::option::of(number()), bytes(1), bytes(0), number(), prop::option::of(number()), bytes(0));
     let waiting = waiting.prop_map(|(client, token, mode, waited, left, label)| Waiting {
@@ -130,7 +130,7 @@ fn who_waits() {
 }
 
 #[test]
-fn what_is_listed() {
+fn list_replies_are_read_back() {
     let lock = (bytes(0), bytes(1), number(), number(), prop::option::of(number()), number());
     let lock = lock.prop_map(|(key, mode, holders, waiters, pttl, held)| Listed {
         key,
@@ -145,7 +145,7 @@ fn what_is_listed() {
 }
 
 #[test]
-fn what_is_logged() {
+fn log_replies_are_read_back() {
     let texts = (bytes(1), bytes(0), bytes(0), bytes(0), bytes(0));
     let numbers = (number(), number(), number(), number(), number(), number());
     let logged = (texts, numbers, any::<bool>()).prop_map(|(texts, numbers, held)| {
@@ -157,9 +157,9 @@ fn what_is_logged() {
     crate::random(prop::collection::vec(logged, 0..5), 500, |log| round_trip(&log));
 }
 
-/// Servers that are newer say more, older ones less.
+/// Newer modules send more fields, older ones fewer.
 #[test]
-fn fields_that_are_unknown_or_missing_do_no_harm() {
+fn unknown_fields_are_skipped_and_missing_ones_are_default() {
     let bulk = |text: &str| Value::Bulk(text.into());
     let newer = Value::Map(vec![
         (bulk("mode"), bulk("striped")),
@@ -171,7 +171,7 @@ fn fields_that_are_unknown_or_missing_do_no_harm() {
 }
 
 #[test]
-fn what_is_no_such_reply_is_not_read() {
+fn values_of_a_wrong_type_are_refused() {
     assert_eq!(Option::<Fence>::read(Value::Int(0)), None);
     assert_eq!(Option::<Fence>::read(Value::Int(1 << 53)), None);
     assert_eq!(bool::read(Value::Int(2)), None);

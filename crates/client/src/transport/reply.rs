@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_error_repeats_of_a_command_is_left_out() {
+    fn words_of_a_command_are_removed_from_an_error() {
         let repeats = "ERR unknown command 'DLOCK.ACQUIRE', with args beginning with: 'r' 's3cret' '30000' ";
         assert_eq!(
             state(&format!("-{repeats}")),

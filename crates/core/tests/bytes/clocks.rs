@@ -1,4 +1,4 @@
-//! Deadlines are read by another clock than they were written by.
+//! Deadlines that are read by another clock than they were written by.
 
 use dlock_core::codec::{Anchor, Origin, Reader};
 use dlock_core::{Instant, Lock};
@@ -8,22 +8,22 @@ use super::{ANCHOR, AT, Plain, PlainHold, read};
 
 const OTHER_BOOT: Anchor = Anchor { boot: 5, offset: -77 };
 
-/// A lease of 10 s of which 4 s are left, and a lock-delay of 3 s, written at [`AT`].
+/// A lock with a lease of 10 s, of which 4 s are left, and a delay of 3 s, written at [`AT`].
 fn four_seconds_left() -> Vec<u8> {
     let hold = PlainHold { deadline: AT + 4000, ..PlainHold::new(b"a") };
     Plain { delay_until: AT + 3000, ..Plain::whole(2, 0, vec![hold]) }.bytes()
 }
 
-/// What is left of the lease and of the lock-delay where they are read at this ms.
+/// The ms left of the lease and of the delay when the bytes are read at this ms.
 fn left(ms: u64, anchor: Anchor, origin: Origin) -> (u64, u64) {
     let now = Instant::from_micros(ms * 1000);
     let lock = read(Reader { now, anchor, origin }, &four_seconds_left()).expect("a lock");
     (lock.at(now).longest_left().unwrap_or(0), lock.at(now).delay_left())
 }
 
-/// The wall clock was set by a day in either direction while the server was down for a second.
+/// The server is down for a second, while the wall clock is set by a day in either direction.
 #[test]
-fn on_the_same_boot_the_time_left_is_exact() {
+fn time_left_is_exact_on_the_same_boot() {
     for set in [-86_400_000, -1, 0, 1, 86_400_000] {
         let anchor = Anchor { offset: ANCHOR.offset + set, ..ANCHOR };
         let now = (AT + 1000).saturating_add_signed(set);
@@ -36,15 +36,15 @@ fn on_the_same_boot_the_time_left_is_exact() {
 }
 
 #[test]
-fn over_the_link_a_lease_counts_from_the_arrival() {
+fn a_replicated_lease_counts_from_its_arrival() {
     for now in [1, AT - 86_400_000, AT, AT + 1, AT + 86_400_000] {
         assert_eq!(left(now, OTHER_BOOT, Origin::Live), (4000, 3000), "{now}");
     }
 }
 
-/// A server whose clock was set before 1970 less the time since the start of its machine.
+/// A wall clock near 1970 is behind the time since the machine started.
 #[test]
-fn an_offset_may_be_negative() {
+fn a_clock_offset_may_be_negative() {
     let anchor = Anchor { offset: -5000, ..ANCHOR };
     let hold = PlainHold { deadline: 4000, ..PlainHold::new(b"a") };
     let plain = Plain { offset: anchor.offset, at: 1, ..Plain::whole(1, 0, vec![hold]) };
@@ -53,15 +53,15 @@ fn an_offset_may_be_negative() {
     assert_eq!(lock.at(now).longest_left(), Some(2000));
 }
 
-/// Another machine, or this one after a boot: only the wall clocks are left, and they may be wrong.
+/// On another machine, or after a boot, only the wall clocks can be compared, and they may be wrong.
 #[test]
-fn from_storage_the_wall_clock_decides() {
+fn the_wall_clock_decides_after_another_boot() {
     for (later, lease, delay) in
         [(0, 4000, 3000), (1000, 3000, 2000), (3500, 500, 0), (4000, 0, 0), (86_400_000, 0, 0)]
     {
         assert_eq!(left(AT + later, OTHER_BOOT, Origin::Stored), (lease, delay), "{later}");
     }
-    // A clock that is behind makes neither longer than it ever was.
+    // A clock that is behind makes neither longer than its full length.
     for earlier in [1, 5999, 6001, 86_400_000] {
         let (lease, delay) = left(AT - earlier, OTHER_BOOT, Origin::Stored);
         assert_eq!((lease, delay), ((4000 + earlier).min(10_000), 3000), "{earlier}");
@@ -69,7 +69,7 @@ fn from_storage_the_wall_clock_decides() {
 }
 
 #[test]
-fn no_clock_makes_a_lease_longer_than_its_ttl() {
+fn a_lease_is_never_longer_than_its_ttl_by_any_clock() {
     let anchor = || (0..3u64, -(1i64 << 47)..1 << 47).prop_map(|(boot, offset)| Anchor { boot, offset });
     let time = || prop_oneof![0..1u64 << 48, AT - 100_000..AT + 100_000];
     let written = (super::any_whole(), anchor(), time(), any::<Option<u64>>());
@@ -90,13 +90,13 @@ fn no_clock_makes_a_lease_longer_than_its_ttl() {
     });
 }
 
-/// It stands in stored bytes: a boot must be called the same by whatever compiler.
+/// The id is stored, so every compiler must compute the same.
 #[test]
-fn a_boot_is_called_what_it_was_called() {
+fn the_id_of_a_boot_never_changes() {
     let id = "6d1b8b2e-3c47-4b19-9a0e-5f6e7d8c9b0a";
     assert_eq!(Anchor::boot(id, 0), Some(0x6d1b_8b2e_3c47_4b19));
     assert_eq!(Anchor::boot(&format!("{id}\n"), 0), Anchor::boot(id, 0));
-    // Another boot-time clock, another name; the same offset, the same clock.
+    // Another offset of the boot-time clock is another id.
     let second = 1_000_000_000;
     assert_eq!(Anchor::boot(id, second), Some(0x6d1b_8b2e_3c47_4b19_u64.wrapping_add(SECOND)));
     assert_ne!(Anchor::boot(id, second), Anchor::boot(id, -second));

@@ -1,5 +1,5 @@
-//! Frozen bytes, one file a kind. They may never be changed: servers have them on their disks. A new layout
-//! adds files.
+//! Frozen bytes, one file for each kind of value. Servers have such bytes on their disks, so these files
+//! never change. A new layout adds files.
 
 use dlock_core::codec::Reader;
 use dlock_core::{Change, Lock, Mode, Token};
@@ -7,7 +7,7 @@ use dlock_core::{Change, Lock, Mode, Token};
 use super::{AT, NOW, Plain, PlainHold, READER, read, write};
 use crate::model::content::{Stored, content};
 
-/// The bytes in a file of hexadecimal lines; what begins with `#` is for people.
+/// The bytes of a file of hexadecimal lines. Lines that begin with `#` are comments.
 fn bytes(file: &str) -> Vec<u8> {
     let digits: String = file.lines().filter(|line| !line.starts_with('#')).collect();
     let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("two hexadecimal digits");
@@ -20,7 +20,7 @@ macro_rules! fixture {
     };
 }
 
-/// Every fixture.
+/// All fixtures.
 fn all() -> impl Iterator<Item = Vec<u8>> {
     [
         fixture!("exclusive"),
@@ -43,16 +43,16 @@ fn holds(bytes: &[u8], plain: &Plain) -> Lock {
     lock
 }
 
-/// A quorum's second phase has raised the fence.
+/// CONFIRM has raised the fence.
 #[test]
-fn a_confirmed_hold() {
+fn a_confirmed_hold_is_read() {
     let hold = PlainHold { fence: AT * 1000 + 2_000_000, granted: AT - 7000, ..PlainHold::new(b"voter") };
     let lock = holds(&fixture!("confirmed"), &Plain::whole(1, 0, vec![hold]));
     assert!(lock.at(NOW).holds().all(|hold| hold.held_millis(NOW) == 7000));
 }
 
 #[test]
-fn an_exclusive_hold() {
+fn an_exclusive_hold_is_read() {
     let token: Vec<u8> = (0xec..=0xff).collect();
     let hold = PlainHold {
         fence: FENCE,
@@ -67,7 +67,7 @@ fn an_exclusive_hold() {
 }
 
 #[test]
-fn sharers_with_labels() {
+fn sharers_with_labels_are_read() {
     let first = PlainHold {
         fence: FENCE,
         granted: FENCE / 1000,
@@ -98,7 +98,7 @@ fn sharers_with_labels() {
 }
 
 #[test]
-fn a_semaphore() {
+fn a_semaphore_is_read() {
     let hold = |token, fence, count, delay| PlainHold {
         fence,
         granted: fence / 1000,
@@ -113,18 +113,18 @@ fn a_semaphore() {
 }
 
 #[test]
-fn free_with_a_lock_delay() {
+fn a_free_lock_with_a_delay_is_read() {
     holds(&fixture!("free"), &Plain { delay_until: AT + 150, ..Plain::whole(0, 0, Vec::new()) });
 }
 
-/// Three sharers, as they were before the part.
+/// The three sharers to which the partial change applies.
 fn three_sharers() -> Lock {
     let put = [&b"reader-a"[..], b"reader-b", b"\x00"].map(PlainHold::new).to_vec();
     read(READER, &Plain::whole(2, 0, put).bytes()).expect("a lock")
 }
 
 #[test]
-fn a_part() {
+fn a_partial_change_is_read() {
     let bytes = fixture!("part");
     let part = READER.read(&bytes).expect("a part");
     assert!(!part.is_whole());
@@ -147,10 +147,11 @@ fn a_part() {
     assert_eq!(write(&lock, &change), bytes);
 }
 
-/// Every place, but for Miri.
+/// The step between the tried positions: each position, but fewer under Miri.
 const SOME: usize = if cfg!(miri) { 31 } else { 1 };
 
-/// Reads, applies to a lock that is held, writes, reads again.
+/// Reads bytes, applies them to a held lock, writes the lock, and reads it back. Returns whether the bytes
+/// were accepted.
 fn survives(reader: Reader, bytes: &[u8]) -> bool {
     let Ok(written) = reader.read(bytes) else { return false };
     let mut lock = three_sharers();
@@ -164,7 +165,7 @@ fn survives(reader: Reader, bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn what_is_cut_off_is_refused() {
+fn truncated_bytes_are_refused() {
     for bytes in all() {
         assert!(survives(READER, &bytes));
         for len in (0..bytes.len()).step_by(SOME) {
@@ -175,7 +176,7 @@ fn what_is_cut_off_is_refused() {
 }
 
 #[test]
-fn a_wrong_byte_is_refused_or_reads_as_something_else() {
+fn a_changed_byte_is_refused_or_reads_as_another_lock() {
     let (mut read, mut refused) = (0, 0);
     for bytes in all() {
         for at in (0..bytes.len()).step_by(SOME) {

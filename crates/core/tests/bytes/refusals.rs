@@ -1,4 +1,4 @@
-//! Whatever does not read as exactly one lock is refused whole.
+//! Bytes that are not exactly one lock are refused as a whole.
 
 use dlock_core::codec::{self, Malformed};
 use dlock_core::{Change, Fence, Lock};
@@ -26,7 +26,7 @@ fn another_version_is_refused() {
 }
 
 #[test]
-fn every_value_has_its_range() {
+fn values_outside_of_their_range_are_refused() {
     let one = |hold: PlainHold| Plain::whole(1, 0, vec![hold]);
     let a = || PlainHold::new(b"a");
     let free = || Plain::whole(0, 0, Vec::new());
@@ -61,9 +61,9 @@ fn every_value_has_its_range() {
     }
 }
 
-/// One number has one form, so that one lock has one.
+/// A number has one encoding, so that a lock has one, too.
 #[test]
-fn a_number_is_as_short_as_it_can_be_and_fits() {
+fn numbers_that_are_not_in_shortest_form_are_refused() {
     let bytes = Plain { mode: 3, permits: 1, ..shared(&[b"a"]) }.bytes();
     let with_permits = |number: &[u8]| READER.read(&[&bytes[..21], number, &bytes[22..]].concat());
     assert!(with_permits(&[1]).is_ok());
@@ -72,7 +72,7 @@ fn a_number_is_as_short_as_it_can_be_and_fits() {
         &[0x80, 0][..],
         &[0x81, 0x80, 0],
         &[0x81, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0],
-        // 2^32, 2^64, and one that never ends.
+        // 2^32, 2^64, and a number without an end.
         &[0x80, 0x80, 0x80, 0x80, 0x10],
         &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02],
         &[0xff; 20],
@@ -82,9 +82,9 @@ fn a_number_is_as_short_as_it_can_be_and_fits() {
     assert_eq!(READER.read(&[&bytes[..21], &[0x80]].concat()), Err(Malformed::Short));
 }
 
-/// One hold has one form: more is told only of what few have.
+/// A hold has one encoding: optional fields are present only if they differ from their defaults.
 #[test]
-fn nothing_is_told_at_length_that_goes_without() {
+fn optional_fields_with_default_values_are_refused() {
     let with = |count| Plain::whole(1, 0, vec![PlainHold { count, ..PlainHold::new(b"a") }]).bytes();
     let mut bytes = with(2);
     assert!(READER.read(&bytes).is_ok());
@@ -94,9 +94,9 @@ fn nothing_is_told_at_length_that_goes_without() {
     assert_eq!(READER.read(&[&with(1)[..], &[1, 0, 0, 0]].concat()), Err(Malformed::Long));
 }
 
-/// Counts are believed only as far as there are bytes; nothing is set aside for them.
+/// A count that exceeds the remaining bytes is refused before memory is allocated for it.
 #[test]
-fn counts_promise_nothing() {
+fn a_wrong_count_is_refused_without_an_allocation() {
     for counts in [(u32::MAX, 0), (0, u32::MAX), (u32::MAX, u32::MAX), (1, 1), (0, 2)] {
         let plain = Plain { part: true, counts: Some(counts), ..shared(&[]) };
         assert_eq!(refused(&plain), Malformed::Short, "{counts:?}");
@@ -108,8 +108,8 @@ fn counts_promise_nothing() {
 }
 
 #[test]
-fn any_bytes_at_all() {
-    // Behind a header that passes, or nothing would come any further.
+fn any_bytes_are_read_or_refused_without_a_panic() {
+    // After a valid header, so that the bytes reach the parser of holds.
     let tail = prop::collection::vec(any::<u8>(), 0..if cfg!(miri) { 10 } else { 200 });
     crate::random((super::any_whole(), tail, any::<prop::sample::Index>()), 2000, |(plain, tail, at)| {
         let mut bytes = plain.bytes();
@@ -126,9 +126,9 @@ fn any_bytes_at_all() {
     });
 }
 
-/// Bytes no master writes: they would leave more holders than there are permits.
+/// Bytes that no master writes: the lock would have more holders than permits.
 #[test]
-fn what_does_not_fit_into_the_lock_changes_nothing() {
+fn a_change_that_does_not_fit_the_lock_changes_nothing() {
     let mut lock =
         read(READER, &Plain { mode: 3, permits: 2, ..shared(&[b"a", b"b"]) }.bytes()).expect("a lock");
     let before = content(&lock);
@@ -140,10 +140,10 @@ fn what_does_not_fit_into_the_lock_changes_nothing() {
     assert_eq!(lock.at(NOW).holds().count(), 2);
 }
 
-/// A lock-delay of the greatest length, begun within a millisecond, was written with a millisecond more than
-/// was read.
+/// Found: the longest delay, begun within a millisecond, was written a millisecond longer than the reader
+/// accepts.
 #[test]
-fn the_longest_delay_can_be_read_again() {
+fn the_longest_delay_is_read_back() {
     let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };
     let plain = Plain { delay_until: AT + u64::from(u32::MAX) + 1, ..Plain::whole(0, 0, Vec::new()) };
     let lock = read(reader, &plain.bytes()).expect("a lock");
@@ -151,7 +151,7 @@ fn the_longest_delay_can_be_read_again() {
 }
 
 #[test]
-fn an_effect_is_the_last_fence_and_a_change() {
+fn an_effect_consists_of_the_last_fence_and_a_change() {
     let change = shared(&[b"a", b"b"]).bytes();
     let effect = |last: u64| [&last.to_le_bytes()[..], &change].concat();
     for last in [0, 1, Fence::MAX] {

@@ -1,5 +1,5 @@
-//! No turn does more than its share, however many hold a lock and however many end at once. Work is counted
-//! in steps, for time says little.
+//! The work of a turn is bounded for any number of holders, even if all end at once. It is counted in steps,
+//! because a duration depends on the load of the machine.
 
 use crate::checked;
 use dlock_core::{
@@ -11,13 +11,13 @@ use dlock_protocol::steps;
 use super::{CLIENT, MANY, START, World, shared, token, ttl};
 use crate::model::content::content;
 
-/// The most steps of an operation on a lock with so many holders as a short list has.
+/// The maximum number of steps of an operation on a lock with few holders.
 const FEW_STEPS: u64 = 400;
 
-/// Each was looked up in a list of all; an answer of the longest lease, the fence or their number looked at
-/// each.
+/// Found: a holder was searched in a list of all, and the longest lease, the fence and the number of holders
+/// were computed from all.
 #[test]
-fn an_operation_takes_as_many_steps_beside_a_hundred_thousand_as_beside_a_hundred() {
+fn the_work_of_an_operation_does_not_grow_with_the_holders() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100, 1_000, 100_000] } {
         let mut world = World::shared(many, |n| 1_000_000 + (n as u64 * 7919) % 500_000);
         let mut most = 0;
@@ -52,10 +52,9 @@ fn an_operation_takes_as_many_steps_beside_a_hundred_thousand_as_beside_a_hundre
     }
 }
 
-/// Half of them end in one instant, the others stay: no turn ends more than a slice, and none of the ended is
-/// seen.
+/// Half of the leases end at one moment. Each turn ends a slice of them, and no expired hold is visible.
 #[test]
-fn of_many_that_expire_together_a_turn_ends_a_slice() {
+fn a_turn_ends_a_slice_of_the_holds_that_expired_together() {
     let many = if cfg!(miri) { 600 } else { 20_000 };
     let mut world = World::shared(many, |n| if n % 2 == 0 { 500 } else { 100_000 });
     world.now += 500;
@@ -73,9 +72,9 @@ fn of_many_that_expire_together_a_turn_ends_a_slice() {
     assert_eq!((world.lock.stored_len(), world.replica.stored_len()), (many / 2, many / 2));
 }
 
-/// A token whose hold has expired comes back before that has ended.
+/// The token's hold has expired, but no turn has ended it yet.
 #[test]
-fn who_expired_with_many_can_come_back_at_once() {
+fn a_token_reacquires_before_its_expired_hold_has_ended() {
     let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
     world.now += 500;
     let last = token(MANY - 1);
@@ -86,10 +85,10 @@ fn who_expired_with_many_can_come_back_at_once() {
     assert_eq!((world.ended, world.lock.stored_len()), (MANY - 1, 2));
 }
 
-/// The old hold ends in the step of the new one, and both may be bound to the same connection: it stays
+/// The old hold ends in the step that grants the new one. Both are bound to the same connection, which stays
 /// bound.
 #[test]
-fn who_comes_back_before_the_old_hold_has_ended_is_bound_anew() {
+fn a_token_that_reacquires_is_bound_to_its_connection_again() {
     let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
     let last = token(MANY - 1);
     let bound = |ms| LockRequest { ephemeral: true, ..shared(&last, ms) };
@@ -104,10 +103,10 @@ fn who_comes_back_before_the_old_hold_has_ended_is_bound_anew() {
     assert_eq!(world.bindings, [ends, begins]);
 }
 
-/// Where all end at once they leave the lock at once: the next gets it in that step, and one event tells of
-/// them all.
+/// If all holders end at once, they leave the lock in one step. The next waiter is granted the lock in that
+/// step, and one event stands for all of them.
 #[test]
-fn all_that_end_at_once_leave_at_once() {
+fn all_holders_that_end_together_leave_in_one_step() {
     type Ends = fn(&mut World) -> End;
     let ways: [Ends; 2] = [
         |world| {
@@ -136,9 +135,9 @@ fn all_that_end_at_once_leave_at_once() {
     }
 }
 
-/// One of many dead sharers had asked for a lock-delay: it counts before that one's turn to end has come.
+/// One of many expired sharers had a DELAY, and no turn has ended its hold yet.
 #[test]
-fn the_lock_delay_of_one_of_many_is_not_overlooked() {
+fn a_delay_counts_before_its_expired_hold_has_ended() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
         let mut world = World::shared(MANY, |n| if n < MANY - 5 { 500 } else { rest });
         let dead = LockRequest { delay: Delay::from_millis(3000).expect("in range"), ..shared(b"zz", 500) };
@@ -152,9 +151,9 @@ fn the_lock_delay_of_one_of_many_is_not_overlooked() {
     }
 }
 
-/// The others have expired and not all have ended: the sharer that is left is alone.
+/// The other sharers have expired, but no turn has ended all of them yet.
 #[test]
-fn a_sharer_that_many_have_left_is_upgraded_in_place() {
+fn the_last_live_sharer_is_upgraded_in_place() {
     let mut world = World::shared(MANY, |n| if n == 3 { 100_000 } else { 500 });
     world.now += 500;
     let name = token(3);
@@ -176,7 +175,7 @@ fn a_full_lock_refuses_newcomers_and_keeps_waiters_waiting() {
         let full = Acquired::Refused(Refusal::TooManyHolders(3));
         assert_eq!(world.acquire(&ask(3)), full);
         assert!(matches!(world.acquire(&ask(2)), Acquired::Held(_)), "it holds already");
-        // Somebody stood in the queue before it was full.
+        // A waiter that joined the queue before the lock was full.
         world.wait(ask(3), 1);
         assert_eq!(world.acquire(&ask(4)), Acquired::NotNow(Rank::Newcomer));
         assert!(world.outcomes.is_empty(), "the waiter waits on");

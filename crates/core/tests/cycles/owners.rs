@@ -5,7 +5,8 @@ use dlock_core::{Mode, Token};
 use super::{World, tokens};
 
 impl World {
-    /// Each of these, an owner, a key and a token, may wait; the last one does not.
+    /// Makes each request (owner, key, token). All but the last may wait; returns the cycle that the last one
+    /// closes.
     fn closes(&mut self, wants: &[(&str, &str, &str)]) -> Option<Vec<Token>> {
         let (last, first) = wants.split_last().unwrap();
         for (owner, key, token) in first {
@@ -48,7 +49,7 @@ fn owners_are_compared_whole() {
     assert_eq!(World::default().closes(&wants), None);
 }
 
-/// A restart forgets the owners.
+/// After a restart, holds have no owner.
 #[test]
 fn an_acquire_by_the_holder_sets_its_owner() {
     let mut world = World::default();

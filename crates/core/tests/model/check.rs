@@ -1,4 +1,4 @@
-//! What must be true after every move, whatever the page says, and what must agree with it.
+//! Checks after every move: invariants of the core, and its agreement with the model.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::page::{Answer, Bond, KEYS, MOST_HOLDERS, OWNERS, Page, TOKENS};
 use super::storage::FAR;
 use super::system::{self, System, name, token, token_of};
 
-/// Each of these happens in every full run, or the run proves nothing about it.
+/// Situations that must occur in every full run. A run without one of them would prove nothing about it.
 pub const SOMETIMES: &[&str] = &[
     "a break",
     "a connection waits beside a position",
@@ -85,7 +85,7 @@ pub const SOMETIMES: &[&str] = &[
     "who could be served waits for the next turn",
 ];
 
-/// The core and the page agree.
+/// Checks that the core agrees with the model.
 pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected: &Answer) {
     assert_eq!(answer, expected, "the answer to {step:?}");
     assert_eq!(system.outcomes, page.told, "the waiters answered by {step:?}");
@@ -116,7 +116,7 @@ pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected
         assert!(core.eq(page), "the queue of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), queue.len());
     }
-    // Each in the cycle waits for the next one.
+    // Each node of the cycle waits for the next one.
     for pair in system.cycle.windows(2) {
         let upgraders = page.marks.contains(&"two sharers want to be alone");
         assert!(upgraders || page.edges.contains(&(pair[0], pair[1])), "no cycle: {:?}", system.cycle);
@@ -163,7 +163,7 @@ fn same_holds(system: &System, page: &Page, key: u8) {
     assert_eq!(lock.next_due().map(|due| due.millis()), due, "when it has to be looked at");
 }
 
-/// What nobody has to be asked about.
+/// Checks the invariants of the core, which do not depend on the model.
 pub fn invariants(system: &System, step: &Move) {
     let ids: BTreeSet<_> = (0..KEYS)
         .flat_map(|key| system.waiting.queue(&name(key)).cloned().collect::<Vec<_>>())
@@ -172,7 +172,7 @@ pub fn invariants(system: &System, step: &Move) {
     assert_eq!(ids, system.unanswered, "who waits has no outcome yet, and who has none waits");
     assert_eq!(system.waiting.len(), ids.len());
     let by_time = ids.iter().filter_map(|id| system.waiting.get(*id)?.until).min();
-    // A wait that was made longer may be looked at earlier.
+    // The timer of a wait that was made longer may be too early, but never too late.
     assert!(system.waiting.next_timeout().into_iter().chain(by_time).min() == system.waiting.next_timeout());
     let over = |until: &dlock_core::Deadline| until.passed(system.instant());
     let late = system.waiting.clone().timed_out(system.instant());
@@ -207,12 +207,12 @@ pub fn invariants(system: &System, step: &Move) {
     }
 }
 
-/// Less than a millisecond is left of it.
+/// Returns whether less than a millisecond is left of the hold.
 fn sub_ms(system: &System, hold: &dlock_core::Hold) -> bool {
     hold.deadline().millis() * 1000 > system.now
 }
 
-/// The head of a queue has a reason to wait.
+/// Checks that the head of the queue has a reason to wait.
 fn no_lost_wake_up(system: &System, key: u8) {
     let Some(head) = system.waiting.head(&name(key)).filter(|_| !system.unserved.contains(&key)) else {
         return;
@@ -236,7 +236,7 @@ fn no_lost_wake_up(system: &System, key: u8) {
     assert!(!room || view.delay_left() > 0 || delayed(&lock, system), "a lost wake-up on {key}: {head:?}");
 }
 
-/// Less than a millisecond of a lock-delay is left.
+/// Returns whether the lock is in a delay, also if less than a millisecond of it is left.
 fn delayed(lock: &dlock_core::Lock, system: &System) -> bool {
     content(lock).delay_until * 1000 > system.now
 }

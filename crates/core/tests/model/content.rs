@@ -1,10 +1,10 @@
-//! What is stored of a lock, in a form that can be compared.
+//! The stored content of a lock, in a form that can be compared.
 
 use dlock_core::{Ephemeral, Instant, Lock, Mode};
 
-/// What is stored of a lock, whatever the order of its holders, and whichever connections they are bound to.
+/// The stored content of a lock, regardless of the order of its holders and of their connections.
 pub fn content(lock: &Lock) -> Content {
-    // At the beginning of time nothing is over yet.
+    // At time 0, so that no hold counts as expired.
     let all = lock.at(Instant::from_micros(0));
     let holds = all.holds().map(|hold| Stored {
         token: hold.token().as_bytes().to_vec(),
@@ -25,7 +25,7 @@ pub fn content(lock: &Lock) -> Content {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub mode: Option<Mode>,
-    /// In ms of the server clock.
+    /// The end of the delay, in ms of the server clock.
     pub delay_until: u64,
     pub holds: Vec<Stored>,
 }
@@ -44,8 +44,8 @@ pub struct Stored {
 }
 
 impl Content {
-    /// The same lock by a clock that is `us` microseconds ahead. Both round up to whole ms, each by its own
-    /// clock, and moving from one to the other rounds up again.
+    /// Returns whether `other` is the same lock by a clock that is `us` microseconds ahead. Deadlines may
+    /// differ by rounding: both clocks round up to whole ms, and so does the conversion.
     pub fn is_about(&self, other: &Content, us: u64) -> bool {
         let near = |here: u64, there: u64| {
             (here == 0) == (there == 0)

@@ -1,4 +1,4 @@
-//! What can happen to a lock server, and how the page takes it.
+//! The moves of a random run, and their effect on the model.
 
 use std::num::NonZeroU32;
 
@@ -14,32 +14,32 @@ use super::page::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Move {
     Acquire(Request, Option<u64>),
-    /// With QUEUE, for so many ms.
+    /// ACQUIRE with QUEUE for this many ms, and with BLOCK.
     Queue(Request, u64, Option<u64>),
     Release(Key, Token, ReleaseCount),
     Extend(Key, Token, u64),
-    /// With the fence, the ttl and the skew bound.
+    /// CONFIRM with a fence, a ttl and the skew bound.
     Confirm(Key, Token, u64, u64, u64),
     Break(Key),
     CancelToken(Key, Token),
     CancelClient(Key, Client),
     ClientGone(Client),
     Delete(Key),
-    /// The background ends a client's wait if it is over; and looks at a key.
+    /// The background job ends a wait that has timed out.
     TimeOut(Client),
     TimeOutToken(Key, Token),
-    /// The user may no longer have what the token was granted while it was queued.
+    /// The user of a queued token has lost the right to the lock that was granted.
     Forbidden(Key, Token),
     LookAt(Key),
-    /// The nth grant that is on its way to a waiter arrives, or does not.
+    /// The nth grant that is under way to a waiter arrives, or is lost.
     Delivered(usize),
     Undelivered(usize),
     Advance(u64),
-    /// For so many ms nothing new is granted.
+    /// A grace period of this many ms begins.
     Grace(u64),
     Demote,
-    /// The far replica begins anew: at a snapshot that a child makes, or at one that says what is known of
-    /// the log.
+    /// The far replica resyncs from a snapshot: one by a child process, or one that contains the log
+    /// position.
     Follow {
         child: bool,
     },
@@ -47,7 +47,7 @@ pub enum Move {
 }
 
 impl Page {
-    /// A client that waits says nothing until it is answered.
+    /// Returns whether the move is possible: a client that waits sends no command before its reply.
     pub fn can(&self, step: &Move) -> bool {
         match step {
             Move::Acquire(asked, _) | Move::Queue(asked, ..) => {
@@ -106,8 +106,8 @@ impl Page {
     }
 }
 
-/// A token is one owner's, and one forgets to say so since a restart, as the server has. (A token of two
-/// parties that waits where it holds gets what depends on who leaves first.)
+/// The owner of a token. After a restart, no request names an owner, because the server has lost the owners
+/// of its holds.
 fn owner_of(token: Token, restarted: bool) -> Owner {
     if restarted { 0 } else { [0, 0, 1, 1, 2][usize::from(token)] }
 }
@@ -157,8 +157,7 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     }
 }
 
-/// Everybody waits for ever, for two things at once if it comes to that: nothing but cycles and what looks
-/// like them.
+/// Runs of waits without timeouts, in which most waits close a cycle or nearly do.
 pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
     let mode = select(vec![Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Shared, two]);

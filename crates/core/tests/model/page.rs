@@ -1,6 +1,5 @@
-//! The lock server on a page: the contract said again as naively as possible. One list of holds, one list of
-//! waiters, nothing but linear scans. It shares words with the core ([`Mode`], [`Outcome`], ...) and no
-//! decision.
+//! The reference model, the page: the contract in the simplest form, with one list of holds, one list of
+//! waiters, and linear scans. It shares types with the core ([`Mode`], [`Outcome`], ...), but no decision.
 
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
@@ -23,9 +22,9 @@ pub type Client = u64;
 pub const KEYS: Key = 3;
 pub const TOKENS: Token = 5;
 pub const CLIENTS: Client = 7;
-/// Who may wait: on the server, on a key.
+/// The limits of waiters: on the server, and on a key.
 pub const ROOM: (usize, usize) = (6, 4);
-/// How many may share a key, or hold permits of it.
+/// The maximum number of sharers or permit holders of a key.
 pub const MOST_HOLDERS: usize = 2;
 pub const GREATEST_FENCE: u64 = (1 << 53) - 1;
 pub const GREATEST_COUNT: u32 = i32::MAX as u32;
@@ -45,7 +44,7 @@ pub struct Hold {
     pub fence: u64,
     /// The ms of the server clock at which the lease expires.
     pub end: u64,
-    /// The ms in which it was granted.
+    /// The ms of the grant.
     pub since: u64,
     pub ttl: u64,
     pub count: u32,
@@ -53,17 +52,17 @@ pub struct Hold {
     pub delay: u64,
     pub label: u8,
     pub owner: Owner,
-    /// Nobody is known to know of it.
+    /// Set while no client is known to have received the grant.
     pub on_the_way: Option<Doubt>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Doubt {
     pub granted: Granted,
-    /// To these waiters, whose answers are not known to be lost.
+    /// The waiters that the grant was sent to, and whose replies are not lost.
     pub told: Vec<u64>,
-    /// To this queued waiter, which has not asked again; until when it could have waited, and the delay that
-    /// the hold has once it is claimed.
+    /// The queued waiter that has not claimed the grant yet: its number, the end of its wait, and the delay
+    /// that the hold gets with the claim.
     pub unclaimed: Option<(u64, u64, u64)>,
 }
 
@@ -71,9 +70,9 @@ pub struct Doubt {
 pub struct Waiter {
     pub number: u64,
     pub asked: Request,
-    /// A sharer that waits for its upgrade stands before all others.
+    /// Whether the waiter is a sharer that waits for its upgrade, ahead of all others.
     pub upgrades: bool,
-    /// The ms at which its own time is over.
+    /// The ms at which the wait times out.
     pub until: Option<u64>,
     pub whose: Whose,
 }
@@ -81,9 +80,9 @@ pub struct Waiter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
     Client,
-    /// QUEUE.
+    /// A QUEUE position.
     Token,
-    /// A connection's that waits beside this queued waiter.
+    /// A connection that waits together with this QUEUE position.
     Beside(u64),
 }
 
@@ -97,12 +96,12 @@ pub enum Told {
     Refused(Refusal),
 }
 
-/// Who is told of the end of a queued wait.
+/// The client that receives the message about the end of a queued wait.
 pub fn owner(token: Token) -> Client {
     100 + Client::from(token)
 }
 
-/// How a command is answered at once.
+/// The immediate answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Nothing,
@@ -118,7 +117,7 @@ pub enum Answer {
     Ahead,
 }
 
-/// What subscribers hear.
+/// A keyspace event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Heard {
     Acquired,
@@ -128,10 +127,10 @@ pub enum Heard {
     Freed,
 }
 
-/// A grant on its way to a client that waited.
+/// A grant that is under way to a client that waited.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flight {
-    /// The waiter's.
+    /// The number of the waiter.
     pub number: u64,
     pub client: Client,
     pub key: Key,
@@ -144,32 +143,32 @@ pub struct Flight {
 pub struct Page {
     /// The server clock, in microseconds.
     pub now: u64,
-    /// Nothing new is granted before this microsecond.
+    /// The end of the grace period, in microseconds.
     pub grants_from: u64,
     pub last_fence: u64,
     pub last_waiter: u64,
-    /// So many from the head of a queue are answered in a turn, and how many this one may still answer.
+    /// The maximum number of waiters that a turn serves, and the number that this turn may still serve.
     pub most_served: usize,
     pub may_serve: usize,
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
-    /// Nobody is granted the key before this ms.
+    /// The ms until which a delay keeps the key from being granted.
     pub delays: Vec<(Key, u64)>,
     pub flights: Vec<Flight>,
     /// The connection that is closing.
     pub closed: Option<Client>,
     pub restarted: bool,
-    /// What the last operation came to.
+    /// The events of the last operation.
     pub heard: Vec<(Key, Heard)>,
     pub told: Vec<(Client, Told)>,
-    /// Who waited for whom where the last operation would have closed a cycle.
+    /// The edges of the wait-for graph, if the last operation would have closed a cycle.
     pub edges: Vec<(Party, Party)>,
-    /// Interesting things that happened in it.
+    /// The situations of [`SOMETIMES`](super::check::SOMETIMES) that occurred in the last operation.
     pub marks: Vec<&'static str>,
 }
 
 impl Page {
-    /// Milliseconds, rounded up: what is promised for so long is not over sooner.
+    /// The deadline in `ms`, rounded up to a whole ms, so that it is never early.
     pub fn in_ms(&self, ms: u64) -> u64 {
         self.now.div_ceil(1000) + ms
     }
@@ -178,7 +177,7 @@ impl Page {
         self.now >= ms * 1000
     }
 
-    /// The holds of a key that anybody may see.
+    /// The holds of a key that have not expired.
     pub fn holds_of(&self, key: Key) -> impl Iterator<Item = &Hold> {
         self.holds.iter().filter(move |hold| hold.key == key && !self.is_over(hold.end))
     }
@@ -199,7 +198,7 @@ impl Page {
         self.now < self.grants_from
     }
 
-    /// The queue of a key, its head first.
+    /// The queue of a key, head first.
     pub fn queue(&self, key: Key) -> Vec<Waiter> {
         let here = |waiter: &&Waiter| waiter.asked.key == key && !matches!(waiter.whose, Whose::Beside(_));
         let of_key = self.waiters.iter().filter(here);
@@ -212,7 +211,7 @@ impl Page {
         self.holds.iter().any(|hold| hold.key == key) || self.delays.iter().any(|(of, _)| *of == key)
     }
 
-    /// One operation on one key: lets the present in, does its work, tells who hears of it.
+    /// Runs an operation on a key: ends expired holds, serves the queue, does the work, and records events.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Page) -> T) -> T {
         self.may_serve = self.most_served;
         let existed = self.exists(key);
@@ -256,7 +255,7 @@ impl Page {
     }
 
     fn begin(&mut self, asked: &Request) -> Result<u64, Refusal> {
-        // The clock moves on by whole milliseconds.
+        // Fences follow the clock in whole milliseconds.
         let fence = (self.now / 1000 * 1000).max(self.last_fence + 1);
         if fence > GREATEST_FENCE {
             self.marks.push("no fence is left");
@@ -286,7 +285,7 @@ impl Page {
         Ok(fence)
     }
 
-    /// The token holds the key and asks again.
+    /// ACQUIRE by a token that holds the key.
     fn again(&mut self, asked: &Request) -> Result<u64, Refusal> {
         let end = self.in_ms(asked.ttl);
         let hold = self.hold_mut(asked.key, asked.token).expect("it holds");

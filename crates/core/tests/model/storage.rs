@@ -1,4 +1,4 @@
-//! What goes out of a server as bytes: effects to its replicas, and everything to its disk.
+//! The bytes that a server sends and stores: effects for its replicas, and snapshots for its disk.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::content::content;
 use super::page::{Key, Restart};
 use super::system::System;
 
-/// The far replica's clock is so much ahead, in microseconds.
+/// The time by which the far replica's clock is ahead, in microseconds.
 pub const FAR: u64 = 86_399_123_457;
 
 impl System {
@@ -82,8 +82,7 @@ impl System {
         self.saw.push("a snapshot that says what is known");
     }
 
-    /// Everything is written, and read again by another server with another clock; the replicas are filled
-    /// anew.
+    /// Writes all locks, and reads them by another server with another clock. The replicas resync.
     pub(super) fn restart(&mut self, Restart { same_boot, down, jump }: Restart) {
         self.demote();
         self.told.clear();

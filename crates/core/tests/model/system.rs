@@ -1,4 +1,4 @@
-//! The core, driven as a server drives it, and two replicas that live on its effects alone.
+//! The core, driven as the module drives it, and two replicas that only apply its effects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,29 +29,29 @@ pub struct System {
     pub fences: Fences,
     pub waiting: Waiting,
     pub locks: BTreeMap<Key, Lock>,
-    /// On the same machine, and on another one.
+    /// The replicas: one on the same machine, one on another.
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
-    /// What the readers of the log are taken to know, and what those two do.
+    /// The log position that the writer assumes of its readers, and the positions of the two replicas.
     pub(super) known: Option<Known>,
     pub(super) read: [Option<Known>; 2],
     pub flights: Vec<Flight>,
-    /// The last queued waiter that each token was granted.
+    /// The queued waiter of the last grant to each token that is not claimed.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
-    /// Who waits for an answer.
+    /// The waiters that have no answer yet.
     pub unanswered: BTreeSet<WaiterId>,
-    /// Which clients rely on a hold.
+    /// The clients that have received the grant of a hold.
     pub(super) told: BTreeMap<(Key, Token), BTreeSet<Client>>,
-    /// And which on being alone.
+    /// The clients that have received the grant of an exclusive hold.
     pub(super) told_alone: BTreeMap<(Key, Token), BTreeSet<Client>>,
     pub(super) greatest_grant: u64,
-    /// The holds to look at when a connection closes.
+    /// The holds to process when a connection closes.
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub heard: Vec<(Key, Heard)>,
     pub outcomes: Vec<(Client, Told)>,
     pub cycle: Vec<Party>,
     pub saw: Vec<&'static str>,
-    /// So many of a queue are answered in a turn, and of these keys the next one has to answer more.
+    /// The maximum number of waiters that a turn serves, and the keys that need another turn.
     pub most_served: usize,
     pub unserved: BTreeSet<Key>,
 }
@@ -65,7 +65,7 @@ fn key_of(name: &Name<'_>) -> Key {
     (0..KEYS).find(|key| self::name(*key) == *name).expect("one of ours")
 }
 
-/// The last one is too long to live inside a hold.
+/// The bytes of a token. The last one is too long to be stored inline.
 pub fn token(token: Token) -> Vec<u8> {
     let len = if token == 4 { 40 } else { 3 };
     vec![b'a' + token; len]
@@ -75,7 +75,7 @@ pub fn token_of(bytes: &[u8]) -> Token {
     bytes[0] - b'a'
 }
 
-/// As a cycle shows it.
+/// The party that a token in a reported cycle stands for.
 fn party_of(shown: &dlock_core::Token) -> Party {
     let owner = OWNERS.iter().position(|owner| owner.as_bytes() == shown.as_bytes());
     owner.map_or_else(|| token_of(shown.as_bytes()), |owner| 100 + owner as Party)
@@ -100,12 +100,12 @@ impl System {
         Anchor { boot: self.boot, offset: self.offset }
     }
 
-    /// One operation on one key, with all that a server does about it.
+    /// Runs an operation on a key, and carries out its step as the module does.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         self.turn_of(None, key, work)
     }
 
-    /// As [`System::turn`], for a command that may be logged as it came.
+    /// Like [`System::turn`], for a command that may be logged verbatim.
     fn turn_of<T>(&mut self, plain: Option<Plain<'_>>, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let now = self.instant();
         let name = name(key);
@@ -251,7 +251,7 @@ impl System {
                 for replica in [&mut self.near, &mut self.far] {
                     replica.remove(&key);
                 }
-                // As the server does when the key goes.
+                // As the module does when a key is removed.
                 let bound = self.bound_holds();
                 self.bonds.retain(|bond| bond.1 != key || !bound.contains(bond));
                 self.waiting.deliveries.forget(&name(key));

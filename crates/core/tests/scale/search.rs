@@ -1,4 +1,4 @@
-//! However many wait for each other, the search for a deadlock is short.
+//! The search for a deadlock is bounded, for any number of waiters.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use dlock_core::deadlock::MAX_STEPS;
 
 use super::*;
 
-/// Locks by name, and who waits for them.
+/// Locks by name, and their waiters.
 #[derive(Default)]
 struct Town {
     fences: Fences,
@@ -35,7 +35,7 @@ impl Town {
         self.waiting.join(newcomer).expect("it can join");
     }
 
-    /// What the search for one more waiter finds, and in how many steps.
+    /// Searches for a cycle through one more waiter. Returns the result and the number of steps.
     fn search(&self, name: Name<'static>, token: &[u8]) -> (Found, usize) {
         let mut search =
             Search::new(&request(token, Mode::Exclusive), &name, Rank::Newcomer, NOW, &self.waiting);
@@ -48,7 +48,7 @@ impl Town {
     }
 }
 
-/// One token holds the first key and waits for all the others, each held by somebody who waits as well.
+/// One token holds the first key and waits for all the others, whose holders wait as well.
 fn a_fan(n: usize) -> Town {
     let mut town = Town::default();
     town.holds(key(0), b"fan", Mode::Exclusive);
@@ -60,7 +60,7 @@ fn a_fan(n: usize) -> Town {
     town
 }
 
-/// So many keys, each with so many sharers, who all wait for the next key.
+/// A chain of keys. All sharers of a key wait for the next key.
 fn a_chain(keys: usize, sharers: usize) -> Town {
     longer_by_a_chain(Town::default(), keys, sharers)
 }
@@ -77,8 +77,8 @@ fn longer_by_a_chain(mut town: Town, keys: usize, sharers: usize) -> Town {
     town
 }
 
-/// A token that waits for many keys, a chain of keys that are shared by many: each was searched to its end,
-/// again and again, for seconds.
+/// Found: a token that waits for many keys, and a chain of keys with many sharers, were searched repeatedly,
+/// for seconds.
 #[test]
 fn the_work_of_a_search_is_bounded() {
     let scale = if cfg!(miri) { 100 } else { 1 };
@@ -96,16 +96,16 @@ fn the_work_of_a_search_is_bounded() {
     }
 }
 
-/// Twice as much to look at is twice the work, up to the bound.
+/// A graph of twice the size takes twice the steps, up to the bound.
 #[test]
-fn a_search_looks_at_nothing_twice() {
+fn a_search_examines_each_node_once() {
     for town in [a_fan, |n| a_chain(n / 4, 4), |n| a_chain(1, n)] {
         let [once, twice] = [50, 100].map(|n| town(n).search(key(0), b"newcomer").1);
         assert!(once > 50 && twice <= 2 * once + 100, "{once} steps, then {twice}");
     }
 }
 
-/// What the README says of the bound.
+/// The sizes that docs/commands.md names.
 #[test]
 fn a_long_cycle_is_found() {
     for (keys, sharers) in if cfg!(miri) { [(5, 3), (8, 1)] } else { [(60, 3), (100, 1)] } {
@@ -117,7 +117,7 @@ fn a_long_cycle_is_found() {
     }
 }
 
-/// What lies within the bound is found, whatever lies beyond.
+/// A cycle within the bound is found, whatever else exists.
 #[test]
 fn a_cycle_among_many_is_found() {
     let n = if cfg!(miri) { 30 } else { 70 };

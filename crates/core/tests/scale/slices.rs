@@ -1,10 +1,10 @@
-//! However many of a queue can be answered, a turn answers a slice of them.
+//! A turn serves a slice of the queue, however many waiters could be served.
 
 use super::*;
 
-/// A newcomer that would fit stands behind all of them, and so is let in last.
+/// A newcomer in a compatible mode joins the tail, so it is granted last.
 #[test]
-fn of_many_that_can_be_let_in_a_turn_lets_in_some_and_nobody_overtakes_them() {
+fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     (0..many).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
@@ -25,10 +25,10 @@ fn of_many_that_can_be_let_in_a_turn_lets_in_some_and_nobody_overtakes_them() {
     assert!(view.hold_of(b"newcomer").is_some() && view.hold_of(&token(many - 1)).is_some());
 }
 
-/// A process that cannot reach its server for a while leaves as many positions behind as it has waits. The
-/// lock is not free behind them, not even until the next turn: a newcomer would overtake who is alive.
+/// A process that cannot reach its server leaves all of its positions behind. Until they are removed, the
+/// lock is not free for a newcomer, which would overtake live waiters.
 #[test]
-fn behind_many_positions_that_are_over_the_lock_is_not_free() {
+fn a_lock_behind_many_expired_positions_is_not_free() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     let queue = |world: &mut World, token: &[u8], until| {
@@ -45,7 +45,7 @@ fn behind_many_positions_that_are_over_the_lock_is_not_free() {
     assert!(world.lock.at(NOW).hold_of(b"alive").is_some());
 }
 
-/// The turn that breaks all holds has served its slice already, to those whose holds it breaks.
+/// The turn that breaks all holds has already served its slice, to waiters whose new holds it then breaks.
 #[test]
 fn a_turn_that_has_served_its_slice_leaves_no_lock_free() {
     let many = 3 * Departed::SLICE;

@@ -1,4 +1,4 @@
-//! Every refusal in its exact words: clients match on them, people read them.
+//! The exact text of every refusal: clients may match on it.
 
 use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, no_arguments, only_key,
@@ -17,7 +17,7 @@ const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 8640
 const FENCE: &str = "ERR fence must be a whole number from 1 to 9007199254740991";
 const CLIENT: &str = "ERR CLIENT id must be a whole number from 0 to 9223372036854775807";
 
-/// What numbers may not look like, whatever they stand for.
+/// Texts that are no valid numbers in any argument.
 const NO_NUMBERS: [&str; 16] = [
     "",
     "+5",
@@ -37,7 +37,7 @@ const NO_NUMBERS: [&str; 16] = [
     "340282366920938463463374607431768211456",
 ];
 
-/// One line is one command: words by blanks, and `~` for a blank in a word.
+/// Splits a line into words at blanks. `~` stands for a blank in a word.
 fn words(line: &str) -> Vec<Vec<u8>> {
     line.split(' ').filter(|word| !word.is_empty()).map(|word| word.replace('~', " ").into_bytes()).collect()
 }
@@ -68,7 +68,7 @@ fn refused(args: &[Vec<u8>], text: &str) {
 }
 
 #[test]
-fn too_few_and_too_many() {
+fn a_wrong_number_of_arguments_is_refused() {
     let lines = [
         "ACQUIRE",
         "ACQUIRE k",
@@ -104,7 +104,7 @@ fn too_few_and_too_many() {
 }
 
 #[test]
-fn tokens_labels_and_owners() {
+fn tokens_labels_and_owners_of_a_wrong_length_are_refused() {
     for line in [
         "ACQUIRE k T 5",
         "RELEASE k T",
@@ -191,7 +191,7 @@ fn options() {
         ("RELEASE k t One", unknown("One")),
         ("WAITERS k all", unknown("all")),
         ("CANCEL k ID 5", unknown("ID")),
-        // A token in the wrong place is not shown.
+        // A word that may be a token is not repeated.
         ("RELEASE k t 0123456789abcdef0123456789abcdef01234567", unknown("..")),
         ("ACQUIRE k t 5 abcdefghijklmnopq", unknown("..")),
         ("ACQUIRE k t 5 SHARED~", unknown("..")),
@@ -199,7 +199,7 @@ fn options() {
     for (line, text) in cases {
         refused(&words(line), &text);
     }
-    // Alone, it is a token.
+    // Without an id, CLIENT is a token.
     assert_eq!(parse(&words("CANCEL k CLIENT")), Ok(()));
 }
 

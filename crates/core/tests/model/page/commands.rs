@@ -1,4 +1,4 @@
-//! The commands.
+//! The commands of the model.
 
 use super::queue::May;
 use super::*;
@@ -29,7 +29,8 @@ impl Page {
         }
     }
 
-    /// Err: not now; whether it would wait as a sharer for its upgrade.
+    /// Returns `Err` if the lock cannot be granted now. Its value tells whether the request is an upgrade of
+    /// a sharer.
     pub(super) fn try_acquire(&mut self, asked: &Request) -> Result<Answer, bool> {
         if self.in_grace() {
             match self.hold(asked.key, asked.token).map(|hold| (hold.mode, asked.mode)) {
@@ -123,7 +124,7 @@ impl Page {
         Ok(Answer::Fence(fence))
     }
 
-    /// The owner knows what it holds. Whether it was granted to a queued waiter that had not asked again.
+    /// Records that the client knows of its hold. Returns whether this claims the grant of a queued waiter.
     fn heard_of(&mut self, key: Key, token: Token) -> bool {
         let Some(hold) = self.hold_mut(key, token) else { return false };
         let unclaimed = hold.on_the_way.take().and_then(|doubt| doubt.unclaimed);
@@ -225,7 +226,7 @@ impl Page {
         })
     }
 
-    /// Takes waiters out of the queue, and who waits beside them.
+    /// Removes waiters from the queue, with the connections that wait together with them.
     fn cancel(&mut self, key: Key, whom: impl Fn(&Waiter) -> bool, told: Told) -> u64 {
         let gone: Vec<Waiter> = self.queue(key).into_iter().filter(|waiter| whom(waiter)).collect();
         let mut gone = gone;
@@ -237,14 +238,14 @@ impl Page {
         gone.len() as u64
     }
 
-    /// CANCEL, by token: others may be next now.
+    /// CANCEL by token. Serves the queue, because the head may have changed.
     pub fn cancel_token(&mut self, key: Key, token: Token) -> u64 {
         let gone = self.cancel(key, |waiter| waiter.asked.token == token, Told::Cancelled);
         self.turn(key, |_| ());
         gone
     }
 
-    /// CANCEL, by client: also of the position that it waits beside.
+    /// CANCEL by client. Also removes the position that the client waits with.
     pub fn cancel_client(&mut self, key: Key, client: Client) -> u64 {
         let waits = self.blocked(client).map(|waiter| match waiter.whose {
             Whose::Beside(position) => position,
@@ -255,7 +256,7 @@ impl Page {
         gone
     }
 
-    /// What a client waits for.
+    /// The wait of a client.
     pub(super) fn blocked(&self, client: Client) -> Option<Waiter> {
         let its = |waiter: &&Waiter| waiter.asked.client == client && waiter.whose != Whose::Token;
         self.waiters.iter().find(its).cloned()

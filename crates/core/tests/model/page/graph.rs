@@ -30,7 +30,8 @@ fn party(token: Token, owner: Owner) -> Party {
 }
 
 impl Page {
-    /// Whether this wait, which is in `waiters`, closes a cycle: its party can be reached from it.
+    /// Returns whether this wait, which is in `waiters`, closes a cycle: its party can be reached from
+    /// itself.
     pub(super) fn closes_a_cycle(&self, waiter: &Waiter) -> bool {
         let (start, mut met) = (waiter.asked.party(), vec![]);
         let mut to_follow = self.blockers(waiter);
@@ -74,7 +75,8 @@ impl Page {
         holds.map(Hold::party).chain(ahead.map(|ahead| ahead.asked.party())).collect()
     }
 
-    /// Whether a wait adds edges. Not if its time is over, nor a second one of its token for the key.
+    /// Returns whether a wait adds edges. A wait that has timed out adds none, nor does a second one of a
+    /// token for the same key.
     fn counts(&self, waiter: &Waiter) -> bool {
         let (queue, token) = (self.queue(waiter.asked.key), waiter.asked.token);
         let first = queue.iter().find(|other| other.asked.token == token);
@@ -84,11 +86,11 @@ impl Page {
             && !self.is_lost(waiter)
     }
 
-    /// Whether the turn of this waiter never comes, though every party that waits for nothing releases its
-    /// holds. Played through, command by command.
+    /// Returns whether this waiter is never granted the lock, even if every party that does not wait releases
+    /// its holds. Simulates the releases, command by command.
     fn never_has_its_turn(&self, waiter: &Waiter) -> bool {
         let mut page = self.clone();
-        // Leases, delays, timeouts and the grace period do not end here: they end every deadlock.
+        // Without leases, delays, timeouts and the grace period, whose end would end every deadlock.
         (page.grants_from, page.last_fence) = (0, 0);
         (page.most_served, page.may_serve) = (usize::MAX, usize::MAX);
         let is_over = |page: &Page, end: u64| page.is_over(end);

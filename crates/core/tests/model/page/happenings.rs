@@ -1,14 +1,14 @@
-//! What happens to a server besides commands.
+//! Moves of the model that are no commands.
 
 use super::*;
 
 impl Page {
-    /// The background looks at a key.
+    /// The background job processes a key.
     pub fn look_at(&mut self, key: Key) {
         self.turn(key, |_| ());
     }
 
-    /// The background ends a wait that is over: of a client, or a token's own.
+    /// The background job ends a wait that has timed out: of a client, or of a QUEUE position.
     pub fn time_out(&mut self, client: Client) {
         let waiter =
             self.blocked(client).filter(|waiter| waiter.until.is_some_and(|until| self.is_over(until)));
@@ -53,8 +53,8 @@ impl Page {
         }
     }
 
-    /// The key is removed by somebody: the hold ends, the queue is served. The server tells of that, not the
-    /// lock.
+    /// Another command removes the key: the hold ends, and the queue is served. The server publishes the
+    /// event, not the lock.
     pub fn delete(&mut self, key: Key) {
         if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
             self.marks.push("a key vanishes under its queue");
@@ -68,12 +68,12 @@ impl Page {
         }
     }
 
-    /// The server has forgotten something.
+    /// The server has lost holds: a grace period begins.
     pub fn begin_grace(&mut self, ms: u64) {
         self.grants_from = self.grants_from.max(self.in_ms(ms) * 1000);
     }
 
-    /// Queues do not outlive a demotion.
+    /// The server becomes a replica: all waits end.
     pub fn demote(&mut self) {
         if !self.waiters.is_empty() {
             self.marks.push("a demotion with waiters");

@@ -1,4 +1,4 @@
-//! Who is next, and who may have what.
+//! The wait queue of the model: which request can be granted, and which is next.
 
 use super::*;
 
@@ -6,13 +6,13 @@ use super::*;
 pub(super) enum May {
     Now(Granted),
     Later,
-    /// As many hold it as may.
+    /// The key has the maximum number of holders.
     Full,
     Never(Refusal),
 }
 
 impl Page {
-    /// Grants to the head of the queue, for as long as it can be granted.
+    /// Grants the lock to the head of the queue, as long as that is possible.
     pub(super) fn serve(&mut self, key: Key) {
         while let Some(waiter) = self.queue(key).first().cloned() {
             let asked = waiter.asked;
@@ -57,7 +57,7 @@ impl Page {
         }
     }
 
-    /// Whether its position ends with a connection that is closing.
+    /// Returns whether the position ends because its connection is closing.
     pub(super) fn is_lost(&self, waiter: &Waiter) -> bool {
         waiter.whose == Whose::Token && waiter.asked.ephemeral && self.closed == Some(waiter.asked.client)
     }
@@ -74,7 +74,7 @@ impl Page {
         beside.retain(|other| !other.until.is_some_and(|until| self.is_over(until)));
         let alone = waiter.whose == Whose::Token && beside.is_empty();
         if let (true, Granted::New, Some(until)) = (alone, granted, waiter.until) {
-            // Whoever waits may be dead: it costs the others no more than its position would have.
+            // The waiter may be dead: its lease must not last longer than its position would have.
             asked.ttl = asked.ttl.min(((until * 1000 - self.now) / 1000).max(1));
             kept_back = std::mem::take(&mut asked.delay);
         }
@@ -116,7 +116,7 @@ impl Page {
         }
     }
 
-    /// A grant to a token answers each of its waits on that key that asks for no more.
+    /// A grant to a token also answers its other waits on that key that ask for no more.
     pub(super) fn answer_others(&mut self, key: Key, token: Token) {
         for waiter in self.waiters.clone() {
             if (waiter.asked.key, waiter.asked.token) != (key, token)
@@ -131,7 +131,7 @@ impl Page {
         }
     }
 
-    /// It is told, and then who waits beside it.
+    /// Ends the wait of a waiter, and of the connections that wait together with it.
     pub(super) fn leave_all(&mut self, waiter: &Waiter, told: Told) {
         let beside = self.beside(waiter);
         self.leave(waiter, told);

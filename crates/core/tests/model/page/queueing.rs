@@ -1,4 +1,4 @@
-//! Waiting without a connection, and grants that may have reached nobody.
+//! QUEUE positions, and grants that may not have been received.
 
 use super::*;
 
@@ -53,7 +53,7 @@ impl Page {
         self.waiters.iter().find(own).cloned()
     }
 
-    /// The waiter has been told, so its token relies on the grant.
+    /// The waiter has received the grant.
     pub fn delivered(&mut self, flight: &Flight) {
         let hold = self.hold_mut(flight.key, flight.token);
         if let Some(hold) = hold
@@ -63,7 +63,7 @@ impl Page {
         }
     }
 
-    /// The answer reached nobody.
+    /// The reply was lost.
     pub fn undelivered(&mut self, flight: &Flight) {
         self.look_at(flight.key);
         self.lost(flight.key, flight.token, flight.number);
@@ -72,7 +72,7 @@ impl Page {
         }
     }
 
-    /// The user of a queued waiter may not have what it was granted.
+    /// The user of a queued waiter has lost the right to the lock.
     pub fn forbidden(&mut self, key: Key, token: Token) {
         self.look_at(key);
         let doubt = self.hold(key, token).and_then(|hold| hold.on_the_way.as_ref());
@@ -81,8 +81,8 @@ impl Page {
         self.lost(key, token, number);
     }
 
-    /// The grant goes to the next, unless the token has been told of it by another connection, or may claim
-    /// it.
+    /// Takes the grant back and serves the next waiter, unless the token has received it on another
+    /// connection or can still claim it.
     fn lost(&mut self, key: Key, token: Token, number: u64) {
         self.turn(key, |page| {
             let (now, over) = (page.in_ms(0), page.now / 1000);

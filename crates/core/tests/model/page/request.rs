@@ -1,4 +1,4 @@
-//! What an ACQUIRE asks for.
+//! The options of an ACQUIRE in the model.
 
 use dlock_core::{Mode, Reentry};
 
@@ -19,7 +19,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Without options, for a second.
+    /// A request without options, with a lease of a second.
     pub fn new(client: Client, key: Key, token: Token, mode: Mode) -> Request {
         Request {
             client,

@@ -1,12 +1,12 @@
-//! What a restart does to a page.
+//! A restart of the model.
 
 use super::*;
 
-/// A start of the server, or of another one on the same data.
+/// A restart of the server, or the start of another one with the same data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Restart {
     pub same_boot: bool,
-    /// How long nobody served, and by how much the wall clock was set meanwhile, in ms.
+    /// The ms of downtime, and the ms by which the wall clock was set meanwhile.
     pub down: u64,
     pub jump: i64,
 }
@@ -21,7 +21,7 @@ impl Page {
         let before = self.now / 1000;
         self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
         let now = self.in_ms(0);
-        // On the same boot the clocks can be compared exactly, else the wall clocks have to do.
+        // On the same boot the clocks can be compared exactly. Otherwise the wall clocks decide.
         let moved = |ms: u64| if same_boot { ms.saturating_add_signed(jump) } else { ms };
         if jump < 0 {
             self.marks.push("a clock set back");

@@ -1,4 +1,4 @@
-//! ACQUIRE as the server carries it out: a try, and what comes of "not now".
+//! ACQUIRE as the module runs it: a try, and a wait if the lock is not free.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Connections that end, with what was bound to them and what was on its way.
+//! Connections that close, with their EPHEMERAL holds and the replies that were under way.
 
 use dlock_core::deliveries::Deliveries;
 
@@ -15,8 +15,8 @@ impl System {
             let (key, id) = (key_of(&waiter.name), waiter.id);
             self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
         }
-        // The books may know of holds that are over; looking at those would do no harm, but earlier than the
-        // page does.
+        // Bonds of expired holds are skipped: processing them would end those holds earlier than the model
+        // does.
         let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
         for (_, key, who) in bonds {
             self.bonds.remove(&(client, key, who));
@@ -26,7 +26,7 @@ impl System {
         }
     }
 
-    /// Every hold that ends with a connection, by what is stored.
+    /// The stored holds that end with a connection.
     pub fn bound_holds(&self) -> BTreeSet<(Client, Key, Token)> {
         let holds = self.locks.iter().flat_map(|(key, lock)| lock.stored().map(|hold| (*key, hold)));
         let bound = holds.filter_map(|(key, hold)| match hold.ephemeral() {
