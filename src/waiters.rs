@@ -40,7 +40,7 @@ pub fn wait(
     block(m, ctx, waiter)
 }
 
-/// Gives the token of the running command a position in the queue for `ms`.
+/// Gives the token of the running command a position in the queue for `ms`. The caller arms the timer.
 pub fn queue(
     m: &Module,
     ctx: Ctx<'_>,
@@ -52,9 +52,7 @@ pub fn queue(
 ) -> Result<WaiterId, String> {
     let since = clock::now();
     let (name, owner, until) = (name.clone(), Owner::Token(queued), Some(since + ms));
-    let waiter = join(m, ctx, Newcomer { name, rank, request, owner, since, until })?;
-    timer::rearm(m);
-    Ok(waiter)
+    join(m, ctx, Newcomer { name, rank, request, owner, since, until })
 }
 
 /// Blocks the client of the running command beside the position of its token, at most until the position

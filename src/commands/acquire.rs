@@ -14,7 +14,7 @@ use crate::effects::Target;
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, user};
 use crate::module::Module;
-use crate::{background, clock, log, waiters};
+use crate::{background, clock, log, timer, waiters};
 
 pub struct Acquire;
 
@@ -115,10 +115,14 @@ fn answer<'a>(
             let own = own.map_or_else(|| request.token.to_owned(), |owner| owner.as_token().clone());
             return Err(Error::Deadlock(vec![own.clone(), other, own]).into());
         }
-        Acquired::Queued(position) => match block {
-            Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,
-            None => None::<Fence>.write(&mut ctx),
-        },
+        Acquired::Queued(position) => {
+            // A call for a position that the token has already can end it sooner.
+            timer::rearm(m);
+            match block {
+                Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,
+                None => None::<Fence>.write(&mut ctx),
+            }
+        }
         Acquired::NotNow(rank) => match block {
             Some(wait) => {
                 on_a_master(ctx.flags())?;
