@@ -21,6 +21,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
+use dlock_quorum::Instant;
 use tokio::runtime::Handle;
 
 use crate::acquire::all::AcquireAll;
@@ -29,7 +30,6 @@ use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
 use crate::options::ClientBuilder;
 use crate::wait::Wait;
 use dlock_protocol::Token;
-use dlock_quorum::Instant;
 
 /// A lock service for threads: see [`ClientBuilder::build_blocking`]. Clones are the same client.
 #[derive(Debug, Clone)]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_protocol::Token;
+use dlock_quorum::{Extension, Instant};
 
 use crate::acquire::Acquire;
 use crate::acquire::adopt::adopt;
@@ -26,8 +27,6 @@ use crate::service::Service;
 use crate::topology::{Channel, Node};
 use crate::wait::Backoff;
 use crate::wait::Wait;
-use dlock_quorum::Extension;
-use dlock_quorum::Instant;
 
 /// Longest pause between two checks whether a resource is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);

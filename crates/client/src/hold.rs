@@ -10,6 +10,7 @@ pub(crate) mod release;
 pub(crate) mod renewal;
 
 use dlock_protocol::Mode;
+use dlock_quorum::{Acquired, Extension, Fence, Instant, Lease};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all, select_all};
 use std::fmt;
@@ -31,9 +32,6 @@ use crate::request::{self, LockRequest};
 use crate::service::{Channels, Service};
 use crate::sync::Mutex;
 use crate::wait::Backoff;
-
-use dlock_quorum::{Acquired, Extension, Fence};
-use dlock_quorum::{Instant, Lease};
 
 /// A lock that was just acquired, with all that its hold needs.
 pub(crate) struct NewHold {

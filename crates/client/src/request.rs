@@ -1,4 +1,5 @@
 //! The requests to the masters, as commands of the protocol.
+use dlock_quorum::Fence;
 
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::{NotifyRef, ReleaseCount, Token, Ttl};
@@ -6,8 +7,6 @@ use rand::TryRng;
 use redis::{Cmd, Pipeline};
 use std::ops::Deref;
 use std::time::Duration;
-
-use dlock_quorum::Fence;
 
 /// Largest number of holders that an inspection shows.
 pub(crate) const MAX_HOLDERS: u32 = 1000;

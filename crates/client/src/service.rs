@@ -1,6 +1,7 @@
 //! The state that all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::Ttl;
+use dlock_quorum::{Contention, Holder, Holders, Lease, Member, Quorum, Vote};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -17,12 +18,9 @@ use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::options::{ClientBuilder, Retry};
 use crate::sync::Mutex;
-use crate::topology::Watched;
-use crate::topology::{Channel, MemberList, Node};
+use crate::topology::{Channel, MemberList, Node, Watched};
 use crate::transport::{Address, ConnectError, WRONG_TYPE, wrong_type};
 use crate::{inspect, reading, request};
-use dlock_quorum::Lease;
-use dlock_quorum::{Contention, Holder, Holders, Member, Quorum, Vote};
 
 /// The lock service of a client.
 #[derive(Debug)]
@@ -66,7 +64,7 @@ impl Service {
             let why = format!("the node timeout must be 1 ms to a day, not {limit:?}");
             return Err(BuildError::Option(why));
         }
-        let member_list = MemberList::new(addresses.iter().map(|address| address.name.clone()));
+        let member_list = MemberList::new(quorum, addresses.iter().map(|address| address.name.clone()));
         let background = Background::start().map_err(|why| BuildError::Thread(why.to_string()))?;
         let watched = Arc::<Watched>::default();
         let nodes = quorum.members().zip(addresses);

@@ -1,8 +1,7 @@
 //! The wait for a lock, and the pauses between tries.
 
-use std::time::Duration;
-
 use dlock_quorum::Deadline;
+use std::time::Duration;
 
 use crate::clock::now;
 

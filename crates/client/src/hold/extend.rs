@@ -1,6 +1,7 @@
 //! Sends the requests of an [`Extension`]: EXTEND to all masters, ACQUIRE to masters that forgot the hold.
 
 use dlock_protocol::{Mode, Ttl};
+use dlock_quorum::{Extended, Extension, Instant, Lease, Member, Outgoing, Sends, Vote};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, select_all};
 use redis::{Cmd, Pipeline};
@@ -12,8 +13,6 @@ use crate::error::ExtendError;
 use crate::request::LockRequest;
 use crate::service::{Channels, Service};
 use crate::topology::{Channel, LateEffect, Voters};
-use dlock_quorum::{Extended, Extension, Member, Outgoing, Sends, Vote};
-use dlock_quorum::{Instant, Lease};
 
 /// Calls whose answers decide nothing any more. Dropping this cancels those that were not sent yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_protocol::{Fence, Token};
+use dlock_quorum::Instant;
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
 
@@ -13,7 +14,6 @@ use crate::error::{AcquireError, ExtendError, Lost, ReleaseError};
 use crate::hold::{Hold, first_lost};
 use crate::reading::shown;
 use crate::wait::Wait;
-use dlock_quorum::Instant;
 
 /// Guards a hold. The hold is renewed in the background, and released when its last guard is dropped.
 #[must_use = "a dropped guard releases its lock"]

@@ -1,6 +1,7 @@
 //! Changes the mode of a hold: from exclusive to shared, and from shared to exclusive.
 
 use dlock_protocol::Mode;
+use dlock_quorum::{Deadline, Refusal, Stay, Vote};
 use futures_util::future::{join, join_all};
 use redis::Value;
 use std::sync::Arc;
@@ -17,7 +18,6 @@ use crate::request::{self, LockRequest};
 use crate::topology::{Channel, LateEffect, fresh_backoff};
 use crate::transport::Reply;
 use crate::wait::Wait;
-use dlock_quorum::{Deadline, Refusal, Stay, Vote};
 
 impl Hold {
     /// Asks every master for the hold as a shared one. That shortens no lease, so the answers only serve the

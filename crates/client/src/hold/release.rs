@@ -1,5 +1,6 @@
 //! RELEASE on all masters.
 
+use dlock_quorum::{Member, Refusal, Vote};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -11,7 +12,6 @@ use tokio::time::timeout;
 use crate::clock::now;
 use crate::error::ReleaseError;
 use crate::service::{Channels, Service};
-use dlock_quorum::{Member, Refusal, Vote};
 
 /// The releases of one hold. If dropped, they continue in the background.
 pub(crate) struct Releases {

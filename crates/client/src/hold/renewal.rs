@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_quorum::Instant;
 use tracing::{debug, warn};
 
 use crate::clock::{now, sleep_until};
 use crate::error::{ExtendError, Lost, Report};
 use crate::hold::Hold;
 use crate::wait::Backoff;
-use dlock_quorum::Instant;
 
 /// Number of moments per lease at which holds are renewed. All holds of one moment share the writes and reads
 /// of the connection, and wake its thread once. Renewed one by one, ten thousand holds take several times the

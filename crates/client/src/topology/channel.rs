@@ -5,6 +5,7 @@
 //! So each request that could shorten or weaken a hold is recorded until an answer, to it or to a later one
 //! on its connection, proves that it is over.
 
+use dlock_quorum::{Instant, Refusal, Vote};
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -16,8 +17,6 @@ use crate::error::NodeState;
 use crate::sync::Mutex;
 use crate::topology::node::{Node, fresh_backoff};
 use crate::transport::{Command, ConnectError, Connection, Reply};
-use dlock_quorum::Instant;
-use dlock_quorum::{Refusal, Vote};
 
 /// The channel of one hold to one master. All requests of the hold use one connection while it works, so that
 /// none overtakes another: a RELEASE that overtook an ACQUIRE would leave the hold behind.

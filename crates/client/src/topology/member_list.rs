@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use dlock_quorum::{Failure, Member, Quorum, Vote};
 use redis::Cmd;
 use sha1_smol::Sha1;
 
 use crate::request;
 use crate::sync::Mutex;
 use crate::transport::{ConnectError, Connection};
-use dlock_quorum::{Failure, Member, Vote};
 
 /// Library name of a client of a single server.
 const LIBRARY: &str = "dlock-client";
@@ -18,7 +18,10 @@ const DIGEST_LEN: usize = 8;
 
 /// The last connection of each member.
 #[derive(Debug)]
-pub(crate) struct MemberList(Mutex<Vec<Entry>>);
+pub(crate) struct MemberList {
+    quorum: Quorum,
+    entries: Mutex<Vec<Entry>>,
+}
 
 #[derive(Debug)]
 struct Entry {
@@ -29,22 +32,22 @@ struct Entry {
 }
 
 impl MemberList {
-    pub(crate) fn new(names: impl IntoIterator<Item = Arc<str>>) -> Arc<Self> {
+    pub(crate) fn new(quorum: Quorum, names: impl IntoIterator<Item = Arc<str>>) -> Arc<Self> {
         let entry = |name| Entry { name, connection: None, sent_name: String::new() };
-        Arc::new(MemberList(Mutex::new(names.into_iter().map(entry).collect())))
+        Arc::new(MemberList { quorum, entries: Mutex::new(names.into_iter().map(entry).collect()) })
     }
 
     /// Returns the name of the client's connections in CLIENT LIST: see
     /// [`Client::library_name`](crate::Client::library_name).
     pub(crate) fn library_name(&self) -> String {
-        let entries = self.0.lock();
+        let entries = self.entries.lock();
         library_name(&entries)
     }
 
     /// Returns the connections with an outdated name, each with the command that changes it, and records the
     /// new name as sent.
     pub(crate) fn outdated_names(&self) -> Vec<(Connection, Cmd)> {
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         let name = library_name(&entries);
         let mut renamed = Vec::new();
         for entry in entries.iter_mut().filter(|entry| entry.sent_name != name) {
@@ -58,14 +61,14 @@ impl MemberList {
 
     /// Returns true if a majority of the members is connected and answers.
     pub(crate) fn has_majority(&self) -> bool {
-        let entries = self.0.lock();
+        let entries = self.entries.lock();
         let answers = |entry: &&Entry| entry.connection.as_ref().is_some_and(Connection::answers);
-        entries.iter().filter(answers).count() > entries.len() / 2
+        entries.iter().filter(answers).count() >= self.quorum.majority()
     }
 
     /// Rejects a connection of `member` to the server of another member.
     pub(crate) fn check(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
-        check(&self.0.lock(), member, connection)
+        check(&self.entries.lock(), member, connection)
     }
 
     /// Like [`check`](Self::check), and records the server as that of `member`.
@@ -75,7 +78,7 @@ impl MemberList {
         connection: &Connection,
         sent_name: String,
     ) -> Result<(), ConnectError> {
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         check(&entries, member, connection)?;
         let entry = &mut entries[usize::from(member.0)];
         (entry.connection, entry.sent_name) = (Some(connection.clone()), sent_name);

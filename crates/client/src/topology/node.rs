@@ -1,6 +1,7 @@
 //! One master: its shared connection, and whether it can be reached. It does not count votes: `dlock-quorum`
 //! does.
 
+use dlock_quorum::{Instant, Member};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::{PushInfo, PushKind};
@@ -19,8 +20,6 @@ use crate::topology::waits::Waits;
 use crate::topology::watched::Watched;
 use crate::transport::{Address, ConnectError, Connection};
 use crate::wait::Backoff;
-use dlock_quorum::Instant;
-use dlock_quorum::Member;
 
 /// First pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

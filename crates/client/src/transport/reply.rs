@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use dlock_protocol::error::Class;
 use dlock_protocol::reply::{self, Reply as _};
+use dlock_quorum::{Failure, Fence, Refusal, Vote};
 use redis::{ServerError, Value};
 
 use crate::error::NodeState;
 use crate::reading::{self, plain};
-use dlock_quorum::{Failure, Fence, Refusal, Vote};
 
 /// Outcome of a request.
 #[derive(Debug, Clone)]
