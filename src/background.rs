@@ -6,7 +6,7 @@
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
-use dlock_core::{ClientId, Deadline, Departed, Ephemeral, Instant, Name, Outcome, Token, WaiterId};
+use dlock_core::{ClientId, Deadline, EndedHolds, Ephemeral, Instant, Name, Outcome, Token, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 
@@ -142,7 +142,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Over(name, waiter, outcome) => {
             on(m, ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], outcome)));
         }
-        Task::Departed(name, departed) => account_ended_holds(m, ctx, name, departed),
+        Task::EndedHolds(name, ended_holds) => account_ended_holds(m, ctx, name, ended_holds),
         Task::Restored(name) => {
             on(m, ctx, &name, |target| target.operate(|turn| turn.restored()));
         }
@@ -195,12 +195,12 @@ fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, wa
     });
 }
 
-/// Ends holds of a closed connection: those on one resource, at most [`Departed::SLICE`]. The others become
+/// Ends holds of a closed connection: those on one resource, at most [`EndedHolds::SLICE`]. The others become
 /// the last task.
 fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bindings) {
     let Some((key, first)) = holds.pop_first() else { return };
     let mut tokens = vec![first];
-    while tokens.len() < Departed::SLICE
+    while tokens.len() < EndedHolds::SLICE
         && holds.first().is_some_and(|(other, _)| *other == key)
         && let Some((_, token)) = holds.pop_first()
     {
@@ -216,8 +216,8 @@ fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bi
 
 /// Counts some of the holds that have ended together, and unbinds them from their connections, except tokens
 /// that have acquired the lock again with the same connection since.
-fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut departed: Box<Departed>) {
-    let ended: Vec<_> = departed.next_slice().collect();
+fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_holds: Box<EndedHolds>) {
+    let ended: Vec<_> = ended_holds.next_slice().collect();
     ctx.select_db(name.db);
     let raw = ctx.string(&name.key);
     let mut key = Key::open_for_read(ctx, raw.name()).ok();
@@ -234,8 +234,8 @@ fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut depart
                 s.background.unbind(client, &name, &token);
             }
         }
-        if !departed.is_empty() {
-            s.background.note(Task::Departed(name, departed));
+        if !ended_holds.is_empty() {
+            s.background.note(Task::EndedHolds(name, ended_holds));
         }
     });
 }
@@ -297,7 +297,7 @@ fn end_wait(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
 
 /// Refuses the first waiters of a queue.
 fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
-    for _ in 0..Departed::SLICE {
+    for _ in 0..EndedHolds::SLICE {
         let Some(head) = m.with(|s| s.waiting.head(name).map(|head| head.id)) else { return };
         refuse(m, head, why);
     }

@@ -111,7 +111,7 @@ impl<'a> Target<'a> {
                 Some(value) => value,
                 None => fresh.insert(s.new_value()),
             };
-            let terms = if held_by_string { s.terms().with_no_grants() } else { s.terms() };
+            let terms = if held_by_string { s.terms().without_grants() } else { s.terms() };
             step.long_hold = s.config.log_slower_than;
             let lock = &mut value.lock;
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
@@ -130,7 +130,7 @@ impl<'a> Target<'a> {
     }
 
     fn carry_out(&mut self, step: &mut Step, facts: &Facts, now: Instant) {
-        if step.rest.is_some() {
+        if step.queue_effects.is_some() {
             log::ended(self.m, self.ctx, &self.name, step, now);
         }
         let mut deleted = false;
@@ -144,7 +144,7 @@ impl<'a> Target<'a> {
         if facts.due_sooner {
             timer::rearm(self.m);
         }
-        if step.rest.is_some() {
+        if step.queue_effects.is_some() {
             self.answer_waiters(step, now);
         }
     }
@@ -197,7 +197,7 @@ impl<'a> Target<'a> {
     /// Answers the waiters whose wait has ended, and rearms the timer for those that go on.
     #[inline(never)]
     fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
-        let Some(rest) = step.rest.take() else { return };
+        let Some(rest) = step.queue_effects.take() else { return };
         if rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
             timer::rearm(self.m);
         }

@@ -13,7 +13,7 @@ use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
 use dlock_core::marking::{Done, Marking, Status};
 use dlock_core::tasks::Task;
-use dlock_core::{Departed, Fences, Instant, Name, Step, Terms, WaiterId, Waiting, give_back};
+use dlock_core::{EndedHolds, Fences, Instant, Name, Step, Terms, WaiterId, Waiting, give_back};
 use dlock_protocol::error::Error;
 
 use crate::config::Config;
@@ -92,8 +92,8 @@ impl State {
         Terms {
             grants_from: self.grace.grants_from(),
             longest_lease: self.config.bounds.longest_lease(),
-            most_holders: self.config.max_holders,
-            most_served: Departed::SLICE,
+            max_holders: self.config.max_holders,
+            max_grants_per_turn: EndedHolds::SLICE,
         }
     }
 
@@ -105,7 +105,7 @@ impl State {
     /// Counts the events of a step, and records which holds are bound to which connection.
     pub fn account(&mut self, name: &Name<'_>, step: &mut Step) {
         self.stats.count(&step.events);
-        if let Some(rest) = &mut step.rest {
+        if let Some(rest) = &mut step.queue_effects {
             self.background.account(name, rest);
         }
     }

@@ -196,7 +196,7 @@ impl Module {
             match lock.take_vanished(clock::now(), doubts) {
                 // The background job does not run there.
                 Some(crowd) if !master => free_in_background(crowd),
-                Some(crowd) => s.background.note(Task::Departed(name.to_owned(), Box::new(crowd))),
+                Some(crowd) => s.background.note(Task::EndedHolds(name.to_owned(), Box::new(crowd))),
                 None => {}
             }
             for hold in lock.stored() {

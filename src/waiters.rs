@@ -265,7 +265,7 @@ impl Answer {
 pub fn reply_reclaimed(m: &Module, answer: Answer) {
     let Some(waiter) = answer.grant else { return };
     let undelivered = m.with(|s| {
-        let Delivery { name, token, .. } = s.waiting.deliveries.came_back(waiter)?;
+        let Delivery { name, token, .. } = s.waiting.deliveries.reply_reclaimed(waiter)?;
         s.background.note(Task::Undelivered(name, token, waiter));
         Some(())
     });

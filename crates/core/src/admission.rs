@@ -1,22 +1,22 @@
-//! Which bytes of a lock are let in, by where they come from.
+//! Checks on the bytes of a lock, depending on their source.
 //!
-//! What this server or its master wrote is taken as it is: to refuse one's own file would trade all holds for
-//! a number. RESTORE may bring what anybody has written, so it is held to what a command could have asked
-//! for.
+//! Bytes from this server's files or its master are accepted without limits: a server that refused its own
+//! file would lose all holds to protect one number. RESTORE can bring anything, so its bytes must be within
+//! the limits of the commands.
 
 use crate::bounds::Bounds;
 use crate::codec::{Effect, Malformed, Origin, Reader, Written, split_effect};
 
-/// Where the bytes of a whole lock come from, and what they are held to where anybody may have written them:
-/// whoever may call RESTORE on a master. `loading`: a load runs, and reads from there.
+/// The source of the bytes of a whole lock, and the limits that apply to them. `loading` is the source of a
+/// running load; there are limits only for RESTORE on a master.
 pub fn source(loading: Option<Origin>, is_master: bool, bounds: Bounds) -> (Origin, Option<Bounds>) {
-    // RESTORE is how keys migrate: the clocks of two machines need not agree. A replica's master tells of one
-    // that it has let in.
+    // Keys migrate by RESTORE, and the clocks of two machines need not agree. A replica accepts the keys that
+    // its master accepted.
     (loading.unwrap_or(Origin::Live), (loading.is_none() && is_master).then_some(bounds))
 }
 
 impl Reader {
-    /// Lets a whole lock in, or says why not.
+    /// Decodes a whole lock, within these limits. The error says why it is refused.
     pub fn admit(self, bytes: &[u8], bounds: Option<Bounds>) -> Result<Written, String> {
         let written = self.read(bytes).map_err(|why| why.to_string())?;
         if !written.is_whole() {
@@ -36,7 +36,7 @@ impl Reader {
         Err(refused.into())
     }
 
-    /// Reads an effect.
+    /// Decodes an effect.
     pub fn effect(self, bytes: &[u8]) -> Result<Effect, BadEffect> {
         let (last, change) = split_effect(bytes).map_err(|why| BadEffect { last: None, why })?;
         let written = self.read(change).map_err(|why| {
@@ -49,8 +49,7 @@ impl Reader {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadEffect {
-    /// As in [`Effect`], where a newer module wrote it: what that granted is lost here, how far fences have
-    /// risen is not.
+    /// As in [`Effect`], if a newer module wrote it: its change is lost here, but not the fence.
     pub last: Option<u64>,
     pub why: Malformed,
 }
@@ -82,8 +81,8 @@ mod tests {
         let terms = Terms {
             grants_from: Instant::from_micros(0),
             longest_lease: Ttl::MAX,
-            most_holders: 9,
-            most_served: 9,
+            max_holders: 9,
+            max_grants_per_turn: 9,
         };
         let (name, mut step) = (Name::new(0, b"k"), Step::default());
         let delay = Delay::from_millis(delay.into()).unwrap();
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn only_restore_on_a_master_may_bring_what_anybody_wrote() {
+    fn only_restore_on_a_master_has_limits() {
         let bounds = bounds(5_000);
         assert_eq!(source(None, true, bounds), (Origin::Live, Some(bounds)));
         assert_eq!(source(None, false, bounds), (Origin::Live, None));
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_anybody_wrote_is_held_to_the_bounds_and_what_is_trusted_is_not() {
+    fn bytes_of_restore_are_limited_and_trusted_bytes_are_not() {
         let far = NOW.micros() + 10_000_000;
         for (lock, refused) in [
             (held(5_000, 0, 0), None),

@@ -1,7 +1,6 @@
-//! Whatever has to be done without anybody asking: what was noted for the background job, which locks are due
-//! when, and what ends with which connection.
+//! The work of the background job: noted tasks, locks that are due, and holds that end with a connection.
 //!
-//! All of it can be lost: it is rebuilt when locks are loaded, or let go.
+//! None of it is stored. It is rebuilt when locks are loaded.
 
 use std::collections::HashMap;
 
@@ -13,32 +12,31 @@ use crate::lock::Lock;
 use crate::queue::{Name, WaiterId, Waiting};
 use crate::schedule::Slot;
 use crate::scheduled::Scheduled;
-use crate::step::{Binding, Departed, Rest};
+use crate::step::{Binding, EndedHolds, QueueEffects};
 use crate::tasks::{Bindings, Pending, Task, split_off_other_resources};
 
 #[derive(Default)]
 pub struct Background {
     pending: Pending,
     dbs: Vec<Db>,
-    /// Whose turn it is: see [`Background::next_task`].
+    /// The kind of work to try first: see [`Background::next_task`].
     turn: usize,
-    /// A file is loaded: what is due is asked for at its end.
+    /// A file is being loaded: locks that are due wait until its end.
     is_loading: bool,
 }
 
-/// What is known of a database.
+/// The locks of one database.
 #[derive(Default)]
 pub struct Db {
-    /// The locks by when they are due.
+    /// The locks, by the time at which they are due.
     pub scheduled: Scheduled,
-    /// What ends with a connection.
+    /// The holds that end with a connection.
     bindings: HashMap<ClientId, Bindings>,
 }
 
 impl Background {
-    /// About how many bytes it takes that a hold is bound to a connection, which mostly binds this one alone:
-    /// an entry in a table that is half full at times, a leaf of a tree with room for eleven, and the name
-    /// once more.
+    /// Estimated bytes for a hold that is bound to a connection, which usually has only this one: an entry in
+    /// a table that is half full at times, a tree leaf with room for eleven entries, and the name again.
     pub const fn binding_size(key: usize) -> usize {
         2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Box<[u8]>, Token)>() + key
     }
@@ -60,7 +58,7 @@ impl Background {
         }
     }
 
-    /// Very many locks come, and nothing is due before [`Background::loading_ended`].
+    /// Many locks are about to be loaded. None is due before [`Background::loading_ended`].
     pub fn loading_begins(&mut self) {
         self.is_loading = true;
         self.dbs.iter_mut().for_each(|db| db.scheduled.begin_bulk());
@@ -71,12 +69,12 @@ impl Background {
         self.dbs.iter_mut().for_each(|db| db.scheduled.end_bulk());
     }
 
-    /// How many locks are held.
+    /// Number of held locks.
     pub fn held(&self) -> usize {
         self.dbs.iter().map(|db| db.scheduled.held()).sum()
     }
 
-    /// How many hold them.
+    /// Number of holds.
     pub fn holders(&self) -> usize {
         self.dbs.iter().map(|db| db.scheduled.holders()).sum()
     }
@@ -85,8 +83,8 @@ impl Background {
         self.pending.push_back(task);
     }
 
-    /// Puts a lock into the schedule, moves it there or takes it out, by what it holds. `true` where it is
-    /// due before this millisecond.
+    /// Schedules a lock, moves it in the schedule or removes it, depending on its content. Returns true if it
+    /// is due before this ms.
     pub fn schedule(&mut self, lock: &mut Lock, db: i32, key: &[u8], before: u64) -> bool {
         let scheduled = &mut self.db(db).scheduled;
         let Some(due) = lock.next_due() else {
@@ -114,8 +112,8 @@ impl Background {
         self.db(name.db).scheduled.remove_if_of(slot, &name.key);
     }
 
-    /// Keeps the books of the connections that holds are bound to.
-    pub fn account(&mut self, name: &Name<'_>, rest: &mut Rest) {
+    /// Updates the holds that are bound to connections.
+    pub fn account(&mut self, name: &Name<'_>, rest: &mut QueueEffects) {
         for binding in &rest.bindings {
             match binding {
                 Binding::Begins(client, token) => {
@@ -125,8 +123,8 @@ impl Background {
                 Binding::Ends(client, token) => self.unbind(*client, name, token),
             }
         }
-        for departed in rest.departed.drain(..) {
-            self.note(Task::Departed(name.to_owned(), Box::new(departed)));
+        for ended_holds in rest.ended_holds.drain(..) {
+            self.note(Task::EndedHolds(name.to_owned(), Box::new(ended_holds)));
         }
         if rest.unserved {
             self.note(Task::Serve(name.to_owned()));
@@ -144,7 +142,7 @@ impl Background {
         }
     }
 
-    /// A connection has closed. Whether any hold was bound to it.
+    /// A connection has closed. Returns whether a hold was bound to it.
     pub fn client_gone(&mut self, client: ClientId) -> bool {
         let mut bound = false;
         for (at, db) in self.dbs.iter_mut().enumerate() {
@@ -156,11 +154,11 @@ impl Background {
         bound
     }
 
-    /// The wait queues of a database, or of all, may have to be served: of those that began behind this
-    /// waiter, some after the other.
+    /// Some of the wait queues of one database or all that began after this waiter, which may have to be
+    /// served.
     pub fn serve(&mut self, waiting: &Waiting, of: Option<i32>, behind: WaiterId) {
         let mut next = None;
-        for (began, name) in waiting.queues_behind(behind).take(Departed::SLICE) {
+        for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
             next = Some(began);
             if of.is_none_or(|db| name.db == db) {
                 self.note(Task::Serve(name.clone()));
@@ -169,8 +167,8 @@ impl Background {
         next.into_iter().for_each(|began| self.note(Task::ServeBehind(began, of)));
     }
 
-    /// The next thing to do at `now`, if any. What was noted, waits that have timed out and leases that have
-    /// expired take turns, so that however many there are of one, the others come as well.
+    /// The next task at `now`. Noted tasks, timeouts and expired leases take turns, so that none of them
+    /// holds up the others.
     pub fn next_task(&mut self, waiting: &mut Waiting, grace: &mut Grace, now: Instant) -> Option<Task> {
         type Next = fn(&mut Background, &mut Waiting, Instant) -> Option<Task>;
         const KINDS: [Next; 3] = [
@@ -191,7 +189,7 @@ impl Background {
     }
 
     fn next_lease(&mut self, now: Instant) -> Option<Task> {
-        // The earliest of all databases: many that are due in one may not hold up another's.
+        // The earliest of all databases, so that many due locks in one do not hold up another.
         let firsts = self.dbs.iter().enumerate().filter_map(|(at, db)| Some((at, db.scheduled.first()?)));
         let (db, (_, slot)) =
             firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
@@ -199,26 +197,27 @@ impl Background {
         Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
     }
 
-    /// The millisecond at which there will be something to do; None for never.
+    /// The ms at which there will be a task. `None` for never.
     pub fn next_due(&self, waiting: &Waiting, grace: &Grace) -> Option<u64> {
         let locks = self.dbs.iter().filter_map(|db| db.scheduled.first()).map(|(due, _)| due);
         let first = locks.chain(waiting.next_due()).min().map(|due| due.millis());
         first.into_iter().chain(self.pending.due()).chain(grace.due()).min()
     }
 
-    /// A task that cannot be carried out yet is the next one again. What is found by its time is found again.
+    /// Returns a task that cannot be carried out yet: it is the next one again. A task that was found by its
+    /// time is found again anyway.
     pub fn put_back(&mut self, task: Task) {
         if !matches!(task, Task::Over(..) | Task::Due(..)) {
             self.pending.put_back(task);
         }
     }
 
-    /// Looks at this again at `at`, which is no earlier than for what was put off before.
+    /// Puts a task off until `at`, which is no earlier than for the tasks put off before.
     pub fn put_off(&mut self, task: Task, at: Deadline) {
         match task {
-            // What is due stands where it is found by its time.
+            // Due locks and timeouts are found by their time.
             Task::Due(name, slot) => self.db(name.db).scheduled.put_off(slot, at),
-            // The other resources of the connection need not wait.
+            // The other locks of the connection need not wait.
             Task::Disconnected(client, db, mut holds) => {
                 let elsewhere = split_off_other_resources(&mut holds);
                 self.pending.put_off(Task::Disconnected(client, db, holds), at.millis());
@@ -230,8 +229,8 @@ impl Background {
         }
     }
 
-    /// This server is a master no more: what it had to do as one is its new master's business. Answers which
-    /// holds were bound to a connection, those of a resource together.
+    /// This server has become a replica: drops the tasks of a master. Returns the holds that were bound to
+    /// connections, grouped by lock.
     pub fn demoted(&mut self) -> Vec<(Name<'static>, Token)> {
         let closed = std::mem::take(&mut self.pending).into_tasks().filter_map(|task| match task {
             Task::Disconnected(_, db, holds) => Some((db, holds)),
@@ -248,7 +247,7 @@ impl Background {
         bound
     }
 
-    /// A database is emptied, or all are. Answers what was known of them: to free that takes a while.
+    /// Removes one database or all, and returns the removed state: freeing it can take long.
     pub fn flushed(&mut self, db: Option<i32>) -> Vec<Db> {
         match db {
             Some(db) => vec![std::mem::take(self.db(db))],
@@ -256,8 +255,8 @@ impl Background {
         }
     }
 
-    /// Two databases change places. The queues stay with the number of their database, as the connections in
-    /// them do; the locks move. Answers how many were held there.
+    /// SWAPDB. The queues stay with the number of their database, as their connections do; the locks move.
+    /// Returns the number of held locks that moved.
     pub fn swapped(&mut self, waiting: &mut Waiting, first: i32, second: i32) -> usize {
         let one = std::mem::take(self.db(first));
         let held = one.scheduled.held() + self.db(second).scheduled.held();

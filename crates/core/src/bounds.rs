@@ -1,30 +1,30 @@
-//! How far a server goes along with numbers from outside: leases, delays and fences that it did not choose
-//! itself.
+//! Limits on numbers from outside: leases, delays and fences.
 
 use dlock_protocol::{Instant, Ttl};
 
-/// What the options say of it.
+/// The options that limit them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     pub max_ttl: Ttl,
-    /// How long nothing new is granted after holds may have been forgotten; None: the grace period is off.
+    /// Length of the grace period. `None` if it is off.
     pub grace: Option<Ttl>,
 }
 
 impl Bounds {
-    /// No lease and no lock-delay is longer: a longer one than the grace period might outlast it, forgotten.
+    /// Maximum of a lease and of a lock-delay. Not more than the grace period, which a forgotten hold must
+    /// not outlast.
     pub fn longest_lease(self) -> Ttl {
         self.grace.map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
     }
 
-    /// Less than the grace period, so that a number that was raised so far and forgotten has been passed by
-    /// the clock when the next one is issued.
+    /// Half of the grace period, so that the clock has passed a number that was accepted and forgotten before
+    /// the next fence is issued.
     pub fn skew(self) -> Skew {
         self.grace.map_or(Skew::WITHOUT_GRACE, |grace| Skew(grace.millis() / 2))
     }
 }
 
-/// How far ahead of the clock a fence from outside may lie.
+/// Maximum distance of a fence from outside to the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Skew(u64);
 
@@ -39,7 +39,7 @@ impl Skew {
         self.0
     }
 
-    /// The greatest fence that is accepted from outside.
+    /// Greatest fence that is accepted from outside.
     pub const fn greatest_fence(self, now: Instant) -> u64 {
         now.micros().saturating_add(self.0 * 1000)
     }

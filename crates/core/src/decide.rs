@@ -1,11 +1,9 @@
-//! The operations: what each does to one lock and its queue, and what it asks of the world ([`Step`]).
+//! The operations on one lock and its queue. Each returns its effects as a [`Step`].
 //!
-//! Every one first advances the lock to now (expired holds end, the queue is served), then does its own work,
-//! then serves the queue again. So no answer depends on whether the background has looked at the lock yet.
+//! Every operation first advances the lock to now (expired holds end, the queue is served), then does its own
+//! work, then serves the queue again. So no reply depends on whether the background job has run.
 //!
-//! Here are the operations; of these ACQUIRE is in `acquiring`, positions that belong to tokens, and grants
-//! that reach nobody, are in `queueing`, whom CANCEL dismisses is in `cancel`. How a queue is served is in
-//! `serving`, how holds begin, change and end in `holds`.
+//! `acquiring` has ACQUIRE, `serving` the wait queue, `holds` the begin, change and end of holds.
 
 use std::num::NonZeroU32;
 
@@ -24,59 +22,59 @@ mod acquiring;
 mod holds;
 mod serving;
 
-/// What one try to take the lock came to.
+/// Outcome of ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// The token holds it: since now, or since before.
+    /// The token holds the lock, since now or since before.
     Held(Fence),
-    /// Not now. With BLOCK or QUEUE it waits in the queue, at this rank.
+    /// Not granted. With BLOCK or QUEUE it joins the queue at this rank.
     NotNow(Rank),
-    /// Not now. Its token has a position in the queue, which it keeps.
+    /// Not granted. Its token has a queue position already, which it keeps.
     Queued(WaiterId),
-    /// Another sharer, this party, waits to be the exclusive holder already: both would wait for ever.
+    /// Another sharer (this token or owner) waits for an upgrade already, so both would wait for ever.
     Upgrading(Token),
-    /// The server may have forgotten holds and grants nothing new yet.
+    /// The grace period runs.
     Grace,
     Refused(Refusal),
 }
 
-/// What CONFIRM came to.
+/// Outcome of CONFIRM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confirmed {
-    /// The hold's fence afterwards: the one asked for, or a greater one, and then nothing was changed.
+    /// The fence of the hold afterwards. If it is greater than the requested one, nothing was changed.
     Fence(Fence),
     NotHeld,
-    /// The fence lies this many ms further ahead of the clock than the skew bound allows.
+    /// The fence is this many ms beyond the skew bound.
     Ahead(u64),
 }
 
-/// On which terms a server grants.
+/// Limits that apply to new grants.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Nothing new is granted before this moment. What a token holds already it goes on holding.
+    /// No new hold begins before this time. Existing holds can be renewed.
     pub grants_from: Instant,
-    /// No lease and no lock-delay is longer. What is asked for has been looked at; who has waited since asked
-    /// when it may have been another, and is refused.
+    /// Maximum of a lease and of a lock-delay. New requests have been checked; a waiter that asked under a
+    /// greater maximum is refused at its turn.
     pub longest_lease: Ttl,
-    /// So many may share it, or hold permits. Who comes when it is full is refused; who waits already waits
-    /// on.
-    pub most_holders: u32,
-    /// So many from the head of the queue are granted the lock in a turn, besides the first one. Where more
-    /// could be, [`Rest::unserved`] asks for another one; meanwhile they stand where they stood, and nobody
-    /// overtakes them. Those whose time is over do not count.
+    /// Maximum number of sharers or permit holders. Beyond it, new requests are refused; existing waiters
+    /// keep waiting.
+    pub max_holders: u32,
+    /// Maximum number of waiters that are granted the lock in one turn, after the first one. If more could
+    /// be, [`QueueEffects::unserved`] asks for another turn; until then they keep their positions. Waits that
+    /// are over do not count.
     ///
-    /// [`Rest::unserved`]: crate::step::Rest::unserved
-    pub most_served: usize,
+    /// [`QueueEffects::unserved`]: crate::step::QueueEffects::unserved
+    pub max_grants_per_turn: usize,
 }
 
 impl Terms {
-    /// While somebody else has what is asked for.
-    pub fn with_no_grants(self) -> Terms {
+    /// These terms, with grants switched off: another lock (a string) occupies the key.
+    pub fn without_grants(self) -> Terms {
         Terms { grants_from: Instant::from_micros(u64::MAX), ..self }
     }
 }
 
-/// One operation at one moment on one resource.
+/// One operation on one lock at one moment.
 pub struct Turn<'a> {
     pub now: Instant,
     terms: Terms,
@@ -84,7 +82,7 @@ pub struct Turn<'a> {
     pub fences: &'a mut Fences,
     pub waiting: &'a mut Waiting,
     pub lock: &'a mut Lock,
-    /// What the world has to do, written down in the caller's place: it is too large to be moved about.
+    /// The effects, in the place of the caller: the step is too large to move.
     step: &'a mut Step,
     was_gone: bool,
     served: usize,
@@ -105,7 +103,7 @@ impl<'a> Turn<'a> {
         Turn { now, terms, name, fences, waiting, lock, step, was_gone, served: 0 }
     }
 
-    /// Ends the turn; its step can be carried out.
+    /// Ends the operation. Its step is complete.
     #[inline]
     pub fn finish(self) {
         if !self.was_gone && self.lock.is_gone() {
@@ -113,8 +111,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Advances the lock to now: expired holds end, the head of the queue is granted. Of many expired holds
-    /// not all end in this turn; none of them is seen any more, and the lock is due again at once.
+    /// Advances the lock to now: expired holds end, and the queue is served. If many holds have expired, some
+    /// end in a later turn; reads show none of them, and the lock is due again at once.
     pub fn advance(&mut self) {
         match self.lock.holding() {
             Holding::Free { delay_until: None, .. } => {}
@@ -129,7 +127,7 @@ impl<'a> Turn<'a> {
         self.now < self.terms.grants_from
     }
 
-    /// Answers the number of counts ended.
+    /// Returns the number of counts that it ended.
     pub fn release(&mut self, token: TokenRef<'_>, count: ReleaseCount) -> u32 {
         if !self.waiting.is_empty() {
             self.leave_queue(token);
@@ -158,13 +156,13 @@ impl<'a> Turn<'a> {
     #[inline(never)]
     fn leave_counts(&mut self, token: TokenRef<'_>, had: u32, left: NonZeroU32) {
         if left.get() < had {
-            self.heard_of(token);
+            self.claim_grant(token);
             self.change(token.as_bytes(), |hold| hold.set_count(left));
             self.step.put(self.lock, token);
         }
     }
 
-    /// The lease becomes `ttl` from now, longer or shorter. False where the token holds nothing.
+    /// Sets the lease to `ttl` from now, longer or shorter. Returns false if the token has no hold.
     pub fn extend(&mut self, token: TokenRef<'_>, ttl: Ttl) -> bool {
         self.advance();
         let deadline = self.now + ttl;
@@ -172,14 +170,14 @@ impl<'a> Turn<'a> {
         if extended.is_none() {
             return false;
         }
-        self.heard_of(token);
+        self.claim_grant(token);
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
         self.step.renewed = true;
         true
     }
 
-    /// The second phase of a fenced quorum.
+    /// CONFIRM, the second phase of a fenced quorum.
     pub fn confirm(&mut self, token: TokenRef<'_>, fence: Fence, ttl: Ttl, skew: Skew) -> Confirmed {
         self.advance();
         let Some(has) = self.lock.at(self.now).hold_of(token.as_bytes()).map(Hold::fence) else {
@@ -197,7 +195,7 @@ impl<'a> Turn<'a> {
             hold.set_fence(fence);
             hold.set_lease(deadline, ttl);
         });
-        self.heard_of(token);
+        self.claim_grant(token);
         self.fences.raise(fence.get());
         self.step.put(self.lock, token);
         self.step.events.push(Event::Extended);
@@ -205,7 +203,7 @@ impl<'a> Turn<'a> {
         Confirmed::Fence(fence)
     }
 
-    /// Ends every hold, and a lock-delay too. Answers how many holds.
+    /// Ends all holds and the lock-delay. Returns the number of holds.
     pub fn break_all(&mut self) -> usize {
         self.advance();
         let holds = self.lock.at(self.now).holders();
@@ -222,8 +220,8 @@ impl<'a> Turn<'a> {
         holds
     }
 
-    /// A connection has closed: of the holds of these tokens those end that are bound to it. The caller names
-    /// no more of them than one turn may end.
+    /// Ends those holds of these tokens that are bound to a closed connection. The caller passes at most as
+    /// many as one turn may end.
     pub fn disconnect<'t>(&mut self, tokens: impl IntoIterator<Item = &'t [u8]>, client: ClientId) {
         self.advance();
         let bound = Ephemeral::Bound(client);
@@ -235,15 +233,15 @@ impl<'a> Turn<'a> {
         self.serve();
     }
 
-    /// The key of the lock was taken away while it was held: the queue is served, or nobody holds it any
-    /// more.
+    /// The key of a held lock was deleted: serves the queue.
     pub fn vanished(&mut self) {
         self.was_gone = false;
         self.advance();
     }
 
-    /// The lock came by RESTORE, which is what the append only file has of it: a start would read the times
-    /// of another clock there, by the wall clock. So they are told once more, by this server's.
+    /// The lock was created by RESTORE. The append only file contains its bytes with the times of another
+    /// clock, which a restart would read by the wall clock: so the whole lock is stored again, by the clock
+    /// of this server.
     pub fn restored(&mut self) {
         self.advance();
         if !self.lock.is_gone() {
@@ -251,18 +249,18 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Takes waiters out of this queue, with the answer they get.
+    /// Removes waiters from this queue, with this outcome.
     pub fn dismiss(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         self.take_out(waiters, outcome);
         self.advance();
     }
 
-    /// Takes those out of this queue who wait with this token, or on this connection. Answers how many.
+    /// Removes the waiters of a token or of a connection from this queue. Returns their number.
     pub fn cancel(&mut self, whom: CancelTarget<'_>) -> usize {
         let waiters: SmallVec<[WaiterId; 2]> = match whom {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
-                // Who waits beside a position is out of the queue with it.
+                // A connection beside a position leaves together with it.
                 Some(Waiter { name, owner: Owner::Beside(_, position), .. }) if *name == *self.name => {
                     smallvec![*position]
                 }

@@ -1,9 +1,11 @@
-//! Grants that nobody is known to know of, to be taken back where nobody can be told; and the answers that
-//! tell of them, on their way to those who waited or handed to a connection in this turn of the event loop.
+//! Unconfirmed grants, and the replies that announce them.
 //!
-//! A turn ends with writing to the sockets. So a connection that is gone before the next one begins has not
-//! been told, whatever was said to it: the server throws away what it has for one that it had condemned
-//! already (a deleted user, an output buffer that is too long, a peer that has hung up).
+//! A grant to a waiter is unconfirmed until the client has received the reply, or has sent a command with its
+//! token. If no reply arrives, the grant is taken back.
+//!
+//! An event-loop turn ends with writing to the sockets. A connection that closes before the next turn has not
+//! received a reply: the server discards the output of a connection that it had already decided to close (a
+//! deleted user, an exceeded output limit, a peer that closed).
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -16,46 +18,46 @@ use crate::queue::{Name, WaiterId, swap};
 
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
-    /// By database and key; none is empty.
-    in_doubt: HashMap<i32, HashMap<Box<[u8]>, Doubts>>,
+    /// By database and key. Never empty.
+    unconfirmed: HashMap<i32, HashMap<Box<[u8]>, UnconfirmedGrants>>,
     on_their_way: HashMap<WaiterId, Delivery>,
     this_turn: HashMap<ClientId, (WaiterId, Delivery)>,
 }
 
-/// What is in doubt of one resource.
-pub type Doubts = BTreeMap<Token, Doubt>;
+/// The unconfirmed grants of one lock.
+pub type UnconfirmedGrants = BTreeMap<Token, UnconfirmedGrant>;
 
-/// A grant that may yet turn out to have reached nobody.
+/// A grant that no client may know of.
 #[derive(Clone, Debug)]
-pub struct Doubt {
-    /// The hold's: it may be another one by the time somebody asks.
+pub struct UnconfirmedGrant {
+    /// The fence of the hold. Tells whether a later reply is about the same hold.
     fence: Fence,
     granted: Granted,
-    /// Whose answers are on their way.
+    /// The waiters whose replies are on their way.
     told: SmallVec<[WaiterId; 1]>,
     unclaimed: Option<Unclaimed>,
 }
 
-/// What a queued waiter was granted and has not asked for again.
+/// A grant to a queued waiter that it has not claimed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unclaimed {
     pub id: WaiterId,
-    /// Until when the position would have lasted.
+    /// End of the queue position.
     pub until: Deadline,
-    /// The lock-delay that the hold has once it is claimed.
+    /// The lock-delay that the hold gets when it is claimed.
     pub delay: Delay,
 }
 
-/// What comes of an answer that reached nobody.
+/// The consequence of a reply that was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// Nobody knows of this: it is to be taken back.
+    /// No client knows of this grant: take it back.
     Grant(Granted),
-    /// The token may still claim it.
+    /// The token can still claim the grant, until then.
     Unclaimed(Deadline),
 }
 
-/// A grant to a waiter.
+/// The reply to a waiter that was granted a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     pub name: Name<'static>,
@@ -67,8 +69,8 @@ pub struct Delivery {
 const CROWD: usize = 1_000;
 
 impl Deliveries {
-    /// A waiter is to be told of a grant, or to claim it. Whoever is while another grant to its token is in
-    /// doubt is one more who may turn out to be gone.
+    /// Records a grant to a waiter that will receive a reply, or that has to claim the grant. A renewal adds
+    /// a waiter to the unconfirmed grant of its token, if there is one.
     pub(crate) fn granted(
         &mut self,
         name: &Name<'static>,
@@ -79,8 +81,11 @@ impl Deliveries {
         unclaimed: Option<Unclaimed>,
     ) {
         if granted != Granted::Renewal {
-            let grants = self.in_doubt.entry(name.db).or_default().entry((*name.key).into()).or_default();
-            grants.insert(token.clone(), Doubt { fence, granted, told: SmallVec::new(), unclaimed: None });
+            let grants = self.unconfirmed.entry(name.db).or_default().entry((*name.key).into()).or_default();
+            grants.insert(
+                token.clone(),
+                UnconfirmedGrant { fence, granted, told: SmallVec::new(), unclaimed: None },
+            );
         }
         let Some(doubt) = self.of(name).and_then(|grants| grants.get_mut(token)) else { return };
         match unclaimed {
@@ -89,16 +94,16 @@ impl Deliveries {
         }
     }
 
-    /// The answer to a waiter is on its way.
+    /// Records that the reply to a waiter is on its way.
     pub(crate) fn sent(&mut self, waiter: WaiterId, delivery: Delivery) {
         self.on_their_way.insert(waiter, delivery);
     }
 
-    /// The token has been heard of, or holds no more: whatever it was granted is in doubt no longer. What it
-    /// had not claimed yet.
+    /// Confirms the grant of a token that sent a command, or whose hold ended. Returns the unclaimed grant,
+    /// if it had one.
     #[inline]
-    pub(crate) fn heard_of(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
-        if self.in_doubt.is_empty() { None } else { self.settle(name, token) }
+    pub(crate) fn claim_grant(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
+        if self.unconfirmed.is_empty() { None } else { self.settle(name, token) }
     }
 
     fn settle(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
@@ -110,31 +115,33 @@ impl Deliveries {
         doubt.unclaimed
     }
 
-    fn of(&mut self, name: &Name<'_>) -> Option<&mut Doubts> {
-        self.in_doubt.get_mut(&name.db)?.get_mut(&*name.key)
+    fn of(&mut self, name: &Name<'_>) -> Option<&mut UnconfirmedGrants> {
+        self.unconfirmed.get_mut(&name.db)?.get_mut(&*name.key)
     }
 
-    /// Nobody holds this any more, or somebody else does. Answers what is in doubt no longer: it may be much.
-    pub fn forget(&mut self, name: &Name<'_>) -> Doubts {
-        let Some(grants) = self.in_doubt.get_mut(&name.db) else { return Doubts::new() };
+    /// Removes the unconfirmed grants of a lock that was removed or replaced, and returns them: freeing them
+    /// can take long.
+    pub fn forget(&mut self, name: &Name<'_>) -> UnconfirmedGrants {
+        let Some(grants) = self.unconfirmed.get_mut(&name.db) else { return UnconfirmedGrants::new() };
         let forgotten = grants.remove(&*name.key).unwrap_or_default();
         give_back(grants);
         if grants.is_empty() {
-            self.in_doubt.remove(&name.db);
+            self.unconfirmed.remove(&name.db);
         }
         forgotten
     }
 
-    /// A database is emptied, or all are. Answers what is in doubt no longer, as [`Deliveries::forget`].
+    /// Removes the unconfirmed grants of one database or all, and returns them, as [`Deliveries::forget`]
+    /// does.
     pub fn flushed(&mut self, db: Option<i32>) -> impl Send + use<> {
         match db {
-            Some(db) => self.in_doubt.remove_entry(&db).into_iter().collect(),
-            None => std::mem::take(&mut self.in_doubt),
+            Some(db) => self.unconfirmed.remove_entry(&db).into_iter().collect(),
+            None => std::mem::take(&mut self.unconfirmed),
         }
     }
 
-    /// The answer to this waiter has reached nobody: what comes of that, unless somebody else is being told.
-    /// `delay`: of the hold, until it is claimed.
+    /// Records that the reply to a waiter was not delivered. Returns the consequence, or `None` if another
+    /// connection of the token receives a reply. `delay` is the lock-delay of the hold until it is claimed.
     pub(crate) fn lost(
         &mut self,
         name: &Name<'_>,
@@ -163,24 +170,24 @@ impl Deliveries {
         Some(Lost::Grant(granted))
     }
 
-    /// Its connection has taken the answer, to be written before the turn ends.
+    /// Records that the server has the reply in its output buffer, to be written before the turn ends.
     pub fn handed_over(&mut self, waiter: WaiterId) {
         if let Some(delivery) = self.on_their_way.remove(&waiter) {
             self.this_turn.insert(delivery.client, (waiter, delivery));
         }
     }
 
-    /// There was nobody to take it.
-    pub fn came_back(&mut self, waiter: WaiterId) -> Option<Delivery> {
+    /// Returns the reply of a waiter that had no connection to write it to.
+    pub fn reply_reclaimed(&mut self, waiter: WaiterId) -> Option<Delivery> {
         self.on_their_way.remove(&waiter)
     }
 
-    /// The connection is gone: what it was to be told in this turn.
+    /// Returns the reply that a closed connection would have received in this turn.
     pub fn gone(&mut self, client: ClientId) -> Option<(WaiterId, Delivery)> {
         if self.this_turn.is_empty() { None } else { self.this_turn.remove(&client) }
     }
 
-    /// The answer has been written.
+    /// The reply has been sent: the grant is confirmed.
     pub fn delivered(&mut self, waiter: WaiterId, Delivery { name, token, .. }: &Delivery) {
         let doubt = self.of(name).and_then(|grants| grants.get(token));
         if doubt.is_some_and(|doubt| doubt.told.contains(&waiter)) {
@@ -188,7 +195,7 @@ impl Deliveries {
         }
     }
 
-    /// What was handed over has been written.
+    /// All replies of the last turn have been sent.
     pub fn next_turn(&mut self) {
         for (waiter, delivery) in std::mem::take(&mut self.this_turn).into_values() {
             self.delivered(waiter, &delivery);
@@ -198,21 +205,21 @@ impl Deliveries {
         }
     }
 
-    /// Whether no answer is under way.
+    /// True if no reply is on its way.
     pub fn is_empty(&self) -> bool {
         self.on_their_way.is_empty() && self.this_turn.is_empty()
     }
 
-    /// Two databases change places, and the holds in them.
+    /// SWAPDB: the holds move with their databases.
     pub fn swapped(&mut self, first: i32, second: i32) {
         let handed_over = self.this_turn.values_mut().map(|(_, delivery)| delivery);
         for Delivery { name, .. } in self.on_their_way.values_mut().chain(handed_over) {
             swap(&mut name.db, first, second);
         }
-        let one = self.in_doubt.remove(&first);
-        let other = self.in_doubt.remove(&second);
-        self.in_doubt.extend(one.map(|grants| (second, grants)));
-        self.in_doubt.extend(other.map(|grants| (first, grants)));
+        let one = self.unconfirmed.remove(&first);
+        let other = self.unconfirmed.remove(&second);
+        self.unconfirmed.extend(one.map(|grants| (second, grants)));
+        self.unconfirmed.extend(other.map(|grants| (first, grants)));
     }
 }
 

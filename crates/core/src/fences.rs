@@ -1,58 +1,57 @@
-//! The numbers of grants: the one producer of fences, and how many of them are reserved ahead.
+//! Fences: the numbers of grants, and the numbers that are reserved ahead.
 //!
-//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in microseconds)`, of a
-//! clock that moves on by whole milliseconds: within one, a grant has the number behind the last one, so that
-//! readers of a log can count along ([`crate::codec::Plain`]). It follows the clock, so that losing `last`
-//! costs nothing while the clock is right, and goes on from `last`, so that a clock set back costs nothing
-//! while `last` is known. What keeps it from falling when both happen at once is the **mark**: a number on
-//! the disk that no fence goes beyond, and that a restart goes on above, as timestamp oracles do.
+//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`. The clock
+//! advances by whole ms: within one, a grant has the number after the last one, so that readers of a log can
+//! count along ([`crate::codec::Plain`]). As fences follow the clock, losing `last` does no harm while the
+//! clock is right; as they continue from `last`, a clock set back does no harm while `last` is known. If both
+//! happen at once, the **mark** keeps fences rising: a number on the disk that no fence exceeds, and above
+//! which a restart continues, as in timestamp oracles.
 //!
-//! Nothing here writes that number. This tells when a further one is wanted; the shell tells when it is on
-//! the disk.
+//! This module says when a further mark is needed. It does not write it: the shell does, and reports when it
+//! is on the disk.
 
 use dlock_protocol::{Fence, Instant};
 
-/// A new mark lies so far ahead of the clock, in microseconds. After a crash fences run ahead of the clock by
-/// as much, so it stays below the 10 s that other servers of a quorum accept.
+/// Distance of a new mark from the clock, in µs. After a crash, fences run ahead of the clock by as much; it
+/// is less than the 10 s that other servers of a quorum accept.
 const AHEAD: u64 = 7_000_000;
 
-/// The clock is followed up to so far below the mark; the numbers from there on are for grants that come
-/// while the disk takes its time. A million: more grants than a server makes in a second.
+/// Fences follow the clock up to this distance below the mark. The numbers between are for grants that are
+/// made while the disk is slow: a million, more than a server makes in a second.
 const ROOM: u64 = 1_000_000;
 
-/// A further mark is wanted when the clock will be followed for no longer than this: so one is written each 5
-/// s.
+/// A further mark is needed when fences can follow the clock for no longer than this, in µs: one is written
+/// every 5 s.
 const LEAST: u64 = 1_000_000;
 
-/// A new mark lies so far beyond the last fence, where that is ahead of the clock. Each start takes so many
-/// numbers, used or not: less than a quarter of a second, so that one that starts again and again is not led
-/// away by it.
+/// Distance of a new mark from the last fence, if that is ahead of the clock. Each start uses up this many
+/// numbers: less than a quarter of a second, so that frequent restarts do not run away.
 const SPARE: u64 = 250_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fences {
     last: u64,
-    /// The clock is followed up to here.
+    /// Fences follow the clock up to here.
     follow: u64,
     mark: Option<u64>,
     beyond: u64,
 }
 
 impl Default for Fences {
-    /// Without a mark.
+    /// Fences without a mark.
     fn default() -> Self {
         Fences { last: 0, follow: u64::MAX, mark: None, beyond: 0 }
     }
 }
 
 impl Fences {
-    /// The greatest number ever issued or accepted; 0 for none.
+    /// Greatest number that was issued or accepted. 0 for none.
     pub const fn last(&self) -> u64 {
         self.last
     }
 
-    /// The number of the next grant. None when the number space is used up (the year 2255), which refuses the
-    /// grant.
+    /// The fence of the next grant. `None` if the numbers are used up (in the year 2255): the grant is
+    /// refused.
     #[inline]
     pub fn issue(&mut self, now: Instant) -> Option<Fence> {
         let mut number = (self.last + 1).max(now.millis() * 1000);
@@ -64,8 +63,8 @@ impl Fences {
         Some(fence)
     }
 
-    /// The clock is not followed up to the mark and beyond: a grant that would wait for the disk, or go
-    /// without its cover, takes the next number instead. Only where none is left it goes beyond.
+    /// Near the mark, grants take the next number instead of waiting for the disk. Beyond the mark they go
+    /// only if no number is left.
     #[cold]
     fn close_to_the_mark(&mut self, number: u64) -> u64 {
         let next = (self.last + 1).max(self.follow);
@@ -76,38 +75,37 @@ impl Fences {
         next
     }
 
-    /// Goes on above `number` from now on; never goes back. Numbers no fence can have are passed over.
+    /// Continues above `number`, never below the last fence. Numbers that no fence can have are ignored.
     pub fn raise(&mut self, number: u64) {
         if number <= Fence::MAX {
             self.last = self.last.max(number);
         }
     }
 
-    /// The number on the disk; None where none is kept.
+    /// The mark on the disk. `None` if none is kept.
     pub const fn mark(&self) -> Option<u64> {
         self.mark
     }
 
-    /// From now on no fence goes beyond `mark`, or, with None, no mark is kept.
+    /// Sets the mark that no fence exceeds. `None` if none is kept.
     pub fn set_mark(&mut self, mark: Option<u64>) {
         self.mark = mark;
         self.follow = mark.map_or(u64::MAX, |mark| mark.saturating_sub(ROOM));
     }
 
-    /// How many fences were issued without the cover of the mark that was kept: a number from outside lay
-    /// beyond it, or the disk took so long that even the spare ones were used up.
+    /// Number of fences beyond the mark: after a fence from outside, or because the disk was too slow.
     pub const fn beyond(&self) -> u64 {
         self.beyond
     }
 
-    /// Whether a further mark has to be written now.
+    /// Whether a further mark has to be written.
     pub fn wants_mark(&self, now: Instant) -> bool {
         let by_clock = now.micros().saturating_add(LEAST + ROOM).min(Fence::MAX);
         let by_grants = (self.last + SPARE / 2).min(Fence::MAX);
         self.mark.is_none_or(|mark| mark < by_clock.max(by_grants))
     }
 
-    /// The mark to write at `now` where `last` was the greatest number.
+    /// The mark to write at `now`, if `last` was the greatest number.
     pub fn mark_for(now: Instant, last: u64) -> u64 {
         now.micros().saturating_add(AHEAD).max(last + SPARE).min(Fence::MAX)
     }

@@ -1,9 +1,9 @@
-//! Patterns of names, as KEYS and SCAN understand them.
+//! Patterns of keys, as in KEYS and SCAN.
 
-/// Whether the whole of `text` matches: `*` is any bytes, `?` one, `[a-z]` one of these, `[^a-z]` one of no
-/// these, `\` takes the next byte as it is. At most as many steps as both lengths multiplied.
+/// Whether all of `text` matches: `*` stands for any bytes, `?` for one, `[a-z]` for one of these, `[^a-z]`
+/// for one of the others, `\` escapes the next byte. Takes at most as many steps as both lengths multiplied.
 pub fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
-    // Where to go on when the bytes behind the last star turn out not to match.
+    // The place to continue from if the bytes after the last star do not match.
     let mut star = None;
     loop {
         let (one, behind) = match pattern {
@@ -27,7 +27,8 @@ pub fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     }
 }
 
-/// Whether the first of the pattern, which is no star, matches this byte, and what is behind it.
+/// Whether the first element of the pattern, which is no star, matches this byte, and the rest of the
+/// pattern.
 fn one(pattern: &[u8], byte: Option<u8>) -> (bool, Option<&[u8]>) {
     let (matches, behind): (fn(u8, u8) -> bool, _) = match pattern {
         [b'?', behind @ ..] => (|_, _| true, behind),
@@ -43,7 +44,7 @@ fn one(pattern: &[u8], byte: Option<u8>) -> (bool, Option<&[u8]>) {
     (byte.is_some_and(|byte| matches(wanted, byte)), Some(behind))
 }
 
-/// Whether the byte is one of the class, which may lack its end, and what is behind that.
+/// Whether the byte is in the class, and the pattern after the class. The class may have no end.
 fn in_class(mut class: &[u8], byte: u8) -> (bool, &[u8]) {
     let mut found = false;
     loop {

@@ -1,22 +1,23 @@
-//! The lock itself: who holds a resource, who waits for it, and who is next.
+//! The lock: holders, waiters, and the next grant.
 //!
-//! This crate decides and does nothing else. It knows no server, no clock, no randomness, no I/O and no
-//! threads: time comes in as an argument, and what must happen outside comes out as a [`Step`]. The words in
-//! which it is asked are those of `dlock-protocol`.
+//! This crate decides and does nothing else. It has no server, no clock, no randomness, no I/O and no
+//! threads: time is an argument, and effects on the outside are returned as a [`Step`]. Requests have the
+//! types of `dlock-protocol`.
 //!
-//! - [`bounds`], [`admission`]: how far numbers and bytes from outside are gone along with
-//! - [`fences`]: the numbers of grants, and how many are reserved ahead
-//! - [`marking`], [`mark`]: when those are written to the disk, and their bytes
-//! - [`grace`]: when a server may have forgotten holds, and until when it grants nothing new
-//! - [`lock`]: one resource, what is stored of it
-//! - [`queue`]: everybody who waits, in which order, until when
-//! - [`decide`]: the operations, over one lock and its queue
-//! - [`deadlock`]: would this wait close a cycle?
-//! - [`schedule`], [`scheduled`]: what is due next, among millions
-//! - [`background`], [`tasks`], [`deliveries`]: what has to be done without anybody asking
-//! - [`listing`], [`glob`]: a walk over all locks
-//! - [`log`]: what went wrong lately
-//! - [`codec`]: the bytes of a lock at rest and on the replication link
+//! The types to know first:
+//!
+//! - [`Lock`]: the stored state of one lock; [`Lock::at`] reads it at one moment
+//! - [`Hold`]: the tenure of one token
+//! - [`Waiting`]: the wait queues of all locks
+//! - [`Turn`]: one operation on one lock and its queue
+//! - [`Step`]: the effects of an operation, which the caller carries out
+//! - [`Fences`]: the numbers of grants
+//! - [`Search`](deadlock::Search): the search for a deadlock, before a client waits
+//! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
+//!
+//! The other modules: [`codec`] and [`admission`] read and write bytes, [`grace`], [`marking`] and [`mark`]
+//! are about restarts, [`bounds`] has limits, [`listing`] and [`glob`] are LIST, [`log`] is LOG, [`schedule`]
+//! and [`scheduled`] order locks by the time at which they are due.
 //!
 //! ```
 //! use dlock_core::{
@@ -25,7 +26,8 @@
 //! };
 //!
 //! let (name, now) = (Name::new(0, b"invoice:42"), Instant::from_millis(1_000));
-//! let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders: 100, most_served: 10 };
+//! let (longest_lease, max_holders, max_grants_per_turn) = (Ttl::MAX, 100, 10);
+//! let terms = Terms { grants_from: now, longest_lease, max_holders, max_grants_per_turn };
 //! let (mut fences, mut waiting, mut lock) = (Fences::default(), Waiting::default(), Lock::default());
 //! let mut acquire = |token: &[u8], client, now| {
 //!     let (token, ttl) = (Token::new(token).unwrap(), Ttl::from_millis(30_000).unwrap());
@@ -36,7 +38,7 @@
 //!
 //! assert!(matches!(acquire(b"a", 1, now), Acquired::Held(_)));
 //! assert_eq!(acquire(b"b", 2, now), Acquired::NotNow(Rank::Newcomer));
-//! // Nobody has looked at it meanwhile; the expired hold is not seen all the same.
+//! // No background job has run, but the expired hold is not seen.
 //! assert!(matches!(acquire(b"b", 2, Instant::from_millis(31_000)), Acquired::Held(_)));
 //! ```
 #![forbid(unsafe_code)]
@@ -74,4 +76,4 @@ pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};
 pub use outcome::{Granted, Outcome, Refusal};
 pub use queue::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
-pub use step::{Binding, Change, Departed, End, Event, Rest, Step};
+pub use step::{Binding, Change, End, EndedHolds, Event, QueueEffects, Step};

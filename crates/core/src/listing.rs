@@ -1,6 +1,6 @@
-//! A walk over the locks of a database, a few at a time: the resources that somebody waits for, in the order
-//! in which their wait queues began, then the locks that are scheduled, by their slots. Both keep their
-//! position for as long as they are there, so whatever is there during the whole walk comes.
+//! LIST: an iteration over the locks of a database, a few at a time. First the locks with waiters, in the
+//! order in which their queues began; then the scheduled locks, by slot. Neither order changes, so a lock
+//! that exists during the whole iteration is always returned.
 
 use dlock_protocol::Bytes;
 use dlock_protocol::command::List;
@@ -9,18 +9,18 @@ use crate::background::Background;
 use crate::glob;
 use crate::queue::{WaiterId, Waiting};
 
-/// Where a walk goes on. Its number is the cursor that a client is given; 0 is both the beginning and the
+/// The place at which an iteration continues. Clients see its number as the cursor; 0 is the begin and the
 /// end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Behind the queue that began with this waiter.
+    /// After the queue that began with this waiter.
     Waited(WaiterId),
     /// At this slot of the schedule.
     Scheduled(u32),
 }
 
 impl Place {
-    /// Of any number, for a client may send any.
+    /// Accepts any number, as clients may send any.
     pub fn of(cursor: u64) -> Place {
         match cursor & 1 {
             0 => Place::Waited(WaiterId(cursor >> 1)),
@@ -36,26 +36,25 @@ impl Place {
     }
 }
 
-/// What a part of a walk came past.
+/// The result of one step of an iteration.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Part {
     pub waited: Vec<Bytes>,
     pub scheduled: Vec<Bytes>,
-    /// None at the end.
+    /// `None` at the end.
     pub next: Option<Place>,
 }
 
-/// To look at one lock is so many steps; to come past an empty slot, or a queue of another database, is one.
+/// Steps for a lock. An empty slot, or a queue of another database, is one step.
 const LOOK: usize = 16;
-/// So much of a match is one.
+/// Bytes times bytes of a pattern match that are one step.
 const MATCHED: usize = 64;
 
-/// The next part of a walk over the locks of `db`. The cursor of `list` is where it goes on.
+/// The next part of an iteration over the locks of `db`, from the cursor of `list`.
 pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background) -> Part {
     let looked_at = list.count.map_or(List::LOOKED_AT, |n| n.get().min(List::MOST_LOOKED_AT));
     let mut left = Some(looked_at as usize * LOOK);
-    // Whether the key is one of the walk. Steps are counted before: the last look may take more than are
-    // left.
+    // Returns whether the key matches. Steps are counted before, so the last lock can exceed the limit.
     let mut look = |key: &[u8]| {
         let wanted = list.pattern.is_none_or(|pattern| glob::matches(pattern, key));
         let matched = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / MATCHED);
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_during_the_whole_walk_comes_whatever_comes_and_goes() {
+    fn a_lock_that_exists_throughout_is_listed_whatever_changes() {
         let mut world = World::default();
         let mut slots: Vec<Slot> = (0..3000).map(|n| world.hold(0, &format!("{n}"))).collect();
         let mut waiters: Vec<WaiterId> = (0..500).map(|n| world.wait(0, &format!("{n}w"))).collect();

@@ -1,5 +1,4 @@
-//! One resource: who holds it, until when, and what may be added to that. State and reading only;
-//! [`crate::decide`] changes it.
+//! One lock: its holds, its lock-delay, and reading them. [`crate::decide`] changes a lock.
 
 use dlock_protocol::{Deadline, Fence, Instant, Mode};
 use smallvec::SmallVec;
@@ -16,32 +15,32 @@ pub use hold::{Ephemeral, Hold};
 pub(crate) use holders::Holders;
 pub(crate) use holding::{Crowd, Fit, Holding};
 
-/// One resource. What it says of holds is true only at a moment: see [`Lock::at`].
+/// One lock, as it is stored. Its holds can have expired: [`Lock::at`] leaves those out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lock {
     holding: Holding,
 }
 
 impl Lock {
-    /// Held by nobody until then.
+    /// A lock without holders whose lock-delay ends at `until`.
     pub(crate) fn delayed(until: Deadline) -> Lock {
         Lock { holding: Holding::free(Some(until)) }
     }
 
-    /// The lock as it is at `now`: the only way to read its holders, so that nobody ever sees an expired
-    /// hold.
+    /// The lock at `now`. All readers use it, so that none sees an expired hold.
     pub fn at(&self, now: Instant) -> View<'_> {
         View { lock: self, now }
     }
 
-    /// Nobody holds it and no lock-delay runs, as far as is stored: the key can go.
+    /// True if no hold and no lock-delay is stored, so that the key can be deleted.
     pub fn is_gone(&self) -> bool {
         matches!(self.holding, Holding::Free { delay_until: None, .. })
     }
 
-    /// Where it stands in the schedule; nowhere while it is not at home in the keyspace (renamed away, not
-    /// yet stored). It lies within what the lock holds, whatever that is: beside it, the value of a key would
-    /// take 80 bytes.
+    /// The slot of this lock in the schedule. `None` while the lock is not stored under its key.
+    ///
+    /// The slot is part of [`Holding`]: in a field of its own, the value of a key would take 80 bytes instead
+    /// of 64.
     pub fn slot(&self) -> Option<Slot> {
         self.holding.slot()
     }
@@ -50,7 +49,7 @@ impl Lock {
         self.holding.slot_mut()
     }
 
-    /// No hold is stored, expired or not.
+    /// True if no hold is stored, expired or not.
     pub(crate) fn is_free(&self) -> bool {
         matches!(self.holding, Holding::Free { .. })
     }
@@ -59,7 +58,7 @@ impl Lock {
         &self.holding
     }
 
-    /// It holds something else from now on, and stands where it did in the schedule.
+    /// Replaces the content of the lock, and keeps its slot in the schedule.
     pub(crate) fn replace(&mut self, mut holding: Holding) -> Holding {
         *holding.slot_mut() = self.slot();
         std::mem::replace(&mut self.holding, holding)
@@ -76,7 +75,7 @@ impl Lock {
         }
     }
 
-    /// When the lock-delay ends, as far as is stored.
+    /// End of the stored lock-delay.
     pub fn delay_until(&self) -> Option<Deadline> {
         match &self.holding {
             Holding::Free { delay_until, .. } => *delay_until,
@@ -85,7 +84,7 @@ impl Lock {
         }
     }
 
-    /// Not while it is held exclusively.
+    /// Sets the lock-delay. Has no effect on a lock that is held exclusively.
     pub(crate) fn set_delay_until(&mut self, until: Option<Deadline>) {
         match &mut self.holding {
             Holding::Free { delay_until, .. } => *delay_until = until,
@@ -94,7 +93,7 @@ impl Lock {
         }
     }
 
-    /// When it must be looked at again, if ever: the first lease or lock-delay to end.
+    /// The first lease or lock-delay to end. `None` if there is none.
     pub fn next_due(&self) -> Option<Deadline> {
         match &self.holding {
             Holding::Free { delay_until, .. } => *delay_until,
@@ -105,7 +104,7 @@ impl Lock {
         }
     }
 
-    /// How many holds are stored, expired or not.
+    /// Number of stored holds, expired ones included.
     pub fn stored_len(&self) -> usize {
         match &self.holding {
             Holding::Free { .. } => 0,
@@ -114,7 +113,7 @@ impl Lock {
         }
     }
 
-    /// Every hold that is stored, expired or not: for the codec, and for counting.
+    /// All stored holds, expired ones included.
     pub fn stored(&self) -> impl Iterator<Item = &Hold> {
         let (alone, crowd) = self.split();
         alone.into_iter().chain(crowd.into_iter().flat_map(|crowd| crowd.holders.iter()))
@@ -128,7 +127,7 @@ impl Lock {
         }
     }
 
-    /// Bytes this lock occupies, itself included.
+    /// Bytes in memory, the lock itself included.
     pub fn size(&self) -> usize {
         let heap = match &self.holding {
             Holding::Free { .. } => 0,
@@ -138,13 +137,13 @@ impl Lock {
         size_of::<Lock>() + heap
     }
 
-    /// How many of the stored holds are bound to a connection.
+    /// Number of stored holds that are bound to a connection.
     pub fn bound(&self) -> usize {
         let (alone, crowd) = self.split();
         usize::from(alone.is_some_and(Hold::is_bound)) + crowd.map_or(0, |crowd| crowd.holders.bound())
     }
 
-    /// As it is stored, of holds that may have expired.
+    /// Mode of the stored holds, which can have expired. `None` if there are none.
     pub fn mode(&self) -> Option<Mode> {
         match &self.holding {
             Holding::Free { .. } => None,
@@ -162,7 +161,7 @@ impl Lock {
         }
     }
 
-    /// The hold of the token no longer ends with a connection, whether or not it has expired.
+    /// Marks the hold of a token as no longer bound to a connection, whether or not it has expired.
     pub fn orphan(&mut self, token: &[u8]) {
         match &mut self.holding {
             Holding::Exclusive(hold) if *hold.token() == *token => hold.orphan(),
@@ -171,7 +170,7 @@ impl Lock {
         }
     }
 
-    /// Has the hold of a token changed, if it has not expired.
+    /// Changes the hold of a token. Returns `None` if the token has no hold, or an expired one.
     #[inline]
     pub(crate) fn change<R>(
         &mut self,
@@ -189,8 +188,8 @@ impl Lock {
         }
     }
 
-    /// For a token that holds nothing here, with everything expired already swept away, or as much as a turn
-    /// may take: then there is room enough. `most` may hold it at a time.
+    /// Whether a token without a hold can be granted one, if at most `most` tokens may hold the lock. Expired
+    /// holds must have been removed, as far as one turn allows.
     #[inline]
     pub(crate) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
         match &self.holding {
@@ -200,18 +199,17 @@ impl Lock {
         }
     }
 
-    /// Whether the sharer that holds it can be the exclusive holder: it is alone, and so it is with what a
-    /// dead sharer still had in flight.
+    /// Whether a sharer can be upgraded: it is the only one left, and no lock-delay runs.
     pub(crate) fn can_upgrade(&self, now: Instant) -> bool {
         let crowd = self.split().1;
         crowd.is_some_and(|crowd| crowd.delay_until.is_none() && crowd.holders.at_most_one_lives(now))
     }
 
-    /// Adds a hold that fits.
+    /// Adds a hold. [`Lock::fit`] must have allowed it.
     #[inline]
     pub(crate) fn add(&mut self, mut hold: Hold, mode: Mode) {
         if let (Holding::Free { slot, .. }, Mode::Exclusive) = (&self.holding, mode) {
-            // As `replace`, without moving the hold twice.
+            // Like `replace`, but moves the hold only once.
             hold.slot = *slot;
             self.holding = Holding::Exclusive(hold);
         } else {
@@ -230,7 +228,7 @@ impl Lock {
         self.replace(holding);
     }
 
-    /// Takes a hold out, expired or not.
+    /// Removes a hold, expired or not.
     pub(crate) fn remove(&mut self, token: &[u8]) -> Option<Hold> {
         match &mut self.holding {
             Holding::Free { .. } => None,
@@ -247,7 +245,7 @@ impl Lock {
         removed
     }
 
-    /// Takes the only holder out.
+    /// Removes the exclusive hold.
     pub(crate) fn take_exclusive(&mut self) -> Option<Hold> {
         match self.take() {
             Holding::Exclusive(hold) => Some(hold),
@@ -258,7 +256,7 @@ impl Lock {
         }
     }
 
-    /// Takes expired holds out, about so many at the most.
+    /// Removes expired holds, about `most` of them.
     pub(crate) fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
         let Holding::Crowd(crowd) = &mut self.holding else { return SmallVec::new() };
         let taken = crowd.holders.take_expired(now, most);
@@ -274,7 +272,7 @@ impl Lock {
         }
     }
 
-    /// Takes all sharers or holders of permits out.
+    /// Removes all shared holds or permits.
     pub(crate) fn take_crowd(&mut self) -> Option<Holders> {
         let Holding::Crowd(crowd) = &self.holding else { return None };
         match self.replace(Holding::free(crowd.delay_until)) {
@@ -284,7 +282,7 @@ impl Lock {
     }
 }
 
-/// A lock at a moment: expired holds and a lock-delay that has passed are not seen.
+/// A lock at one moment, without expired holds and without a lock-delay that has ended.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     lock: &'a Lock,
@@ -292,14 +290,14 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Few in the order of their grants, many in that of their deadlines.
+    /// The holds. A small set is in grant order, a large one in deadline order.
     pub fn holds(self) -> impl Iterator<Item = &'a Hold> {
         let ((alone, crowd), now) = (self.lock.split(), self.now);
         let alone = alone.into_iter().filter(move |hold| !hold.deadline().passed(now));
         alone.chain(crowd.into_iter().flat_map(move |crowd| crowd.holders.live(now)))
     }
 
-    /// How many hold it.
+    /// Number of holders.
     pub fn holders(self) -> usize {
         match self.lock.split() {
             (_, Some(crowd)) => crowd.holders.count_live(self.now),
@@ -312,13 +310,12 @@ impl<'a> View<'a> {
         self.lock.stored_of(token).filter(|hold| !hold.deadline().passed(self.now))
     }
 
-    /// None where nobody holds it.
+    /// `None` if there is no holder.
     pub fn mode(self) -> Option<Mode> {
         self.longest_left().and(self.lock.mode())
     }
 
-    /// Milliseconds of lock-delay left; 0 for none. Also of one that an expired hold brings which has not
-    /// ended yet.
+    /// Remaining lock-delay in ms, 0 for none. Includes the delay of an expired hold that is not removed yet.
     pub fn delay_left(self) -> u64 {
         let of_expired = match self.lock.split() {
             (Some(hold), _) if hold.deadline().passed(self.now) => hold.delay_until(),
@@ -328,7 +325,7 @@ impl<'a> View<'a> {
         self.lock.delay_until().max(of_expired).map_or(0, |until| until.left(self.now))
     }
 
-    /// The greatest fence among the holders.
+    /// Greatest fence of all holders.
     pub fn fence(self) -> Option<Fence> {
         match self.lock.split() {
             (_, Some(crowd)) => crowd.holders.fence(self.now),
@@ -336,7 +333,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Milliseconds since the first grant among the holders'.
+    /// Age of the oldest hold, in ms.
     pub fn longest_held(self) -> Option<u64> {
         let first = match self.lock.split() {
             (_, Some(crowd)) => crowd.holders.granted(self.now),
@@ -345,7 +342,7 @@ impl<'a> View<'a> {
         first.map(|first| self.now.millis_since(first))
     }
 
-    /// Milliseconds left of the longest lease.
+    /// Remaining time of the longest lease, in ms.
     pub fn longest_left(self) -> Option<u64> {
         let last = match self.lock.split() {
             (alone, None) => alone.map(|hold| hold.deadline()),
@@ -359,7 +356,7 @@ impl<'a> View<'a> {
 mod tests {
     use super::*;
 
-    /// By far the most are held by one, and are the value of a key.
+    /// Nearly every lock is held by one token, and each is the value of a key.
     #[test]
     fn a_lock_is_as_large_as_a_hold() {
         assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (64, 64));

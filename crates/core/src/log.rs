@@ -1,5 +1,5 @@
-//! What went wrong lately, for people: the last so many entries, in memory only. Keys and labels are cut, of
-//! tokens there is only the start: an entry is small, whatever it is about.
+//! LOG: recent incidents, in memory only. Keys and labels are cut, and tokens shortened, so that every entry
+//! is small.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -11,19 +11,19 @@ use crate::lock::Hold;
 use crate::queue::{Name, Waiter};
 use crate::step::End;
 
-/// What happened.
+/// The kind of an incident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     Expired,
     Broken,
     Disconnected,
-    /// The key went: DEL, a flush, overwritten, renamed.
+    /// The key was removed: DEL, a flush, overwritten, renamed.
     Vanished,
     LongHold,
     LongWait,
     Deadlock,
     QueueFull,
-    /// A grant reached nobody.
+    /// A grant could not be delivered.
     Undelivered,
 }
 
@@ -42,7 +42,7 @@ impl What {
         }
     }
 
-    /// Whether it is about a wait, not a hold.
+    /// Whether it is about a wait (and not a hold).
     pub fn is_of_a_wait(self) -> bool {
         matches!(self, What::LongWait | What::Deadlock | What::QueueFull)
     }
@@ -51,7 +51,7 @@ impl What {
 impl From<End> for What {
     fn from(why: End) -> What {
         match why {
-            // Only then is it noted.
+            // Logged for long holds only.
             End::Released => What::LongHold,
             End::Expired => What::Expired,
             End::Disconnected => What::Disconnected,
@@ -60,7 +60,7 @@ impl From<End> for What {
     }
 }
 
-/// Something for the log. What is not known, or is none, is empty.
+/// An entry. Unknown fields are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     pub what: What,
@@ -71,7 +71,7 @@ pub struct Note {
     pub client: Option<ClientId>,
     pub address: Bytes,
     pub fence: Option<Fence>,
-    /// ms held, or waited.
+    /// Duration of the hold or the wait, in ms.
     pub lasted: u64,
 }
 
@@ -105,13 +105,13 @@ impl Note {
         Note { client: waiter.client(), fence, lasted: now.millis_since(waiter.since), ..note }
     }
 
-    /// Whether it is about this key, in whatever database.
+    /// Whether it is about this key, in any database.
     pub fn is_about(&self, key: &[u8]) -> bool {
         *self.key == *cut(key)
     }
 }
 
-/// So much of a key or a label is kept; what is cut off ends in three dots.
+/// Longest part of a key or label that is kept, in bytes. A cut one ends in three dots.
 const KEPT: usize = 128;
 
 fn cut(text: &[u8]) -> Cow<'_, [u8]> {
@@ -130,13 +130,13 @@ pub struct Entry {
 
 #[derive(Debug, Default)]
 pub struct Log {
-    /// The oldest first.
+    /// Oldest first.
     entries: VecDeque<Entry>,
     next_id: u64,
 }
 
 impl Log {
-    /// Keeps it, and no more than `most`.
+    /// Adds an entry, and keeps at most `most`.
     pub fn note(&mut self, note: Note, at: Instant, most: usize) {
         if most > 0 {
             self.entries.push_back(Entry { id: self.next_id, at, note });
@@ -145,7 +145,7 @@ impl Log {
         self.keep(most);
     }
 
-    /// No more than `most` are kept, the newest ones.
+    /// Keeps the newest `most` entries.
     pub fn keep(&mut self, most: usize) {
         self.entries.drain(..self.entries.len().saturating_sub(most));
         if self.entries.capacity() > 4 * most.max(64) {
@@ -153,7 +153,7 @@ impl Log {
         }
     }
 
-    /// The newest first.
+    /// Newest first.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().rev()
     }

@@ -15,13 +15,13 @@ use dlock_protocol::Fence;
 const NAME: &str = "dlock-fence-mark";
 const VERSION: &str = "1";
 
-/// No mark is longer, of this version or another.
+/// Longest mark in bytes, of any version.
 pub const MAX_LEN: usize = 128;
 
-/// Why a file holds no mark.
+/// The reason why a file contains no mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoMark {
-    /// It is of a version that this module does not know: it may mean more than a number.
+    /// A version that this module does not know.
     Newer,
     Damaged,
 }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mark_is_refused() {
+    fn bytes_that_are_no_mark_are_refused() {
         let longer =
             [b"dlock-fence-mark 1 1795179170661712 7212020084079279".to_vec(), vec![b' '; 100]].concat();
         for wrong in [

@@ -1,37 +1,37 @@
-//! When the fence mark is written: the number on the disk that no fence goes beyond, so that a start which
-//! has lost everything else, clock included, goes on above the fences of before.
+//! The times at which the fence mark is written: the number on the disk that no fence exceeds, so that a
+//! start that has lost all other data, and the clock, continues above the earlier fences.
 //!
-//! One is written each 5 s for as long as the server runs, whether or not anything is granted: the first
-//! fence after a break would otherwise wait for the disk, fall behind the clock, or lack the cover. Which
-//! number it is stands in [`Fences`], its bytes in [`crate::mark`]; the shell has a thread write it.
+//! A mark is written every 5 s while the server runs, whether or not it grants locks: otherwise the first
+//! fence after a pause would wait for the disk, fall behind the clock, or exceed the mark. [`Fences`] has the
+//! number, [`crate::mark`] its bytes; a thread of the shell writes it.
 
 use dlock_protocol::Instant;
 
 use crate::fences::Fences;
 
-/// After so long, in microseconds, a disk that does not answer counts as one that cannot be written.
+/// A write that takes longer than this, in µs, counts as failed.
 const DISK_TIMEOUT: u64 = 10_000_000;
 
-/// What could not be written is retried after so long.
+/// Pause before a failed write is retried, in µs.
 const BACKOFF: u64 = 5_000_000;
 
-/// It is written each so long.
+/// Interval of the writes, in µs.
 const EACH: u64 = 5_000_000;
 
-/// A mark that is further ahead of the clock than this at a start is worth a word to the operator.
+/// A mark that is further ahead of the clock than this at a start is reported to the operator. In µs.
 const WORTH_TELLING: u64 = 10_000_000;
 
 #[derive(Debug)]
 pub struct Marking {
     status: Status,
-    /// What this server wrote there last. None: not written yet, since the start or since the file is
-    /// another.
+    /// The last mark that this server wrote to the file. `None` before the first write, or after the file has
+    /// changed.
     written: Option<u64>,
-    /// When the last write began.
+    /// Begin of the last write.
     begun: Instant,
-    /// Not retried before.
+    /// Time of the next retry.
     retry_at: Instant,
-    /// Somebody else's mark was found, and the operator knows.
+    /// The mark of another server was found, and has been reported.
     shared: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Marking {
 pub enum Status {
     Off,
     Ok,
-    /// It cannot be written; the server goes on without.
+    /// It cannot be written. The server continues without it.
     Failing,
 }
 
@@ -53,30 +53,30 @@ impl Status {
     }
 }
 
-/// One write, with all that it depends on.
+/// One write, with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     pub now: Instant,
-    /// The greatest number up to now.
+    /// Greatest number up to now.
     last: u64,
-    /// What this server wrote there last.
+    /// The last mark that this server wrote to the file.
     written: Option<u64>,
 }
 
-/// What stood in the file before.
+/// The former content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing, or what this server wrote.
+    /// Nothing, or this server's own mark.
     Nothing,
-    /// The mark of the run before.
+    /// The mark of the previous run.
     Before(u64),
-    /// The mark of somebody else, who runs now.
+    /// The mark of another running server.
     Theirs(u64),
     Damaged,
 }
 
 impl Order {
-    /// Whose mark it is that stands in the file.
+    /// Classifies the mark that was found in the file.
     pub fn found(self, there: u64) -> Found {
         match self.written {
             None => Found::Before(there),
@@ -85,7 +85,7 @@ impl Order {
         }
     }
 
-    /// What to write. Whatever was found may have been issued, by whomever: it is above that.
+    /// The mark to write. It is above the mark that was found, which may have been issued.
     pub fn done(self, found: Found) -> Done {
         Done { mark: Fences::mark_for(self.now, self.last.max(found.number())), found }
     }
@@ -100,21 +100,21 @@ impl Found {
     }
 }
 
-/// A mark is on the disk.
+/// A finished write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub mark: u64,
     pub found: Found,
 }
 
-/// What an operator should hear of.
+/// A message for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// It is written again, after it could not be.
+    /// It can be written again.
     Again,
-    /// The mark of before lies so many seconds ahead of the clock: fences go on above it.
+    /// The mark of the previous run is this many s ahead of the clock: fences continue above it.
     Ahead(u64),
-    /// Another server writes it too.
+    /// Another server writes the same file.
     Shared,
     Damaged,
     Failing(String),
@@ -132,36 +132,35 @@ impl Marking {
         self.status
     }
 
-    /// The file is another from now on.
+    /// The file has changed.
     pub fn moved(&mut self) {
         self.written = None;
     }
 
-    /// It was switched off.
+    /// The option was switched off.
     pub fn off(&mut self, fences: &mut Fences) {
         (self.status, self.written) = (Status::Off, None);
         fences.set_mark(None);
     }
 
-    /// Whether the write that runs has taken for too long, and that is not known yet.
+    /// Whether the current write takes too long, and that is not reported yet.
     pub fn is_late(&self, now: Instant) -> bool {
         self.status == Status::Ok && now.micros() > self.begun.micros() + DISK_TIMEOUT
     }
 
-    /// Whether a further mark is to be written now. Also where it is far enough ahead of the clock: when it
-    /// was written last is a sign of life.
+    /// Whether a mark is due. Also if the last one is far enough ahead.
     pub fn is_due(&self, fences: &Fences, now: Instant) -> bool {
         let old = now.micros() >= self.begun.micros() + EACH;
         now >= self.retry_at && (old || self.written.is_none() || fences.wants_mark(now))
     }
 
-    /// A write begins.
+    /// Begins a write.
     pub fn begin(&mut self, fences: &Fences, now: Instant) -> Order {
         self.begun = now;
         Order { now, last: fences.last(), written: self.written }
     }
 
-    /// Takes note of what has come of a write.
+    /// Records the result of a write, and returns the messages for the operator.
     pub fn finish(&mut self, outcome: Result<Done, String>, fences: &mut Fences, now: Instant) -> Vec<News> {
         let mut news = Vec::new();
         let was_failing = self.status == Status::Failing;
@@ -174,8 +173,8 @@ impl Marking {
                 news.extend(self.news_of(found, now));
             }
             Err(why) => {
-                // It may be that the file is written and only its folder is not: what stands there is looked
-                // at again.
+                // The file may have been written, and only its folder not synced: the next write reads it
+                // again.
                 (self.status, self.written) = (Status::Failing, None);
                 self.retry_at = Instant::from_micros(now.micros() + BACKOFF);
                 fences.set_mark(None);
@@ -185,7 +184,7 @@ impl Marking {
         news
     }
 
-    /// Once it is shared, the operator has other things to do than to hear of its numbers.
+    /// For a shared file, only that is reported.
     fn news_of(&mut self, found: Found, now: Instant) -> Option<News> {
         let shared_before = self.shared;
         self.shared |= matches!(found, Found::Theirs(_));
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_keeps_silent_is_told_of_once() {
+    fn a_disk_that_does_not_answer_is_reported_once() {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         write(&mut marking, &mut fences, None, NOW);
         marking.begin(&fences, later(5));
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_told_once_tried_again_after_5_s_and_covers_nothing() {
+    fn a_failed_write_is_reported_once_and_retried_after_5_s() {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         write(&mut marking, &mut fences, None, NOW);
         let why = || Err("full".to_owned());
@@ -268,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_one_is_told_and_written_anew() {
+    fn a_damaged_mark_is_reported_and_replaced() {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         let done = Done { mark: 9, found: Found::Damaged };
         assert_eq!(marking.finish(Ok(done), &mut fences, NOW), [News::Damaged]);

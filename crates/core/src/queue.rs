@@ -1,7 +1,6 @@
-//! Who waits: a queue for each resource, first come first served, and the ways to find a waiter in it.
+//! The wait queues: one per lock, first come first served, in memory only.
 //!
-//! It keeps the order and decides no grant: that is [`crate::decide`], which serves a queue from its head.
-//! Nothing here is stored or sent: the queues live in memory alone.
+//! This module keeps the order and finds waiters. It grants nothing: [`crate::decide`] serves the queues.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,28 +18,29 @@ mod waiter;
 pub use waiter::{Limits, Name, Newcomer, Owner, Party, Queued, Rank, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
 
-/// Everybody who waits on this server.
+/// All waiters of this server.
 #[derive(Clone, Default)]
 pub struct Waiting {
-    /// Boxed, so that a table of many is not copied over as a whole when it grows.
+    /// Boxed, so that growing the table moves pointers only.
     waiters: HashMap<WaiterId, Box<Waiter>>,
     queues: HashMap<Name<'static>, Queue>,
-    /// The queues by the waiter with whom each began: an order that does not change.
+    /// The queues by their first waiter, in an order that does not change.
     begun: BTreeMap<WaiterId, Name<'static>>,
     by_token: HashMap<Token, Waits>,
     by_owner: BTreeSet<(OwnerId, WaiterId)>,
     by_client: HashMap<ClientId, WaiterId>,
-    /// Each by when it has to be looked at: a wait that was made longer is put off then.
+    /// Waits with a timeout, by the time of the next check. A wait that was extended is checked early, and
+    /// put off then.
     timeouts: Schedule<WaiterId>,
-    /// How many positions belong to their tokens, and those of them that end with a connection.
+    /// Number of queued waiters, which have no connection.
     queued: usize,
     bound: Bound,
     last_id: u64,
-    /// What those who waited were granted and may not know of.
+    /// Grants to waiters that their clients may not know of.
     pub deliveries: Deliveries,
 }
 
-/// The queue of a resource.
+/// The queue of one lock.
 #[derive(Clone, Default)]
 struct Queue {
     began: Option<WaiterId>,
@@ -51,7 +51,7 @@ struct Queue {
 }
 
 impl Waiting {
-    /// How many wait, connections and positions.
+    /// Number of waiters, with and without a connection.
     pub fn len(&self) -> usize {
         self.waiters.len()
     }
@@ -60,17 +60,17 @@ impl Waiting {
         self.waiters.is_empty()
     }
 
-    /// How many connections wait.
+    /// Number of connections that wait.
     pub fn clients(&self) -> usize {
         self.by_client.len()
     }
 
-    /// How many positions belong to their tokens.
+    /// Number of queued waiters, which have no connection.
     pub fn queued(&self) -> usize {
         self.queued
     }
 
-    /// How many positions the queue of a resource has.
+    /// Length of one queue.
     #[inline]
     pub fn len_of(&self, name: &Name<'_>) -> usize {
         if self.is_empty() { 0 } else { self.positions_of(name) }
@@ -81,7 +81,7 @@ impl Waiting {
         self.queues.get(name).map_or(0, |queue| queue.positions.len())
     }
 
-    /// Whether there is room for one more of this owner.
+    /// Whether a waiter of this kind can join.
     pub fn has_room(&self, name: &Name<'_>, owner: &Owner, limits: Limits) -> bool {
         let on_the_key = || self.len_of(name) < limits.on_a_key;
         match owner {
@@ -94,7 +94,8 @@ impl Waiting {
         }
     }
 
-    /// Joins the queue. The caller has looked whether there is room and whether waiting would close a cycle.
+    /// Adds a waiter. The caller must have checked the limits and searched for a deadlock. `None` if no more
+    /// timeouts can be scheduled.
     pub fn join(&mut self, newcomer: Newcomer<'_>) -> Option<WaiterId> {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
@@ -134,14 +135,14 @@ impl Waiting {
         self.index(waiter);
     }
 
-    /// Takes a waiter out of its queue, and with it those who wait beside it, behind it.
+    /// Removes a waiter and the connections beside it. The waiter is the first of the result.
     pub fn leave_all(&mut self, id: WaiterId) -> SmallVec<[Waiter; 1]> {
         let waiter = self.leave(id);
         let beside = waiter.as_ref().map_or(&[][..], Waiter::beside).to_vec();
         waiter.into_iter().chain(beside.into_iter().filter_map(|id| self.leave(id))).collect()
     }
 
-    /// Takes a waiter out of its queue, wherever it stands. Those who wait beside it are left to the caller.
+    /// Removes a waiter. The connections beside it are left to the caller.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = *self.waiters.remove(&id)?;
         if let Owner::Beside(_, position) = waiter.owner {
@@ -192,7 +193,7 @@ impl Waiting {
         self.queues.get(name)?.positions.first().and_then(|(_, id)| self.get(*id))
     }
 
-    /// Everybody in the queue, its head first.
+    /// The waiters of a queue, the head first.
     pub fn queue<'a>(&'a self, name: &Name<'a>) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         self.queues
             .get(name)
@@ -201,7 +202,7 @@ impl Waiting {
             .filter_map(|(_, id)| self.get(*id))
     }
 
-    /// The resources somebody waits for whose queues began behind this one, in that order.
+    /// The queues that began after this one, in that order.
     pub fn queues_behind(&self, began: WaiterId) -> impl Iterator<Item = (WaiterId, &Name<'static>)> {
         self.begun.range((ops::Bound::Excluded(began), ops::Bound::Unbounded)).map(|(id, name)| (*id, name))
     }
@@ -210,7 +211,7 @@ impl Waiting {
         self.get(*self.by_client.get(&client)?)
     }
 
-    /// Whether a sharer waits to be the exclusive holder.
+    /// The sharer that waits for an upgrade, if there is one.
     pub fn upgrader(&self, name: &Name<'_>) -> Option<&Waiter> {
         self.head(name).filter(|waiter| waiter.rank == Rank::Upgrade)
     }
@@ -235,12 +236,12 @@ impl Waiting {
         positions.into_iter().flatten().filter_map(|(_, id)| self.get(*id))
     }
 
-    /// When a wait has to be looked at that may have timed out.
+    /// Time of the next check for timeouts.
     pub fn next_timeout(&self) -> Option<Deadline> {
         self.timeouts.first().map(|(due, _)| due)
     }
 
-    /// A waiter that has timed out. Of many that were made longer meanwhile a call puts off some.
+    /// A waiter that has timed out. Puts off the checks of extended waits, a limited number per call.
     pub fn timed_out(&mut self, now: Instant) -> Option<WaiterId> {
         for _ in 0..MAX_PUT_OFF {
             let (_, slot) = self.timeouts.first().filter(|(due, _)| due.passed(now))?;
@@ -253,13 +254,13 @@ impl Waiting {
         None
     }
 
-    /// The position of a token of its own, if it has one here.
+    /// The queued waiter of a token in a queue.
     pub fn position_of(&self, token: &[u8], name: &Name<'_>) -> Option<&Waiter> {
         let own = |waiter: &&Waiter| matches!(waiter.owner, Owner::Token(_));
         self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(own)
     }
 
-    /// Keeps a position, on the terms of the call that asks for it again.
+    /// Renews a position with the options of the call that asked again.
     pub(crate) fn keep(
         &mut self,
         id: WaiterId,
@@ -289,12 +290,12 @@ impl Waiting {
         }
     }
 
-    /// A connection has closed. Whether any position was bound to it.
+    /// A connection has closed. Returns whether a position was bound to it.
     pub fn client_gone(&mut self, client: ClientId) -> bool {
         self.bound.close(client)
     }
 
-    /// Why a wait is over that has not been answered yet.
+    /// The outcome of a wait that is over and not answered yet.
     pub fn is_over(&self, waiter: &Waiter, now: Instant) -> Option<Outcome> {
         if waiter.bound_to().is_some_and(|client| self.bound.is_closed(client)) {
             return Some(Outcome::Cancelled);
@@ -302,14 +303,14 @@ impl Waiting {
         waiter.until.is_some_and(|until| until.passed(now)).then_some(Outcome::TimedOut)
     }
 
-    /// A wait that is over, and why.
+    /// A wait that is over, with its outcome.
     pub fn next_over(&mut self, now: Instant) -> Option<(&Waiter, Outcome)> {
         let id = self.bound.first_over().or_else(|| self.timed_out(now))?;
         let waiter = self.get(id)?;
         Some((waiter, self.is_over(waiter, now)?))
     }
 
-    /// When there will be one.
+    /// Time of the next wait to end.
     pub fn next_due(&self) -> Option<Deadline> {
         self.bound.first_over().map(|_| Deadline::at_millis(0)).or_else(|| self.next_timeout())
     }
@@ -495,7 +496,7 @@ const MAX_PUT_OFF: usize = 256;
 #[derive(Clone, Default)]
 struct Bound {
     positions: HashMap<ClientId, BTreeSet<WaiterId>>,
-    /// Connections that have closed: what is bound to them is over, and leaves one after the other.
+    /// Closed connections. The positions bound to them leave one after another.
     closed: BTreeSet<ClientId>,
 }
 
@@ -516,7 +517,7 @@ impl Bound {
         }
     }
 
-    /// Whether anything was bound to it.
+    /// Returns whether a position was bound to this connection.
     fn close(&mut self, client: ClientId) -> bool {
         self.positions.contains_key(&client) && self.closed.insert(client)
     }

@@ -1,14 +1,12 @@
-//! What is due next, among millions: rows in order of time, and a heap for what fits into none of them, over
-//! a slab.
+//! A schedule for millions of entries: rows in deadline order, a heap for entries that fit into no row, and a
+//! slab that stores them.
 //!
-//! Leases of one length end in the order in which they begin, so a new entry nearly always belongs at the end
-//! of a row; and it may leave from wherever it stands, as most do long before they are due. Both touch
-//! nothing but the neighbours, however many there are. With a heap alone an acquire and release cost 2 % more
-//! beside 1,600 other holds.
+//! Leases of one length end in the order in which they began, so a new entry nearly always belongs at the end
+//! of a row. Entries leave from any place, most of them long before they are due. Both operations touch the
+//! neighbours only. With a heap alone, an acquire and release cost 2 % more beside 1,600 other holds.
 //!
-//! An entry can be moved or taken out by its slot, so nothing stale is ever left in it. Memory grows and
-//! shrinks by whole chunks and is never copied over as a whole: no insertion stalls on a reallocation,
-//! however many there are.
+//! An entry is moved or removed by its slot, so no stale entry is left. Memory grows and shrinks by chunks:
+//! no insertion waits for a reallocation of all entries.
 
 use dlock_protocol::Deadline;
 
@@ -21,28 +19,27 @@ mod slab;
 
 pub use slab::Slot;
 
-/// Entries by when they are due.
+/// Entries by the time at which they are due.
 #[derive(Clone)]
 pub struct Schedule<T> {
     entries: Slab<T>,
-    /// None where a row is empty.
+    /// `None` for an empty row.
     rows: [Option<Row>; ROWS],
     heap: Heap,
     /// See [`Schedule::begin_bulk`].
     is_bulk: bool,
 }
 
-/// The two ends of a list in which nothing is due before what stands before it. With when they are due, for
-/// every row is asked each time: looking it up in their entries took 16 ns more where leases are of any
-/// length.
+/// The first and the last entry of a row, with their deadlines: every insertion compares all rows, and a
+/// look-up in the entries took 16 ns more.
 #[derive(Clone, Copy)]
 struct Row {
     first: Node,
     last: Node,
 }
 
-/// One for each length of lease that is in use at a time. A single lease that is much longer may close one
-/// for a while.
+/// Number of rows: one for each length of lease that is in use at a time. A single much longer lease may
+/// block one for a while.
 const ROWS: usize = 8;
 
 impl<T> Default for Schedule<T> {
@@ -60,14 +57,14 @@ impl<T> Schedule<T> {
         self.len() == 0
     }
 
-    /// From now on entries come as those of a file do, very many in no order, and nobody asks what is due
-    /// first until [`Schedule::end_bulk`]. They wait in the heap, as a plain list.
+    /// Begins a load: many entries arrive in any order, and none is due before [`Schedule::end_bulk`]. They
+    /// are kept in the heap, as an unordered list.
     pub fn begin_bulk(&mut self) {
         self.is_bulk = true;
     }
 
-    /// Sorts all that came, and lines them up one behind the other: they take the room and the time of leases
-    /// of one length, which a heap of them would not.
+    /// Ends a load: sorts its entries and links them into one row, which takes less room and time than a
+    /// heap.
     pub fn end_bulk(&mut self) {
         self.is_bulk = false;
         let mut came = std::mem::take(&mut self.heap).into_nodes();
@@ -75,14 +72,14 @@ impl<T> Schedule<T> {
         came.into_iter().for_each(|node| self.line_up(node.slot, node.due));
     }
 
-    /// What is due first. Entries due at the same moment come in no particular order.
+    /// The entry that is due first. Entries of the same ms have no order.
     pub fn first(&self) -> Option<(Deadline, Slot)> {
         let rows = self.rows.iter().flatten().map(|row| row.first);
         let first = rows.chain(self.heap.first()).min_by_key(|node| node.due)?;
         Some((first.due, Slot::at(first.slot)?))
     }
 
-    /// None once four billion entries are in use.
+    /// Adds an entry. `None` if four billion entries are in use.
     pub fn insert(&mut self, due: Deadline, item: T) -> Option<Slot> {
         let slot = self.entries.insert(due, item)?;
         self.line_up(slot, due);
@@ -97,7 +94,7 @@ impl<T> Schedule<T> {
         self.entries.get_mut(slot.index())?.item.as_mut()
     }
 
-    /// Makes the entry due at another moment. Nothing happens where the slot is not in use.
+    /// Changes the deadline of an entry. Has no effect on a slot that is not in use.
     pub fn reschedule(&mut self, slot: Slot, due: Deadline) {
         let used = |entry: &&mut Entry<T>| entry.item.is_some() && entry.due != due;
         let Some(entry) = self.entries.get_mut(slot.index()).filter(used) else { return };
@@ -113,17 +110,16 @@ impl<T> Schedule<T> {
         self.entries.remove(slot.index())
     }
 
-    /// The slots from this one on, each with what is in it; of empty ones in a row perhaps only the first.
+    /// The slots from this one on, each with its item. Of consecutive empty slots, only the first may be
+    /// included.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         self.entries.slots(from)
     }
 
-    /// Bytes an entry takes here, without what its item has on the heap. Those that fit into no row take 16
-    /// more.
+    /// Bytes of an entry, without the heap memory of its item. An entry in the heap takes 16 more.
     pub const ENTRY_SIZE: usize = size_of::<Entry<T>>();
 
-    /// Puts an entry that stands nowhere at the end of the first row that it fits behind, or else into the
-    /// heap.
+    /// Puts an entry at the end of the first row that it fits behind, or else into the heap.
     fn line_up(&mut self, slot: u32, due: Deadline) {
         let last = Node { due, slot };
         let fits = |row: &Option<Row>| row.is_none_or(|row| row.last.due <= due);
@@ -158,8 +154,8 @@ impl<T> Schedule<T> {
         self.heap.remove(place, moved_in(&mut self.entries));
     }
 
-    /// Moves an entry that has a row for itself into the heap: it is due long after others, and closes the
-    /// row to them.
+    /// Moves an entry that is alone in its row into the heap: it is due long after others, and blocks the row
+    /// for them.
     #[inline(never)]
     fn clear_a_row(&mut self) -> Option<usize> {
         if self.is_bulk {
@@ -172,7 +168,7 @@ impl<T> Schedule<T> {
         Some(row)
     }
 
-    /// Takes an entry away from where it stands; its neighbours close up.
+    /// Removes an entry from its place and links its neighbours.
     fn leave(&mut self, slot: u32, Place { before, after }: Place) {
         if after == IN_HEAP {
             return self.take_from_heap(before);
@@ -199,7 +195,7 @@ impl<T> Schedule<T> {
     }
 }
 
-/// Tells entries where in the heap they are now.
+/// Returns a function that stores the new places of entries that the heap moved.
 fn moved_in<T>(entries: &mut Slab<T>) -> impl FnMut(u32, u32) {
     |slot, place| {
         if let Some(entry) = entries.get_mut(slot) {

@@ -1,8 +1,8 @@
-//! The locks of one database by when they are due, and how many hold them.
+//! The locks of one database by the time at which they are due, with their number of holders.
 //!
-//! It knows names, not values: a value tells it where it stands, and takes itself out when its key goes. What
-//! went without a word (a RESTORE that was refused after all, a key that was expired while it was loaded) is
-//! found when it is due.
+//! It stores names, not values: a value knows its slot, and removes itself when its key is deleted. A lock
+//! that was deleted without notice (a refused RESTORE, a key that expired during a load) is found when it is
+//! due.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use crate::schedule::{Schedule, Slot};
 
 #[derive(Default)]
 pub struct Scheduled {
-    /// The names; short ones are kept without an allocation of their own.
+    /// The names. Short ones need no allocation of their own.
     schedule: Schedule<Bytes>,
     holders: usize,
-    /// How many hold each of those that are not held by exactly one: a number less for all the others.
+    /// The number of holders minus one, for locks that have more or fewer than one.
     crowds: BTreeMap<Slot, usize>,
 }
 
 impl Scheduled {
-    /// Bytes a lock takes here.
+    /// Bytes of a lock in this structure.
     pub const ENTRY_SIZE: usize = Schedule::<Bytes>::ENTRY_SIZE;
 
-    /// How many locks there are.
+    /// Number of locks.
     pub fn held(&self) -> usize {
         self.schedule.len()
     }
 
-    /// How many hold them.
+    /// Number of holders.
     pub fn holders(&self) -> usize {
         self.holders
     }
@@ -42,7 +42,7 @@ impl Scheduled {
         self.schedule.end_bulk();
     }
 
-    /// What is due first.
+    /// The lock that is due first.
     pub fn first(&self) -> Option<(Deadline, Slot)> {
         self.schedule.first()
     }
@@ -51,14 +51,13 @@ impl Scheduled {
         self.schedule.get(slot).map(|key| &**key)
     }
 
-    /// The slots from this one on, each with the key of its lock; of a stretch of empty ones perhaps only the
-    /// first. A lock stays in its slot for as long as it is there.
+    /// The slots from this one on, each with the key of its lock. Of consecutive empty slots, only the first
+    /// may be included. A lock keeps its slot until it is removed.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
         self.schedule.slots(from).map(|(slot, key)| (slot, key.map(|key| &**key)))
     }
 
-    /// Puts a lock in, where it has no slot yet, or has another look at it at another moment. Answers its
-    /// slot.
+    /// Adds a lock that has no slot, or changes when it is due. Returns its slot.
     pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {
         if slot.is_some_and(|slot| self.schedule.get(slot).is_some()) {
             return self.put_again(slot?, due, holders);
@@ -79,7 +78,7 @@ impl Scheduled {
         Some(slot)
     }
 
-    /// Answers how many it was, where that was not one.
+    /// Returns the former number, if it was not one.
     #[inline(never)]
     fn note_crowd(&mut self, slot: Slot, holders: usize) -> Option<usize> {
         match holders {
@@ -88,15 +87,15 @@ impl Scheduled {
         }
     }
 
-    /// Has what is due first come up later than it should. Anything else is not due, and stays where it is:
-    /// it would come up again and again.
+    /// Delays the lock that is due first, so that it is not found again at once. Has no effect on other
+    /// locks.
     pub fn put_off(&mut self, slot: Slot, until: Deadline) {
         if self.first().is_some_and(|(due, first)| first == slot && due < until) {
             self.schedule.reschedule(slot, until);
         }
     }
 
-    /// Takes a lock out, if it is in.
+    /// Removes a lock, if it is present.
     pub fn remove(&mut self, slot: Slot) {
         if self.schedule.remove(slot).is_some() {
             let crowd = if self.crowds.is_empty() { None } else { self.crowds.remove(&slot) };

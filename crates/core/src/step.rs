@@ -1,15 +1,14 @@
-//! What an operation asks of the world outside, as data: what to announce, whom to answer, what to store and
-//! send.
+//! The effects of an operation, as data: changes to store and replicate, events, replies.
 
 use dlock_protocol::{ClientId, Instant, Token, TokenRef};
 use smallvec::SmallVec;
 
-use crate::deliveries::Doubts;
+use crate::deliveries::UnconfirmedGrants;
 use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
 use crate::outcome::Outcome;
 use crate::queue::Waiter;
 
-/// Why a hold ended.
+/// The cause of the end of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     Released,
@@ -18,31 +17,31 @@ pub enum End {
     Broken,
 }
 
-/// What listeners are told, in this order.
+/// An event on the keyspace channels, in the order of publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A hold began.
     Acquired,
     /// A lease was set anew.
     Extended,
-    /// A hold ended, after so many ms; as many as 32 bits hold.
+    /// A hold ended. Its age is in ms, at most 2^32 - 1.
     Ended(End, u32),
-    /// So many holds ended at once that they are told of as one, and counted later: see [`Departed`].
+    /// Many holds ended at once. They are announced as one, and counted later: see [`EndedHolds`].
     AllEnded(End),
     /// An exclusive hold became a shared one.
     Downgraded,
-    /// Nobody holds the resource any more and no lock-delay runs.
+    /// The lock has no holder and no lock-delay.
     Freed,
 }
 
-/// What of the lock has to be stored and sent.
+/// The part of a lock to store and replicate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Change {
     #[default]
     None,
-    /// All of it.
+    /// The whole lock.
     Whole,
-    /// Of many holds those of these tokens, as they are now or gone; one may be named more than once.
+    /// The holds of these tokens, each as it is now or removed. A token can occur twice.
     Part(Vec<Token>),
 }
 
@@ -52,68 +51,71 @@ impl Change {
     }
 }
 
-/// Everything an operation asks for. The shell carries it out in this order: store, replicate, notify, wake.
+/// All effects of an operation. The shell carries them out in this order: store, replicate, notify, wake.
 #[derive(Debug, Default)]
 pub struct Step {
     pub change: Change,
     pub events: SmallVec<[Event; 4]>,
-    /// A holder was told anew how long it holds: nothing that was put on the key before may end the hold
-    /// sooner.
+    /// A lease was granted or extended: the TTL that another command set on the key must not end the hold.
     pub renewed: bool,
-    /// Holds that were released after so many ms are lost too, as far as [`Rest::lost`] goes.
+    /// Age in ms from which a released hold counts as incident in [`QueueEffects::lost`].
     pub long_hold: Option<u32>,
-    /// What few operations ask for, out of the way of the many.
-    pub rest: Option<Box<Rest>>,
+    /// Effects that few operations have, boxed to keep the others small.
+    pub queue_effects: Option<Box<QueueEffects>>,
 }
 
-/// What an operation asks for where somebody waits, or holds by a connection.
+/// Effects on waiters, connections and incidents.
 #[derive(Debug, Default)]
-pub struct Rest {
+pub struct QueueEffects {
     pub outcomes: Vec<(Waiter, Outcome)>,
-    /// Holds that ended other than they should, each with its end.
+    /// Holds that did not end by their release, or that lasted long, with the cause of the end.
     pub lost: Vec<(End, Hold)>,
-    /// In the order in which it happened: a hold may be bound to one connection after the other in one step.
+    /// In the order of the changes: within one step, a hold can be bound to one connection after another.
     pub bindings: Vec<Binding>,
-    /// Of these the caller has to keep the books: see [`Departed`].
-    pub departed: Vec<Departed>,
-    /// More of the queue could be answered: another turn has to.
+    /// Holds whose end the caller has to account for.
+    pub ended_holds: Vec<EndedHolds>,
+    /// More waiters could be answered. The caller schedules another turn.
     pub unserved: bool,
 }
 
-/// The hold of this token ends with this connection from now on, or does so no longer.
+/// A hold was bound to a connection, or is no longer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
     Begins(ClientId, Token),
     Ends(ClientId, Token),
 }
 
-/// Holds of a crowd that have all ended in one step. They are out of the lock; to count them, to unbind them
-/// and to free their memory is left to many short turns.
+/// Holds of one lock that ended in one step. They are out of the lock; counting them, unbinding them and
+/// freeing their memory takes many short turns.
 #[derive(Debug)]
-pub struct Departed {
-    /// None where the key was taken away.
+pub struct EndedHolds {
+    /// `None` if the key was deleted.
     why: Option<End>,
     at: Instant,
     holds: Holders,
-    /// Which of them nobody was known to know of.
-    doubts: Doubts,
+    /// The unconfirmed grants among them.
+    doubts: UnconfirmedGrants,
 }
 
-impl Departed {
-    /// So many holds of one lock end in a turn, or are looked after in one. Where more end and all go, they
-    /// depart.
+impl EndedHolds {
+    /// Most holds of one lock that end, or are accounted for, in one turn.
     pub const SLICE: usize = 256;
 
-    pub(crate) fn new(why: Option<End>, at: Instant, holds: Holders, doubts: Doubts) -> Departed {
-        Departed { why, at, holds, doubts }
+    pub(crate) fn new(
+        why: Option<End>,
+        at: Instant,
+        holds: Holders,
+        doubts: UnconfirmedGrants,
+    ) -> EndedHolds {
+        EndedHolds { why, at, holds, doubts }
     }
 
     pub fn is_empty(&self) -> bool {
         self.holds.is_empty()
     }
 
-    /// The next slice of them: why each ended and after how many ms, as [`Event::Ended`] tells; its token,
-    /// and the connection it was bound to.
+    /// The next slice. For each hold: the cause of its end and its age in ms, as in [`Event::Ended`]; its
+    /// token; and the connection that it was bound to.
     pub fn next_slice(&mut self) -> impl Iterator<Item = (Option<(End, u32)>, Token, Option<ClientId>)> {
         let (why, at, doubts) = (self.why, self.at, &mut self.doubts);
         self.holds.take_some(Self::SLICE).into_iter().map(move |hold| {
@@ -132,11 +134,11 @@ impl Departed {
 impl Lock {
     /// Removes the holds of a lock that are too many to free within one event-loop turn. Called when its key
     /// is deleted. `None` if they are few.
-    pub fn take_vanished(&mut self, now: Instant, doubts: Doubts) -> Option<Departed> {
-        if self.stored_len() <= Departed::SLICE {
+    pub fn take_vanished(&mut self, now: Instant, doubts: UnconfirmedGrants) -> Option<EndedHolds> {
+        if self.stored_len() <= EndedHolds::SLICE {
             return None;
         }
-        self.take_crowd().map(|holds| Departed::new(None, now, holds, doubts))
+        self.take_crowd().map(|holds| EndedHolds::new(None, now, holds, doubts))
     }
 }
 
@@ -145,25 +147,25 @@ fn held(hold: &Hold, at: Instant) -> u32 {
 }
 
 impl Step {
-    pub(crate) fn rest(&mut self) -> &mut Rest {
-        self.rest.get_or_insert_default()
+    pub(crate) fn queue_effects(&mut self) -> &mut QueueEffects {
+        self.queue_effects.get_or_insert_default()
     }
 
     pub(crate) fn whole(&mut self) {
         self.change = Change::Whole;
     }
 
-    /// Something besides the holds is other than it was.
+    /// Records a change of the lock-delay.
     pub(crate) fn changed(&mut self, lock: &Lock) {
         self.part(lock, None);
     }
 
-    /// The hold of this token is new or other than it was.
+    /// Records that the hold of this token is new or has changed.
     pub(crate) fn put(&mut self, lock: &Lock, token: TokenRef<'_>) {
         self.part(lock, Some(token));
     }
 
-    /// A hold ended and is out of the lock.
+    /// Records the end of a hold that has been removed from the lock.
     pub(crate) fn ended(&mut self, lock: &Lock, hold: &Hold, why: End, now: Instant) {
         let held = held(hold, now);
         self.events.push(Event::Ended(why, held));
@@ -178,18 +180,18 @@ impl Step {
 
     #[cold]
     fn lost(&mut self, hold: &Hold, why: End) {
-        self.rest().lost.push((why, hold.clone()));
+        self.queue_effects().lost.push((why, hold.clone()));
     }
 
     #[cold]
     pub(crate) fn bound(&mut self, binding: Binding) {
-        self.rest().bindings.push(binding);
+        self.queue_effects().bindings.push(binding);
     }
 
-    /// A part of a few holds is never larger than the whole by much.
+    /// A part with this many holds is never much larger than the whole lock.
     const FEW_PARTS: usize = 64;
 
-    /// Notes what changed of a lock that many may hold; of any other the whole is as short as a part.
+    /// Records a change of one hold. Only a lock with many holds is stored in parts.
     #[inline]
     fn part(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if matches!(lock.holding(), Holding::Crowd(_)) || matches!(self.change, Change::Part(_)) {

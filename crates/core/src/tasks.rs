@@ -1,4 +1,4 @@
-//! What the background job has to look at, besides what is found by its time.
+//! The noted tasks of the background job. Locks that are due and timeouts are found by their time.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -9,35 +9,35 @@ use crate::deliveries::give_back;
 use crate::outcome::Outcome;
 use crate::queue::{Name, WaiterId, swap};
 use crate::schedule::Slot;
-use crate::step::Departed;
+use crate::step::EndedHolds;
 
-/// What ends with a connection in one database, in the order of the keys.
+/// The holds that end with a connection, for one database, in key order.
 pub type Bindings = BTreeSet<(Box<[u8]>, Token)>;
 
-/// Something for the background job.
+/// A task of the background job.
 #[derive(Debug)]
 pub enum Task {
-    /// The wait queue of this resource may have to be served.
+    /// The wait queue of this lock may have to be served.
     Serve(Name<'static>),
-    /// So may those of a database, or of all, that began behind this waiter.
+    /// The wait queues of one database or all that began after this waiter may have to be served.
     ServeBehind(WaiterId, Option<i32>),
-    /// This resource was held when its key was taken away.
+    /// The key of this held lock was deleted.
     Vanished(Name<'static>),
-    /// A connection closed to which these holds of a database are bound.
+    /// A connection has closed to which these holds are bound.
     Disconnected(ClientId, i32, Bindings),
-    /// A grant reached nobody.
+    /// The reply with this grant was not delivered.
     Undelivered(Name<'static>, Token, WaiterId),
-    /// So did this one, unless more connections have been evicted than these.
+    /// The same, unless more connections than these were evicted.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,
         evicted: Option<i64>,
     },
-    /// A wait is over: its time, or the connection that its position was bound to.
+    /// A wait has timed out, or its connection has closed.
     Over(Name<'static>, WaiterId, Outcome),
-    /// A crowd has left a lock: its holds are still in the books.
-    Departed(Name<'static>, Box<Departed>),
-    /// This was restored, from what another clock tells.
+    /// Many holds of one lock have ended and are not accounted for yet.
+    EndedHolds(Name<'static>, Box<EndedHolds>),
+    /// This lock was created by RESTORE, with the times of another clock.
     Restored(Name<'static>),
     /// A lease or a lock-delay may have expired.
     Due(Name<'static>, Slot),
@@ -45,7 +45,7 @@ pub enum Task {
 }
 
 impl Task {
-    /// The resource, if it is about one; of several the first.
+    /// The lock of the task, the first one of several. `None` if the task is about no lock.
     pub fn name(&self) -> Option<Name<'_>> {
         let (db, key) = match self {
             Task::Serve(name)
@@ -56,18 +56,18 @@ impl Task {
             | Task::Restored(name)
             | Task::Due(name, _) => (name.db, &*name.key),
             Task::Disconnected(_, db, holds) => (*db, &*holds.first()?.0),
-            // Books are kept whatever the server says to writes.
-            Task::ServeBehind(..) | Task::Departed(..) | Task::GraceOver => return None,
+            // Accounting needs no write, so it runs even if the server refuses writes.
+            Task::ServeBehind(..) | Task::EndedHolds(..) | Task::GraceOver => return None,
         };
         Some(Name::new(db, key))
     }
 
-    /// Two databases change places: holds move with theirs, where a wait queue stays.
+    /// SWAPDB: holds move with their database, wait queues stay.
     pub fn swap_holds(&mut self, first: i32, second: i32) {
         let db = match self {
             Task::Undelivered(name, ..)
             | Task::Unread { delivery: Delivery { name, .. }, .. }
-            | Task::Departed(name, _)
+            | Task::EndedHolds(name, _)
             | Task::Restored(name)
             | Task::Due(name, _) => &mut name.db,
             Task::Disconnected(_, db, _) => db,
@@ -79,24 +79,23 @@ impl Task {
     }
 }
 
-/// Leaves the holds on the first resource and answers the others. The crowd on one resource is not looked at
-/// one by one: while the server has no memory this is done again and again.
+/// Keeps the holds on the first lock and returns the others. Takes no step per hold of the first lock: while
+/// the server is out of memory, this is repeated often.
 pub fn split_off_other_resources(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {
-        // No key and no token is smaller that comes behind those of the first.
+        // The smallest key after the first one, with the smallest token.
         Some(([&**first, b"\0"].concat().into(), Token::new(b"\0")?))
     });
     next.map_or_else(Bindings::new, |next| holds.split_off(&next))
 }
 
-/// The tasks, first come first served. To look at a resource once is enough, however often that was asked
-/// for.
+/// The tasks, first come first served. A task for a lock that has one already is not added again.
 #[derive(Debug, Default)]
 pub struct Pending {
     tasks: VecDeque<Task>,
-    /// What has to be looked at again, each from its millisecond on, the first first.
+    /// Tasks that were put off, each with its ms, the earliest first.
     later: VecDeque<(u64, Task)>,
-    /// The resources that are to be served, now or later, and whether their keys were taken away.
+    /// The locks with a task to serve them, and whether their keys were deleted.
     to_serve: HashMap<Name<'static>, bool>,
 }
 
@@ -107,14 +106,14 @@ impl Pending {
         }
     }
 
-    /// What cannot be carried out yet is the next one again.
+    /// Returns a task that cannot be carried out yet: it is the next one again.
     pub fn put_back(&mut self, task: Task) {
         if self.is_new(&task) {
             self.tasks.push_front(task);
         }
     }
 
-    /// Looks at it again at `millis`, which is no earlier than for what was put off before.
+    /// Puts a task off until `millis`, which is no earlier than for the tasks put off before.
     pub fn put_off(&mut self, task: Task, millis: u64) {
         if self.is_new(&task) {
             self.later.push_back((millis, task));
@@ -136,7 +135,7 @@ impl Pending {
         }
     }
 
-    /// The next one, of those that may be looked at by now.
+    /// The next task, if one may run by now.
     pub fn next(&mut self, now_millis: u64) -> Option<Task> {
         let task = match self.later.front() {
             Some((at, _)) if *at <= now_millis => self.later.pop_front().map(|(_, task)| task),
@@ -150,7 +149,7 @@ impl Pending {
         Some(if vanished { Task::Vanished(name) } else { Task::Serve(name) })
     }
 
-    /// The millisecond at which there will be one; None for never.
+    /// The ms at which there will be a task. `None` for never.
     pub fn due(&self) -> Option<u64> {
         if self.tasks.is_empty() { self.later.front().map(|(at, _)| *at) } else { Some(0) }
     }
@@ -164,7 +163,7 @@ impl Pending {
     }
 }
 
-/// Gives the memory of a crowd back.
+/// Frees memory after many tasks have left.
 fn shrink<T>(tasks: &mut VecDeque<T>) {
     if tasks.capacity() > 1_000 && tasks.len() < tasks.capacity() / 8 {
         tasks.shrink_to(tasks.len() * 2);
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_yet_is_the_next_one_again() {
+    fn a_task_that_is_returned_is_the_next_one_again() {
         let mut pending = Pending::default();
         pending.push_back(serve("a"));
         pending.push_back(serve("b"));
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_off_comes_when_it_is_due_and_first_then() {
+    fn a_task_that_was_put_off_comes_first_when_it_is_due() {
         let mut pending = Pending::default();
         pending.put_off(serve("late"), 50);
         assert_eq!(pending.due(), Some(50));

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
-    Acquired, Binding, Change, ClientId, Confirmed, Departed, Event, Fence, Fences, Instant, Lock,
-    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, Rank, ReleaseCount, Rest, Skew, Step,
-    Terms, Ttl, Turn, Waiting,
+    Acquired, Binding, Change, ClientId, Confirmed, EndedHolds, Event, Fence, Fences, Instant, Lock,
+    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, QueueEffects, Rank, ReleaseCount,
+    Skew, Step, Terms, Ttl, Turn, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -31,9 +31,9 @@ struct World {
     replica: Lock,
     fences: Fences,
     waiting: Waiting,
-    most_holders: u32,
+    max_holders: u32,
     ended: usize,
-    departed: Vec<Departed>,
+    ended_holds: Vec<EndedHolds>,
     outcomes: Vec<Outcome>,
     /// The events of the last turn.
     events: Vec<Event>,
@@ -65,9 +65,9 @@ impl World {
             replica: Lock::default(),
             fences: Fences::default(),
             waiting: Waiting::default(),
-            most_holders: u32::MAX,
+            max_holders: u32::MAX,
             ended: 0,
-            departed: Vec::new(),
+            ended_holds: Vec::new(),
             outcomes: Vec::new(),
             events: Vec::new(),
             bindings: Vec::new(),
@@ -91,8 +91,8 @@ impl World {
 
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let (now, before) = (self.instant(), steps::taken());
-        let (most_holders, most_served) = (self.most_holders, Departed::SLICE);
-        let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, most_holders, most_served };
+        let (max_holders, max_grants_per_turn) = (self.max_holders, EndedHolds::SLICE);
+        let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, max_holders, max_grants_per_turn };
         let mut step = Step::default();
         let mut turn =
             Turn::new(now, terms, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
@@ -105,9 +105,9 @@ impl World {
         self.steps = steps::taken() - before;
         self.ended += step.events.iter().filter(|event| matches!(event, Event::Ended(..))).count();
         self.events = step.events.to_vec();
-        let rest = step.rest.map_or_else(Rest::default, |rest| *rest);
+        let rest = step.queue_effects.map_or_else(QueueEffects::default, |rest| *rest);
         self.bindings = rest.bindings;
-        self.departed.extend(rest.departed);
+        self.ended_holds.extend(rest.ended_holds);
         self.outcomes.extend(rest.outcomes.into_iter().map(|(_, outcome)| outcome));
         answer
     }
@@ -150,9 +150,9 @@ impl World {
 
     /// The number of holds that have ended so far.
     fn all_ended(&mut self) -> usize {
-        for mut departed in std::mem::take(&mut self.departed) {
-            while !departed.is_empty() {
-                self.ended += departed.next_slice().count();
+        for mut ended_holds in std::mem::take(&mut self.ended_holds) {
+            while !ended_holds.is_empty() {
+                self.ended += ended_holds.next_slice().count();
             }
         }
         self.ended

@@ -22,7 +22,7 @@ struct World {
 
 const NOW: Instant = Instant::from_micros(1_000_000);
 const TERMS: Terms =
-    Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX, most_served: 9 };
+    Terms { grants_from: NOW, longest_lease: Ttl::MAX, max_holders: u32::MAX, max_grants_per_turn: 9 };
 
 impl World {
     /// Acquires, or joins the queue. Returns the cycle if the wait would close one.

@@ -39,8 +39,8 @@ impl ReferenceStateMachine for Reference {
         let last = prop_oneof![40 => Just(0), 1 => Just(GREATEST_FENCE - 3)];
         let most = prop_oneof![1 => 1..3usize, 1 => Just(usize::MAX)];
         (now, last, most)
-            .prop_map(|(now, last_fence, most_served)| Reference {
-                page: Page { now, last_fence, most_served, ..Page::default() },
+            .prop_map(|(now, last_fence, max_grants_per_turn)| Reference {
+                page: Page { now, last_fence, max_grants_per_turn, ..Page::default() },
                 answer: Answer::Nothing,
             })
             .boxed()
@@ -70,8 +70,8 @@ impl StateMachineTest for Core {
     type Reference = Reference;
 
     fn init_test(state: &Reference) -> System {
-        let Page { now, last_fence, most_served, .. } = state.page;
-        System { most_served, ..System::new(now, last_fence) }
+        let Page { now, last_fence, max_grants_per_turn, .. } = state.page;
+        System { max_grants_per_turn, ..System::new(now, last_fence) }
     }
 
     fn apply(mut system: System, reference: &Reference, step: Move) -> System {
@@ -122,7 +122,7 @@ fn the_core_agrees_with_the_model_in_random_runs() {
 fn deadlocks_are_found_and_none_is_false_in_random_runs() {
     let found = Mutex::new((0, 0));
     crate::random(moves::waits(), CASES, |steps| {
-        let mut page = Page { now: 1, most_served: usize::MAX, ..Page::default() };
+        let mut page = Page { now: 1, max_grants_per_turn: usize::MAX, ..Page::default() };
         let mut system = System::new(1, 0);
         for step in steps {
             if !page.can(&step) {

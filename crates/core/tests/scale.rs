@@ -9,15 +9,19 @@ use std::time::Duration;
 use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Departed, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
+    Acquired, ClientId, EndedHolds, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
     Owner, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 use dlock_protocol::steps;
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
-const TERMS: Terms =
-    Terms { grants_from: NOW, longest_lease: Ttl::MAX, most_holders: u32::MAX, most_served: Departed::SLICE };
+const TERMS: Terms = Terms {
+    grants_from: NOW,
+    longest_lease: Ttl::MAX,
+    max_holders: u32::MAX,
+    max_grants_per_turn: EndedHolds::SLICE,
+};
 const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key") };
 
 /// A lock with its queue.
@@ -45,8 +49,8 @@ impl World {
             Turn::new(NOW, TERMS, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
         turn.finish();
-        self.unserved = step.rest.as_ref().is_some_and(|rest| rest.unserved);
-        step.rest.map_or(0, |rest| rest.outcomes.len())
+        self.unserved = step.queue_effects.as_ref().is_some_and(|rest| rest.unserved);
+        step.queue_effects.map_or(0, |rest| rest.outcomes.len())
     }
 
     /// Runs turns until the queue is served. Returns the number of answered waiters.

@@ -97,7 +97,7 @@ fn explore(world: &str, moves: &[Move], depth: usize) {
         _ if cfg!(miri) => 1,
         _ => depth,
     };
-    let page = Page { now: START, most_served: usize::MAX, ..Page::default() };
+    let page = Page { now: START, max_grants_per_turn: usize::MAX, ..Page::default() };
     let mut seen = HashSet::from([essence(&page)]);
     let mut border = vec![(page, System::new(START, 0))];
     let mut steps = 0u64;

@@ -20,13 +20,13 @@ fn hold(background: &mut Background, name: &Name<'static>, client: Option<Client
     let terms = Terms {
         grants_from: Instant::from_micros(0),
         longest_lease: Ttl::MAX,
-        most_holders: 9,
-        most_served: 9,
+        max_holders: 9,
+        max_grants_per_turn: 9,
     };
     let mut step = Step::default();
     let mut turn = Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step);
     turn.acquire(&request(client.is_some()), client.unwrap_or(ClientId(1)));
-    step.rest.iter_mut().for_each(|rest| background.account(name, rest));
+    step.queue_effects.iter_mut().for_each(|rest| background.account(name, rest));
     background.schedule(&mut lock, name.db, &name.key, 0);
     lock.slot().unwrap()
 }
@@ -75,7 +75,7 @@ fn nothing_is_due_before_its_time() {
 }
 
 #[test]
-fn what_is_bound_to_a_connection_ends_with_it_once() {
+fn a_closed_connection_ends_its_holds_once() {
     let mut background = Background::default();
     let client = ClientId(7);
     hold(&mut background, &name(0, "a"), Some(client));
@@ -118,7 +118,7 @@ fn locks_move_with_their_database_and_queues_stay() {
 }
 
 #[test]
-fn what_is_put_off_holds_up_nothing_else() {
+fn a_task_that_was_put_off_holds_up_no_other() {
     let (mut background, mut waiting) = (Background::default(), Waiting::default());
     let client = ClientId(7);
     for key in ["a", "b"] {
@@ -142,7 +142,7 @@ fn what_is_put_off_holds_up_nothing_else() {
 #[test]
 fn the_queues_of_a_database_are_served_some_after_the_other() {
     let (mut background, mut waiting) = (Background::default(), Waiting::default());
-    let many = 2 * Departed::SLICE + 3;
+    let many = 2 * EndedHolds::SLICE + 3;
     for n in 0..many {
         join(&mut waiting, name(0, &n.to_string()), None);
         join(&mut waiting, name(1, &n.to_string()), None);
@@ -160,7 +160,7 @@ fn the_queues_of_a_database_are_served_some_after_the_other() {
     assert_eq!(served, expected);
     background.serve(&waiting, None, WaiterId(0));
     let first: Vec<_> =
-        (0..Departed::SLICE).map_while(|_| next(&mut background, &mut waiting, NOW)).collect();
+        (0..EndedHolds::SLICE).map_while(|_| next(&mut background, &mut waiting, NOW)).collect();
     assert!(first.iter().all(|task| matches!(task, Task::Serve(_))));
     assert!(matches!(next(&mut background, &mut waiting, NOW), Some(Task::ServeBehind(..))));
 }

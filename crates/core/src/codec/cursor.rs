@@ -1,8 +1,8 @@
-//! The parts of which the bytes of a lock consist, read one after the other.
+//! Reads the parts of an encoded lock one after another.
 
 use super::layout::Malformed;
 
-/// What is left to read.
+/// The bytes that are not read yet.
 pub(super) struct Cursor<'a>(pub &'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -18,7 +18,7 @@ impl<'a> Cursor<'a> {
         Ok(*taken)
     }
 
-    /// What a byte tells the length of.
+    /// Bytes after their length, which takes one byte.
     pub fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let [len] = self.array()?;
         self.take(len.into())
@@ -34,7 +34,7 @@ impl<'a> Cursor<'a> {
         u32::try_from(self.number()?).map_err(|_| Malformed::Value("number"))
     }
 
-    /// What lies so far from there, on either side.
+    /// A number that is stored as its signed difference from `from`.
     pub fn signed(&mut self, from: u64) -> Result<u64, Malformed> {
         let number = self.number()?;
         Ok(from.wrapping_add_signed((number >> 1) as i64 ^ -((number & 1) as i64)))
@@ -49,7 +49,7 @@ impl<'a> Cursor<'a> {
         self.long_number()
     }
 
-    /// Eight bytes at a time, where there are as many: what locks are read from is mostly numbers.
+    /// Reads eight bytes at a time, if there are as many: most of an encoded lock is numbers.
     fn long_number(&mut self) -> Result<u64, Malformed> {
         let Some(word) = self.0.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
             return self.any_number();
@@ -58,13 +58,13 @@ impl<'a> Cursor<'a> {
         if lasts == 0 {
             return self.any_number();
         }
-        // The first byte without its top bit is the last one of the number; what comes behind it is cut off.
+        // The first byte without a top bit is the last one of the number. The bytes after it are masked out.
         let len = lasts.trailing_zeros() / 8 + 1;
         let bits = word & (u64::MAX >> (u64::BITS - len * 8)) & 0x7f7f_7f7f_7f7f_7f7f;
         if bits >> ((len - 1) * 8) == 0 && len > 1 {
             return Err(Malformed::Value("number"));
         }
-        // Sevens become fourteens, these become twenty-eights, and these one.
+        // Joins groups of 7 bits into 14, these into 28, and these into one number.
         let bits = bits & 0x007f_007f_007f_007f | (bits & 0x7f00_7f00_7f00_7f00) >> 1;
         let bits = bits & 0x0000_3fff_0000_3fff | (bits & 0x3fff_0000_3fff_0000) >> 2;
         let bits = bits & 0x0000_0000_0fff_ffff | (bits & 0x0fff_ffff_0000_0000) >> 4;

@@ -1,43 +1,42 @@
 //! The types and constants of the layout that its writer and its reader share.
 
-/// What a clock's readings can be compared by.
+/// Relates the times of one clock to those of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Anchor {
-    /// Names this start of this machine.
+    /// Identifies this boot of this machine.
     pub boot: u64,
     /// Server clock - boot-time clock, ms.
     pub offset: i64,
 }
 
 impl Anchor {
-    /// What a boot is called whose id the kernel tells as this text, in a time namespace whose boot-time
-    /// clock is off by `offset` ns. None where the text is no id. It is stored, so it stays what it is
-    /// whatever it is compiled with: the first 8 bytes of the id, moved by the offset so that each offset has
-    /// a name of its own.
+    /// The number of a boot, from the id that the kernel shows as text and the offset in ns of the time
+    /// namespace. `None` if the text is no id. Stored, so it must stay as it is: the first 8 bytes of the id,
+    /// moved by the offset so that each offset has a number of its own.
     pub fn boot(id: &str, offset: i128) -> Option<u64> {
         let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
         let first = digits.get(..16).filter(|_| digits.len() == 32)?;
         let id = u64::from_str_radix(first, 16).ok()?;
-        // By an odd number, so that no two products are the same.
+        // The factor is odd, so that no two products are the same.
         Some(id.wrapping_add((offset as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 }
 
-/// Where bytes came from, which decides what their deadlines mean on another boot or machine.
+/// The source of bytes. Decides what their deadlines mean on another boot or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Written by a living server, over the replication link or for RESTORE: leases count from the arrival.
+    /// A running server, by the replication link or RESTORE: leases count from the arrival.
     Live,
-    /// Taken from storage: only the wall clocks relate the two times.
+    /// A file: only the wall clocks relate the two times.
     Stored,
 }
 
-/// Why bytes were refused.
+/// The reason why bytes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// They end too early.
     Short,
-    /// They go on behind the end.
+    /// They continue after the end.
     Long,
     /// A version this module does not read.
     Version(u8),
@@ -59,10 +58,10 @@ impl std::fmt::Display for Malformed {
 }
 
 pub(super) const VERSION: u8 = 4;
-/// Beside the mode.
+/// Added to the mode of a change.
 pub(super) const PART: u8 = 4;
-/// In the number of the ttl.
+/// Added to the number of the ttl.
 pub(super) const MORE: u64 = 1;
 
-/// The longest lock-delay a hold can ask for, ms.
+/// Longest lock-delay of a hold, in ms.
 pub(super) const MAX_DELAY: u64 = u32::MAX as u64;

@@ -1,20 +1,19 @@
-//! Plain commands: logged as they came, for their readers can tell what an effect would say.
+//! Plain commands: commands that are logged verbatim instead of an effect.
 //!
-//! To hand the server an effect costs it nearly half as much again as the command. So the two most frequent
-//! steps go without: a RELEASE that leaves nothing behind, and an ACQUIRE without options that begins a hold
-//! in the same millisecond as the last effect, with the fence that follows the last one. That effect told its
-//! readers the clock and the fence; they count on from there. So at most one grant of a millisecond is an
-//! effect, and what plain commands mean is as final as what effects say: the holds, fences and deadlines are
-//! the very same.
+//! An effect costs the server nearly half as much again as the command. So the two most frequent steps are
+//! logged without: a RELEASE that leaves an empty lock, and an ACQUIRE without options that begins a hold in
+//! the ms of the last effect, with the fence after the last one. That effect carried the clock and the fence,
+//! and readers count on from there. So at most one grant of each ms is an effect. Plain commands are as final
+//! as effects: they give the same holds, fences and deadlines.
 //!
-//! - The writer sends a plain command only where what readers make of it is what it has stored itself
-//!   ([`Plain::tells`]); in any other case, an effect.
-//! - Readers decide nothing. Whatever they find, the outcome takes its place, as that of an effect does.
-//! - A log is only ever cut at its end, so what a plain command builds on stands before it. Whoever begins to
-//!   read does so at a snapshot. Behind each that a child makes the writer begins with an effect. And each
-//!   holds what is known there: for a replica that goes on where it was before a restart, for one that it
-//!   hands its snapshot to, and for an old master that reads its own log on.
-//! - Nobody counts on from what may be logged nowhere, as a call by another module may.
+//! - The writer logs a plain command only if readers will make of it exactly the state that it has stored
+//! itself ([`Plain::tells`]). Otherwise it logs an effect.
+//! - Readers decide nothing. The result replaces the stored lock, as that of an effect does.
+//! - A log is cut at its end only, so a plain command always follows the effect that it builds on. Readers
+//! begin at a snapshot. The writer logs an effect first after each snapshot by a child, and each snapshot
+//! contains the state of the log: for a replica that continues after a restart, for a replica of that one,
+//! and for an old master that continues its own log.
+//! - Commands that may not be logged, such as calls by other modules, do not change that state.
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
 
@@ -22,17 +21,17 @@ use super::layout::Anchor;
 use super::reading::{Reader, Written};
 use crate::lock::{Hold, Holding, Lock};
 
-/// What the readers of a log know at its end, by its last effect and the plain ACQUIREs behind that.
+/// The state of a log at its end, by its last effect and the plain ACQUIREs after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     pub written_by: Anchor,
-    /// The millisecond of the writer's clock.
+    /// The ms of the writer's clock.
     pub at: u64,
     /// The greatest fence.
     pub last: u64,
 }
 
-/// A command that may be logged as it came.
+/// A command that can be logged verbatim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain<'a> {
     Acquire(TokenRef<'a>, Ttl),
@@ -40,22 +39,22 @@ pub enum Plain<'a> {
 }
 
 impl Known {
-    /// The hold that a plain ACQUIRE begins, by the writer's clock; None when fences are used up.
+    /// The hold that a plain ACQUIRE begins, by the writer's clock. `None` if the fences are used up.
     fn next(self, token: TokenRef<'_>, ttl: Ttl) -> Option<Hold> {
         let granted = Instant::from_millis(self.at);
         let fence = Fence::from_outside(self.last + 1)?;
-        // Within that millisecond, so rounded up from there, as every deadline is.
+        // Rounded up from a time within that ms, as every deadline is.
         let deadline = granted.after_millis(ttl.millis() + 1);
         Some(Hold::new(token.to_owned(), fence, granted, deadline, ttl))
     }
 
-    /// As a snapshot keeps it.
+    /// The form in snapshots.
     pub fn to_numbers(self) -> [u64; 4] {
         let Known { written_by: Anchor { boot, offset }, at, last } = self;
         [boot, offset as u64, at, last]
     }
 
-    /// None where they say nothing, for each log begins with a fence, or what cannot be.
+    /// `None` if the numbers are no state of a log: its fence is never 0.
     pub fn from_numbers([boot, offset, at, last]: [u64; 4]) -> Option<Known> {
         let written_by = Anchor { boot, offset: offset as i64 };
         (1..=Fence::MAX).contains(&last).then_some(Known { written_by, at, last })
@@ -63,8 +62,8 @@ impl Known {
 }
 
 impl Plain<'_> {
-    /// For the writer, whose readers know this: whether the command tells them what is stored here. Then they
-    /// know what comes of it, too.
+    /// For the writer: whether readers with this state will make of the command exactly the stored lock.
+    /// Advances the state if so.
     pub fn tells(self, known: &mut Option<Known>, lock: &Lock, anchor: Anchor) -> bool {
         let Plain::Acquire(token, ttl) = self else { return lock.is_gone() };
         let Some(known) = known.as_mut().filter(|known| known.written_by == anchor) else { return false };
@@ -76,7 +75,7 @@ impl Plain<'_> {
 }
 
 impl Reader {
-    /// Reads a plain command by what is known. None for one that nobody could have sent.
+    /// Reads a plain command with this state of the log. `None` if no writer can have sent it.
     pub fn plain(self, plain: Plain<'_>, known: &mut Option<Known>) -> Option<Effect> {
         let Plain::Acquire(token, ttl) = plain else {
             return Some(Effect { last: 0, written: Written::whole((self.anchor, self.now.millis()), None) });
@@ -90,7 +89,7 @@ impl Reader {
     }
 }
 
-/// What a master, or the append only file, tells of one lock.
+/// An effect on one lock, from a master or the append only file.
 #[derive(Debug)]
 pub struct Effect {
     /// The greatest fence that its writer had issued or accepted.
@@ -99,7 +98,7 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// What readers know behind it.
+    /// The state of the log after this effect.
     pub fn known(&self) -> Known {
         let (written_by, at) = self.written.clock;
         Known { written_by, at, last: self.last }
@@ -112,9 +111,9 @@ mod tests {
 
     use super::*;
 
-    /// As a replica that may be written to knows its master's.
+    /// A writable replica has the state of its master's log.
     #[test]
-    fn nobody_counts_on_by_the_clock_of_another() {
+    fn a_plain_acquire_needs_the_clock_of_the_last_effect() {
         let [own, other] = [1, 2].map(|offset| Anchor { boot: 7, offset });
         let (token, ttl) = (TokenRef::new(b"t").unwrap(), Ttl::MAX);
         for (written_by, tells) in [(own, true), (other, false)] {

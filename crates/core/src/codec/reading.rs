@@ -1,4 +1,4 @@
-//! Bytes that anybody may have written become a change of a lock, or are refused.
+//! Decoding of locks and effects. Input can be forged: invalid bytes are refused whole.
 
 use std::num::NonZeroU32;
 
@@ -8,17 +8,17 @@ use super::cursor::Cursor;
 use super::layout::{Anchor, MAX_DELAY, MORE, Malformed, Origin, PART, VERSION};
 use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
 
-/// A change as it was written, moved to the reader's clock.
+/// A change of a lock, with its times moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// By whose clock, and at which ms of it.
+    /// The writer's clock, and its time in ms.
     pub(crate) clock: (Anchor, u64),
     kind: Kind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A whole lock that one holds alone: by far the most frequent, and done without a list.
+    /// A whole lock that is held exclusively: the most frequent case, without a list.
     Alone(Hold),
     Other(Other),
 }
@@ -26,7 +26,7 @@ enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Other {
     whole: bool,
-    /// Some hold it side by side.
+    /// A shared lock or a semaphore.
     crowded: bool,
     permits: Option<NonZeroU32>,
     delay_until: Option<Deadline>,
@@ -34,8 +34,8 @@ struct Other {
     put: Vec<Hold>,
 }
 
-/// Takes an effect apart: the greatest fence that its writer had issued or accepted, and the bytes of the
-/// change. The first is good also where the second has a version that is not known yet.
+/// Splits an effect into the greatest fence of its writer and the bytes of the change. The fence is valid
+/// even if the version of the change is unknown.
 pub fn split_effect(bytes: &[u8]) -> Result<(u64, &[u8]), Malformed> {
     let (last, change) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
     let last = u64::from_le_bytes(*last);
@@ -45,7 +45,7 @@ pub fn split_effect(bytes: &[u8]) -> Result<(u64, &[u8]), Malformed> {
     Ok((last, change))
 }
 
-/// Reads bytes by the reader's own clock.
+/// Decodes bytes with the reader's own clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader {
     pub now: Instant,
@@ -62,7 +62,7 @@ impl Reader {
         }
         let mut cursor = Cursor(bytes);
         let boot = u64::from_le_bytes(cursor.array()?);
-        // With its sign.
+        // Extends the sign.
         let offset = (cursor.six()? << 16) as i64 >> 16;
         let clock @ (written_by, at) = (Anchor { boot, offset }, cursor.six()?);
         let shift = self.shift(written_by, at);
@@ -109,7 +109,7 @@ impl Reader {
         if until == 0 {
             return Ok(None);
         }
-        // Both were rounded to whole ms, away from each other: one more than was asked for may be left.
+        // Both times were rounded, in opposite directions: up to 1 ms more than the ttl can be left.
         let left = until.saturating_sub(at);
         if left > MAX_DELAY + 1 {
             return Err(Malformed::Value("delay"));
@@ -137,16 +137,16 @@ impl Reader {
         Ok(hold)
     }
 
-    /// Moves a hold by the writer's clock to the reader's.
+    /// Moves the times of a hold from the writer's clock to the reader's.
     pub(super) fn move_hold(&self, hold: &mut Hold, shift: i64) {
         let granted = hold.granted().millis().saturating_add_signed(shift).min(self.now.millis());
         hold.set_granted(Instant::from_millis(granted));
-        // A clock that is off can shorten a lease, but never make it longer than it was granted for.
+        // A wrong clock can shorten a lease, but never extend it beyond its ttl.
         let ttl = hold.ttl();
         hold.set_lease(moved(hold.deadline().millis(), shift).min(self.now + ttl), ttl);
     }
 
-    /// By how many ms the writer's clock has to be moved to be the reader's.
+    /// The ms from the writer's clock to the reader's.
     pub(super) fn shift(&self, written_by: Anchor, at: u64) -> i64 {
         if written_by.boot == self.anchor.boot {
             self.anchor.offset.wrapping_sub(written_by.offset)
@@ -176,7 +176,7 @@ fn moved(deadline: u64, shift: i64) -> Deadline {
 }
 
 impl Written {
-    /// A lock with this hold, or without any.
+    /// A whole lock with this hold, or without holds.
     pub(super) fn whole(clock: (Anchor, u64), hold: Option<Hold>) -> Written {
         let free = Other {
             whole: true,
@@ -196,17 +196,17 @@ impl Written {
         }
     }
 
-    /// The greatest fence in it; 0 for none.
+    /// Greatest fence, 0 for none.
     pub fn greatest_fence(&self) -> u64 {
         self.put().iter().map(|hold| hold.fence().get()).max().unwrap_or(0)
     }
 
-    /// The longest ttl in it, ms; 0 for none.
+    /// Longest ttl in ms, 0 for none.
     pub fn longest_ttl(&self) -> u64 {
         self.put().iter().map(|hold| hold.ttl().millis()).max().unwrap_or(0)
     }
 
-    /// The longest lock-delay in it, running or to come, ms; 0 for none.
+    /// Longest lock-delay in ms, running or still to come. 0 for none.
     pub fn longest_delay(&self, now: Instant) -> u64 {
         let running = match &self.kind {
             Kind::Alone(_) => None,
@@ -216,7 +216,7 @@ impl Written {
         running.map_or(0, |until| until.left(now)).max(to_come)
     }
 
-    /// Whether it is a whole lock, as it is stored, and no mere change of one.
+    /// True for a whole lock, false for a change of some holds.
     pub fn is_whole(&self) -> bool {
         match &self.kind {
             Kind::Alone(_) => true,
@@ -224,12 +224,12 @@ impl Written {
         }
     }
 
-    /// Whether it tells of times by the clock of another boot.
+    /// Whether its times are by the clock of another boot.
     pub fn is_foreign(&self, anchor: Anchor) -> bool {
         self.clock.0.boot != anchor.boot
     }
 
-    /// Whose holds it changes, of a lock that others may hold too; None where it is a whole lock.
+    /// The tokens whose holds it changes. `None` for a whole lock.
     pub fn part(&self) -> Option<Vec<Token>> {
         match &self.kind {
             Kind::Other(other) if !other.whole => {
@@ -239,8 +239,8 @@ impl Written {
         }
     }
 
-    /// Carries it out. Idempotent: everything in it is a final value. False where it would leave more holders
-    /// than its mode allows, which only bytes that no master wrote can do; the lock is left as it was.
+    /// Applies the change. Idempotent, because it carries final values only. Returns false, and leaves the
+    /// lock as it was, if there would be more holders than the mode allows: no master writes such bytes.
     pub fn apply(self, lock: &mut Lock) -> bool {
         match self.kind {
             Kind::Alone(hold) => drop(lock.replace(Holding::Exclusive(hold))),
@@ -252,7 +252,7 @@ impl Written {
 }
 
 impl Other {
-    /// The mode and the number of holds have to agree, and no token holds twice.
+    /// Checks that the mode and the number of holds agree, and that no token has two.
     fn check(&self) -> Result<(), Malformed> {
         let least = usize::from(self.whole && self.crowded);
         let fits = (least..=self.most()).contains(&self.put.len());
@@ -268,7 +268,7 @@ impl Other {
         Ok(())
     }
 
-    /// It is of a lock that many may hold, whatever the lock was before.
+    /// Applies a change of some holds, whatever the lock was before.
     fn apply_part(self, lock: &mut Lock) -> bool {
         let named = self.put.iter().map(Hold::token).chain(&self.dropped);
         let leaving = named.filter(|token| lock.stored_of(token.as_bytes()).is_some()).count();
@@ -287,7 +287,7 @@ impl Other {
         true
     }
 
-    /// What is held with those who stay.
+    /// The holds that stay, with the new ones.
     fn holding(self, staying: Option<Holders>) -> Holding {
         let holders = match staying {
             None => Holders::from_vec(self.put),

@@ -22,15 +22,14 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes the effect that makes a key which holds nothing: what RENAME and MOVE leave. What is free makes no
-/// key, so it is told as a lock-delay that ended long ago. Whoever loads that ends it when all is loaded, and
-/// the key goes.
+/// Writes the effect of an empty key, which RENAME and MOVE leave. A lock without content makes no key, so it
+/// is written as a lock-delay that ended long ago. A reader ends that after its load, and deletes the key.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let over = Lock::delayed(Deadline::at_millis(1));
     write_effect(&over, &Change::Whole, last, now, anchor, out);
 }
 
-/// Writes a change of a lock: all of it, or the holds that it names.
+/// Writes a change of a lock: the whole lock, or the holds of some tokens.
 pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let mut put = SmallVec::<[&Hold; 1]>::new();
     let mut dropped = Vec::new();
@@ -46,7 +45,7 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
         }
         Change::Whole | Change::None => {
             match lock.holding() {
-                // By far the most frequent.
+                // The most frequent case.
                 Holding::Exclusive(hold) => put.push(hold),
                 Holding::Free { .. } => {}
                 Holding::Crowd(crowd) => put.extend(crowd.holders.iter()),
@@ -59,7 +58,7 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
         Holding::Exclusive(_) => (1, None),
         Holding::Crowd(crowd) => (if crowd.permits.is_some() { 3 } else { 2 }, crowd.permits),
     };
-    // As long as all before the tokens can be.
+    // The longest header before the tokens.
     out.reserve(57 + dropped.len() * 32 + put.len() * 64);
     out.push(VERSION << 4 | mode | part);
     out.extend(anchor.boot.to_le_bytes());
@@ -80,14 +79,14 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
     }
 }
 
-/// Each of these tokens once.
+/// The distinct tokens.
 fn distinct(tokens: &[Token]) -> impl Iterator<Item = &Token> {
-    // By far the most are one.
+    // Nearly always there is one.
     let mut met = HashSet::with_capacity(if tokens.len() > 1 { tokens.len() } else { 0 });
     tokens.iter().filter(move |token| tokens.len() == 1 || met.insert(*token))
 }
 
-/// In LEB128. (The crate unsigned-varint 0.8 reads 2^64 as 0; so it is done here.)
+/// Writes LEB128. (The crate unsigned-varint 0.8 reads 2^64 as 0.)
 fn write_number(mut number: u64, out: &mut Vec<u8>) {
     while number > 0x7f {
         out.push(number as u8 | 0x80);
@@ -96,7 +95,7 @@ fn write_number(mut number: u64, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
-/// What lies between these numbers.
+/// Writes the signed difference.
 fn write_signed(number: u64, from: u64, out: &mut Vec<u8>) {
     let number = number.wrapping_sub(from) as i64;
     write_number((number << 1 ^ number >> 63) as u64, out);

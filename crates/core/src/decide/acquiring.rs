@@ -1,4 +1,4 @@
-//! ACQUIRE: by a token that holds nothing yet, and by one that holds the lock already.
+//! ACQUIRE by a token without a hold, and by one that holds the lock already.
 
 use dlock_protocol::{ClientId, Deadline, LockRequestRef, Mode, Reentry};
 
@@ -8,7 +8,7 @@ use crate::outcome::{Outcome, Refusal};
 use crate::queue::{Queued, Rank};
 
 impl Turn<'_> {
-    /// `client`: the connection that asks.
+    /// `client` is the connection that sent the command.
     pub fn acquire(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Acquired {
         self.advance();
         if !self.lock.is_free()
@@ -26,13 +26,13 @@ impl Turn<'_> {
                 Err(refusal) => Acquired::Refused(refusal),
             },
             Fit::Full if self.waiting.len_of(self.name) == 0 => {
-                Acquired::Refused(Refusal::TooManyHolders(self.terms.most_holders))
+                Acquired::Refused(Refusal::TooManyHolders(self.terms.max_holders))
             }
             _ => Acquired::NotNow(Rank::Newcomer),
         }
     }
 
-    /// Where the token holds it already.
+    /// ACQUIRE by a token that may hold the lock. `None` if it does not.
     #[inline(never)]
     fn acquire_again(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Option<Acquired> {
         let held_as = self.lock.mode()?;
@@ -48,8 +48,7 @@ impl Turn<'_> {
         client: ClientId,
     ) -> Acquired {
         let token = request.token.as_bytes();
-        // To read inside a write section does not end the section: an exclusive hold that is entered once
-        // more stays one.
+        // A shared re-entry into an exclusive hold does not downgrade it.
         let reads_inside = held_as == Mode::Exclusive && request.reentry != Reentry::Keep;
         match (held_as, request.mode) {
             (Mode::Permits(n), Mode::Permits(asked)) if n != asked => {
@@ -59,7 +58,7 @@ impl Turn<'_> {
             | (Mode::Exclusive | Mode::Shared, Mode::Permits(_)) => {
                 return Acquired::Refused(Refusal::OtherMode);
             }
-            // To be alone is new: another sharer may have been forgotten.
+            // An upgrade needs the end of the grace period: another sharer may have been forgotten.
             (Mode::Shared, Mode::Exclusive) if self.in_grace() => return Acquired::Grace,
             (Mode::Exclusive, Mode::Shared) if !reads_inside && count > 1 => {
                 return Acquired::Refused(Refusal::EnteredOften(count));
@@ -73,10 +72,10 @@ impl Turn<'_> {
             }
             _ => {}
         }
-        // The token is here, so whatever it holds it knows of.
-        // The answer to a queued waiter's question counts no second time.
+        // The client sent this token itself, so it already knows of any hold under it. The claim of a queued
+        // grant adds no count.
         let mut request = *request;
-        if self.heard_of(request.token) && request.reentry == Reentry::OneMore {
+        if self.claim_grant(request.token) && request.reentry == Reentry::OneMore {
             request.reentry = Reentry::Keep;
         }
         let renewed = self.renew(&request, client);
@@ -91,8 +90,8 @@ impl Turn<'_> {
         }
     }
 
-    /// As [`Turn::acquire`], by a token that is to have a position of its own in the queue until then. The
-    /// one it has it keeps, unless it asks for another mode.
+    /// Like [`Turn::acquire`], for a token that gets a queue position of its own until then. A position that
+    /// it has already is kept, unless the request has another mode.
     pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
         let token = request.token.as_bytes();
         let position = self.waiting.position_of(token, self.name);
@@ -105,7 +104,7 @@ impl Turn<'_> {
             }
         }
         let acquired = self.acquire(request, queued.client);
-        // Another number of permits is an error for those who come, and for a waiter when its turn comes.
+        // Another number of permits is an error for a new request; a waiter gets it at its turn.
         let not_yet = matches!(
             acquired,
             Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))

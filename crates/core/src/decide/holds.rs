@@ -1,4 +1,4 @@
-//! How holds begin, change and end.
+//! The begin, change and end of holds.
 
 use std::num::NonZeroU32;
 
@@ -8,27 +8,27 @@ use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
 use crate::outcome::{Outcome, Refusal};
 use crate::queue::WaiterId;
-use crate::step::{Binding, Departed, End, Event};
+use crate::step::{Binding, End, EndedHolds, Event};
 
-const SLICE: usize = Departed::SLICE;
+const SLICE: usize = EndedHolds::SLICE;
 
 impl Turn<'_> {
     #[inline]
     pub(super) fn fit(&self, mode: Mode) -> Fit {
-        self.lock.fit(mode, self.terms.most_holders as usize, self.now)
+        self.lock.fit(mode, self.terms.max_holders as usize, self.now)
     }
 
-    /// Has the hold of a token changed, if it has one.
+    /// Changes the hold of a token. `None` if it has none.
     #[inline]
     pub(super) fn change<R>(&mut self, token: &[u8], change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
         self.lock.change(token, self.now, change)
     }
 
-    /// The owner knows what it holds. Whether it had been granted to a queued waiter, who claims it now: it
-    /// will be followed by the lock-delay that was asked for.
+    /// Confirms the grant of a token that sent a command. Returns true if this claims the grant of a queued
+    /// waiter: from now on the lock-delay applies that the waiter asked for.
     #[inline]
-    pub(super) fn heard_of(&mut self, token: TokenRef<'_>) -> bool {
-        let Some(unclaimed) = self.waiting.deliveries.heard_of(self.name, token.as_bytes()) else {
+    pub(super) fn claim_grant(&mut self, token: TokenRef<'_>) -> bool {
+        let Some(unclaimed) = self.waiting.deliveries.claim_grant(self.name, token.as_bytes()) else {
             return false;
         };
         if !unclaimed.delay.is_none() {
@@ -38,13 +38,13 @@ impl Turn<'_> {
         true
     }
 
-    /// Begins a hold that fits.
+    /// Begins a hold. [`Turn::fit`] must have allowed it.
     pub(super) fn grant(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
         let (token, now) = (request.token, self.now);
         let fence = self.fences.issue(now).ok_or(Refusal::FencesUsedUp)?;
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
-        // An old hold of the token may have expired with so many others that it has not ended yet. It ends
-        // first: it may be bound to the same connection.
+        // An expired hold of the token may not have ended yet, if many expired together. It ends first, as it
+        // can be bound to the same connection.
         if self.lock.stored_len() > 1 {
             self.end_one(token.as_bytes(), End::Expired);
         }
@@ -62,7 +62,7 @@ impl Turn<'_> {
         Ok(fence)
     }
 
-    /// The token holds the lock and asks again: the lease becomes the longer one, the count as asked.
+    /// Renews a hold: its lease becomes the longer one, its count as requested.
     pub(super) fn renew(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
         let deadline = self.now + request.ttl;
         let step = &mut *self.step;
@@ -79,9 +79,9 @@ impl Turn<'_> {
                 let before = (extras.ephemeral, extras.delay, extras.label.clone());
                 if request.ephemeral {
                     if let Ephemeral::Bound(old) = extras.ephemeral {
-                        step.rest().bindings.push(Binding::Ends(old, hold.token().clone()));
+                        step.queue_effects().bindings.push(Binding::Ends(old, hold.token().clone()));
                     }
-                    step.rest().bindings.push(Binding::Begins(client, hold.token().clone()));
+                    step.queue_effects().bindings.push(Binding::Begins(client, hold.token().clone()));
                     extras.ephemeral = Ephemeral::Bound(client);
                 }
                 if !request.delay.is_none() {
@@ -109,10 +109,10 @@ impl Turn<'_> {
         Ok(fence)
     }
 
-    /// The only holder, exclusive or sharing, holds in the other mode from now on.
+    /// Changes the mode of the only holder.
     pub(super) fn change_mode(&mut self, token: &[u8], mode: Mode) {
         let Some(hold) = self.lock.remove(token) else { return };
-        // Beside it only expired ones can be left.
+        // All other stored holds have expired.
         self.depart(End::Expired);
         if mode == Mode::Shared {
             self.step.events.push(Event::Downgraded);
@@ -121,11 +121,11 @@ impl Turn<'_> {
         self.step.whole();
     }
 
-    /// Ends the expired holds, or a lock-delay that has passed.
+    /// Ends expired holds, or a lock-delay that has passed.
     #[inline(never)]
     pub(super) fn expire(&mut self) {
         let now = self.now;
-        // By far the most frequent, and done without a list.
+        // The most frequent case, without a list.
         if let Holding::Exclusive(hold) = self.lock.holding()
             && hold.deadline().passed(now)
             && let Some(hold) = &self.lock.take_exclusive()
@@ -151,7 +151,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Ends every hold of those who share it or hold permits.
+    /// Ends all shared holds or permits.
     pub(super) fn end_crowd(&mut self, why: End) {
         if self.lock.stored_len() > SLICE {
             return self.depart(why);
@@ -161,12 +161,12 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes all of them out together.
+    /// Removes all holds at once, to be accounted for later.
     fn depart(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
             let doubts = self.waiting.deliveries.forget(self.name);
             self.step.events.push(Event::AllEnded(why));
-            self.step.rest().departed.push(Departed::new(Some(why), self.now, holds, doubts));
+            self.step.queue_effects().ended_holds.push(EndedHolds::new(Some(why), self.now, holds, doubts));
             self.step.changed(self.lock);
         }
     }
@@ -177,12 +177,12 @@ impl Turn<'_> {
         }
     }
 
-    /// The hold is out of the lock already.
+    /// Records the end of a hold that has been removed from the lock.
     pub(super) fn end(&mut self, hold: &Hold, why: End) {
         if !hold.delay().is_none() {
             self.delay_after(hold, why);
         }
-        self.waiting.deliveries.heard_of(self.name, hold.token().as_bytes());
+        self.waiting.deliveries.claim_grant(self.name, hold.token().as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
     }
 
@@ -200,14 +200,14 @@ impl Turn<'_> {
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         for id in waiters {
             let gone = self.waiting.leave_all(*id);
-            self.step.rest().outcomes.extend(gone.into_iter().map(|waiter| (waiter, outcome)));
+            self.step.queue_effects().outcomes.extend(gone.into_iter().map(|waiter| (waiter, outcome)));
         }
     }
 }
 
-/// Whether it asks for what few holds have.
+/// Whether a request has options that few holds have.
 fn has_extras(request: &LockRequestRef<'_>) -> bool {
-    // Whole, so that a new option is not forgotten: here, and where it is kept above.
+    // Destructured without `..`: a new option must not compile until it is handled here and above.
     let LockRequestRef { token: _, ttl: _, mode: _, reentry: _, ephemeral, delay, label, owner } = request;
     *ephemeral || !delay.is_none() || !label.is_empty() || owner.is_some()
 }

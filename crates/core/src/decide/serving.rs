@@ -1,4 +1,4 @@
-//! How a queue is served: grants from its head for as long as the head fits, each waiter answered once.
+//! Serving of a wait queue: grants from the head for as long as the head fits. Each waiter gets one outcome.
 
 use dlock_protocol::{Deadline, Delay, Fence, Instant, Mode, Ttl};
 
@@ -10,7 +10,7 @@ use crate::queue::{Owner, Waiter, WaiterId};
 use crate::step::End;
 
 impl Turn<'_> {
-    /// Grants to the queue from its head for as long as the head fits.
+    /// Grants the lock to the waiters from the head, for as long as the head fits.
     #[inline]
     pub(super) fn serve(&mut self) {
         if !self.waiting.is_empty() {
@@ -47,18 +47,18 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether this turn may answer one more of the queue; the next one has to, if not. While nobody holds
-    /// the lock it has to be this one: a lock that is free where somebody waits is anybody's.
+    /// Whether this turn may answer another waiter; if not, the next turn has to. A free lock is granted in
+    /// any case, or a newcomer could take it.
     fn may_serve_another(&mut self) -> bool {
-        if self.served >= self.terms.most_served && self.lock.at(self.now).holders() > 0 {
-            self.step.rest().unserved = true;
+        if self.served >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
+            self.step.queue_effects().unserved = true;
             return false;
         }
         self.served += 1;
         true
     }
 
-    /// Answers a waiter and those who wait beside it. Whether it was granted.
+    /// Answers a waiter and the connections beside it. Returns whether it was granted the lock.
     fn answer(&mut self, id: WaiterId, verdict: Result<Granted, Refusal>) -> bool {
         let answered = self.waiting.leave_all(id);
         let [waiter, beside @ ..] = &answered[..] else { return false };
@@ -71,15 +71,16 @@ impl Turn<'_> {
             let told = beside.iter().filter(|waiter| !late(waiter));
             told.for_each(|waiter| self.note(waiter, fence, Granted::Renewal, Delay::NONE));
         }
-        self.step.rest().outcomes.extend(answered.into_iter().map(|waiter| {
+        self.step.queue_effects().outcomes.extend(answered.into_iter().map(|waiter| {
             let outcome = if late(&waiter) { Outcome::TimedOut } else { outcome };
             (waiter, outcome)
         }));
         matches!(outcome, Outcome::Granted(..))
     }
 
-    /// `told`: whether a connection waits for it. If not, whoever waits may be dead, and may cost the others
-    /// no more than the position would have: neither a longer lease nor a lock-delay, until it is claimed.
+    /// Grants the lock to a waiter. `told` is true if a connection receives the reply. If not, the client may
+    /// be dead: until it claims the grant, the hold costs other waiters no more than the position would have,
+    /// so its lease ends with the position and it has no lock-delay.
     fn hand_off(&mut self, waiter: &Waiter, granted: Granted, told: bool) -> Result<Outcome, Refusal> {
         let mut request = waiter.request.borrowed();
         let token = request.token.as_bytes();
@@ -105,7 +106,8 @@ impl Turn<'_> {
         Ok(Outcome::Granted(fence, granted))
     }
 
-    /// Notes who is yet to be told of a grant, or to claim it, and by which `delay` it is followed then.
+    /// Records a grant as unconfirmed: its reply is on its way, or its token has to claim it. `delay` is the
+    /// lock-delay that a claim sets.
     fn note(&mut self, waiter: &Waiter, fence: Fence, granted: Granted, delay: Delay) {
         let (id, until) = (waiter.id, waiter.until);
         let unclaimed = until.filter(|_| matches!(waiter.owner, Owner::Token(_)));
@@ -118,7 +120,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether a waiter whose token holds the lock already gets what it waits for. None: it goes on waiting.
+    /// The outcome for a waiter whose token holds the lock already. `None` if it keeps waiting.
     pub(super) fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
             (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade(self.now) && !self.in_grace() => {
@@ -132,8 +134,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The token has just been granted the lock: every other ACQUIRE of it that waits here and asks for no
-    /// more is answered too.
+    /// Answers the other waiters of a token that was granted the lock, unless they ask for more.
     pub(super) fn answer_others(&mut self, token: &[u8]) {
         for id in self.waiting.of_token_on(token, self.name) {
             let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };
@@ -145,10 +146,9 @@ impl Turn<'_> {
         }
     }
 
-    /// The answer to a waiter reached nobody: what it was granted is taken back, and goes to the next waiter.
-    /// But what another connection of the token has been told of meanwhile stays: that one relies on it. And
-    /// so does what was granted to a queued waiter, to be claimed for as long as its position would have
-    /// lasted.
+    /// The reply to a waiter was not delivered: takes the grant back and serves the queue. A grant stays if
+    /// another connection of the token has received a reply, or if it went to a queued waiter, which can
+    /// claim it until its position would have ended.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.advance();
         let Some(hold) = self.lock.at(self.now).hold_of(token) else { return };
@@ -177,7 +177,7 @@ impl Turn<'_> {
     }
 }
 
-/// The lease that lasts until then.
+/// The ms from now until then, as a lease.
 pub(super) fn left(until: Deadline, now: Instant) -> Ttl {
     Ttl::from_millis(until.left(now).max(1)).unwrap_or(Ttl::MAX)
 }

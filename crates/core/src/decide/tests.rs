@@ -22,11 +22,11 @@ fn cancel(waiting: &mut Waiting, whom: CancelTarget<'_>) -> (usize, Vec<u64>) {
     let (mut lock, mut fences, mut step) = (Lock::default(), Fences::default(), Step::default());
     // In grace, so that nobody is granted the free lock meanwhile.
     let grants_from = Instant::from_micros(u64::MAX);
-    let terms = Terms { grants_from, longest_lease: Ttl::MAX, most_holders: 9, most_served: 9 };
+    let terms = Terms { grants_from, longest_lease: Ttl::MAX, max_holders: 9, max_grants_per_turn: 9 };
     let name = Name::new(0, b"k");
     let mut turn = Turn::new(NOW, terms, &name, &mut fences, waiting, &mut lock, &mut step);
     let cancelled = turn.cancel(whom);
-    let outcomes = step.rest.map(|rest| rest.outcomes).unwrap_or_default();
+    let outcomes = step.queue_effects.map(|rest| rest.outcomes).unwrap_or_default();
     assert!(outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Cancelled));
     (cancelled, outcomes.iter().map(|(waiter, _)| waiter.client().unwrap().0).collect())
 }

@@ -30,22 +30,22 @@ fn lost(deliveries: &mut Deliveries, waiter: WaiterId) -> Option<Granted> {
 }
 
 #[test]
-fn a_grant_that_nobody_takes_comes_back_once() {
+fn a_reply_without_a_connection_is_reclaimed_once() {
     let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
     assert!(!deliveries.is_empty());
     assert_eq!(deliveries.gone(ClientId(1)), None, "no connection has it yet");
-    assert_eq!(deliveries.came_back(WAITER), Some(delivery(1)));
-    assert_eq!(deliveries.came_back(WAITER), None);
+    assert_eq!(deliveries.reply_reclaimed(WAITER), Some(delivery(1)));
+    assert_eq!(deliveries.reply_reclaimed(WAITER), None);
     assert!(deliveries.is_empty());
     assert_eq!((lost(&mut deliveries, WAITER), lost(&mut deliveries, WAITER)), (Some(Granted::New), None));
-    assert!(deliveries.in_doubt.is_empty());
+    assert!(deliveries.unconfirmed.is_empty());
 }
 
 #[test]
-fn a_connection_that_goes_before_the_turn_ends_has_not_been_told() {
+fn a_connection_that_closes_within_the_turn_has_received_no_reply() {
     let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
     deliveries.handed_over(WAITER);
-    assert_eq!(deliveries.came_back(WAITER), None, "it is the connection's");
+    assert_eq!(deliveries.reply_reclaimed(WAITER), None, "it is the connection's");
     assert_eq!(deliveries.gone(ClientId(2)), None);
     assert_eq!(deliveries.gone(ClientId(1)), Some((WAITER, delivery(1))));
     assert_eq!(deliveries.gone(ClientId(1)), None);
@@ -54,29 +54,29 @@ fn a_connection_that_goes_before_the_turn_ends_has_not_been_told() {
 }
 
 #[test]
-fn what_was_handed_over_is_written_when_the_next_turn_begins() {
+fn a_reply_is_sent_when_the_next_turn_begins() {
     let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
     deliveries.handed_over(WAITER);
     deliveries.next_turn();
     assert_eq!(deliveries.gone(ClientId(1)), None);
     assert!(!deliveries.is_empty(), "the other is still on its way");
-    assert_eq!(deliveries.came_back(WaiterId(4)), Some(delivery(2)));
+    assert_eq!(deliveries.reply_reclaimed(WaiterId(4)), Some(delivery(2)));
     assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first has been told");
 }
 
 #[test]
-fn a_grant_is_lost_with_the_last_who_was_to_be_told() {
+fn a_grant_is_lost_with_its_last_reply() {
     let mut deliveries = sent(&[(WAITER, 1, Granted::Upgrade), (WaiterId(4), 2, Granted::Renewal)]);
     assert_eq!(lost(&mut deliveries, WAITER), None);
     assert_eq!(lost(&mut deliveries, WaiterId(4)), Some(Granted::Upgrade));
 }
 
 #[test]
-fn an_owner_that_was_heard_of_and_another_hold_are_in_no_doubt() {
+fn a_command_of_the_token_confirms_its_grant() {
     let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
     let later = Fence::from_outside(FENCE + 1).unwrap();
     assert_eq!(deliveries.lost(&Name::new(0, b"k"), b"t", later, WAITER, Delay::NONE), None);
-    deliveries.heard_of(&Name::new(0, b"k"), b"t");
+    deliveries.claim_grant(&Name::new(0, b"k"), b"t");
     assert_eq!(lost(&mut deliveries, WAITER), None);
 }
 
@@ -85,9 +85,9 @@ fn every_name_is_found_wherever_its_grant_is() {
     let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
     deliveries.handed_over(WAITER);
     deliveries.swapped(0, 7);
-    assert_eq!(deliveries.came_back(WaiterId(4)).unwrap().name.db, 7);
+    assert_eq!(deliveries.reply_reclaimed(WaiterId(4)).unwrap().name.db, 7);
     assert_eq!(deliveries.gone(ClientId(1)).unwrap().1.name.db, 7);
     assert!(deliveries.of(&Name::new(7, b"k")).is_some() && deliveries.of(&Name::new(0, b"k")).is_none());
     drop(deliveries.flushed(Some(7)));
-    assert!(deliveries.in_doubt.is_empty());
+    assert!(deliveries.unconfirmed.is_empty());
 }

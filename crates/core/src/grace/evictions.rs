@@ -1,37 +1,37 @@
-//! A server that may evict any key evicts locks too, and so forgets holds whose holders do not know of it.
+//! Evictions of held locks. Their holders do not know of them, so they begin a grace period.
 
 use crate::queue::Name;
 
 #[derive(Debug, Default)]
 pub struct Evictions {
-    /// The server may evict any key.
+    /// The server may evict any key, not only keys with a TTL.
     of_locks: bool,
-    /// The lock whose key was taken away last.
+    /// The held lock whose key was removed last.
     taken_away: Option<Name<'static>>,
 }
 
 impl Evictions {
-    /// What `maxmemory-policy` says now.
+    /// Sets the `maxmemory-policy`.
     pub fn configured(&mut self, policy: &str) {
         self.of_locks = policy.starts_with("allkeys-");
     }
 
-    /// Whether locks are evicted when memory is short.
+    /// Whether locks can be evicted.
     pub fn take_locks(&self) -> bool {
         self.of_locks
     }
 
-    /// The key of a held lock goes. If that is an eviction, the server says so next.
+    /// The key of a held lock is removed. If it is evicted, the server reports that next.
     pub fn taken_away(&mut self, name: &Name<'_>) {
         self.taken_away = Some(name.to_owned());
     }
 
-    /// A key was evicted, of whatever type. Whether it was that of a held lock.
+    /// A key of any type was evicted. Returns whether a held lock was.
     pub fn evicted(&mut self, name: &Name<'_>) -> bool {
         self.taken_away.take().is_some_and(|taken| taken == *name)
     }
 
-    /// An eviction is told in the same breath as the key is taken away: what comes later is another's.
+    /// The server reports an eviction directly after it removes the key: a later report is about another key.
     pub fn tick(&mut self) {
         self.taken_away = None;
     }

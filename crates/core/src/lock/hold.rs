@@ -1,4 +1,4 @@
-//! One token's tenure of a resource, as it is stored.
+//! One hold: the tenure of one token, as it is stored.
 
 use std::num::NonZeroU32;
 
@@ -6,52 +6,53 @@ use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, OwnerId, 
 
 use crate::schedule::Slot;
 
-/// Whether a hold ends with a connection.
+/// Whether a hold ends when its connection closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ephemeral {
     No,
     Bound(ClientId),
-    /// The connection is unknown here (a restart, a promotion): only the lease ends it.
+    /// Its connection is not known to this server (after a restart or a promotion): only the lease ends the
+    /// hold.
     Orphan,
 }
 
-/// One token's tenure of a resource. Numbers take as many bytes as they need: with the value of a key that is
-/// held by one, it is the whole allocation, of 64 bytes; 80 come next.
+/// The tenure of one token. Numbers take as few bytes as they need, so that the value of a key with one hold
+/// fits into one allocation of 64 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    who: Who,
+    identity: Identity,
     fence: Number<7>,
     deadline: Number<6>,
-    /// The millisecond in which it began.
+    /// Time of the grant, in ms.
     granted: Number<6>,
     ttl: Ttl,
-    /// The connection that it was granted to, where it is known, for people to see.
-    client: Aside<Number<5>>,
-    /// Of the lock that it holds alone: see [`super::Lock::slot`].
-    pub(super) slot: Aside<Option<Slot>>,
+    /// The connection of the grant, for people to read. 0 if unknown.
+    client: NotCompared<Number<5>>,
+    /// The slot of a lock that this hold has exclusively: see [`super::Lock::slot`].
+    pub(super) slot: NotCompared<Option<Slot>>,
 }
 
-/// The token, and what few holds have besides.
+/// The token, with the attributes that few holds have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Who {
-    Plain(Token),
-    Rich(Box<(Token, Extras)>),
+enum Identity {
+    Bare(Token),
+    WithExtras(Box<(Token, Extras)>),
 }
 
-/// What is neither stored nor sent: a hold that was read is the same without it.
+/// A field that is neither stored nor sent, and so is not part of a comparison.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Aside<T>(pub T);
+pub(crate) struct NotCompared<T>(pub T);
 
-impl<T> PartialEq for Aside<T> {
-    fn eq(&self, _: &Aside<T>) -> bool {
+impl<T> PartialEq for NotCompared<T> {
+    fn eq(&self, _: &NotCompared<T>) -> bool {
         true
     }
 }
 
-impl<T> Eq for Aside<T> {}
+impl<T> Eq for NotCompared<T> {}
 
-/// A number in so many bytes; what is greater becomes the greatest. Six are enough for the milliseconds of
-/// nine thousand years, seven for every fence.
+/// A number in N bytes. Greater numbers are stored as the greatest one. Six bytes are enough for nine
+/// thousand years in ms, seven for every fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Number<const N: usize>([u8; N]);
 
@@ -76,9 +77,9 @@ pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
     pub delay: Delay,
     pub label: Label,
-    /// How often it was entered.
+    /// The hold count.
     pub count: NonZeroU32,
-    /// Neither stored nor sent: it serves to see a deadlock while the owner is there to close it.
+    /// For the search for deadlocks. Neither stored nor sent.
     pub owner: Option<Box<OwnerId>>,
 }
 
@@ -93,36 +94,36 @@ impl Extras {
 }
 
 impl Hold {
-    /// Without anything that few have.
+    /// A hold without extras.
     pub(crate) fn new(token: Token, fence: Fence, granted: Instant, deadline: Deadline, ttl: Ttl) -> Hold {
         Hold {
-            who: Who::Plain(token),
+            identity: Identity::Bare(token),
             fence: Number::new(fence.get()),
             deadline: Number::new(deadline.millis()),
             granted: Number::new(granted.millis()),
             ttl,
-            client: Aside(Number::new(0)),
-            slot: Aside(None),
+            client: NotCompared(Number::new(0)),
+            slot: NotCompared(None),
         }
     }
 
     #[inline]
     pub fn token(&self) -> &Token {
-        match &self.who {
-            Who::Plain(token) => token,
-            Who::Rich(rich) => &rich.0,
+        match &self.identity {
+            Identity::Bare(token) => token,
+            Identity::WithExtras(rich) => &rich.0,
         }
     }
     pub(crate) fn into_token(self) -> Token {
-        match self.who {
-            Who::Plain(token) => token,
-            Who::Rich(rich) => rich.0,
+        match self.identity {
+            Identity::Bare(token) => token,
+            Identity::WithExtras(rich) => rich.0,
         }
     }
     fn extras(&self) -> Option<&Extras> {
-        match &self.who {
-            Who::Plain(_) => None,
-            Who::Rich(rich) => Some(&rich.1),
+        match &self.identity {
+            Identity::Bare(_) => None,
+            Identity::WithExtras(rich) => Some(&rich.1),
         }
     }
     pub fn fence(&self) -> Fence {
@@ -146,7 +147,7 @@ impl Hold {
     pub fn ephemeral(&self) -> Ephemeral {
         self.extras().map_or(Ephemeral::No, |x| x.ephemeral)
     }
-    /// Whether it has what is stored, and few have.
+    /// Whether it has extras that are stored.
     pub(crate) fn has_extras(&self) -> bool {
         self.extras().is_some_and(|Extras { ephemeral, delay, label, count, owner: _ }| {
             *ephemeral != Ephemeral::No
@@ -155,7 +156,7 @@ impl Hold {
                 || *count > NonZeroU32::MIN
         })
     }
-    /// The connection that it is bound to, or else was granted to; it may be closed by now.
+    /// The connection that it is bound to, or that it was granted to. It can have closed since.
     pub fn client(&self) -> Option<ClientId> {
         match self.ephemeral() {
             Ephemeral::Bound(client) => Some(client),
@@ -174,12 +175,12 @@ impl Hold {
         self.extras()?.owner.as_deref()
     }
 
-    /// How long it has lasted.
+    /// Age of the hold in ms.
     pub fn held_millis(&self, now: Instant) -> u64 {
         now.millis_since(self.granted())
     }
 
-    /// Until when nobody is granted the lock after it, if it expires.
+    /// End of the lock-delay that follows if this hold expires. `None` for no delay.
     pub(crate) fn delay_until(&self) -> Option<Deadline> {
         let delay = self.delay();
         (!delay.is_none()).then(|| self.deadline().plus_millis(delay.millis()))
@@ -189,7 +190,7 @@ impl Hold {
         matches!(self.ephemeral(), Ephemeral::Bound(_))
     }
 
-    /// Of more than a trillion connections it is not known which.
+    /// Ids beyond the range of the field are stored as unknown.
     pub(crate) fn set_client(&mut self, client: ClientId) {
         self.client.0 = Number::new(if client.0 < Number::<5>::MAX { client.0 } else { 0 });
     }
@@ -218,9 +219,9 @@ impl Hold {
         }
     }
 
-    /// It no longer ends with a connection.
+    /// Marks the hold as no longer bound to a connection.
     pub(crate) fn orphan(&mut self) {
-        if let Who::Rich(rich) = &mut self.who
+        if let Identity::WithExtras(rich) = &mut self.identity
             && let Ephemeral::Bound(_) = rich.1.ephemeral
         {
             rich.1.ephemeral = Ephemeral::Orphan;
@@ -228,19 +229,21 @@ impl Hold {
     }
 
     pub(crate) fn take_extras(&mut self) -> Extras {
-        match &mut self.who {
-            Who::Plain(_) => Extras::NONE,
-            Who::Rich(rich) => std::mem::replace(&mut rich.1, Extras::NONE),
+        match &mut self.identity {
+            Identity::Bare(_) => Extras::NONE,
+            Identity::WithExtras(rich) => std::mem::replace(&mut rich.1, Extras::NONE),
         }
     }
 
-    /// Boxed only where there is anything to keep.
+    /// Allocates only if there are extras.
     pub(crate) fn set_extras(&mut self, extras: Extras) {
-        match &mut self.who {
-            Who::Plain(_) if extras == Extras::NONE => {}
-            Who::Plain(token) => self.who = Who::Rich(Box::new((token.clone(), extras))),
-            Who::Rich(rich) if extras == Extras::NONE => self.who = Who::Plain(rich.0.clone()),
-            Who::Rich(rich) => rich.1 = extras,
+        match &mut self.identity {
+            Identity::Bare(_) if extras == Extras::NONE => {}
+            Identity::Bare(token) => self.identity = Identity::WithExtras(Box::new((token.clone(), extras))),
+            Identity::WithExtras(rich) if extras == Extras::NONE => {
+                self.identity = Identity::Bare(rich.0.clone())
+            }
+            Identity::WithExtras(rich) => rich.1 = extras,
         }
     }
 

@@ -1,7 +1,6 @@
-//! Holds side by side: a plain list while they are few. Past that they lie in rows, in the order of their
-//! deadlines, and an index finds them by token: nothing that is asked of a hundred thousand takes long, and
-//! no step is a reallocation of them all. (A hash table would be, each time it doubles; one ordered tree
-//! could not tell how many have expired.)
+//! The holds of a shared lock or a semaphore: a list while they are few, rows in deadline order and an index
+//! by token when they are many. No operation on a hundred thousand holds takes long, and none reallocates
+//! them all. (A hash table reallocates when it doubles; a single ordered tree cannot count the expired ones.)
 
 use dlock_protocol::{Deadline, Fence, Instant, steps};
 use smallvec::SmallVec;
@@ -9,18 +8,18 @@ use smallvec::SmallVec;
 use super::Hold;
 use super::rows::Rows;
 
-/// Holders side by side. In a lock they are never none.
+/// The holds of a shared lock or a semaphore. Never empty in a lock.
 #[derive(Clone, Debug)]
 pub struct Holders(Kept);
 
 #[derive(Clone, Debug)]
 enum Kept {
-    /// In the order of their grants.
+    /// In grant order.
     Few(Vec<Hold>),
     Many(Box<Rows>),
 }
 
-/// Past so many they lie in rows; below half of it they are a list again.
+/// More holds than this are kept in rows. Below half of it they become a list again.
 const FEW: usize = if cfg!(test) { 6 } else { 32 };
 
 impl Holders {
@@ -28,7 +27,7 @@ impl Holders {
         Holders(Kept::Few(vec![hold]))
     }
 
-    /// None for an empty list. No token is in it twice.
+    /// Returns `None` for an empty list. No token may occur twice.
     pub fn from_vec(holds: Vec<Hold>) -> Option<Holders> {
         let some = !holds.is_empty();
         let kept = if holds.len() <= FEW { Kept::Few(holds) } else { Kept::Many(Rows::new(holds).into()) };
@@ -46,13 +45,13 @@ impl Holders {
         self.len() == 0
     }
 
-    /// Every one, expired or not.
+    /// All holds, expired ones included.
     pub fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = self.split();
         few.iter().chain(many.into_iter().flat_map(Rows::iter)).inspect(|_| steps::one())
     }
 
-    /// Those that have not expired.
+    /// The holds that have not expired.
     pub fn live(&self, now: Instant) -> impl Iterator<Item = &Hold> {
         let (few, many) = self.split();
         let live = few.iter().chain(many.into_iter().flat_map(move |rows| rows.live(now)));
@@ -66,7 +65,7 @@ impl Holders {
         }
     }
 
-    /// The greatest fence of those that have not expired.
+    /// Greatest fence of the holds that have not expired.
     pub fn fence(&self, now: Instant) -> Option<Fence> {
         match &self.0 {
             Kept::Few(_) => self.live(now).map(|hold| hold.fence()).max(),
@@ -74,7 +73,7 @@ impl Holders {
         }
     }
 
-    /// When the first of those was granted that have not expired.
+    /// Time of the first grant of the holds that have not expired.
     pub fn granted(&self, now: Instant) -> Option<Instant> {
         match &self.0 {
             Kept::Few(_) => self.live(now).map(Hold::granted).min(),
@@ -96,12 +95,12 @@ impl Holders {
         }
     }
 
-    /// Whether all but one, at the most, have expired.
+    /// True if at most one hold has not expired.
     pub fn at_most_one_lives(&self, now: Instant) -> bool {
         self.live(now).nth(1).is_none()
     }
 
-    /// Until when those that have expired ask for a lock-delay.
+    /// Latest lock-delay that the expired holds ask for.
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
         match &self.0 {
             Kept::Few(holds) => {
@@ -118,7 +117,7 @@ impl Holders {
         }
     }
 
-    /// Has a hold changed, in whatever but its token.
+    /// Changes a hold, in anything but its token.
     pub fn change<R>(&mut self, token: &[u8], change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
         match &mut self.0 {
             Kept::Few(holds) => holds.iter_mut().find(|hold| *hold.token() == *token).map(change),
@@ -126,7 +125,7 @@ impl Holders {
         }
     }
 
-    /// Takes in one whose token holds nothing here.
+    /// Adds a hold. Its token must have none here.
     pub fn push(&mut self, hold: Hold) {
         match &mut self.0 {
             Kept::Few(holds) if holds.len() < FEW => holds.push(hold),
@@ -151,8 +150,7 @@ impl Holders {
         removed
     }
 
-    /// Takes out those that have expired, so many at the most: the first to expire first, but in a short
-    /// list, of which all go.
+    /// Removes expired holds, at most `most` of many in deadline order, or all of few.
     pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
         let taken = match &mut self.0 {
             Kept::Few(holds) => holds.extract_if(.., |hold| hold.deadline().passed(now)).collect(),
@@ -162,7 +160,7 @@ impl Holders {
         taken
     }
 
-    /// Takes out any, so many at the most.
+    /// Removes any `most` holds.
     pub fn take_some(&mut self, most: usize) -> Vec<Hold> {
         match &mut self.0 {
             Kept::Few(holds) => holds.split_off(holds.len().saturating_sub(most)),
@@ -170,7 +168,7 @@ impl Holders {
         }
     }
 
-    /// A crowd that has left gives its memory back.
+    /// Frees memory after many holds have left.
     fn shrink(&mut self) {
         match &mut self.0 {
             Kept::Few(holds) if holds.len() < holds.capacity() / 4 => holds.shrink_to_fit(),
@@ -193,7 +191,7 @@ impl Holders {
         }
     }
 
-    /// How many are bound to a connection.
+    /// Number of holds that are bound to a connection.
     pub fn bound(&self) -> usize {
         match &self.0 {
             Kept::Few(holds) => holds.iter().filter(|hold| hold.is_bound()).count(),
@@ -209,7 +207,7 @@ impl Holders {
     }
 }
 
-/// The same holds; in rows they have but one order.
+/// Equal if they have the same holds in the same order; rows have only one order.
 impl PartialEq for Holders {
     fn eq(&self, other: &Holders) -> bool {
         self.iter().eq(other.iter())

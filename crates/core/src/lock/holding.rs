@@ -1,18 +1,18 @@
-//! What a lock holds, and with it where the lock stands in the schedule.
+//! The content of a lock: its holds, its lock-delay and its slot in the schedule.
 
 use std::num::NonZeroU32;
 
 use dlock_protocol::{Deadline, Instant, Mode};
 
-use super::hold::{Aside, Hold};
+use super::hold::{Hold, NotCompared};
 use super::holders::Holders;
 use crate::schedule::Slot;
 
-/// Who holds. There is no held lock without a holder. A lock-delay that runs stands where it takes no room of
-/// the many locks that have none; nobody is granted a lock alone while it runs.
+/// The holds. A lock with a mode always has a holder. A lock-delay has its place in the variants that can
+/// have one, so that other locks need no room for it; no exclusive grant is made while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
-    Free { delay_until: Option<Deadline>, slot: Aside<Option<Slot>> },
+    Free { delay_until: Option<Deadline>, slot: NotCompared<Option<Slot>> },
     Exclusive(Hold),
     Crowd(Box<Crowd>),
 }
@@ -25,7 +25,7 @@ impl Default for Holding {
 
 impl Holding {
     pub(crate) fn free(delay_until: Option<Deadline>) -> Holding {
-        Holding::Free { delay_until, slot: Aside(None) }
+        Holding::Free { delay_until, slot: NotCompared(None) }
     }
 
     pub(crate) fn crowd(
@@ -33,7 +33,7 @@ impl Holding {
         delay_until: Option<Deadline>,
         holders: Holders,
     ) -> Holding {
-        Holding::Crowd(Box::new(Crowd { permits, delay_until, holders, slot: Aside(None) }))
+        Holding::Crowd(Box::new(Crowd { permits, delay_until, holders, slot: NotCompared(None) }))
     }
 
     pub(super) fn slot(&self) -> Option<Slot> {
@@ -56,24 +56,24 @@ impl Holding {
 /// Sharers, or holders of permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Crowd {
-    /// How many permits there are; None for sharers.
+    /// Number of permits. `None` for a shared lock.
     pub permits: Option<NonZeroU32>,
-    /// Lock-delay: nobody is granted the lock before.
+    /// End of the lock-delay, before which no grant is made.
     pub delay_until: Option<Deadline>,
-    /// Never none.
+    /// Never empty.
     pub holders: Holders,
     /// See [`super::Lock::slot`].
-    pub slot: Aside<Option<Slot>>,
+    pub slot: NotCompared<Option<Slot>>,
 }
 
-/// Whether a token that holds nothing here could be granted a hold.
+/// Whether a token without a hold can be granted one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     Fits,
     NotNow,
-    /// It has as many holders as the server allows.
+    /// The lock has the maximum number of holders.
     Full,
-    /// It is a semaphore of another size while it is held.
+    /// A semaphore with another number of permits is held.
     OtherPermits(NonZeroU32),
 }
 
@@ -83,7 +83,7 @@ impl Crowd {
         self.holders.get(token)
     }
 
-    /// With what has expired taken out already, or as much of it as a turn may take: then there is a permit.
+    /// Expired holds must have been removed, as far as one turn allows.
     pub(super) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
         let stored = self.holders.len();
         let room = match (self.permits, mode) {
@@ -95,7 +95,7 @@ impl Crowd {
         if !room || self.delay_until.is_some() {
             return Fit::NotNow;
         }
-        // More can be stored than may hold it where that was lowered.
+        // More holds than `most` can be stored if the option was lowered.
         let full = stored >= most && self.holders.count_live(now) >= most;
         if full { Fit::Full } else { Fit::Fits }
     }

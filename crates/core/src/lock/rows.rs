@@ -1,5 +1,5 @@
-//! Many holds: rows of them in the order of their deadlines, beside an index by token. A row knows its
-//! greatest fence, first grant and longest lock-delay, so that what is asked of all is asked of rows.
+//! Many holds: rows in deadline order, with an index by token. Each row stores its greatest fence, first
+//! grant and longest lock-delay, so that a query over all holds reads rows only.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,11 +10,11 @@ use super::Hold;
 
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
-    /// When the hold of each token is due, and so where it lies.
+    /// The deadline of each token's hold, which gives its place in the rows.
     due: BTreeMap<Token, Deadline>,
-    /// None is empty; all in the order of deadline and token.
+    /// Never empty rows, in the order of deadline and token.
     rows: VecDeque<Row>,
-    /// Bytes that the holds have on the heap, and how many are bound to a connection.
+    /// Bytes that the holds have on the heap, and the number of holds bound to a connection.
     heap: usize,
     bound: usize,
 }
@@ -27,7 +27,7 @@ struct Row {
     delay_until: Option<Deadline>,
 }
 
-/// The most holds in a row.
+/// Most holds in a row.
 const ROW: usize = if cfg!(test) { 4 } else { 64 };
 
 impl Row {
@@ -49,7 +49,7 @@ impl Row {
         self.delay_until = self.delay_until.max(hold.delay_until());
     }
 
-    /// One has left: what it was not the greatest of has not changed.
+    /// Updates the figures after a hold has left. Only figures of which it was the extreme can have changed.
     fn left(&mut self, hold: &Hold) {
         let delay_until = hold.delay_until();
         if self.fence == Some(hold.fence())
@@ -64,7 +64,7 @@ impl Row {
         self.holds.last().is_some_and(|last| is_before(last, due, token))
     }
 
-    /// How many of it have expired.
+    /// Number of expired holds in the row.
     fn expired(&self, now: Instant) -> usize {
         self.holds.partition_point(|hold| hold.deadline().passed(now))
     }
@@ -99,12 +99,12 @@ impl Rows {
         self.rows.iter().flat_map(|row| &row.holds)
     }
 
-    /// The first row of which not all have expired.
+    /// Index of the first row with a hold that has not expired.
     fn first_live(&self, now: Instant) -> usize {
         self.rows.partition_point(|row| row.holds.last().is_some_and(|last| last.deadline().passed(now)))
     }
 
-    /// From the first that has not expired on.
+    /// The holds from the first one that has not expired.
     pub fn live(&self, now: Instant) -> impl Iterator<Item = &Hold> {
         let first = self.first_live(now);
         let skip = self.rows.get(first).map_or(0, |row| row.expired(now));
@@ -124,7 +124,7 @@ impl Rows {
         partly.holds[partly.expired(now)..].iter().map(|hold| hold.fence()).chain(rest).max()
     }
 
-    /// When the first of those was granted that have not expired.
+    /// Time of the first grant of the holds that have not expired.
     pub fn granted(&self, now: Instant) -> Option<Instant> {
         let first = self.first_live(now);
         let partly = self.rows.get(first)?;
@@ -147,7 +147,7 @@ impl Rows {
         self.rows.back()?.holds.last()
     }
 
-    /// The row of a hold, and where it lies there: or where it would.
+    /// The row of a hold and its index there, or the place where it belongs.
     fn place(&self, due: Deadline, token: &[u8]) -> (usize, usize) {
         let row = self.rows.partition_point(|row| row.is_before(due, token));
         (row, self.rows.get(row).map_or(0, |row| row.holds.partition_point(|h| is_before(h, due, token))))
@@ -171,13 +171,13 @@ impl Rows {
         self.due.insert(hold.token().clone(), hold.deadline());
         let (mut row, mut at) = self.place(hold.deadline(), hold.token().as_bytes());
         if let Some(last) = self.rows.len().checked_sub(1).filter(|last| *last < row) {
-            // Later than all: behind the last one.
+            // Later than all others: into the last row.
             (row, at) = (last, self.rows[last].holds.len());
         }
         match self.rows.get_mut(row) {
             None => self.rows.push_back(Row::new(Vec::new())),
             Some(full) if full.holds.len() == ROW => {
-                // Most come behind all others, and fill row after row.
+                // Most holds come last and fill row after row.
                 let half = if at == ROW { ROW } else { ROW / 2 };
                 let rest = full.holds.split_off(half);
                 full.sum_up();
@@ -204,7 +204,7 @@ impl Rows {
         Some(hold)
     }
 
-    /// Rows that have become short are joined, so that there are never many for few holds.
+    /// Joins short rows, so that few holds never take many rows.
     fn close_up(&mut self, row: usize) {
         if self.rows[row].holds.is_empty() {
             self.rows.remove(row);
@@ -244,12 +244,12 @@ impl Rows {
         taken
     }
 
-    /// Those that are due first.
+    /// Removes the holds that expire first.
     pub fn take_first(&mut self, most: usize) -> Vec<Hold> {
         self.take_expired(Instant::from_millis(u64::MAX), most).into_vec()
     }
 
-    /// Bytes on the heap, as nearly as is known of the index.
+    /// Bytes on the heap. The size of the index is an estimate.
     pub fn heap_size(&self) -> usize {
         let row = size_of::<Row>() + ROW * size_of::<Hold>();
         let index = self.len() * size_of::<(Token, Deadline)>() * 3 / 2;

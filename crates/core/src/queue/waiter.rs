@@ -1,4 +1,4 @@
-//! Who waits, for what, and whose the wait is.
+//! Waiters, and the names of locks.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::schedule::Slot;
 
-/// A resource as the server names it: a key of a database.
+/// The name of a lock: a key of a database.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name<'a> {
     pub db: i32,
@@ -26,7 +26,7 @@ impl<'a> Name<'a> {
     }
 }
 
-/// Where something of a database is once two of them have changed places.
+/// Moves a database number along with a SWAPDB.
 pub(crate) fn swap(db: &mut i32, first: i32, second: i32) {
     *db = match *db {
         db if db == first => second,
@@ -35,22 +35,22 @@ pub(crate) fn swap(db: &mut i32, first: i32, second: i32) {
     };
 }
 
-/// A waiter, for as long as the server runs.
+/// The id of a waiter, unique until the server restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
-/// Where in the queue a waiter joins.
+/// The part of a queue that a waiter joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// A sharer that asks to be the exclusive holder: everybody behind it waits for it anyway.
+    /// A sharer that waits for an upgrade. All waiters behind it wait for this sharer anyway.
     Upgrade,
     Newcomer,
 }
 
-/// A position in a queue: waiters of a rank stand in the order in which they came.
+/// A position in a queue: by rank, then by arrival.
 pub(crate) type Position = (Rank, WaiterId);
 
-/// Who waits: an entry of a queue, or a connection beside one.
+/// A waiter: an entry of a queue, or a connection beside one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
     pub id: WaiterId,
@@ -59,33 +59,33 @@ pub struct Waiter {
     pub request: LockRequest,
     pub owner: Owner,
     pub since: Instant,
-    /// None waits for ever.
+    /// `None` means no timeout.
     pub until: Option<Deadline>,
     pub(super) timeout: Option<Slot>,
 }
 
-/// Whose wait it is.
+/// The kind of a wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// A connection's whose ACQUIRE is blocked: its position goes with it.
+    /// The wait of a blocked connection. Ends when it closes.
     Client(ClientId),
-    /// The token's own, which needs no connection.
+    /// A queued wait, which needs no connection.
     Token(Queued),
-    /// A connection's that waits beside the position of its token, and has none itself.
+    /// A blocked connection of a token with a queued wait. It has no position of its own.
     Beside(ClientId, WaiterId),
 }
 
-/// A position that belongs to its token.
+/// The attributes of a queued wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queued {
-    /// Where it was asked for last: an EPHEMERAL position ends with this connection.
+    /// The connection that asked last. An EPHEMERAL position ends with it.
     pub client: ClientId,
-    /// In whose name it is granted. None where no user asked.
+    /// The user that asks. `None` if no user does.
     pub user: Option<Bytes>,
     pub notify: Option<Notify>,
-    /// Whether the notification belongs on the key's own shard.
+    /// Whether the notification is published on the shard of the key.
     pub sharded: bool,
-    /// The connections that wait too.
+    /// The blocked connections of the same token.
     pub(super) beside: SmallVec<[WaiterId; 1]>,
 }
 
@@ -105,7 +105,7 @@ impl Waiter {
         Party::new(&self.request.token, self.request.owner.as_ref())
     }
 
-    /// The connection that waits; None for a position of its token's own.
+    /// The blocked connection. `None` for a queued wait.
     pub fn client(&self) -> Option<ClientId> {
         match self.owner {
             Owner::Client(client) | Owner::Beside(client, _) => Some(client),
@@ -113,7 +113,7 @@ impl Waiter {
         }
     }
 
-    /// The connection that asked.
+    /// The connection that sent the command.
     pub(crate) fn asked_by(&self) -> ClientId {
         match &self.owner {
             Owner::Client(client) | Owner::Beside(client, _) => *client,
@@ -121,12 +121,12 @@ impl Waiter {
         }
     }
 
-    /// The connections that wait beside it.
+    /// The blocked connections beside this queued wait.
     pub fn beside(&self) -> &[WaiterId] {
         if let Owner::Token(queued) = &self.owner { &queued.beside } else { &[] }
     }
 
-    /// The connection that an EPHEMERAL position ends with.
+    /// The connection that an EPHEMERAL position is bound to.
     pub(super) fn bound_to(&self) -> Option<ClientId> {
         match &self.owner {
             Owner::Token(queued) if self.request.ephemeral => Some(queued.client),
@@ -135,7 +135,7 @@ impl Waiter {
     }
 }
 
-/// Releases nothing while it waits: a node of the wait-for graph.
+/// A node of the wait-for graph. It releases nothing while it waits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Party {
     /// A token without an owner.
@@ -158,7 +158,7 @@ impl Party {
     }
 }
 
-/// A waiter that is to join a queue, or a connection that is to wait beside a position.
+/// A waiter that is about to join a queue, or a connection beside one.
 pub struct Newcomer<'a> {
     pub name: Name<'a>,
     pub rank: Rank,
@@ -168,12 +168,12 @@ pub struct Newcomer<'a> {
     pub until: Option<Deadline>,
 }
 
-/// The most that may wait.
+/// Limits of the wait queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections.
+    /// Blocked connections.
     pub on_the_server: usize,
     pub on_a_key: usize,
-    /// Positions that belong to their tokens.
+    /// Queued waits.
     pub queued: usize,
 }

@@ -1,4 +1,5 @@
-//! A 4-ary heap that tells where it moves things to, so that they can be taken out from anywhere.
+//! A 4-ary heap that reports the place of each node that it moves, so that nodes can be removed from any
+//! place.
 
 use dlock_protocol::Deadline;
 
@@ -16,13 +17,13 @@ pub(super) struct Heap(Chunks<Node>);
 
 const ARITY: usize = 4;
 
-/// Each function that moves nodes tells it all that it moves: which, and to what place.
+/// Functions that move nodes call `moved` with the slot and the new place of each.
 impl Heap {
     pub fn first(&self) -> Option<Node> {
         self.0.checked(0).copied()
     }
 
-    /// Without any order, from which [`Heap::remove`] makes none.
+    /// Appends a node without restoring the heap order.
     pub fn append(&mut self, node: Node, mut moved: impl FnMut(u32, u32)) {
         self.0.push(node);
         moved(node.slot, self.0.len() as u32 - 1);
@@ -37,7 +38,7 @@ impl Heap {
         self.sift_up(self.0.len() - 1, &mut moved);
     }
 
-    /// Takes out what is at this place. The last one comes into the gap, and goes up or down from there.
+    /// Removes the node at this place. The last node takes its place and is sifted.
     pub fn remove(&mut self, place: u32, mut moved: impl FnMut(u32, u32)) {
         let place = place as usize;
         let last = *self.0.get(self.0.len() - 1);

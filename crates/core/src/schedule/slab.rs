@@ -1,4 +1,4 @@
-//! Where entries live: a slab of chunks, each of which is given back as soon as nothing in it is used.
+//! A slab of chunks that stores entries. A chunk without entries is freed at once.
 
 use std::num::NonZeroU32;
 
@@ -11,13 +11,12 @@ pub(super) const END: u32 = u32::MAX;
 /// In [`Place::after`]: the entry is in the heap.
 pub(super) const IN_HEAP: u32 = END - 1;
 
-/// Where an entry lives, until it is removed. One more than its index, so that `Option<Slot>` takes no more
-/// room.
+/// The slot of an entry, until it is removed. Stored as index + 1, so that `Option<Slot>` has the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(NonZeroU32);
 
 impl Slot {
-    /// None for [`END`], which is no index.
+    /// `None` for [`END`], which is no index.
     pub(super) fn at(index: u32) -> Option<Slot> {
         NonZeroU32::new(index.wrapping_add(1)).map(Slot)
     }
@@ -30,17 +29,17 @@ impl Slot {
 #[derive(Clone)]
 pub(super) struct Slab<T> {
     chunks: Vec<Chunk<T>>,
-    /// The chunks that have room. The last of them is filled first.
+    /// The chunks with room. The last one is filled first.
     open: Vec<u32>,
     len: usize,
 }
 
 #[derive(Clone)]
 struct Chunk<T> {
-    /// Allocated when the first one comes.
+    /// Allocated with the first entry.
     entries: Vec<Entry<T>>,
     used: usize,
-    /// The first of the free ones among them, which form a list by `after`.
+    /// The first free entry. Free entries form a list by `after`.
     free: u32,
 }
 
@@ -48,16 +47,16 @@ struct Chunk<T> {
 pub(super) struct Entry<T> {
     pub due: Deadline,
     pub place: Place,
-    /// None in a free one.
+    /// `None` in a free entry.
     pub item: Option<T>,
 }
 
-/// Where an entry stands. Two numbers and no enum, which would take 8 bytes more for each hold.
+/// The place of an entry. Two numbers: an enum would take 8 bytes more for each hold.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    /// The slot before it in its row, [`END`] for the first; in the heap: its place there.
+    /// The slot before it in its row, [`END`] for the first one. In the heap, its place there.
     pub before: u32,
-    /// The slot behind it in its row, [`END`] for the last; in the heap: [`IN_HEAP`].
+    /// The slot after it in its row, [`END`] for the last one. In the heap, [`IN_HEAP`].
     pub after: u32,
 }
 
@@ -78,7 +77,7 @@ impl<T> Chunk<T> {
         (self.entries.len() - 1) as u32
     }
 
-    /// Lets go of its memory, if nothing in it is used.
+    /// Frees its memory, if no entry is in use.
     fn give_back(&mut self) {
         if self.used == 0 {
             (self.entries, self.free) = (Vec::new(), END);
@@ -102,7 +101,7 @@ impl<T> Slab<T> {
         self.chunks.get_mut(chunk)?.entries.get_mut(within)
     }
 
-    /// None once four billion are in use.
+    /// Adds an entry. `None` if four billion are in use.
     pub fn insert(&mut self, due: Deadline, item: T) -> Option<u32> {
         let at = match self.open.last() {
             Some(at) => *at,
@@ -139,12 +138,12 @@ impl<T> Slab<T> {
         Some(item)
     }
 
-    /// A chunk that was full has room now, or one has become empty.
+    /// Updates `open` after a full chunk got room, or a chunk became empty.
     #[inline(never)]
     fn tidy(&mut self, at: usize) {
         let (was_full, is_empty) = (self.chunks[at].used == CHUNK - 1, self.chunks[at].used == 0);
-        // An empty chunk is kept while it is the one that is filled next, or going to and fro over a border
-        // would allocate each time.
+        // An empty chunk is kept if it is filled next, so that entries that come and go at its border
+        // allocate nothing.
         let filled_next = self.open.last().map(|last| *last as usize);
         if was_full {
             filled_next.into_iter().for_each(|before| self.chunks[before].give_back());
@@ -163,7 +162,7 @@ impl<T> Slab<T> {
         Some(at)
     }
 
-    /// The slots from this one on, each with its item; of a chunk without entries only the first.
+    /// The slots from this one on, each with its item. Of an empty chunk, only the first.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         let (first, skipped) = split(from);
         self.chunks.iter().enumerate().skip(first).flat_map(move |(at, chunk)| {

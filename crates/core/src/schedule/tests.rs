@@ -135,7 +135,7 @@ fn leases_of_a_few_lengths_stand_in_rows_and_what_fits_into_none_in_the_heap() {
 }
 
 #[test]
-fn what_came_in_bulk_stands_in_one_row() {
+fn the_entries_of_a_load_are_in_one_row() {
     let mut schedule = Schedule::default();
     schedule.begin_bulk();
     let slots: Vec<Slot> =

@@ -3,7 +3,7 @@
 
 use crate::checked;
 use dlock_core::{
-    Acquired, Binding, Delay, Departed, End, Event, Fence, LockRequest, Mode, Outcome, Rank, Refusal,
+    Acquired, Binding, Delay, End, EndedHolds, Event, Fence, LockRequest, Mode, Outcome, Rank, Refusal,
     ReleaseCount, Skew, Token,
 };
 use dlock_protocol::steps;
@@ -63,12 +63,12 @@ fn a_turn_ends_a_slice_of_the_holds_that_expired_together() {
     let mut turns = 0;
     while world.lock.next_due().is_some_and(|due| due.passed(world.instant())) {
         world.turn(|turn| turn.advance());
-        assert!(world.events.len() <= Departed::SLICE && world.steps < 200 * Departed::SLICE as u64);
-        assert!(world.written < 40 * Departed::SLICE, "{} bytes", world.written);
+        assert!(world.events.len() <= EndedHolds::SLICE && world.steps < 200 * EndedHolds::SLICE as u64);
+        assert!(world.written < 40 * EndedHolds::SLICE, "{} bytes", world.written);
         assert_eq!(world.lock.at(world.instant()).holders(), many / 2);
         turns += 1;
     }
-    assert_eq!((world.ended, turns), (many / 2, (many / 2).div_ceil(Departed::SLICE)));
+    assert_eq!((world.ended, turns), (many / 2, (many / 2).div_ceil(EndedHolds::SLICE)));
     assert_eq!((world.lock.stored_len(), world.replica.stored_len()), (many / 2, many / 2));
 }
 
@@ -128,8 +128,10 @@ fn all_holders_that_end_together_leave_in_one_step() {
         assert_eq!(world.events, [Event::AllEnded(why), Event::Acquired]);
         assert!(world.steps < FEW_STEPS && world.written < 200, "{} {}", world.steps, world.written);
         assert_eq!(content(&world.lock), content(&world.replica));
-        for departed in &mut world.departed {
-            assert!(departed.next_slice().all(|(ended, ..)| ended.is_some_and(|(reason, _)| reason == why)));
+        for ended_holds in &mut world.ended_holds {
+            assert!(
+                ended_holds.next_slice().all(|(ended, ..)| ended.is_some_and(|(reason, _)| reason == why))
+            );
         }
         assert_eq!(world.lock.at(world.instant()).mode(), Some(Mode::Exclusive));
     }
@@ -167,7 +169,7 @@ fn the_last_live_sharer_is_upgraded_in_place() {
 #[test]
 fn a_full_lock_refuses_newcomers_and_keeps_waiters_waiting() {
     for mode in [Mode::Shared, Mode::Permits(std::num::NonZeroU32::new(50).expect("above 0"))] {
-        let mut world = World { most_holders: 3, ..World::new() };
+        let mut world = World { max_holders: 3, ..World::new() };
         let ask = |n| LockRequest { mode, ..shared([&b"a"[..], b"b", b"c", b"d", b"e"][n], 1000) };
         for n in 0..3 {
             assert!(matches!(world.acquire(&ask(n)), Acquired::Held(_)));

@@ -53,11 +53,11 @@ pub struct Hold {
     pub label: u8,
     pub owner: Owner,
     /// Set while no client is known to have received the grant.
-    pub on_the_way: Option<Doubt>,
+    pub on_the_way: Option<UnconfirmedGrant>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Doubt {
+pub struct UnconfirmedGrant {
     pub granted: Granted,
     /// The waiters that the grant was sent to, and whose replies are not lost.
     pub told: Vec<u64>,
@@ -148,7 +148,7 @@ pub struct Page {
     pub last_fence: u64,
     pub last_waiter: u64,
     /// The maximum number of waiters that a turn serves, and the number that this turn may still serve.
-    pub most_served: usize,
+    pub max_grants_per_turn: usize,
     pub may_serve: usize,
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
@@ -213,7 +213,7 @@ impl Page {
 
     /// Runs an operation on a key: ends expired holds, serves the queue, does the work, and records events.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Page) -> T) -> T {
-        self.may_serve = self.most_served;
+        self.may_serve = self.max_grants_per_turn;
         let existed = self.exists(key);
         self.advance(key);
         let answer = work(self);

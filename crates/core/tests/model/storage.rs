@@ -101,7 +101,7 @@ impl System {
             offset: self.offset,
             fences: self.fences,
             greatest_grant: self.greatest_grant,
-            most_served: self.most_served,
+            max_grants_per_turn: self.max_grants_per_turn,
             ..System::default()
         };
         let reader = Reader { now: self.instant(), anchor: self.anchor(), origin: Origin::Stored };

@@ -7,8 +7,8 @@ use dlock_core::codec::{Anchor, Known, Plain};
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, Queued, Rest, Skew,
-    Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
+    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, QueueEffects,
+    Queued, Skew, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 
@@ -52,7 +52,7 @@ pub struct System {
     pub cycle: Vec<Party>,
     pub saw: Vec<&'static str>,
     /// The maximum number of waiters that a turn serves, and the keys that need another turn.
-    pub most_served: usize,
+    pub max_grants_per_turn: usize,
     pub unserved: BTreeSet<Key>,
 }
 
@@ -87,7 +87,7 @@ pub fn label(label: u8) -> Vec<u8> {
 
 impl System {
     pub fn new(now: u64, last_fence: u64) -> System {
-        let mut system = System { now, boot: 1, most_served: usize::MAX, ..System::default() };
+        let mut system = System { now, boot: 1, max_grants_per_turn: usize::MAX, ..System::default() };
         system.fences.raise(last_fence);
         system
     }
@@ -111,12 +111,12 @@ impl System {
         let name = name(key);
         let mut lock = self.locks.remove(&key).unwrap_or_default();
         let mut step = Step::default();
-        let most_holders = MOST_HOLDERS as u32;
+        let max_holders = MOST_HOLDERS as u32;
         let terms = Terms {
             grants_from: Instant::from_micros(self.grants_from),
             longest_lease: Ttl::MAX,
-            most_holders,
-            most_served: self.most_served,
+            max_holders,
+            max_grants_per_turn: self.max_grants_per_turn,
         };
         let mut turn =
             Turn::new(now, terms, &name, &mut self.fences, &mut self.waiting, &mut lock, &mut step);
@@ -134,7 +134,7 @@ impl System {
     }
 
     fn carry_out(&mut self, key: Key, step: Step) {
-        let rest = step.rest.map_or_else(Rest::default, |rest| *rest);
+        let rest = step.queue_effects.map_or_else(QueueEffects::default, |rest| *rest);
         self.unserved.remove(&key);
         self.unserved.extend(rest.unserved.then_some(key));
         for binding in rest.bindings {

@@ -11,7 +11,7 @@ fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
     let mut answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
     let mut turns = 1;
     while world.unserved {
-        assert_eq!(answers, turns * Departed::SLICE);
+        assert_eq!(answers, turns * EndedHolds::SLICE);
         let newcomer = request(b"newcomer", Mode::Shared);
         answers += world.turn(|turn| {
             let acquired = turn.acquire(&newcomer, ClientId(0));
@@ -20,7 +20,7 @@ fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
         });
         turns += 1;
     }
-    assert_eq!((answers, turns), (many, many.div_ceil(Departed::SLICE)));
+    assert_eq!((answers, turns), (many, many.div_ceil(EndedHolds::SLICE)));
     let view = world.lock.at(NOW);
     assert!(view.hold_of(b"newcomer").is_some() && view.hold_of(&token(many - 1)).is_some());
 }
@@ -48,16 +48,16 @@ fn a_lock_behind_many_expired_positions_is_not_free() {
 /// The turn that breaks all holds has already served its slice, to waiters whose new holds it then breaks.
 #[test]
 fn a_turn_that_has_served_its_slice_leaves_no_lock_free() {
-    let many = 3 * Departed::SLICE;
+    let many = 3 * EndedHolds::SLICE;
     let mut world = World::held_exclusively();
     (0..many).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
     world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
     let mut broken = 0;
     world.turn(|turn| broken = turn.break_all());
-    assert_eq!((broken, world.unserved), (2 * Departed::SLICE, true));
+    assert_eq!((broken, world.unserved), (2 * EndedHolds::SLICE, true));
     assert_eq!(world.lock.at(NOW).holders(), 1);
     while world.unserved {
         world.turn(|turn| turn.advance());
     }
-    assert_eq!((world.waiting.len(), world.lock.at(NOW).holders()), (0, Departed::SLICE));
+    assert_eq!((world.waiting.len(), world.lock.at(NOW).holders()), (0, EndedHolds::SLICE));
 }

@@ -94,7 +94,7 @@ impl Page {
             May::Now(_) => {}
         }
         let mut counted = *asked;
-        if self.heard_of(asked.key, asked.token) {
+        if self.claim_grant(asked.key, asked.token) {
             self.marks.push("a queued waiter claims its grant");
             if asked.reentry == Reentry::OneMore {
                 counted.reentry = Reentry::Keep;
@@ -125,7 +125,7 @@ impl Page {
     }
 
     /// Records that the client knows of its hold. Returns whether this claims the grant of a queued waiter.
-    fn heard_of(&mut self, key: Key, token: Token) -> bool {
+    fn claim_grant(&mut self, key: Key, token: Token) -> bool {
         let Some(hold) = self.hold_mut(key, token) else { return false };
         let unclaimed = hold.on_the_way.take().and_then(|doubt| doubt.unclaimed);
         if let Some((_, _, delay)) = unclaimed
@@ -174,7 +174,7 @@ impl Page {
             let ended = hold.count - left;
             hold.count = left;
             if ended > 0 {
-                page.heard_of(key, token);
+                page.claim_grant(key, token);
             }
             if left == 0 {
                 page.end(End::Released, |hold| hold.key == key && hold.token == token);
@@ -190,7 +190,7 @@ impl Page {
             let end = page.in_ms(ttl);
             let Some(hold) = page.hold_mut(key, token) else { return 0 };
             (hold.end, hold.ttl) = (end, ttl);
-            page.heard_of(key, token);
+            page.claim_grant(key, token);
             page.heard.push((key, Heard::Extended));
             page.marks.push("an extension");
             1
@@ -211,7 +211,7 @@ impl Page {
                 return Answer::Ahead;
             }
             (hold.fence, hold.end, hold.ttl) = (fence, end, ttl);
-            page.heard_of(key, token);
+            page.claim_grant(key, token);
             page.last_fence = page.last_fence.max(fence);
             page.heard.push((key, Heard::Extended));
             page.marks.push("a confirm");

@@ -92,7 +92,7 @@ impl Page {
         let mut page = self.clone();
         // Without leases, delays, timeouts and the grace period, whose end would end every deadlock.
         (page.grants_from, page.last_fence) = (0, 0);
-        (page.most_served, page.may_serve) = (usize::MAX, usize::MAX);
+        (page.max_grants_per_turn, page.may_serve) = (usize::MAX, usize::MAX);
         let is_over = |page: &Page, end: u64| page.is_over(end);
         let over = |w: &&Waiter| w.until.is_some_and(|u| is_over(&page, u));
         let in_queue = page.waiters.iter().filter(|w| !over(w) && !matches!(w.whose, Whose::Beside(_)));

@@ -100,7 +100,7 @@ impl Page {
             hold.mode = Mode::Exclusive;
         }
         if granted != Granted::Renewal {
-            hold.on_the_way = Some(Doubt { granted, told: vec![], unclaimed: None });
+            hold.on_the_way = Some(UnconfirmedGrant { granted, told: vec![], unclaimed: None });
         }
         if let Some(doubt) = &mut hold.on_the_way {
             if waiter.whose == Whose::Token {
