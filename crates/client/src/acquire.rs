@@ -46,8 +46,8 @@ impl<C> Acquire<C> {
     /// Sets the lease, from 1 ms to the servers' `dlock.max-ttl` (a day by default). Default: 30 s, which
     /// outlasts the pauses of real machines and is short enough to wait for.
     ///
-    /// If the holder dies, the lock is free after the lease; as long as it lives, it renews the lease after
-    /// each third.
+    /// If the holder dies, the lock is free after the lease. A living holder renews the lease after each
+    /// third.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
@@ -56,7 +56,7 @@ impl<C> Acquire<C> {
     /// Sets how long to wait while another client holds the lock. Default: [`Wait::Forever`], like a mutex.
     ///
     /// Clients wait in the queue of one master, first come, first served. The wait also covers masters in
-    /// grace, and those that are down or silent: see [`Wait`].
+    /// grace, and masters that are down or silent: see [`Wait`].
     pub fn wait(mut self, wait: Wait) -> Self {
         self.options.wait = wait;
         self
@@ -98,17 +98,17 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// If the hold ends by its lease or a closed connection, nobody is granted the lock for this long, so
-    /// that writes that a dead holder still had in flight can land.
+    /// Delays the next grant by this much if the hold ends by its lease or a closed connection, so that
+    /// writes of the dead holder that are still in flight can arrive first.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.options.delay = delay;
         self
     }
 
-    /// Acquires only if so many replicas of a majority of the masters have the grant within `timeout`
-    /// (`WAIT`); 0 asks for the masters' own append only files (`WAITAOF`, of Redis 7.2 and Valkey).
-    /// Otherwise the lock is released again, with [`AcquireError::NotDurable`]. The user needs `+wait` or
-    /// `+waitaof`.
+    /// Acquires only if at least this number of replicas of a majority of the masters have the grant within
+    /// `timeout` (`WAIT`); 0 asks for the masters' own append only files (`WAITAOF`, of Redis 7.2 and
+    /// Valkey). Otherwise the lock is released again, with [`AcquireError::NotDurable`]. The user needs
+    /// `+wait` or `+waitaof`.
     ///
     /// A failover to one of these replicas then keeps the hold. The renewals do not wait for replicas.
     pub fn durable(mut self, replicas: u32, timeout: Duration) -> Self {
@@ -180,7 +180,7 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Calls back once, with the report of each master, if so many are missing that nobody can acquire the
+    /// Calls back once, with the report of each master, if too many are missing for any client to acquire the
     /// lock, the retries of [`Retry`](crate::Retry) are used up, and [`Wait`] allows to keep retrying.
     pub fn on_outage(mut self, callback: impl Fn(&Report) + Send + Sync + 'static) -> Self {
         self.options.on_outage = Some(Arc::new(callback));

@@ -1,7 +1,7 @@
 //! The state that all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::Ttl;
-use dlock_quorum::{Contention, Holder, Holders, Lease, Member, Quorum, Vote};
+use dlock_quorum::{Contention, Holder, Holders, Lease, Quorum, Vote};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -118,10 +118,6 @@ impl Service {
             Some(NodeReport { server: node.name.clone(), state })
         });
         Report(defects.collect())
-    }
-
-    pub(crate) fn node(&self, member: Member) -> &Arc<Node> {
-        &self.nodes[usize::from(member.0)]
     }
 
     /// Reads the holders of the resource at each master. They are unknown where there are too many to read.

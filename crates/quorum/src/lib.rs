@@ -15,8 +15,8 @@
 //!
 //! A release needs no machine: it goes to every member, and no answer changes the end of validity.
 //!
-//! The rules that decide safety, each with its test in `tests/rules` and the refuted variant in
-//! `tests/model.rs`, are listed in `docs/internals/testing.md` and explained in `docs/writing-a-client.md`.
+//! `docs/internals/quorum-rules.md` lists the rules, each with its test in every client. `tests/model.rs` has
+//! the variants that the model checker refuted, and in `tests/progress.rs` clients with faults compete.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -140,7 +140,7 @@ impl Contention {
 pub enum Others {
     /// No hold. The release of a predecessor was in flight.
     Gone,
-    /// A hold that was left behind, unless clients wait there.
+    /// A hold that was left behind. Waiters behind it are no reason to go there: their queue does not move.
     Leftover,
     /// The hold of a client in its turn there.
     Queue,

@@ -32,7 +32,7 @@ impl<C> AcquireAll<C> {
 }
 
 impl AcquireAll {
-    /// Acquires all locks, or releases those that it got.
+    /// Acquires all locks, or releases the acquired ones.
     pub async fn acquire(self) -> Result<Guards, AcquireError> {
         let end = match self.each.options.wait {
             Wait::For(limit) => Some(now() + limit),
@@ -48,13 +48,12 @@ impl AcquireAll {
                 acquired = next.acquire() => acquired,
                 (lost, why) = guards.first_lost() => Err(lost_meanwhile(lost, why)),
             };
-            // Both may have come while the runtime was blocked.
+            // A lock may have been acquired and another lost while the runtime was blocked.
             let lost = guards.iter().find_map(|guard| Some(lost_meanwhile(guard, guard.loss()?)));
             match lost.map_or(acquired, Err) {
                 Ok(guard) => guards.0.push(guard),
                 Err(why) => {
-                    // A release that fails goes on in the background, and the lease ends the hold at the
-                    // latest.
+                    // A release that fails continues in the background, until the lease ends the hold.
                     let _ = guards.release().await;
                     return Err(why);
                 }
@@ -63,7 +62,7 @@ impl AcquireAll {
         Ok(guards)
     }
 
-    /// [`acquire`](Self::acquire) without waiting: `None` if somebody else holds one of the locks.
+    /// [`acquire`](Self::acquire) without waiting: `None` if another client holds one of the locks.
     pub async fn try_acquire(self) -> Result<Option<Guards>, AcquireError> {
         untaken(self.each(|lock| lock.wait(Wait::No)).acquire().await)
     }

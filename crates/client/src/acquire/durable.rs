@@ -1,4 +1,4 @@
-//! A grant that counts only once it is on replicas, or on the disk.
+//! A grant that counts only when replicas have it, or the disk.
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -17,10 +17,10 @@ use crate::topology::{Channel, Voters};
 use crate::transport::Reply;
 use dlock_quorum::Vote;
 
-/// The servers reject a time that does not fit into their clock.
+/// The longest timeout in ms. Servers reject one that does not fit into their clock.
 const LONGEST_MS: u128 = 1 << 40;
 
-/// How many replicas have to have a grant, and for how long to wait for them.
+/// The number of replicas that must have a grant, and how long to wait for them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Durable {
     pub(crate) replicas: u32,
@@ -28,7 +28,7 @@ pub(crate) struct Durable {
 }
 
 impl Durable {
-    /// Waits until a majority has the grant that durably, or cannot; then it is released.
+    /// Waits until a majority has the grant as durably as requested. Releases the hold if a majority cannot.
     pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
         let hold = &share.0;
         let (service, quorum) = (&hold.service, hold.service.quorum);
@@ -53,15 +53,15 @@ impl Durable {
             None if durable >= quorum.majority() => Ok(share),
             None => {
                 let report = service.report_of(states);
-                // What is not confirmed goes on in the background.
+                // An unconfirmed release continues in the background.
                 let _ = hold.release().await;
                 Err(AcquireError::NotDurable { resource, report })
             }
         }
     }
 
-    /// On a connection of its own, which WAIT blocks. WAIT is about the last write of that connection, so the
-    /// grant is followed by one there: its effect comes after that of the grant.
+    /// Asks one member, on a connection of its own, because WAIT blocks it. WAIT refers to the last write of
+    /// its connection, so an EXTEND is sent first: its effect follows that of the grant.
     async fn ask(self, hold: &Hold, channel: &Channel, voters: &Voters) -> NodeState {
         let (node, request) = (&channel.node, &hold.request);
         let connection = match timeout(node.limit, node.own_connection()).await {
@@ -94,7 +94,8 @@ impl Durable {
         }
     }
 
-    /// WAIT answers how many replicas have it; WAITAOF first, whether the own append only file has.
+    /// WAIT returns the number of replicas; WAITAOF first returns 1 if the own append only file has the
+    /// write.
     fn command(self) -> Cmd {
         let ms = self.timeout.as_millis().clamp(1, LONGEST_MS) as u64;
         let mut cmd = Cmd::new();
@@ -106,8 +107,8 @@ impl Durable {
     }
 }
 
-/// An EXTEND on a connection of its own. Without an answer, also if nobody waits for one any longer, it may
-/// still set its lease, after a longer one.
+/// An EXTEND on a connection of its own. If it has no answer, or the caller has stopped waiting for one, the
+/// server may still execute it after a longer extension.
 struct Unanswered<'a> {
     channel: &'a Channel,
     ttl: Duration,

@@ -7,10 +7,9 @@ use tokio::time::sleep;
 use dlock_quorum::{Holder, Member, Others, Place, QueueOrder};
 
 use crate::clock::now;
-use crate::reading::{self, shown};
-use crate::request::{self, LockRequest};
+use crate::reading::shown;
+use crate::request::LockRequest;
 use crate::service::Service;
-use crate::topology::Channel;
 
 impl Service {
     /// The order in which the queues of the masters are tried: the same for all clients, however they spell
@@ -62,20 +61,11 @@ impl Service {
         let begun = now();
         let before = self.partial_holders(request, queue).await;
         sleep(now().saturating_since(begun)).await;
-        match Others::of(&before, &self.partial_holders(request, queue).await) {
-            Others::Leftover if self.has_waiters(request, queue).await => Others::Queue,
-            others => others,
-        }
+        Others::of(&before, &self.partial_holders(request, queue).await)
     }
 
     async fn partial_holders(&self, request: &LockRequest, at: Member) -> Vec<Holder> {
         let holders = self.holders(&request.resource).await;
         holders.partial_holders(self.quorum, at, &shown(request.token.as_bytes()))
-    }
-
-    async fn has_waiters(&self, request: &LockRequest, at: Member) -> bool {
-        let (node, question) = (self.node(at), request::waiters(&request.resource, 1));
-        let queue = Channel::new(node.clone()).find(&question, reading::queue).await;
-        queue.is_ok_and(|queue| !queue.is_empty())
     }
 }

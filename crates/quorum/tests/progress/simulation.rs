@@ -1,0 +1,482 @@
+//! The simulation: an event queue in virtual time, members with one lock each, and tasks that drive attempts.
+
+use dlock_quorum::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Units of virtual time, in µs.
+const MS: u64 = 1_000;
+const LENGTH: u64 = 60_000 * MS;
+/// The time limit of one answer.
+const NODE_TIMEOUT: u64 = 250 * MS;
+/// How long a task holds the lock.
+const HOLD: u64 = 3 * MS;
+
+/// Who competes, and what fails.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    pub clients: usize,
+    /// The tasks of each client. They share its memory of the lock.
+    pub tasks: usize,
+    pub members: u8,
+    pub faults: Vec<Fault>,
+    /// The members with a hold that no client releases.
+    pub stale: Vec<u8>,
+}
+
+/// The links of one client, or of all, to one member are like this.
+#[derive(Debug, Clone, Copy)]
+pub struct Fault {
+    /// `None` means every client.
+    pub client: Option<usize>,
+    pub member: u8,
+    pub link: Link,
+}
+
+/// A link between a client and a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Link {
+    Up,
+    /// Connections are refused.
+    Refused,
+    /// Nothing passes.
+    Silent,
+    /// Requests arrive, and answers do not.
+    AnswersLost,
+}
+
+pub struct Simulation {
+    scenario: Scenario,
+    now: u64,
+    events: BTreeMap<(u64, u64), Event>,
+    next_event: u64,
+    random: u64,
+    members: Vec<Lock>,
+    clients: Vec<Client>,
+    tasks: Vec<Task>,
+    /// The task that holds the lock.
+    holder: Option<usize>,
+}
+
+/// The lock at one member.
+#[derive(Default)]
+struct Lock {
+    holder: Option<(Token, u64)>,
+    queue: Vec<Token>,
+    fence: u64,
+}
+
+/// A task and the number of its round.
+type Token = (usize, u64);
+
+#[derive(Default)]
+struct Client {
+    memory: Contention,
+    missing: BTreeSet<u8>,
+}
+
+struct Task {
+    attempt: Option<Attempt>,
+    round: u64,
+    /// The requests of the round without an answer.
+    open: Vec<Outgoing>,
+    /// The members that a request of the round was sent to.
+    asked: BTreeSet<u8>,
+    watch: Option<QueueWatch>,
+    acquired: u64,
+}
+
+enum Event {
+    Begin(usize),
+    Arrives { token: Token, to: u8, what: Request },
+    Answered { token: Token, from: u8, what: Request, vote: Vote },
+    Paused(Token),
+    Inspects { token: Token, queue: u8 },
+    LooksForOthers { token: Token, queue: u8, before: Option<Vec<Holder>> },
+    Releases(usize),
+}
+
+impl Simulation {
+    pub fn new(scenario: Scenario, seed: u64) -> Simulation {
+        let members = (0..scenario.members).map(|member| Lock {
+            // The task of no client.
+            holder: scenario.stale.contains(&member).then_some(((usize::MAX, 0), 0)),
+            ..Lock::default()
+        });
+        let tasks = (0..scenario.clients * scenario.tasks).map(|_| Task {
+            attempt: None,
+            round: 0,
+            open: Vec::new(),
+            asked: BTreeSet::new(),
+            watch: None,
+            acquired: 0,
+        });
+        let mut simulation = Simulation {
+            now: 0,
+            events: BTreeMap::new(),
+            next_event: 0,
+            random: seed,
+            members: members.collect(),
+            clients: (0..scenario.clients).map(|_| Client::default()).collect(),
+            tasks: tasks.collect(),
+            holder: None,
+            scenario,
+        };
+        for task in 0..simulation.tasks.len() {
+            let when = simulation.up_to(10 * MS);
+            simulation.schedule(when, Event::Begin(task));
+        }
+        simulation
+    }
+
+    /// Runs to the end. Returns how often each task acquired the lock.
+    pub fn run(mut self) -> Vec<u64> {
+        while let Some(((when, _), event)) = self.events.pop_first() {
+            if when > LENGTH {
+                break;
+            }
+            self.now = when;
+            self.happen(event);
+        }
+        self.tasks.iter().map(|task| task.acquired).collect()
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Begin(task) => {
+                let client = self.client_of(task);
+                let (seed, order) = (self.number(), self.order(client));
+                let memory = self.clients[client].memory;
+                let attempt = Attempt::new(self.terms(), seed, &memory, &order, self.instant());
+                self.tasks[task].attempt = Some(attempt);
+                self.begin_round(task);
+            }
+            Event::Arrives { token, to, what } => self.arrives(token, to, what),
+            Event::Answered { token, from, what, vote } => self.answered(token, from, what, vote),
+            Event::Paused(token) if self.is_current(token) => {
+                let now = self.instant();
+                let step = self.attempt(token.0).timed_out(now);
+                self.follow(token.0, step);
+            }
+            Event::Inspects { token, queue } if self.is_waiting(token, queue) => self.inspects(token, queue),
+            Event::LooksForOthers { token, queue, before } => self.looks_for_others(token, queue, before),
+            Event::Releases(task) => {
+                assert_eq!(self.holder.take(), Some(task), "one task holds the lock");
+                self.take_back(task);
+                let pause = self.up_to(MS);
+                self.schedule(pause, Event::Begin(task));
+            }
+            Event::Paused(_) | Event::Inspects { .. } => {}
+        }
+    }
+
+    fn begin_round(&mut self, task: usize) {
+        let now = self.instant();
+        self.tasks[task].round += 1;
+        self.tasks[task].asked.clear();
+        let step = self.attempt(task).begin_round(now);
+        self.follow(task, step);
+    }
+
+    fn follow(&mut self, task: usize, step: Step) {
+        let token = (task, self.tasks[task].round);
+        for send in step.sends {
+            if send.what != Request::Release {
+                self.send(token, send);
+            }
+        }
+        if let Some(queue) = step.met_at {
+            self.leave_other_queues(self.client_of(task), queue);
+        }
+        match step.next {
+            Next::Wait => {
+                if let Some(end) = self.attempt(task).timeout() {
+                    let pause = end.saturating_since(self.instant()).as_micros() as u64 + 1;
+                    self.schedule(pause, Event::Paused(token));
+                }
+            }
+            Next::BeginRound => self.begin_round(task),
+            Next::Review { needs_holders } => {
+                self.take_back(task);
+                let client = self.client_of(task);
+                let (now, order, holders) = (self.instant(), self.order(client), self.holders(client));
+                let mut memory = self.clients[client].memory;
+                let holders = needs_holders.then_some(&holders);
+                let step = self.attempt(task).review(&mut memory, &order, holders, now);
+                self.clients[client].memory = memory;
+                self.follow(task, step);
+            }
+            Next::Acquired(acquired) => {
+                assert!(acquired.valid_until > self.instant());
+                assert_eq!(self.holder.replace(task), None, "one task holds the lock");
+                self.tasks[task].acquired += 1;
+                self.meets(task);
+                self.schedule(HOLD, Event::Releases(task));
+            }
+            Next::Failed(reason) => panic!("an attempt that waits for ever ends: {reason:?}"),
+        }
+    }
+
+    /// Records where an attempt met other clients.
+    fn meets(&mut self, task: usize) {
+        let token = (task, self.tasks[task].round);
+        match self.attempt(task).meeting() {
+            Meeting::None => {}
+            Meeting::At(queue) => self.meet(self.client_of(task), queue),
+            Meeting::LookAt(queue) => self.begin_look(token, queue),
+        }
+    }
+
+    fn meet(&mut self, client: usize, queue: Member) {
+        let (order, now) = (self.order(client), self.instant());
+        if self.clients[client].memory.meet(queue, &order, now) {
+            self.leave_other_queues(client, queue);
+        }
+    }
+
+    fn begin_look(&mut self, token: Token, queue: Member) {
+        let (client, now) = (self.client_of(token.0), self.instant());
+        if self.clients[client].memory.begin_look(now) {
+            self.schedule(MS, Event::LooksForOthers { token, queue: queue.0, before: None });
+        }
+    }
+
+    fn looks_for_others(&mut self, token: Token, queue: u8, before: Option<Vec<Holder>>) {
+        let (client, own) = (self.client_of(token.0), name(token));
+        let partial = self.holders(client).partial_holders(self.quorum(), Member(queue), &own);
+        let Some(before) = before else {
+            return self.schedule(MS, Event::LooksForOthers { token, queue, before: Some(partial) });
+        };
+        match Others::of(&before, &partial) {
+            Others::Gone => self.clients[client].memory.end_look(),
+            Others::Leftover => {}
+            Others::Queue => self.meet(client, Member(queue)),
+        }
+    }
+
+    /// The other waits of a client end, except in this queue.
+    fn leave_other_queues(&mut self, client: usize, queue: Member) {
+        for task in 0..self.tasks.len() {
+            let waits = |send: &&Outgoing| send.what == Request::Wait && send.to != queue;
+            if self.client_of(task) == client
+                && let Some(wait) = self.tasks[task].open.iter().find(waits)
+            {
+                let (token, from) = ((task, self.tasks[task].round), wait.to.0);
+                let vote = Vote::Refused(Refusal::Taken);
+                self.schedule(0, Event::Answered { token, from, what: Request::Wait, vote });
+            }
+        }
+    }
+
+    fn send(&mut self, token: Token, Outgoing { to, what }: Outgoing) {
+        let client = self.client_of(token.0);
+        if !matches!(what, Request::Leave | Request::Release) {
+            self.tasks[token.0].open.push(Outgoing { to, what });
+        }
+        let is_missing = self.clients[client].missing.contains(&to.0);
+        let link = self.link(client, to.0);
+        if is_missing || link == Link::Refused {
+            let vote = Vote::Failed(Failure::Down("refused".into()));
+            return self.schedule(MS / 10, Event::Answered { token, from: to.0, what, vote });
+        }
+        self.tasks[token.0].asked.insert(to.0);
+        if link != Link::Silent {
+            let latency = self.latency();
+            self.schedule(latency, Event::Arrives { token, to: to.0, what });
+        }
+        if link != Link::Up {
+            self.schedule(NODE_TIMEOUT, Event::Answered { token, from: to.0, what, vote: Vote::Unknown });
+        } else if what == Request::Wait {
+            self.tasks[token.0].watch = None;
+            let pause = self.inspection_pause();
+            self.schedule(pause, Event::Inspects { token, queue: to.0 });
+        }
+    }
+
+    /// Releases the grants and positions of the round on every member that was asked.
+    fn take_back(&mut self, task: usize) {
+        let token = (task, self.tasks[task].round);
+        self.tasks[task].open.clear();
+        for to in std::mem::take(&mut self.tasks[task].asked) {
+            if self.link(self.client_of(task), to) != Link::Silent {
+                let latency = self.latency();
+                self.schedule(latency, Event::Arrives { token, to, what: Request::Release });
+            }
+        }
+    }
+
+    fn arrives(&mut self, token: Token, to: u8, what: Request) {
+        let now = self.now;
+        let lock = &mut self.members[usize::from(to)];
+        let vote = match what {
+            Request::Acquire | Request::Wait => match lock.holder {
+                Some((holder, _)) if holder != token => {
+                    if what == Request::Wait && !lock.queue.contains(&token) {
+                        lock.queue.push(token);
+                    }
+                    if what == Request::Wait {
+                        return;
+                    }
+                    Vote::Refused(Refusal::Taken)
+                }
+                _ => {
+                    lock.fence += 1;
+                    lock.holder.get_or_insert((token, now));
+                    Vote::Granted(Fence::from_outside(lock.fence).unwrap())
+                }
+            },
+            Request::Look if lock.queue.is_empty() => Vote::Refused(Refusal::NotHeld),
+            Request::Look => Vote::Refused(Refusal::Taken),
+            Request::Release | Request::Leave => return self.leaves(token, to, what),
+            Request::Confirm { .. } | Request::Extend | Request::Restore => unreachable!("not sent"),
+        };
+        self.answer(token, to, what, vote);
+    }
+
+    fn leaves(&mut self, token: Token, from: u8, what: Request) {
+        let now = self.now;
+        let lock = &mut self.members[usize::from(from)];
+        lock.queue.retain(|waiter| *waiter != token);
+        if what == Request::Release && lock.holder.is_some_and(|(holder, _)| holder == token) {
+            lock.holder = None;
+            if !lock.queue.is_empty() {
+                let head = lock.queue.remove(0);
+                (lock.holder, lock.fence) = (Some((head, now)), lock.fence + 1);
+                let vote = Vote::Granted(Fence::from_outside(lock.fence).unwrap());
+                self.answer(head, from, Request::Wait, vote);
+            }
+        }
+    }
+
+    fn answer(&mut self, token: Token, from: u8, what: Request, vote: Vote) {
+        if self.link(self.client_of(token.0), from) == Link::Up {
+            let latency = self.latency();
+            self.schedule(latency, Event::Answered { token, from, what, vote });
+        }
+    }
+
+    fn answered(&mut self, token: Token, from: u8, what: Request, vote: Vote) {
+        let (task, client, now) = (token.0, self.client_of(token.0), self.instant());
+        let asked = Outgoing { to: Member(from), what };
+        let open = self.tasks[task].open.iter().position(|open| *open == asked);
+        let Some(index) = open.filter(|_| self.is_current(token)) else { return };
+        self.tasks[task].open.swap_remove(index);
+        if matches!(vote, Vote::Failed(_) | Vote::Unknown) {
+            self.clients[client].missing.insert(from);
+        }
+        if self.holder == Some(task) {
+            if self.attempt(task).answered_late(Member(from), &vote) {
+                self.begin_look(token, Member(from));
+            }
+            return;
+        }
+        let step = match what {
+            Request::Wait => self.attempt(task).waited(Member(from), vote.map(|_| ()), now),
+            what => self.attempt(task).answered(Member(from), what, vote, now),
+        };
+        self.follow(task, step);
+    }
+
+    /// Looks whether a queue moves.
+    fn inspects(&mut self, token: Token, queue: u8) {
+        let (task, quorum) = (token.0, self.quorum());
+        let holders = self.holders(self.client_of(task));
+        let stay = self.attempt(task).stay();
+        let watch = self.tasks[task].watch.get_or_insert(QueueWatch::new(quorum, Member(queue), stay));
+        let may_leave = !matches!(stay, Stay::Always | Stay::AsHolder);
+        if may_leave && watch.must_leave(&holders) {
+            let vote = Vote::Refused(Refusal::Taken);
+            return self.answered(token, queue, Request::Wait, vote);
+        }
+        let pause = self.inspection_pause();
+        self.schedule(pause, Event::Inspects { token, queue });
+    }
+
+    /// The holders as a client sees them.
+    fn holders(&self, client: usize) -> Holders {
+        let seen = self.members.iter().zip(0..).map(|(lock, member)| {
+            let is_up = self.link(client, member) == Link::Up;
+            is_up.then(|| {
+                let holder = lock.holder.map(|(token, since)| Holder {
+                    token: name(token),
+                    age: Duration::from_micros(self.now - since),
+                });
+                holder.into_iter().collect()
+            })
+        });
+        Holders(seen.collect())
+    }
+
+    fn order(&self, client: usize) -> QueueOrder {
+        QueueOrder::new((0..self.scenario.members).map(|member| Place {
+            member: Member(member),
+            is_missing: self.clients[client].missing.contains(&member),
+            run_id: Some(member.to_string().into()),
+            name: "member".into(),
+        }))
+    }
+
+    fn terms(&self) -> Terms {
+        let lease = Lease::new(Duration::from_secs(30)).unwrap();
+        let plan = Plan { quorum: self.quorum(), lease, fenced: false, retries: 3 };
+        let first_pause = Duration::from_millis(50);
+        Terms { plan, first_pause, deadline: Deadline::Never, one_round: false, adopts: false }
+    }
+
+    fn quorum(&self) -> Quorum {
+        Quorum::new(self.scenario.members).unwrap()
+    }
+
+    fn link(&self, client: usize, member: u8) -> Link {
+        let of = |fault: &&Fault| fault.member == member && fault.client.is_none_or(|of| of == client);
+        self.scenario.faults.iter().find(of).map_or(Link::Up, |fault| fault.link)
+    }
+
+    fn client_of(&self, task: usize) -> usize {
+        task % self.scenario.clients
+    }
+
+    fn attempt(&mut self, task: usize) -> &mut Attempt {
+        self.tasks[task].attempt.as_mut().expect("the task has begun")
+    }
+
+    fn is_current(&self, token: Token) -> bool {
+        self.tasks[token.0].round == token.1
+    }
+
+    fn is_waiting(&self, token: Token, queue: u8) -> bool {
+        let wait = Outgoing { to: Member(queue), what: Request::Wait };
+        self.is_current(token) && self.tasks[token.0].open.contains(&wait)
+    }
+
+    fn schedule(&mut self, pause: u64, event: Event) {
+        self.next_event += 1;
+        self.events.insert((self.now + pause, self.next_event), event);
+    }
+
+    fn latency(&mut self) -> u64 {
+        MS / 2
+    }
+
+    fn inspection_pause(&mut self) -> u64 {
+        NODE_TIMEOUT / 8 + self.up_to(1_000 * MS)
+    }
+
+    fn up_to(&mut self, longest: u64) -> u64 {
+        self.number() % (longest + 1)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.random >> 20
+    }
+
+    fn instant(&self) -> Instant {
+        Instant::since_boot(Duration::from_micros(self.now))
+    }
+}
+
+fn name((task, round): Token) -> String {
+    format!("{task}/{round}")
+}
