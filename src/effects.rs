@@ -6,7 +6,7 @@
 use std::ffi::CStr;
 
 use dlock_core::codec::{self, Effect, Known, Plain};
-use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
+use dlock_core::{Change, End, Event, Instant, Mode, Name, Step, Token, Turn, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
@@ -239,9 +239,9 @@ impl Target<'_> {
     #[inline(never)]
     fn log_form(&mut self, change: &Change, now: Instant) -> LogForm {
         let Target { m, ctx, key, fresh, plain, .. } = self;
-        let free = Lock::default();
-        let lock = key.value().or(fresh.as_deref_mut()).map_or(&free, |value| &value.lock);
-        let anchor = clock::anchor();
+        // An operation, and an effect, always leave one of the two.
+        let Some(Value { lock }) = key.value().or(fresh.as_deref_mut()) else { return LogForm::Verbatim };
+        let (lock, anchor) = (&*lock, clock::anchor());
         // A command that needs no earlier entry of the log can be read anywhere.
         if plain.is_some_and(|plain| plain.tells(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
