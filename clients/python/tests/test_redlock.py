@@ -62,6 +62,7 @@ def test_releases_that_are_sent_again_report_an_earlier_loss(members, monkeypatc
         monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
     lock = members.lock(timeout=60)
     lock.acquire()
+    until("all hold it", lambda: members.held() == [True] * 3)
     for client in members.direct:
         client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
     lock.local.hold.valid_until = now()
