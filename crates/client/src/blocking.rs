@@ -127,8 +127,8 @@ impl AcquireAll<Client> {
     }
 }
 
-/// Guards a hold like the async [`Guard`](crate::Guard), whose methods that do not wait it has too. Dropping
-/// it releases the lock, and waits at most the time limit of one answer. In a context of tokio, such as
+/// Guards a hold like the async [`Guard`](crate::Guard), and has its methods that do not wait. Dropping it
+/// releases the lock, and waits at most the time limit of one answer. In a context of tokio, such as
 /// `spawn_blocking`, the drop does not wait.
 #[must_use = "a dropped guard releases its lock"]
 pub struct Guard(Option<crate::Guard>);
