@@ -69,7 +69,7 @@ async fn a_hold_that_is_not_renewed_is_lost_before_it_ends(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let short = client.lock("r").ttl(Duration::from_secs(3)).notice(Duration::from_secs(2));
+        let short = client.lock("r").ttl(Duration::from_secs(6)).notice(Duration::from_secs(3));
         let guard = short.renew(false).acquire().await.expect("it is free");
         let cancelled = guard.cancellation();
         assert_eq!(guard.lost().await, Lost::Ended);

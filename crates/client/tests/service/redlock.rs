@@ -1,7 +1,8 @@
 //! Redlock over five servers with a stock client library and only ACQUIRE and RELEASE.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -166,8 +167,14 @@ fn contenders_exclude_each_other_and_all_are_granted(kind: &ServerKind) {
     assert_eq!(held_on(&servers, "r"), 0);
 }
 
-/// Returns a Python with redis-py, installed in build/ on the first run.
-fn python() -> PathBuf {
+/// Returns a Python with redis-py, installed in build/ on the first run. The test runs on all servers at the
+/// same time: only one thread installs it.
+fn python() -> &'static Path {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON.get_or_init(installed_python)
+}
+
+fn installed_python() -> PathBuf {
     let home = project().join("build/python");
     let python = home.join("bin/python");
     let works =
