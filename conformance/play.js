@@ -1,5 +1,5 @@
-// Plays the files of this folder against a server with the module, in RESP2 and in RESP3. README.md says what a file
-// means. It empties the server.
+// Plays the files of this folder against a server with the module, in RESP2 and in RESP3. README.md describes the format
+// of a file. Removes all keys of the server.
 //
 // node play.js PORT [FILE...]
 "use strict";
@@ -13,7 +13,7 @@ const STEP = ["on", "send", "answer", "until", "lose", "mark", "after", "close",
 
 class Failure extends Error {} // an error reply
 
-/** The value at `at` and where it ends, or null while it is incomplete. */
+/** Returns the value at `at` and the index of its end, or null while it is incomplete. */
 function parse(bytes, at) {
   const end = bytes.indexOf("\r\n", at);
   if (end < 0) return null;
@@ -85,7 +85,7 @@ class Playing {
 
   async step(step) {
     const strange = Object.keys(step).filter((word) => !STEP.includes(word));
-    if (strange.length) throw new Error(`nobody knows ${strange}`);
+    if (strange.length) throw new Error(`unknown words in a step: ${strange}`);
     const on = step.on ?? "a";
     const connection = (this.connections[on] ??= await this.connect());
     if (step.mark) this.marks[step.mark] = performance.now();
@@ -165,7 +165,7 @@ class Playing {
   }
 }
 
-/** Afterwards the server is as it was. */
+/** Plays one file. Then removes all keys and restores the options. */
 async function play(playing, file) {
   const { options = {}, steps } = JSON.parse(fs.readFileSync(file, "utf8"));
   const control = new Connection(playing.port);
@@ -181,7 +181,7 @@ async function play(playing, file) {
     });
   }
   for (const connection of Object.values(playing.connections)) connection.close();
-  // Whoever is still queued is granted what is flushed.
+  // A flush grants the lock to the head of the queue.
   do await control.call("FLUSHALL");
   while ((await control.call("DLOCK.LIST", "0"))[1].length);
   for (const [name, value] of before) await control.call("CONFIG", "SET", name, value);

@@ -1,4 +1,4 @@
-// As contender.py, for `ioredis` and `node-redis`.
+// The same as contender.py, for `ioredis` and `node-redis`.
 "use strict";
 const { setTimeout: sleep } = require("node:timers/promises");
 const { Lock, LockError, Quorum } = require("../node/dist/index.js");
@@ -6,12 +6,12 @@ const { Lock, LockError, Quorum } = require("../node/dist/index.js");
 const [kind, number, lease, ...urls] = process.argv.slice(2);
 const RESOURCES = ["ledger", "stock", "till"];
 const LIMIT = 3000;
-// With DLOCK_STEADY: one resource, held for so many ms, and no surprises.
+// DLOCK_STEADY: hold one resource for this many ms at a time, without random faults.
 const steady = process.env.DLOCK_STEADY && Number(process.env.DLOCK_STEADY);
 let stopping = false;
 process.stdin.resume().on("end", () => (stopping = true));
 
-// The clock of Python's time.monotonic(), in microseconds.
+// Time in microseconds, on the clock of Python's time.monotonic().
 const now = () => Number(process.hrtime.bigint() / 1000n);
 const once = (odds) => !steady && Math.random() < odds;
 const say = (...words) => process.stdout.write(`${words.join(" ")}\n`);
@@ -23,7 +23,7 @@ const kinds = {
   },
   "node-redis"(url) {
     const client = require("../node/node_modules/redis").createClient({ url });
-    // Not awaited: a master can be down from the beginning.
+    // Not awaited, as a master can be down at the start.
     client.on("error", () => {}).connect();
     return client;
   },
@@ -31,7 +31,7 @@ const kinds = {
 
 async function turn(quorum, name) {
   const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
-  // Whoever is going to stand still does not renew.
+  // A contender that is going to block does not renew.
   const pauses = once(0.04);
   const lock = new Lock(quorum, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
   const controller = new AbortController();
@@ -48,7 +48,7 @@ async function turn(quorum, name) {
   }
   const since = now();
   const end = since + 1000 * (steady || Math.random() * (once(0.05) ? 1500 : 5));
-  // What it relies on, at most.
+  // The hold is relied on until then.
   let until = since;
   const write = () => {
     if (!hold.signal.aborted) until = now() + Math.floor(hold.validFor * 1000);
@@ -57,7 +57,7 @@ async function turn(quorum, name) {
   say("holds");
   write();
   if (pauses) {
-    // The event loop stands still.
+    // Blocks the event loop.
     Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, hold.validFor + Math.random() * 1000);
     write();
   }

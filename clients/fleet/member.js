@@ -1,4 +1,4 @@
-// As member.py, for `redlock` (node-redlock) and `ioredis` (DLOCK.ACQUIRE by ioredis).
+// The same as member.py, for `redlock` (node-redlock) and `ioredis` (DLOCK.ACQUIRE by ioredis).
 "use strict";
 const { randomBytes } = require("node:crypto");
 const { setTimeout: sleep } = require("node:timers/promises");
@@ -10,7 +10,7 @@ const client = new Redis(port, "127.0.0.1");
 let stopping = false;
 process.stdin.resume().on("end", () => (stopping = true));
 
-// The clock of Python's time.monotonic().
+// Time in seconds, on the clock of Python's time.monotonic().
 const now = () => Number(process.hrtime.bigint()) / 1e9;
 const between = (least, most) => least + Math.random() * (most - least);
 const say = (what, ...moments) => process.stdout.write([what, ...moments].join(" ") + "\n");
@@ -18,7 +18,7 @@ const say = (what, ...moments) => process.stdout.write([what, ...moments].join("
 const kinds = {
   redlock() {
     const redlock = new Redlock([client], { retryCount: 0 });
-    redlock.on("error", () => {}); // each refusal comes here, too
+    redlock.on("error", () => {}); // each refusal is reported here, too
     let lock;
     return {
       async acquire() {
@@ -47,7 +47,7 @@ const kinds = {
         token = randomBytes(20).toString("base64url");
         for (;;) {
           const sent = now();
-          // The position stays between two calls. A library would be told of the grant by NOTIFY.
+          // The position lasts from one call to the next. A library would be notified of the grant by NOTIFY.
           if (await client.call("DLOCK.ACQUIRE", key, token, lease, "QUEUE", 10 * lease)) return sent;
           await sleep(5);
         }

@@ -17,9 +17,9 @@ import {
   To,
   Watch,
 } from "./steps.js";
+import { times } from "./waits.js";
 
-// Time limit of an answer: for the caller, and in the background. ms
-const ANSWER = 5000;
+// Time limit of an answer in the background, ms.
 const BACKGROUND_ANSWER = 1000;
 // The caller waits for releases that are owed for at most this, ms.
 const PATIENCE = 500;
@@ -39,7 +39,7 @@ export async function run<T>(
   steps: Steps<T>,
   where: Where,
   signal?: AbortSignal,
-  limit = where.limit ?? ANSWER,
+  limit = where.limit ?? times.answer,
 ): Promise<T> {
   signal?.throwIfAborted();
   let live = signal;

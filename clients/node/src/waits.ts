@@ -7,6 +7,8 @@ import { now } from "./clock.js";
 
 /** Times in ms. Tests change them. */
 export const times = {
+  /** Time limit of an answer of a single server. */
+  answer: 5_000,
   /** The server keeps a position for this long after each request for it. A grant to a waiter that has died
    * lasts no longer either. */
   keep: 10_000,

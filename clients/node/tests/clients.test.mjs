@@ -1,4 +1,4 @@
-// What is passed as a client: what its options change, and what is refused.
+// Clients: their options, and values that are refused as clients.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,11 +1,11 @@
-// A clock that runs on while the machine is suspended.
+// The clock includes suspends of the machine.
 
 import assert from "node:assert/strict";
 import os from "node:os";
 import { mock, test } from "node:test";
 import { now, validity } from "../dist/clock.js";
 
-test("a wall clock that is set changes nothing, a suspended machine does", () => {
+test("the clock ignores changes of the wall clock, and includes suspends", () => {
   const [wall, uptime] = [Date.now, os.uptime];
   let [set, slept] = [0, 0];
   mock.method(Date, "now", () => wall() + set + slept);
@@ -17,7 +17,7 @@ test("a wall clock that is set changes nothing, a suspended machine does", () =>
     set = -3_600_000;
     assert(now() - began < 1000);
     slept = 60_000;
-    // Uptimes are rounded.
+    // Uptimes are rounded to 10 ms.
     assert(now() - began > 59_900);
     set = 0;
     assert(now() - began < 70_000);
@@ -26,6 +26,6 @@ test("a wall clock that is set changes nothing, a suspended machine does", () =>
   }
 });
 
-test("less of a lease counts than there is", () => {
+test("the validity is a hundredth and 2 ms shorter than the lease", () => {
   assert.equal(validity(10_000), 9898);
 });

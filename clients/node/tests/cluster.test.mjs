@@ -6,7 +6,7 @@ import { Lock } from "dlock";
 import { Cluster } from "ioredis";
 import { freePort, onEach, Server, until } from "./support.mjs";
 
-// A key of each node, in their order.
+// One key of each node, in the order of the nodes.
 const keys = ["b", "c", "a"];
 
 onEach(
@@ -22,7 +22,7 @@ onEach(
     }
 
     before(async () => {
-      // A node that hangs is not the end of the others.
+      // The other nodes stay up while one hangs.
       const options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
       options.push("--cluster-node-timeout", "60000");
       const ports = [];
@@ -37,8 +37,9 @@ onEach(
         await node.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, ports[0]);
       }
       for (const node of nodes) {
-        const knows = (info) => /cluster_state:ok/.test(info) && /cluster_slots_assigned:16384/.test(info);
-        await until("the cluster is whole", async () => knows(await node.ask("CLUSTER", "INFO")));
+        const isComplete = (info) =>
+          /cluster_state:ok/.test(info) && /cluster_slots_assigned:16384/.test(info);
+        await until("the cluster is complete", async () => isComplete(await node.ask("CLUSTER", "INFO")));
       }
     });
     after(async () => {
@@ -46,7 +47,7 @@ onEach(
       await Promise.all(nodes.map((node) => node.stop()));
     });
 
-    test("locks at every node, each asked directly", async () => {
+    test("a lock of each node is requested at that node, without a redirection", async () => {
       const cluster = connect({ keyPrefix: "{x}" });
       const plain = connect();
       const moved = async () => {
@@ -69,7 +70,7 @@ onEach(
       assert.deepEqual(await moved(), before);
     });
 
-    test("several at a time in a client that pipelines", async () => {
+    test("a client with auto pipelining acquires and releases locks of several nodes at a time", async () => {
       const client = connect({ enableAutoPipelining: true });
       for (let round = 0; round < 5; round++) {
         const locks = Array.from({ length: 30 }, (_, at) => new Lock(client, `${round} ${at}`));
@@ -78,19 +79,17 @@ onEach(
       }
     });
 
-    test("a node that hangs costs no holds at the others", async () => {
+    test("holds at other nodes are renewed while one node hangs", async () => {
       const client = connect();
       const holds = await Promise.all(keys.map((key) => new Lock(client, key, { ttl: 9000 }).acquire()));
       nodes[2].freeze();
       try {
-        await until("its hold is lost", () => holds[2].signal.aborted);
+        await until("the hold of its key is lost", () => holds[2].signal.aborted);
         const lock = new Lock(client, keys[0]);
         assert.equal(await lock.tryAcquire(), null);
-        for (let round = 0; round < 3; round++) {
-          for (const hold of holds.slice(0, 2)) {
-            await until("the lease goes down", () => hold.validFor < 7500);
-            await until("it is renewed", () => hold.validFor > 7500);
-          }
+        for (const hold of holds.slice(0, 2)) {
+          await until("its validity falls", () => hold.validFor < 7500);
+          await until("it is renewed", () => hold.validFor > 7500);
         }
         for (const hold of holds.slice(0, 2)) await hold.release();
       } finally {
@@ -98,7 +97,7 @@ onEach(
       }
     });
 
-    test("a release that is sent again is no loss", async () => {
+    test("release does not report a loss when the cluster client sends it again", async () => {
       const proxy = await bench.proxy(nodes[1].port);
       const { port } = new URL(proxy.url);
       const natMap = { [`127.0.0.1:${nodes[1].port}`]: { host: "127.0.0.1", port: Number(port) } };

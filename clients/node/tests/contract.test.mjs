@@ -1,5 +1,5 @@
-// The contract through the library: plays the files of conformance/ that are marked `library`, and those of
-// conformance/library. conformance/README.md says how.
+// Plays the contract through the library: the files of conformance/ that are marked `library`, and those of
+// conformance/library. conformance/README.md describes the format.
 
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
@@ -22,7 +22,7 @@ const marked = readdirSync(folder).filter((name) => json(name) && isMarked(name)
 const special = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
 const files = [...marked, ...special];
 
-/** In place of a connection: calls the library for an owner's commands, and sends the others as they are. */
+/** Takes the place of a connection: calls the library for the commands of an owner, and sends all others. */
 class Caller {
   renew = false;
   #calls = [];
@@ -40,7 +40,7 @@ class Caller {
     ];
     if (call) return this.#note(this[call](key, owner, ...words));
     if (command === "DLOCK.HOLDS") return this.#note(this.holds(key, owner));
-    // The owner's token is the library's business.
+    // The library draws the token of the owner.
     this.direct.send(command === "DLOCK.PTTL" ? [command, key] : [command, ...(key ? [key] : []), ...rest]);
     this.#note(this.direct.read());
   }
@@ -65,7 +65,7 @@ class Caller {
     return this.#calls.length > 0;
   }
 
-  /** Whatever is under way is given up. */
+  /** Aborts the calls that have not ended. */
   close() {
     this.#controller.abort();
     this.direct.close();
@@ -90,7 +90,7 @@ class Caller {
     const hold = block === undefined ? await lock.tryAcquire({ signal }) : await lock.acquire(limit);
     if (hold === null) return null;
     playing.holds[[key, owner]] = hold;
-    playing.told[owner] = new Promise((resolve) => hold.signal.addEventListener("abort", resolve));
+    playing.lost[owner] = new Promise((resolve) => hold.signal.addEventListener("abort", resolve));
     return hold.fence;
   }
 
@@ -113,10 +113,10 @@ class Caller {
   }
 }
 
-/** Plays through the library, whose client is behind a proxy. */
+/** Plays through the library over a client behind a proxy. */
 class Through extends Playing {
   holds = {};
-  told = {};
+  lost = {};
 
   constructor(proxy, client) {
     super(proxy.target, 2);
@@ -141,14 +141,14 @@ class Through extends Playing {
     if (STEP.some((word) => word in step)) await super.step(step);
     if (lose) {
       await until("a reply is lost", () => proxy.lost > before);
-      // What the library makes of it is its own business.
+      // The result of the library does not matter here.
       while (caller.pending) await caller.read();
     }
-    if (lost) await this.told[lost];
+    if (lost) await this.lost[lost];
   }
 
   fitsWord(word, wanted, found) {
-    // The library draws its tokens itself.
+    // The library draws the tokens.
     const { token, ...others } = wanted;
     return super.fitsWord(word, word === "map" ? others : wanted, found);
   }
@@ -163,7 +163,7 @@ onEach((bench) => {
     });
   }
 
-  test("a broken promise is found", async () => {
+  test("the player reports a reply that breaks the promise", async () => {
     const proxy = await bench.proxy();
     const playing = new Through(proxy, await bench.client(proxy.url));
     await playing.step({ send: "DLOCK.ACQUIRE lock one 60000", answer: { fence: "f" } });

@@ -1,9 +1,13 @@
-// Answers that never come, or come late: nothing is left behind, and nothing is believed too long.
+// Answers that are lost or late: nothing is left on the server, and no hold is trusted for too long.
 
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { afterEach, test } from "node:test";
 import { LateError, Lock, NoAnswerError, NotHeldError, ResourceLockedError } from "dlock";
+import { times } from "../dist/waits.js";
 import { onEach, until } from "./support.mjs";
+
+const usual = { ...times };
+afterEach(() => Object.assign(times, usual));
 
 onEach((bench) => {
   let proxy;
@@ -14,11 +18,11 @@ onEach((bench) => {
   const nothingIsHeld = () => until("nothing is held", async () => !(await bench.server.exists()));
   const lease = () => bench.server.ask("DLOCK.PTTL", "foo");
 
-  test("a lost answer of acquire leaves nothing behind", async () => {
+  test("acquire leaves nothing on the server when its answer is lost", async () => {
     const one = await through({ ttl: 60_000 });
     await one.locked();
     Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
-    // ioredis asks again by itself.
+    // ioredis sends the command again.
     const outcome = await one.tryAcquire().catch((why) => why);
     assert.equal(proxy.lost, 1);
     if (bench.kind === "ioredis") await outcome.release();
@@ -26,30 +30,31 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
-  test("what waits for a connection ends with its client", async () => {
+  test("a command that waits for a connection ends with its client", async () => {
     proxy = await bench.proxy();
     const client = await bench.client(proxy.url);
     const one = new Lock(client, "foo");
     await one.locked();
-    const ready = (now) => until("it is known", () => (client.isReady ?? client.status === "ready") === now);
+    const ready = (now) =>
+      until("the client notices", () => (client.isReady ?? client.status === "ready") === now);
     await ready(true);
-    // ioredis says nothing of a disconnect between two tries: here it gives up.
+    // ioredis reports no disconnect between two tries, so here it gives up.
     let goesOn = true;
     if (bench.kind === "ioredis") client.options.retryStrategy = () => (goesOn ? 10 : null);
     proxy.refuse = true;
     proxy.drop();
     await ready(false);
     const outcome = assert.rejects(one.tryAcquire(), { name: "NoAnswerError", message: /clos/ });
-    // Not an answer that is overdue.
+    // The wait ends at once, and not after the time limit of an answer.
     goesOn = false;
     if (bench.kind === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
     await outcome;
   });
 
-  test("a closed client opens no connection", async () => {
+  test("acquire opens no connection when its client is closed", async () => {
     const one = await through();
     const hold = await one.acquire();
-    // Whoever asks next would enter the queue at once.
+    // The next acquisition would enter the queue at once.
     await assert.rejects(one.acquire({ timeout: 20 }), ResourceLockedError);
     proxy = await bench.proxy();
     const client = await bench.client(proxy.url);
@@ -63,7 +68,7 @@ onEach((bench) => {
     await hold.release();
   });
 
-  test("an aborted acquire leaves nothing behind", async () => {
+  test("an aborted acquire leaves nothing on the server", async () => {
     const one = await through({ ttl: 60_000 });
     await one.locked();
     proxy.delay = 300;
@@ -76,7 +81,7 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
-  test("a grant that took longer than its lease is no grant", async () => {
+  test("acquire fails when each answer takes longer than the lease", async () => {
     const one = await through({ ttl: 100 });
     await one.locked();
     proxy.delay = 150;
@@ -84,7 +89,7 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
-  test("validity counts from before the send", async () => {
+  test("validity counts from before the request", async () => {
     const one = await through({ ttl: 1000, renew: false });
     await one.locked();
     proxy.delay = 600;
@@ -92,7 +97,7 @@ onEach((bench) => {
     assert(hold.validFor < 400 && hold.validFor > 0);
   });
 
-  test("a silent server loses the hold before its lease ends", async () => {
+  test("a hold is lost before its lease ends when the server is silent", async () => {
     const { signal } = await (await through({ ttl: 2000 })).acquire();
     let held;
     const lost = new Promise((resolve) =>
@@ -104,37 +109,38 @@ onEach((bench) => {
     proxy.silent = true;
     await lost;
     assert.match(signal.reason.message, /not renewed in time: .*no answer within 1000 ms/);
-    assert(await held, "it was told after the lease");
+    assert(await held, "the loss was reported after the lease");
     proxy.silent = false;
   });
 
-  test("a renewal whose reply is lost is repeated", async () => {
+  test("a renewal is repeated when its reply is lost", async () => {
     const hold = await (await through({ ttl: 2000 })).acquire();
     Object.assign(proxy, { match: "EXTEND", cutReplies: 2 });
     await until("two replies are lost", () => proxy.lost === 2);
-    // The one whose reply was lost second has renewed it too.
+    // The renewal with the second lost reply has set the lease, too.
     await until("the lease goes down", async () => (await lease()) < 1500);
     await until("it is renewed", async () => (await lease()) > 1500);
     assert(!hold.signal.aborted);
     await hold.release();
   });
 
-  test("a release is owed until it is confirmed", async () => {
+  test("a release is repeated in the background until it is confirmed", async () => {
     const hold = await (await through({ ttl: 60_000 })).acquire();
+    times.answer = 500;
     proxy.refuse = true;
     proxy.drop();
     await assert.rejects(hold.release(), NoAnswerError);
     assert(await bench.server.exists());
     proxy.refuse = false;
     await nothingIsHeld();
-    // What was released in the background may be released once more.
+    // A second release of the owner does nothing.
     await hold.release();
   });
 
-  test("a release whose answer is lost is no loss", async () => {
+  test("release reports no loss when its answer is lost", async () => {
     const hold = await (await through({ ttl: 60_000 })).acquire();
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
-    // ioredis sends it again by itself.
+    // ioredis sends the command again.
     const outcome = await hold.release().catch((why) => why);
     assert.equal(proxy.lost, 1);
     if (bench.kind === "ioredis") assert.equal(outcome, undefined);
@@ -142,31 +148,33 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
-  test("a release that is sent again tells of a loss before it", async () => {
+  test("release reports an earlier loss when it is sent again", async () => {
     const hold = await (await through({ ttl: 100, renew: false })).acquire();
     await until("it is lost", () => hold.signal.aborted);
     await nothingIsHeld();
-    // As after a suspension: the connection is gone, too.
+    // As after a suspend: the connection is lost, too.
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
     const expected = bench.kind === "ioredis" ? NotHeldError : NoAnswerError;
     await assert.rejects(hold.release(), expected);
     assert.equal(proxy.lost, 1);
   });
 
-  test("what could not be sent in time is not sent later", async () => {
+  test("a command that could not be sent in time is not sent later", async () => {
     proxy = await bench.proxy();
     const client = await bench.client(proxy.url);
     const one = new Lock(client, "foo", { ttl: 60_000 });
     await one.locked();
     proxy.refuse = true;
     proxy.drop();
-    await until("the client knows", () => client.status !== "ready" && !client.isReady);
+    await until("the client notices", () => client.status !== "ready" && !client.isReady);
+    times.answer = 500;
     await assert.rejects(one.tryAcquire(), NoAnswerError);
     const calls = async () => {
       const stats = await bench.server.ask("INFO", "commandstats");
       return Number(/cmdstat_dlock\.acquire:calls=(\d+)/i.exec(stats)[1]);
     };
     const before = await calls();
+    times.answer = usual.answer;
     proxy.refuse = false;
     const connected = () =>
       one.locked().then(
@@ -178,7 +186,7 @@ onEach((bench) => {
     assert.equal(after, before);
   });
 
-  test("an extension without an answer does not lengthen what is believed", async () => {
+  test("an extension without an answer does not lengthen the validity", async () => {
     const hold = await (await through({ ttl: 1000, renew: false })).acquire();
     proxy.silent = true;
     const extended = assert.rejects(

@@ -1,9 +1,13 @@
 // An outage, or data at the key, is an error and no lock that another client holds.
 
 import assert from "node:assert/strict";
-import { after, beforeEach, test } from "node:test";
+import { after, afterEach, beforeEach, test } from "node:test";
 import { Lock, LockError, NoAnswerError, NoQuorumError, Quorum, ResourceLockedError } from "dlock";
+import { times } from "../dist/waits.js";
 import { onEach, Server, until } from "./support.mjs";
+
+const usual = { ...times };
+afterEach(() => Object.assign(times, usual));
 
 onEach((bench) => {
   const masters = [];
@@ -88,6 +92,7 @@ onEach((bench) => {
     });
     const outcome = waits.catch((why) => why);
     await until("it waits", () => master.waiters());
+    times.answer = 1000;
     proxy.refuse = true;
     proxy.drop();
     const why = await outcome;

@@ -1,4 +1,5 @@
-// Deadlocks between callers: nested `using` have one owner, and what runs in parallel has owners of its own.
+// Deadlocks between callers: nested calls of `using` have one owner, and parallel ones have owners of their
+// own.
 
 import assert from "node:assert/strict";
 import { after, beforeEach, describe, test } from "node:test";

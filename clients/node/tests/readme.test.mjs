@@ -1,4 +1,4 @@
-// The examples of the README and of the project's run as pasted, and so does an installation from the folder.
+// The examples of both READMEs run as they are, and the package installs from its folder.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -36,7 +36,7 @@ const examples = ["README.md", "../../README.md"].flatMap((document) => [
 
 onEach(
   (bench) => {
-    test("the examples run", async () => {
+    test("the examples of the READMEs run", async () => {
       assert.equal(examples.length, 5);
       const printed = [];
       for (const [, , code] of examples) {
@@ -79,7 +79,7 @@ function checkTypes(more) {
   }
 }
 
-test("the examples have the right types, and so has what is written for node-redlock", () => {
+test("the examples and a program for node-redlock type-check", () => {
   const codes = [...examples.map(([, , code]) => code), ofNodeRedlock];
   const files = codes.map((code, at) => {
     const file = path.join(root, "tests", `example-${process.pid}-${at}.mts`);
@@ -93,7 +93,7 @@ test("the examples have the right types, and so has what is written for node-red
   }
 });
 
-test("it installs from a clone that has nothing installed, and packs what it needs", () => {
+test("the package installs from a new clone, and contains its files", () => {
   const clone = path.join(folder, "clients/node");
   const left = new Set(["node_modules", "dist", ...licences]);
   cpSync(root, clone, { recursive: true, filter: (file) => !left.has(path.basename(file)) });
@@ -109,7 +109,7 @@ test("it installs from a clone that has nothing installed, and packs what it nee
   ]) {
     assert.equal(execFileSync(process.execPath, ["-e", program], { cwd: app, encoding: "utf8" }), "Lock\n");
   }
-  // TypeScript does not read `exports` for this, which is usual for CommonJS.
+  // The usual settings for CommonJS, with which TypeScript does not read `exports`.
   const older = ["--module", "commonjs", "--moduleResolution", "node10", "--esModuleInterop"];
   const program = path.join(app, "app.ts");
   const imports = 'import Redlock, { ExecutionError, Lock } from "dlock/redlock";';
@@ -122,6 +122,6 @@ test("it installs from a clone that has nothing installed, and packs what it nee
   const packed = new Set(files.map((file) => file.path));
   for (const file of ["README.md", "dist/index.js", ...licences])
     assert(packed.has(file), `${file} is packed`);
-  // The declarations themselves, too, as a bundler's user has them.
+  // Checks the declarations themselves, as the settings for a bundler do.
   checkTypes(["--module", "esnext", "--moduleResolution", "bundler", "--skipLibCheck", "false", program]);
 });

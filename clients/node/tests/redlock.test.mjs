@@ -1,4 +1,4 @@
-// What node-redlock promises, asked of node-redlock and of what takes its place.
+// The behaviour of node-redlock, for node-redlock and for dlock/redlock.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -32,7 +32,7 @@ onEach(
         describe(`${name}, ${members} members`, () => {
           const make = async (settings) => new Redlock(await clients(members), settings);
 
-          test("acquire, extend, release", async () => {
+          test("a lock is acquired, extended and released", async () => {
             const redlock = await make();
             const first = await redlock.acquire(["foo"], 1000);
             await until("it is held", () => bench.server.exists());
@@ -64,7 +64,7 @@ onEach(
             await redlock.release(lock);
           });
 
-          test("what a server refuses is an ExecutionError", async () => {
+          test("a refusal of the server is an ExecutionError", async () => {
             const redlock = await make({ retryCount: 0 });
             const servers = [bench.server, ...masters].slice(0, members);
             const refuse = (replicas) =>
@@ -77,11 +77,11 @@ onEach(
             }
           });
 
-          test("several resources are locked together, or none of them", async () => {
+          test("acquire locks all resources or none of them", async () => {
             const redlock = await make({ retryCount: 0 });
             const lock = await redlock.acquire(["b"], 60_000);
             await assert.rejects(redlock.acquire(["a", "b"], 60_000), ExecutionError);
-            await until("none is", async () => !(await bench.server.exists("a")));
+            await until("none is locked", async () => !(await bench.server.exists("a")));
             await lock.release();
             const both = await redlock.acquire(["b", "a"], 60_000);
             assert.deepEqual(both.resources, ["b", "a"]);
@@ -89,7 +89,7 @@ onEach(
             await both.release();
           });
 
-          test("it is waited for", async () => {
+          test("acquire waits for a locked resource, for retryCount times", async () => {
             const redlock = await make({ retryDelay: 50, retryJitter: 10, retryCount: 100 });
             const lock = await redlock.acquire(["foo"], 60_000);
             const waits = redlock.acquire(["foo"], 60_000);
@@ -98,7 +98,7 @@ onEach(
             await (await waits).release();
           });
 
-          test("using renews, and releases", async () => {
+          test("using renews the lock during the routine, and releases it", async () => {
             const redlock = await make();
             const settings = { automaticExtensionThreshold: 300 };
             const result = await redlock.using(["foo"], 800, settings, async (signal) => {
@@ -116,7 +116,7 @@ onEach(
             );
           });
 
-          test("using tells of the loss", async () => {
+          test("using aborts the signal when the lock is lost", async () => {
             const redlock = await make({ retryCount: 0 });
             let lost;
             const used = redlock.using(["foo"], 1000, async (signal) => {
@@ -128,7 +128,7 @@ onEach(
             assert(lost instanceof Error);
           });
 
-          test("what has expired is neither extended nor released", async () => {
+          test("an expired lock can be neither extended nor released", async () => {
             const redlock = await make({ retryCount: 0 });
             const lock = await redlock.acquire(["foo"], 50);
             await until("it expires", () => Date.now() > lock.expiration);
@@ -139,7 +139,7 @@ onEach(
             await assert.rejects(lock.release(), ExecutionError);
           });
 
-          test("what was extended before is not extended again", async () => {
+          test("a lock that was extended before cannot be extended again", async () => {
             const redlock = await make({ retryCount: 0 });
             const first = await redlock.acquire(["foo"], 60_000);
             const second = await first.extend(60_000);
@@ -148,7 +148,7 @@ onEach(
             await assert.rejects(second.extend(60_000), ExecutionError);
           });
 
-          test("another process has a lock by its value", async () => {
+          test("a lock made from the value of another one can extend and release", async () => {
             const [one, other] = [await make({ retryCount: 0 }), await make({ retryCount: 0 })];
             const { resources, value, expiration } = await one.acquire(["a", "b"], 60_000);
             const same = new Lock(other, resources, value, [], expiration);
@@ -157,18 +157,18 @@ onEach(
             await same.release();
             for (const key of resources)
               await until("it is free", async () => !(await bench.server.exists(key)));
-            const none = new Lock(other, ["a"], "nobody's", [], expiration);
+            const none = new Lock(other, ["a"], "unknown", [], expiration);
             await assert.rejects(none.extend(1000), ExecutionError);
             await assert.rejects(none.release(), ExecutionError);
           });
 
-          test("a setting that is no number is the default", async () => {
+          test("a setting that is no number has its default", async () => {
             const redlock = await make({ retryCount: undefined, retryJitter: null, retryDelay: 5 });
             const { retryCount, retryJitter, retryDelay } = redlock.settings;
             assert.deepEqual([retryCount, retryJitter, retryDelay], [10, 100, 5]);
           });
 
-          test("quit ends the clients", async () => {
+          test("quit closes the clients", async () => {
             const redlock = await make();
             await redlock.quit();
             const states = () => [...redlock.clients].map((client) => client.status);
@@ -178,7 +178,7 @@ onEach(
       }
     }
 
-    test("both exclude each other", async () => {
+    test("locks of node-redlock and of dlock/redlock exclude each other", async () => {
       const settings = { retryDelay: 20, retryJitter: 1, retryCount: 0 };
       const [theirs, ours] = [new Theirs(await clients(1), settings), new Ours(await clients(1), settings)];
       for (const [one, other] of [
@@ -193,19 +193,19 @@ onEach(
       }
     });
 
-    test("a lock of several resources lasts for the whole duration, however long the last was waited for", async () => {
+    test("a lock of several resources lasts for the whole duration after a long wait", async () => {
       const redlock = new Ours(await clients(1), { retryDelay: 20, retryCount: 500 });
       await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 700);
       const lock = await redlock.acquire(["a", "b"], 1000);
       assert(lock.expiration > Date.now() + 800);
       for (const key of lock.resources) assert((await bench.server.ask("DLOCK.PTTL", key)) > 800);
-      // Nobody renews it.
+      // It is not renewed.
       for (const key of lock.resources)
         await until("it expires", async () => !(await bench.server.exists(key)));
       await assert.rejects(lock.release(), ours.ExecutionError);
     });
 
-    test("several resources are waited for as long as one is", async () => {
+    test("the first resources are renewed during the wait for the others", async () => {
       const redlock = new Ours(await clients(1), { retryCount: -1 });
       await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 1000);
       const lock = await redlock.acquire(["a", "b"], 300);
@@ -216,7 +216,7 @@ onEach(
       });
     });
 
-    test("a resource that is lost while others are waited for ends the wait", async () => {
+    test("the loss of a resource ends the wait for the others", async () => {
       const redlock = new Ours(await clients(1), { retryCount: -1 });
       await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 60_000);
       const waits = assert.rejects(redlock.acquire(["a", "b"], 1000), ours.ExecutionError);
@@ -226,7 +226,7 @@ onEach(
       assert.equal(await bench.server.waiters("b"), 0);
     });
 
-    test("its locks have fences, and their value is who holds them", async () => {
+    test("a lock has fences, and its value has the tokens", async () => {
       const redlock = new Ours(await clients(1));
       const lock = await redlock.acquire(["a", "b"], 1000);
       assert(lock.fences.every(Number.isSafeInteger));
@@ -236,7 +236,7 @@ onEach(
       await lock.release();
     });
 
-    test("an extension without an answer is tried again", async () => {
+    test("an extension without an answer is retried", async () => {
       const proxies = await Promise.all([bench.server, ...masters].map(({ port }) => bench.proxy(port)));
       const redlock = new Ours(await Promise.all(proxies.map(({ url }) => bench.client(url))));
       let lock = await redlock.acquire(["foo"], 60_000);

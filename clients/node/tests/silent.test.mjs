@@ -1,5 +1,5 @@
-// Members that are missing or silent: nobody waits for one a second time, a split vote ends, and everybody
-// queues where the others do.
+// Members that are missing or silent: no acquisition waits for one a second time, a split vote ends, and all
+// clients wait in one queue.
 
 import assert from "node:assert/strict";
 import { after, afterEach, beforeEach, test } from "node:test";
@@ -11,7 +11,7 @@ const MINUTES = 600_000;
 const ORDERLY = "# Server\r\nrun_id:";
 
 onEach((bench) => {
-  // In the order in which everybody tries their queues.
+  // In the common order of the queues.
   let masters = [];
   let proxies;
   const made = [];
@@ -34,10 +34,10 @@ onEach((bench) => {
   after(() => Promise.all(made.map((master) => master.stop())));
 
   const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
-  // A busy machine makes nobody silent.
+  // A busy machine makes no member silent.
   const overProxies = async (nodeTimeout = 10_000) => new Quorum(await clients(proxies), { nodeTimeout });
   const direct = async (nodeTimeout = 10_000) => new Quorum(await clients(masters), { nodeTimeout });
-  // Nothing expires.
+  // No lease ends during a test.
   const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
   const held = () => Promise.all(masters.map((master) => master.exists()));
   const isHeldAt = (...at) =>
@@ -55,8 +55,8 @@ onEach((bench) => {
   const rival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
   const ends = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
 
-  /** Whoever waits for a silent member from now on waits for the rest of the test. */
-  const waitsForNobody = (quorum) => Object.assign(quorum, { limit: MINUTES });
+  /** From now on, a wait for a silent member lasts for the rest of the test. */
+  const failIfWaitingForSilent = (quorum) => Object.assign(quorum, { limit: MINUTES });
 
   async function soon(what, work) {
     let done = false;
@@ -68,7 +68,7 @@ onEach((bench) => {
     return outcome;
   }
 
-  /** A quorum, of which one member has fallen silent, and is known to be. */
+  /** A quorum with one member that is known to be silent. */
   async function withSilent(at) {
     const quorum = await overProxies();
     await lock(quorum).using(() => isHeldAt(0, 1, 2));
@@ -76,16 +76,16 @@ onEach((bench) => {
     proxies[at].silent = true;
     await lock(quorum).using(() => {});
     await until(`${at} is known to be silent`, () => quorum.channels[at].isSilent);
-    return waitsForNobody(quorum);
+    return failIfWaitingForSilent(quorum);
   }
 
   for (const fault of ["silent", "refuse"]) {
-    test(`two of five members are missing from the start: ${fault}`, async () => {
+    test(`no acquisition waits for two of five members that are missing from the start: ${fault}`, async () => {
       await start(5);
       for (const at of [0, 3]) proxies[at][fault] = true;
       const quorum = await overProxies(250);
       await lock(quorum).using(() => {});
-      waitsForNobody(quorum);
+      failIfWaitingForSilent(quorum);
       const live = [1, 2, 4];
       const before = await Promise.all(live.map((at) => calls(masters[at])));
       for (let round = 0; round < 5; round++) {
@@ -101,7 +101,7 @@ onEach((bench) => {
         before.map((count) => count + 5),
         "each round was the only one",
       );
-      for (const at of [0, 3]) assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "who is it?");
+      for (const at of [0, 3]) assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "its run id is unknown");
       for (const at of [0, 3]) proxies[at][fault] = false;
       await until("all hold it", async () => {
         const hold = await lock(quorum).acquire();
@@ -113,7 +113,7 @@ onEach((bench) => {
   }
 
   for (const at of [0, 1, 2]) {
-    test(`one of three falls silent: ${at}`, async () => {
+    test(`no acquisition waits for member ${at} of three after it fell silent`, async () => {
       const quorum = await withSilent(at);
       const before = proxies[at].asked("DLOCK.ACQUIRE");
       for (let round = 0; round < 3; round++)
@@ -121,7 +121,7 @@ onEach((bench) => {
           `round ${round}`,
           lock(quorum).using(() => {}),
         );
-      // One waits for the other.
+      // The second one waits for the first one.
       let inside = 0;
       const work = () => {
         inside += 1;
@@ -140,7 +140,7 @@ onEach((bench) => {
     });
   }
 
-  test("where one is silent, who has a part of the votes gives it back and queues", async () => {
+  test("a client with a part of the votes gives it back and queues while one member is silent", async () => {
     const quorum = await withSilent(2);
     await rival(0);
     const hold = lock(quorum).acquire();
@@ -151,19 +151,19 @@ onEach((bench) => {
     await isHeldAt();
   });
 
-  test("where one is silent, a split vote ends for who does not wait", async () => {
+  test("tryAcquire wins after a split vote while one member is silent", async () => {
     const quorum = await withSilent(2);
     await Promise.all([rival(0, "one"), rival(1, "other")]);
     const inspected = () => proxies[0].asked("DLOCK.INSPECT");
     const before = inspected();
     const tried = lock(quorum).tryAcquire();
-    await until("it has found that nobody has it", () => inspected() > before + 1);
+    await until("it has found no holder of a majority", () => inspected() > before + 1);
     await Promise.all([ends(0, "one"), ends(1, "other")]);
     await (await tried).release();
     await isHeldAt();
   });
 
-  test("taken is what somebody else has, at the first look", async () => {
+  test("tryAcquire returns null after one request when another client has a majority", async () => {
     const quorum = await overProxies();
     const hold = await lock(quorum).acquire();
     await isHeldAt(0, 1, 2);
@@ -173,7 +173,7 @@ onEach((bench) => {
     await hold.release();
   });
 
-  test("who waits leaves a master that stops, and keeps nothing there", async () => {
+  test("waits leave the queue of a member that stops, and leave nothing there", async () => {
     const quorums = await Promise.all([1000, 1000, 1000].map(direct));
     const hold = await lock(await direct()).acquire();
     await isHeldAt(0, 1, 2);
@@ -189,23 +189,23 @@ onEach((bench) => {
     masters[0].thaw();
     await isHeldAt();
     await waits(0, 0, 0);
-    // What was under way when it stopped, and no more: three waits, and the checks of each.
+    // The requests that were under way when it stopped: three waits, and the checks of each.
     assert((await calls(masters[0])) <= before + 9, `${before}, ${await calls(masters[0])}`);
   });
 
-  test("who is refused in its turn goes to the queue of those who refuse", async () => {
+  test("a client that is refused in its turn goes to the queue of the members that refuse", async () => {
     await Promise.all([rival(1), rival(2)]);
     const hold = lock(await direct()).acquire();
     await waits(0, 1, 0);
     await isHeldAt(1, 2);
-    // Others of the client go there at once.
+    // Both members are free now.
     await Promise.all([ends(1), ends(2)]);
     await isHeldAt(0, 1, 2);
     await (await hold).release();
     await isHeldAt();
   });
 
-  test("the locks of a client remember where the others queue", async () => {
+  test("a new wait begins in the later queue where other waits of the client are", async () => {
     const quorum = await overProxies();
     await Promise.all([rival(1), rival(2)]);
     const first = lock(quorum).using(() => {});
@@ -219,22 +219,22 @@ onEach((bench) => {
     await isHeldAt();
   });
 
-  test("what the master of the queue alone still holds keeps nobody out", async () => {
+  test("a hold that only the member of the queue has keeps no client out", async () => {
     await rival(0, "stale");
     const [one, other] = [await direct(), await direct()];
     const before = await calls(masters[0]);
-    const hold = await soon("nobody waits there", lock(one).acquire());
-    assert.equal(await calls(masters[0]), before + 1, "nor does the newcomer");
+    const hold = await soon("it does not wait there", lock(one).acquire());
+    assert.equal(await calls(masters[0]), before + 1, "one try");
     await isHeldAt(0, 1, 2);
     const next = lock(other).acquire();
-    // Its queue does not move, and the next one does.
+    // The first queue does not move, and the next one does.
     await waits(0, 1, 0);
     await hold.release();
     await (await soon("it has its turn", next)).release();
     await isHeldAt(0);
   });
 
-  test("nobody who waits is overtaken by a majority of the others", async () => {
+  test("a newcomer does not overtake the queue by a majority of the other members", async () => {
     await rival(0);
     await masters[0].ask("DLOCK.ACQUIRE", "foo", "waits", MINUTES, "QUEUE", MINUTES);
     const hold = lock(await direct()).acquire();
@@ -244,7 +244,7 @@ onEach((bench) => {
     await (await hold).release();
   });
 
-  test("who cannot reach the master of the queue has its share", async () => {
+  test("a client that cannot reach the member of the queue gets its share", async () => {
     const [cut, other] = [await overProxies(250), await direct()];
     await lock(cut).using(() => {});
     proxies[0].silent = true;
@@ -268,7 +268,7 @@ onEach((bench) => {
   });
 }, undefined);
 
-test("who may vote, and who is waited for", () => {
+test("identifyMembers waits once for each member, and for silent ones only while they are needed", () => {
   const reach = ["a", "b", "c"].map((address) => ({
     address,
     isSilent: false,
@@ -286,7 +286,7 @@ test("who may vote, and who is waited for", () => {
   for (const member of [0, 1]) members.record(member, `${ORDERLY}${member}\r\n`);
   assert(
     !first.enough(new Map([0, 1].map((member) => [member, ""]))),
-    "one that was never asked is waited for",
+    "it waits for a member that was never asked",
   );
   fails(2);
   assert.deepEqual(members.voters(), [0, 1]);
@@ -294,8 +294,8 @@ test("who may vote, and who is waited for", () => {
   fails(1);
   const needed = asks();
   assert.deepEqual(needed.members, [1, 2]);
-  assert(!needed.enough(new Map()), "of a bare majority that is known, one is silent");
+  assert(!needed.enough(new Map()), "one of the two known members is silent");
   reach[1].isSilent = false;
-  assert(needed.enough(new Map()), "one that answers again is known");
+  assert(needed.enough(new Map()), "a member that answers again may vote");
   assert.deepEqual(members.voters(), [0, 1]);
 });

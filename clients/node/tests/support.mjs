@@ -29,7 +29,7 @@ EventEmitter.defaultMaxListeners = 100;
 
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Waits for a condition. `limit` only ends a hang, and `what` then says what did not happen. */
+/** Waits for a condition. `limit` only ends a hang; the error then names the condition. */
 export async function until(what, condition, limit = 60_000) {
   const end = performance.now() + limit;
   while (true) {

@@ -1,4 +1,5 @@
-// In which queue the clients meet, whatever was left behind: first without servers, then with three masters.
+// The choice of the queue, with partial holds that were left behind: first without servers, then with three
+// members.
 
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
@@ -32,7 +33,7 @@ const holders = (tokens) => [
   Object.entries(tokens).map(([token, held]) => ["token", token, "held", held]),
 ];
 
-/** Carries out steps: `answer` says what INSPECT finds at each member, at each look. */
+/** Carries out steps. `answer` returns the holders at each member, for each INSPECT of all members. */
 function play(steps, answer) {
   let looks = 0;
   let turn = steps.next();
@@ -49,16 +50,16 @@ function play(steps, answer) {
 
 for (const [order, answers, queue] of [
   [[0, 1, 2], [5, 6, 7], undefined],
-  // Refused by a later one: others queue there.
+  // A later member refuses: other clients queue there.
   [[0, 1, 2], [5, 6, null], 2],
   [[0, 1, 2], [5, null, null], 1],
-  // Its queue does not move.
+  // The queue does not move.
   [[0, 1, 2], [null], 1],
   [[2], [undefined, undefined, null], undefined],
-  // Whoever waits in a later queue stays there.
+  // A client that waits in a later queue stays there.
   [[1, 2], [null, 6, 7], 1],
 ]) {
-  test(`where to queue next: ${order}, ${answers.map(String)}`, () => {
+  test(`the next queue after ${answers.map(String)} in the order ${order} is ${queue}`, () => {
     const members = threeMembers();
     const round = new Round(members, new QueueChoice(members), request, false, 1000, order);
     round.queued(Number.POSITIVE_INFINITY).next();
@@ -67,7 +68,7 @@ for (const [order, answers, queue] of [
   });
 }
 
-test("all go to a later queue together, and nobody goes back", () => {
+test("all waits go to a later queue together, and none goes back", () => {
   const members = threeMembers();
   const choice = new QueueChoice(members);
   const watches = members.all().map((member) => choice.watch(member, request));
@@ -80,13 +81,13 @@ test("all go to a later queue together, and nobody goes back", () => {
 });
 
 for (const [what, before, after, waiters, order] of [
-  ["one that stays", { x: 5 }, { x: 1999 }, false, [2]],
-  ["one that was left behind", { x: 5 }, { x: 2000 }, false, [0, 1, 2]],
-  ["one for which others wait", { x: 5 }, { x: 2000 }, true, [2]],
-  ["one that comes after another", { x: 5 }, { y: 5 }, false, [0, 1, 2]],
-  ["its own", { own: 5 }, { own: 5 }, false, [0, 1, 2]],
+  ["a hold that stays", { x: 5 }, { x: 1999 }, false, [2]],
+  ["a hold that was left behind", { x: 5 }, { x: 2000 }, false, [0, 1, 2]],
+  ["an old hold with a waiter", { x: 5 }, { x: 2000 }, true, [2]],
+  ["a hold that follows another one", { x: 5 }, { y: 5 }, false, [0, 1, 2]],
+  ["its own hold", { own: 5 }, { own: 5 }, false, [0, 1, 2]],
 ]) {
-  test(`whom a winner that was refused meets there: ${what}`, () => {
+  test(`a winner that was refused finds at the member: ${what}`, () => {
     const members = threeMembers();
     const choice = new QueueChoice(members);
     const attempt = new QuorumAttempt(members, choice, request, false, 1000);
@@ -115,12 +116,12 @@ for (const [what, before, after, waiters, order] of [
     }
     if (!turn.done) steps.next(waiters ? ["somebody"] : []);
     assert.deepEqual(choice.order("foo"), order);
-    // One look at a time, unless nothing suspicious was there.
+    // The next search may begin at once only if nothing was found.
     assert.equal(choice.maySearch("foo"), !Object.keys(before).some((it) => it in after && it !== "own"));
   });
 }
 
-test("one who has the lock is nobody to queue behind", () => {
+test("the holder of a majority has no partial hold", () => {
   const members = threeMembers();
   const parts = play(members.partialHolds("foo", 2), () => [{ x: 5 }, {}, { x: 5, y: 5 }]);
   assert.deepEqual([...parts.keys()], ["y"]);
@@ -131,7 +132,7 @@ for (const [isLast, held, left] of [
   [true, 1999, 0],
   [true, 2000, 1],
 ]) {
-  test(`a queue that does not move is left: ${isLast ? "the last" : "an earlier"}, after ${held} ms`, () => {
+  test(`the waits leave ${isLast ? "the last" : "an earlier"} queue that does not move ${left} times: hold of ${held} ms`, () => {
     const members = threeMembers();
     const watch = new QueueChoice(members).watch(2, request);
     for (let looks = 0; looks < 2; looks++) {
@@ -152,12 +153,12 @@ onEach((bench) => {
       await master.clear();
       ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
     }
-    // In the order in which everybody tries their queues.
+    // In the common order of the queues.
     masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
   });
   after(() => Promise.all(masters.map((master) => master.stop())));
 
-  // A busy machine makes nobody silent.
+  // A busy machine makes no member silent.
   const quorum = async () =>
     new Quorum(await Promise.all(masters.map(({ url }) => bench.client(url))), { nodeTimeout: 10_000 });
   // Nothing expires.
@@ -165,7 +166,8 @@ onEach((bench) => {
   const leave = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
   const holds = (at) => masters[at].exists();
 
-  /** Lets all lock again and again: the turns of each, once those are enough. */
+  /** Each client acquires and releases the lock again and again. Returns the number of turns of each, once
+   * they are enough. */
   async function contend(quorums, isEnough) {
     const counts = quorums.map(() => 0);
     let over = false;
@@ -173,13 +175,13 @@ onEach((bench) => {
       while (!over) {
         const hold = await lock(members).acquire();
         counts[at] += 1;
-        // One that a busy machine confirms too late is owed.
+        // A release that a busy machine confirms too late is repeated in the background.
         await hold.release().catch((why) => assert(why instanceof NoQuorumError, why));
       }
     });
     let turns;
     try {
-      const enough = until("they had enough", () => isEnough(counts), 120_000);
+      const enough = until("all had enough turns", () => isEnough(counts), 120_000);
       await Promise.race([enough, Promise.all(work)]);
       turns = [...counts];
     } finally {
@@ -190,7 +192,7 @@ onEach((bench) => {
   }
 
   for (const at of [0, 1, 2]) {
-    test(`three clients contend past what was left behind at ${at}`, async () => {
+    test(`three clients contend although a hold was left behind at member ${at}`, async () => {
       await leave(at);
       const quorums = [await quorum(), await quorum(), await quorum()];
       await contend(quorums, (counts) => counts.every((count) => count >= 20));
@@ -198,21 +200,21 @@ onEach((bench) => {
     });
   }
 
-  test("who waits at the last member behind what was left there goes back", async () => {
+  test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
     for (const at of [0, 1, 2]) await leave(at, `left ${at}`);
     const hold = lock(await quorum()).acquire();
-    await until("it has come to the last queue", async () => (await masters[2].waiters()) === 1);
+    await until("it waits in the last queue", async () => (await masters[2].waiters()) === 1);
     for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
     await (await hold).release();
   });
 
   for (const at of [undefined, 0, 1]) {
-    test(`a process with 20 waits takes its share and no more: left behind at ${at}`, async () => {
+    test(`a client with 20 waits gets its share: hold left behind at ${at === undefined ? "no member" : `member ${at}`}`, async () => {
       if (at !== undefined) await leave(at);
       const crowd = await quorum();
       const quorums = [await quorum(), await quorum(), ...Array(20).fill(crowd)];
       const sum = (counts) => counts.reduce((a, b) => a + b);
-      // Some are ahead until all have left the queue that does not move: it counts from then on.
+      // Counts from the time when all have left the queue that does not move.
       let before;
       const counts = await contend(quorums, (counts) => {
         if (counts.every((count) => count >= 5)) before ??= [...counts];

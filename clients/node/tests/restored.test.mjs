@@ -1,11 +1,12 @@
-// A hold of a quorum outlives masters that forget it one after the other, but nobody who ends it.
+// A hold of a quorum outlives members that forget it, one after the other. A member where it was broken does
+// not get it again.
 
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
 import { Lock, Quorum } from "dlock";
 import { onEach, Server, until } from "./support.mjs";
 
-// It is renewed after each third of it.
+// The hold is renewed after each third of it.
 const TTL = 2000;
 
 onEach((bench) => {
@@ -21,7 +22,7 @@ onEach((bench) => {
     while (masters.length < 3) masters.push(await Server.start(bench.program));
     for (const master of masters) await master.clear();
     proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-    // A busy machine makes nobody silent.
+    // A busy machine makes no member silent.
     const clients = await Promise.all(proxies.map((proxy) => bench.client(proxy.url)));
     quorum = new Quorum(clients, { nodeTimeout: 1000 });
   });
@@ -38,19 +39,19 @@ onEach((bench) => {
     assert(!hold.signal.aborted);
   }
 
-  /** Waits until it was renewed for so many leases. */
+  /** Waits until the hold was renewed for this many leases. */
   async function untilRenewed(hold, leases) {
     const end = performance.now() + hold.validFor + leases * TTL;
     await until("it is renewed", () => performance.now() + hold.validFor > end);
   }
 
   for (const shared of [false, true]) {
-    test(`a rolling restart of all masters without persistence, shared: ${shared}`, async () => {
+    test(`a hold outlives a rolling restart of all members without persistence: ${shared ? "shared" : "exclusive"}`, async () => {
       const held = await acquire({ shared });
       const fences = [held.hold.fence];
-      // It is granted what the hold had on the restarted master whose queue it is in, and gives it back.
+      // The waiter is granted the lock at the restarted member of its queue, and releases it.
       const waits = new Lock(quorum, "foo", { fenced: true }).using((hold) => fences.push(hold.fence));
-      // One more than needed: the hold rests on nothing but what was granted anew.
+      // One more than needed: in the end, only members that restarted have the hold.
       for (const struck of [0, 1, 2, 0]) {
         await masters[struck].kill();
         await masters[struck].start();
@@ -65,7 +66,7 @@ onEach((bench) => {
     });
   }
 
-  test("it waits behind those who came first", async () => {
+  test("a restored hold waits behind earlier clients at the member", async () => {
     const held = await acquire();
     const [master] = masters;
     proxies[0].refuse = true;
@@ -74,7 +75,7 @@ onEach((bench) => {
     assert(await master.ask("DLOCK.ACQUIRE", "foo", "one", 60_000));
     assert.equal(await master.ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000), null);
     proxies[0].refuse = false;
-    await until("it waits, too", async () => (await master.waiters()) === 2);
+    await until("the restored hold waits", async () => (await master.waiters()) === 2);
     for (const token of ["one", "two"]) assert.equal(await master.ask("DLOCK.RELEASE", "foo", token), 1);
     await untilHeldAgain(master, held);
     const released = async () =>
@@ -85,7 +86,7 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
-  test("masters that were away for a lease", async () => {
+  test("a hold is restored on members that were unreachable for a lease", async () => {
     const held = await acquire();
     for (const [member, proxy] of proxies.entries()) {
       proxy.refuse = true;
@@ -98,7 +99,7 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
-  test("what is broken on a master that was restarted before the hold began stays broken", async () => {
+  test("a broken hold is not restored on a member that restarted before the hold began", async () => {
     await (await acquire()).hold.release();
     const [master] = masters;
     await master.kill();
@@ -115,14 +116,14 @@ onEach((bench) => {
     await hold.release();
   });
 
-  test("what is broken on one master after the other stays broken", async () => {
+  test("a hold that is broken on one member after the other is not restored, and is lost", async () => {
     const { hold } = await acquire();
     await masters[0].ask("DLOCK.BREAK", "foo");
-    // Longer than its lease would have lasted there.
+    // Longer than the lease at the member.
     await untilRenewed(hold, 2);
     assert.equal(await holder(masters[0]), undefined);
     assert(!hold.signal.aborted);
     await masters[1].ask("DLOCK.BREAK", "foo");
-    await until("it is lost", () => hold.signal.aborted);
+    await until("the hold is lost", () => hold.signal.aborted);
   });
 });
