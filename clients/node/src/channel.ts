@@ -24,8 +24,8 @@ export class Channel {
   isSilent = false;
   /** Number of connections so far. Each may lead to another server. */
   connections = 0;
-  /** Set by `announce`. */
-  #libraryName = "";
+  /** See `announce`. */
+  #libraryName: string | undefined;
   #answers = 0;
   #ready: Promise<void> | undefined;
   #endWait: (() => void) | undefined;
@@ -76,8 +76,13 @@ export class Channel {
     if (this.isReady) this.#sendLibraryName();
   }
 
+  /** `announce`, unless a quorum has announced a name of its own. */
+  announceDefault(libraryName: string): void {
+    if (this.#libraryName === undefined) this.announce(libraryName);
+  }
+
   #sendLibraryName(): void {
-    if (this.#libraryName === "" || !this.link.isOneServer) return;
+    if (this.#libraryName === undefined || !this.link.isOneServer) return;
     this.link.call(["CLIENT", "SETINFO", "LIB-NAME", this.#libraryName]).catch(() => {});
   }
 

@@ -21,8 +21,6 @@ import { times } from "./waits.js";
 
 // Time limit of an answer in the background, ms.
 const BACKGROUND_ANSWER = 1000;
-// The caller waits for releases that are owed for at most this, ms.
-const PATIENCE = 500;
 // Longest timer before the clock is read again: timers stop while the machine is suspended. ms
 const TICK = 1000;
 
@@ -117,7 +115,7 @@ function owe(step: Owe, where: Where): Promise<void> {
     }
     if (step.enough()) resolve();
   });
-  return pause(enough, PATIENCE);
+  return pause(enough, times.patience);
 }
 
 /** Wakes the task at its times. Keeps no process alive. */

@@ -12,6 +12,7 @@ import { type Acquisition, type Granted, isLocked, type Request } from "./reques
 import type { Where } from "./run.js";
 import { SingleAttempt, SingleHold } from "./single.js";
 import type { Steps } from "./steps.js";
+import { times } from "./waits.js";
 
 // Name of this library in CLIENT LIST. `dlock doctor` compares the names of all clients.
 const LIBRARY = "dlock-client";
@@ -28,7 +29,7 @@ export class Single implements Service {
 
   constructor(client: Client) {
     this.channels = [Channel.of(client)];
-    this.channels[0].announce(LIBRARY);
+    this.channels[0].announceDefault(LIBRARY);
   }
 
   attempt(request: Request): Acquisition {
@@ -61,7 +62,7 @@ export class Quorum implements Service {
 
   /** Throws a `TypeError` if there is no client, or something else than a client, and a `RangeError` for a
    * `nodeTimeout` out of range. */
-  constructor(clients: Iterable<Client>, { nodeTimeout = 250 }: QuorumOptions = {}) {
+  constructor(clients: Iterable<Client>, { nodeTimeout = times.nodeTimeout }: QuorumOptions = {}) {
     if (typeof nodeTimeout !== "number" || !(nodeTimeout >= 1)) {
       throw new RangeError(`nodeTimeout: ${nodeTimeout}; it must be a number of milliseconds, 1 or more`);
     }

@@ -9,6 +9,10 @@ import { now } from "./clock.js";
 export const times = {
   /** Time limit of an answer of a single server. */
   answer: 5_000,
+  /** Default time limit of an answer of a member of a quorum. */
+  nodeTimeout: 250,
+  /** The caller waits for releases that are owed for at most this. */
+  patience: 500,
   /** The server keeps a position for this long after each request for it. A grant to a waiter that has died
    * lasts no longer either. */
   keep: 10_000,

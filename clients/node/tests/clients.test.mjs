@@ -11,13 +11,13 @@ onEach((bench) => {
   test("numbers may come as strings", { skip: bench.kind !== "ioredis" }, async () => {
     const client = new Redis(bench.server.port, { stringNumbers: true });
     try {
-      for (const where of [client, new Quorum([client])]) {
-        const one = new Lock(where, "foo", { ttl: 1500 });
+      for (const where of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
+        const one = new Lock(where, "foo", { ttl: 3000 });
         assert(!(await one.locked()));
         const hold = await one.acquire();
         if (where === client) assert(Number.isSafeInteger(hold.fence));
-        await until("the lease goes down", () => hold.validFor < 1000);
-        await until("it is renewed", () => hold.validFor > 1000);
+        await until("the lease goes down", () => hold.validFor < 2500);
+        await until("it is renewed", () => hold.validFor > 2500);
         await hold.release();
       }
     } finally {

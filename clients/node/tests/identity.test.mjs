@@ -7,95 +7,98 @@ import { Lock, NoQuorumError, Quorum } from "dlock";
 import { Members } from "../dist/members.js";
 import { onEach, Server, until } from "./support.mjs";
 
-onEach((bench) => {
-  const masters = [];
-  let proxies;
-  beforeEach(async () => {
-    while (masters.length < 3) masters.push(await Server.start(bench.program));
-    for (const master of masters) await master.clear();
-    proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-  });
-  after(() => Promise.all(masters.map((master) => master.stop())));
+onEach(
+  (bench) => {
+    const masters = [];
+    let proxies;
+    beforeEach(async () => {
+      while (masters.length < 3) masters.push(await Server.start(bench.program));
+      for (const master of masters) await master.clear();
+      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
+    });
+    after(() => Promise.all(masters.map((master) => master.stop())));
 
-  const held = () => Promise.all(masters.map((master) => master.exists()));
-  const quorumOf = async (urls, nodeTimeout = 10_000) =>
-    new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout });
+    const held = () => Promise.all(masters.map((master) => master.exists()));
+    const quorumOf = async (urls, nodeTimeout = 10_000) =>
+      new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout });
 
-  /** A hold of all three members. Then the second member is cut off, and the third address leads to the first
-   * server. */
-  async function heldBehindMovedAddress() {
-    const quorum = await quorumOf(proxies.map(({ url }) => url));
-    const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
-    await until("all hold it", async () => (await held()).every(Boolean));
-    proxies[1].refuse = true;
-    proxies[1].drop();
-    proxies[2].target = masters[0].port;
-    const { accepted } = proxies[2];
-    proxies[2].drop();
-    await until("the client connects anew", () => proxies[2].accepted > accepted);
-    Object.assign(quorum, { limit: 1000 });
-    return hold;
-  }
-
-  test("an address that leads to another member's server does not vote for an extension", async () => {
-    const hold = await heldBehindMovedAddress();
-    const validFor = hold.validFor;
-    await assert.rejects(hold.extend(120_000), { name: "NoQuorumError", message: /the same server/ });
-    assert(hold.validFor <= validFor);
-  });
-
-  test("an address that leads to another member's server does not count as holding the lock", async () => {
-    const hold = await heldBehindMovedAddress();
-    await assert.rejects(hold.held(), NoQuorumError);
-  });
-
-  test("a release is owed to a member whose address leads to another server", async () => {
-    const hold = await heldBehindMovedAddress();
-    await assert.rejects(hold.release(), NoQuorumError);
-    assert(!(await masters[0].exists()));
-    proxies[2].target = masters[2].port;
-    proxies[2].drop();
-    await until("the third member releases it", async () => !(await masters[2].exists()));
-    proxies[1].refuse = false;
-    await until("the second member releases it", async () => !(await masters[1].exists()));
-  });
-
-  test("a member whose user may not run INFO does not vote, and the error says so", async () => {
-    const urls = [masters[0].url];
-    for (const master of masters.slice(1)) {
-      await master.ask("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info");
-      urls.push(master.url.replace("//", "//blind:secret@"));
+    /** A hold of all three members. Then the second member is cut off, and the third address leads to the first
+     * server. */
+    async function heldBehindMovedAddress() {
+      const quorum = await quorumOf(proxies.map(({ url }) => url));
+      const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
+      await until("all hold it", async () => (await held()).every(Boolean));
+      proxies[1].refuse = true;
+      proxies[1].drop();
+      proxies[2].target = masters[0].port;
+      const { accepted } = proxies[2];
+      proxies[2].drop();
+      await until("the client connects anew", () => proxies[2].accepted > accepted);
+      Object.assign(quorum, { limit: 3000 });
+      return hold;
     }
-    const lock = new Lock(await quorumOf(urls), "foo");
-    for (const acquire of [() => lock.tryAcquire(), () => lock.acquire()]) {
-      await assert.rejects(acquire, { name: "NoQuorumError", message: /let its user run INFO/ });
-    }
-    assert.deepEqual(await held(), [false, false, false]);
-  });
 
-  test("the library name says which members the client names", async () => {
-    const lines = async (master) =>
-      (await master.ask("CLIENT", "LIST")).split("\n").filter((line) => line.includes(" name=test "));
-    const client = await bench.client(masters[0].url);
-    await (await new Lock(client, "foo").acquire()).release();
-    // Servers from 7.2 on have the field.
-    const isShown = (await lines(masters[0])).some((line) => line.includes(" lib-name="));
-    if (!isShown) return;
-    const names = (master, name) =>
-      until(name, async () => (await lines(master)).some((line) => line.includes(` lib-name=${name} `)));
-    await names(masters[0], "dlock-client");
-    const ids = await Promise.all(masters.map((master) => master.runId()));
-    const digest = createHash("sha1").update(ids.sort().join(",")).digest("hex").slice(0, 8);
-    const quorum = await quorumOf(proxies.map(({ url }) => url));
-    await (await new Lock(quorum, "foo").acquire()).release();
-    for (const master of masters) await names(master, `dlock-client(q3-${digest})`);
-    for (const proxy of proxies) proxy.drop();
-    for (const master of masters) {
-      await names(master, `dlock-client(q3-${digest})`);
-      assert.equal((await lines(master)).filter((line) => line.includes("(q3")).length <= 1, true);
-    }
-  });
-});
+    test("an address that leads to another member's server does not vote for an extension", async () => {
+      const hold = await heldBehindMovedAddress();
+      const validFor = hold.validFor;
+      await assert.rejects(hold.extend(120_000), { name: "NoQuorumError", message: /the same server/ });
+      assert(hold.validFor <= validFor);
+    });
+
+    test("an address that leads to another member's server does not count as holding the lock", async () => {
+      const hold = await heldBehindMovedAddress();
+      await assert.rejects(hold.held(), NoQuorumError);
+    });
+
+    test("a release is owed to a member whose address leads to another server", async () => {
+      const hold = await heldBehindMovedAddress();
+      await assert.rejects(hold.release(), NoQuorumError);
+      assert(!(await masters[0].exists()));
+      proxies[2].target = masters[2].port;
+      proxies[2].drop();
+      await until("the third member releases it", async () => !(await masters[2].exists()));
+      proxies[1].refuse = false;
+      await until("the second member releases it", async () => !(await masters[1].exists()));
+    });
+
+    test("a member whose user may not run INFO does not vote, and the error says so", async () => {
+      const urls = [masters[0].url];
+      for (const master of masters.slice(1)) {
+        await master.ask("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info");
+        urls.push(master.url.replace("//", "//blind:secret@"));
+      }
+      const lock = new Lock(await quorumOf(urls), "foo");
+      for (const acquire of [() => lock.tryAcquire(), () => lock.acquire()]) {
+        await assert.rejects(acquire, { name: "NoQuorumError", message: /let its user run INFO/ });
+      }
+      assert.deepEqual(await held(), [false, false, false]);
+    });
+
+    test("the library name says which members the client names", async () => {
+      const lines = async (master) =>
+        (await master.ask("CLIENT", "LIST")).split("\n").filter((line) => line.includes(" name=test "));
+      const client = await bench.client(masters[0].url);
+      await (await new Lock(client, "foo").acquire()).release();
+      // Servers from 7.2 on have the field.
+      const isShown = (await lines(masters[0])).some((line) => line.includes(" lib-name="));
+      if (!isShown) return;
+      const names = (master, name) =>
+        until(name, async () => (await lines(master)).some((line) => line.includes(` lib-name=${name} `)));
+      await names(masters[0], "dlock-client");
+      const ids = await Promise.all(masters.map((master) => master.runId()));
+      const digest = createHash("sha1").update(ids.sort().join(",")).digest("hex").slice(0, 8);
+      const quorum = await quorumOf(proxies.map(({ url }) => url));
+      await (await new Lock(quorum, "foo").acquire()).release();
+      for (const master of masters) await names(master, `dlock-client(q3-${digest})`);
+      for (const proxy of proxies) proxy.drop();
+      for (const master of masters) {
+        await names(master, `dlock-client(q3-${digest})`);
+        assert.equal((await lines(master)).filter((line) => line.includes("(q3")).length <= 1, true);
+      }
+    });
+  },
+  { isParallel: true },
+);
 
 test("a member votes only while its connection leads to the server that answered", () => {
   const reach = ["a", "b", "c"].map((address) => ({

@@ -97,10 +97,10 @@ onEach((bench) => {
 
   test("a hold is renewed past its lease", async () => {
     const { server } = bench;
-    const hold = await (await lock({ ttl: 1500 })).acquire();
+    const hold = await (await lock({ ttl: 4000 })).acquire();
     for (let round = 0; round < 3; round++) {
-      await until("the lease goes down", async () => (await lease(server)) < 1200);
-      await until("it is renewed", async () => (await lease(server)) > 1200);
+      await until("the lease goes down", async () => (await lease(server)) < 3500);
+      await until("it is renewed", async () => (await lease(server)) > 3500);
     }
     assert(!hold.signal.aborted);
     await hold.release();
@@ -127,19 +127,19 @@ onEach((bench) => {
   });
 
   test("extend sets the lease", async () => {
-    const hold = await (await lock({ ttl: 1000 })).acquire();
+    const hold = await (await lock({ ttl: 20_000 })).acquire();
     await hold.extend(60_000);
     assert((await lease(bench.server)) > 50_000);
     assert(hold.validFor > 50_000);
-    await hold.extend(500);
-    assert(hold.validFor < 500);
-    await until("it is renewed", async () => (await lease(bench.server)) < 400);
-    await until("it is renewed", async () => (await lease(bench.server)) > 400);
+    await hold.extend(4000);
+    assert(hold.validFor < 4000);
+    await until("the lease goes down", async () => (await lease(bench.server)) < 3500);
+    await until("it is renewed", async () => (await lease(bench.server)) > 3500);
     await hold.release();
   });
 
   test("a broken hold is lost at the next renewal", async () => {
-    const hold = await (await lock({ ttl: 1000 })).acquire();
+    const hold = await (await lock({ ttl: 4000 })).acquire();
     const { signal } = hold;
     await bench.server.ask("DLOCK.BREAK", "foo");
     await until("the signal is aborted", () => signal.aborted);
@@ -159,24 +159,24 @@ onEach((bench) => {
 
   test("the loss is reported before any other answer when the event loop was blocked past the lease", async () => {
     const client = await bench.client();
-    const hold = await new Lock(client, "foo", { ttl: 200 }).acquire();
+    const hold = await new Lock(client, "foo", { ttl: 1000 }).acquire();
     const { signal } = hold;
     let aborted = false;
     signal.addEventListener("abort", () => {
       aborted = true;
     });
     const answer = client.get("bar").then(() => aborted);
-    block(300);
+    block(1200);
     assert(await answer, "the loss comes before any other answer");
     await assert.rejects(hold.extend(), NotHeldError);
     assert(!(await hold.held()));
   });
 
   test("signal.aborted reads the clock", async () => {
-    const [one, other] = [await (await lock({ ttl: 200 })).acquire(), new AbortController()];
+    const [one, other] = [await (await lock({ ttl: 1000 })).acquire(), new AbortController()];
     const { signal } = one;
     assert(!signal.aborted);
-    block(300);
+    block(1200);
     assert(signal.aborted);
     assert(!other.signal.aborted);
   });
@@ -194,14 +194,14 @@ onEach((bench) => {
 
   test("acquire waits for the end of a grace period, and tryAcquire throws GraceError", async () => {
     const { server } = bench;
-    await server.ask("CONFIG", "SET", "dlock.restart-grace", "400");
+    await server.ask("CONFIG", "SET", "dlock.restart-grace", "5000");
     try {
-      const short = await lock({ ttl: 300 });
-      await (await new Lock(await bench.client(), "forgotten", { ttl: 300 }).acquire()).held();
+      const short = await lock({ ttl: 4000 });
+      await (await new Lock(await bench.client(), "forgotten", { ttl: 4000 }).acquire()).held();
       await server.ask("FLUSHALL");
       const found = await short.tryAcquire().catch((why) => why);
       assert(found instanceof GraceError);
-      assert(found.left > 0 && found.left <= 400);
+      assert(found.left > 0 && found.left <= 5000);
       await (await short.acquire({ timeout: 20_000 })).release();
     } finally {
       await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
@@ -263,4 +263,18 @@ test("extensions at the same time are sent one after the other", () => {
   // The server may have carried out the extension.
   assert.throws(() => shorter.throw(new NoAnswerError("no answer")), NoAnswerError);
   assert(renewal.validUntil <= performance.now() + 100);
+});
+
+test("a renewed hold is lost a tenth of its lease before its validity ends", () => {
+  const extend = function* () {
+    return yield "asked";
+  };
+  const at = performance.now();
+  const early = new Renewal("foo", 600_000, at + 600_000, true, extend);
+  assert(early.wakeAt() < at + 200_001, "it is renewed after a third");
+  const late = new Renewal("foo", 600_000, at + 60_000, true, extend);
+  assert.equal(late.wake(), undefined);
+  assert.match(late.loss.message, /not renewed in time/);
+  const kept = new Renewal("foo", 600_000, at + 60_000, false, extend);
+  assert(!kept.isLost() && kept.wakeAt() > at + 59_999, "without renewal, it lasts until the end");
 });

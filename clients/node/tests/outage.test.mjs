@@ -21,7 +21,7 @@ onEach((bench) => {
   });
   after(() => Promise.all(masters.map((master) => master.stop())));
 
-  const quorumOf = async (urls, nodeTimeout = 500) =>
+  const quorumOf = async (urls, nodeTimeout = 10_000) =>
     new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout });
   const config = (name, value) =>
     Promise.all(masters.slice(1).map((master) => master.ask("CONFIG", "SET", name, value)));
@@ -39,6 +39,7 @@ onEach((bench) => {
       proxy.refuse = true;
       proxy.drop();
     }
+    Object.assign(quorum, { limit: 500 });
     const lock = new Lock(quorum, "foo");
     for (const timeout of [0, 300]) await withoutMajority(lock.acquire({ timeout }), /no majority can grant/);
     await withoutMajority(lock.tryAcquire(), /no majority can grant/);

@@ -6,7 +6,11 @@ import { after, beforeEach, describe, test } from "node:test";
 import { DeadlockError, Lock, Quorum } from "dlock";
 import Redlock from "dlock/redlock";
 import { withOwner } from "../dist/owner.js";
+import { times } from "../dist/waits.js";
 import { onEach, Server, until } from "./support.mjs";
+
+// A busy machine confirms releases late.
+Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 /** Resolves for `count` callers at once. */
 function barrier(count) {
@@ -20,112 +24,115 @@ function barrier(count) {
   };
 }
 
-onEach((bench) => {
-  const masters = [];
-  beforeEach(async () => {
-    while (masters.length < 3) masters.push(await Server.start(bench.program));
-    for (const master of masters) await master.clear();
-  });
-  after(() => Promise.all(masters.map((master) => master.stop())));
+onEach(
+  (bench) => {
+    const masters = [];
+    beforeEach(async () => {
+      while (masters.length < 3) masters.push(await Server.start(bench.program));
+      for (const master of masters) await master.clear();
+    });
+    after(() => Promise.all(masters.map((master) => master.stop())));
 
-  const clients = () => Promise.all(masters.map(({ url }) => bench.client(url)));
-  const waiters = async (key) => (await Promise.all(masters.map((it) => it.waiters(key)))).some(Boolean);
-  const services = {
-    "one server": async () => (await clients())[0],
-    // A busy machine makes no member silent.
-    "a quorum": async () => new Quorum(await clients(), { nodeTimeout: 10_000 }),
-  };
+    const clients = () => Promise.all(masters.map(({ url }) => bench.client(url)));
+    const waiters = async (key) => (await Promise.all(masters.map((it) => it.waiters(key)))).some(Boolean);
+    const services = {
+      "one server": async () => (await clients())[0],
+      // A busy machine makes no member silent.
+      "a quorum": async () => new Quorum(await clients(), { nodeTimeout: 10_000 }),
+    };
 
-  for (const [what, make] of Object.entries(services)) {
-    test(`callers that lock in opposite order get a DeadlockError: ${what}`, async () => {
-      const service = await make();
+    for (const [what, make] of Object.entries(services)) {
+      test(`callers that lock in opposite order get a DeadlockError: ${what}`, async () => {
+        const service = await make();
+        const both = barrier(2);
+        const nested = (outer, inner) =>
+          new Lock(service, outer).using(async () => {
+            await both();
+            return new Lock(service, inner).using(() => inner);
+          });
+        const outcomes = await Promise.allSettled([nested("a", "b"), nested("b", "a")]);
+        const refused = outcomes.filter(({ status }) => status === "rejected");
+        assert.equal(refused.length, 1, `${outcomes.map(({ reason }) => reason)}`);
+        assert(refused[0].reason instanceof DeadlockError, refused[0].reason);
+      });
+
+      test(`a caller that locks what it holds already gets a DeadlockError: ${what}`, async () => {
+        const lock = new Lock(await make(), "foo");
+        await lock.using(
+          () => assert.rejects(lock.acquire({ owner: "mine" }).then(assert.fail), DeadlockError),
+          {
+            owner: "mine",
+          },
+        );
+        await lock.using(() => assert.rejects(lock.using(assert.fail), DeadlockError));
+        await lock.using(() => {});
+      });
+
+      test(`branches that run in parallel are no deadlock: ${what}`, async () => {
+        const service = await make();
+        const lock = (key) => new Lock(service, key);
+        let end;
+        const mayEnd = new Promise((resolve) => (end = resolve));
+        let isBeside = false;
+        let isHeld = false;
+        const rival = lock("b").using(async () => {
+          isHeld = true;
+          await until("the branches run", () => isBeside);
+          const waits = lock("c").using(() => {});
+          await until("it waits for the other branch, and is no deadlock", () => waiters("c"));
+          end();
+          await waits;
+        });
+        await until("the rival holds b", () => isHeld);
+        const branches = lock("a").using(() =>
+          Promise.all([
+            lock("b").using(() => {}),
+            lock("c").using(async () => {
+              await until("the first branch waits", () => waiters("b"));
+              isBeside = true;
+              await mayEnd;
+            }),
+          ]),
+        );
+        await Promise.all([rival, branches]);
+      });
+    }
+
+    test("acquire has an owner only if the user names one", async () => {
+      const [client] = await clients();
+      for (const [owner, isDeadlock] of [
+        [undefined, false],
+        ["first", true],
+      ]) {
+        const hold = await new Lock(client, "a", { owner }).acquire();
+        const rival = await new Lock(client, "b").acquire({ owner: "second" });
+        const waits = new Lock(client, "a").acquire({ owner: "second" });
+        await until("the rival waits", () => waiters("a"));
+        const crossing = new Lock(client, "b", { owner }).acquire({ timeout: 100 });
+        const why = await crossing.catch((why) => why);
+        assert.equal(why instanceof DeadlockError, isDeadlock, why);
+        await hold.release();
+        await (await waits).release();
+        await rival.release();
+      }
+    });
+
+    test("redlock.using has an owner, too", async () => {
+      const redlock = new Redlock([(await clients())[0]], { retryCount: -1 });
       const both = barrier(2);
       const nested = (outer, inner) =>
-        new Lock(service, outer).using(async () => {
+        redlock.using([outer], 30_000, async () => {
           await both();
-          return new Lock(service, inner).using(() => inner);
+          await redlock.using([inner], 30_000, async () => {});
         });
       const outcomes = await Promise.allSettled([nested("a", "b"), nested("b", "a")]);
       const refused = outcomes.filter(({ status }) => status === "rejected");
-      assert.equal(refused.length, 1, `${outcomes.map(({ reason }) => reason)}`);
-      assert(refused[0].reason instanceof DeadlockError, refused[0].reason);
+      assert.equal(refused.length, 1);
+      assert(refused[0].reason.cause instanceof DeadlockError, refused[0].reason);
     });
-
-    test(`a caller that locks what it holds already gets a DeadlockError: ${what}`, async () => {
-      const lock = new Lock(await make(), "foo");
-      await lock.using(
-        () => assert.rejects(lock.acquire({ owner: "mine" }).then(assert.fail), DeadlockError),
-        {
-          owner: "mine",
-        },
-      );
-      await lock.using(() => assert.rejects(lock.using(assert.fail), DeadlockError));
-      await lock.using(() => {});
-    });
-
-    test(`branches that run in parallel are no deadlock: ${what}`, async () => {
-      const service = await make();
-      const lock = (key) => new Lock(service, key);
-      let end;
-      const mayEnd = new Promise((resolve) => (end = resolve));
-      let isBeside = false;
-      let isHeld = false;
-      const rival = lock("b").using(async () => {
-        isHeld = true;
-        await until("the branches run", () => isBeside);
-        const waits = lock("c").using(() => {});
-        await until("it waits for the other branch, and is no deadlock", () => waiters("c"));
-        end();
-        await waits;
-      });
-      await until("the rival holds b", () => isHeld);
-      const branches = lock("a").using(() =>
-        Promise.all([
-          lock("b").using(() => {}),
-          lock("c").using(async () => {
-            await until("the first branch waits", () => waiters("b"));
-            isBeside = true;
-            await mayEnd;
-          }),
-        ]),
-      );
-      await Promise.all([rival, branches]);
-    });
-  }
-
-  test("acquire has an owner only if the user names one", async () => {
-    const [client] = await clients();
-    for (const [owner, isDeadlock] of [
-      [undefined, false],
-      ["first", true],
-    ]) {
-      const hold = await new Lock(client, "a", { owner }).acquire();
-      const rival = await new Lock(client, "b").acquire({ owner: "second" });
-      const waits = new Lock(client, "a").acquire({ owner: "second" });
-      await until("the rival waits", () => waiters("a"));
-      const crossing = new Lock(client, "b", { owner }).acquire({ timeout: 100 });
-      const why = await crossing.catch((why) => why);
-      assert.equal(why instanceof DeadlockError, isDeadlock, why);
-      await hold.release();
-      await (await waits).release();
-      await rival.release();
-    }
-  });
-
-  test("redlock.using has an owner, too", async () => {
-    const redlock = new Redlock([(await clients())[0]], { retryCount: -1 });
-    const both = barrier(2);
-    const nested = (outer, inner) =>
-      redlock.using([outer], 30_000, async () => {
-        await both();
-        await redlock.using([inner], 30_000, async () => {});
-      });
-    const outcomes = await Promise.allSettled([nested("a", "b"), nested("b", "a")]);
-    const refused = outcomes.filter(({ status }) => status === "rejected");
-    assert.equal(refused.length, 1);
-    assert(refused[0].reason.cause instanceof DeadlockError, refused[0].reason);
-  });
-});
+  },
+  { isParallel: true },
+);
 
 describe("owners", () => {
   /** A `using` without servers: returns its owner, or runs `routine`. */

@@ -9,7 +9,11 @@ import { QueueChoice } from "../dist/queue-choice.js";
 import { QuorumAttempt } from "../dist/quorum-attempt.js";
 import { Round } from "../dist/round.js";
 import { Ask, Begin, Sleep } from "../dist/steps.js";
+import { times } from "../dist/waits.js";
 import { onEach, Server, until } from "./support.mjs";
+
+// A busy machine confirms releases late.
+Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const MINUTES = 600_000;
 const request = { key: "foo", name: "foo", lease: 10_000, mode: [], owner: undefined, retryDelay: 100 };
@@ -144,85 +148,88 @@ for (const [isLast, held, left] of [
   });
 }
 
-onEach((bench) => {
-  const masters = [];
-  beforeEach(async () => {
-    while (masters.length < 3) masters.push(await Server.start(bench.program));
-    const ids = new Map();
-    for (const master of masters) {
-      await master.clear();
-      ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
-    }
-    // In the common order of the queues.
-    masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
-  });
-  after(() => Promise.all(masters.map((master) => master.stop())));
-
-  // A busy machine makes no member silent.
-  const quorum = async () =>
-    new Quorum(await Promise.all(masters.map(({ url }) => bench.client(url))), { nodeTimeout: 10_000 });
-  // Nothing expires.
-  const lock = (members) => new Lock(members, "foo", { ttl: MINUTES });
-  const leave = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
-  const holds = (at) => masters[at].exists();
-
-  /** Each client acquires and releases the lock again and again. Returns the number of turns of each, once
-   * they are enough. */
-  async function contend(quorums, isEnough) {
-    const counts = quorums.map(() => 0);
-    let over = false;
-    const work = quorums.map(async (members, at) => {
-      while (!over) {
-        const hold = await lock(members).acquire();
-        counts[at] += 1;
-        // A release that a busy machine confirms too late is repeated in the background.
-        await hold.release().catch((why) => assert(why instanceof NoQuorumError, why));
+onEach(
+  (bench) => {
+    const masters = [];
+    beforeEach(async () => {
+      while (masters.length < 3) masters.push(await Server.start(bench.program));
+      const ids = new Map();
+      for (const master of masters) {
+        await master.clear();
+        ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
       }
+      // In the common order of the queues.
+      masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
     });
-    let turns;
-    try {
-      const enough = until("all had enough turns", () => isEnough(counts), 120_000);
-      await Promise.race([enough, Promise.all(work)]);
-      turns = [...counts];
-    } finally {
-      over = true;
-    }
-    await Promise.all(work);
-    return turns;
-  }
+    after(() => Promise.all(masters.map((master) => master.stop())));
 
-  for (const at of [0, 1, 2]) {
-    test(`three clients contend although a hold was left behind at member ${at}`, async () => {
-      await leave(at);
-      const quorums = [await quorum(), await quorum(), await quorum()];
-      await contend(quorums, (counts) => counts.every((count) => count >= 20));
-      assert(await holds(at));
-    });
-  }
+    // A busy machine makes no member silent.
+    const quorum = async () =>
+      new Quorum(await Promise.all(masters.map(({ url }) => bench.client(url))), { nodeTimeout: 10_000 });
+    // Nothing expires.
+    const lock = (members) => new Lock(members, "foo", { ttl: MINUTES });
+    const leave = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
+    const holds = (at) => masters[at].exists();
 
-  test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
-    for (const at of [0, 1, 2]) await leave(at, `left ${at}`);
-    const hold = lock(await quorum()).acquire();
-    await until("it waits in the last queue", async () => (await masters[2].waiters()) === 1);
-    for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
-    await (await hold).release();
-  });
-
-  for (const at of [undefined, 0, 1]) {
-    test(`a client with 20 waits gets its share: hold left behind at ${at === undefined ? "no member" : `member ${at}`}`, async () => {
-      if (at !== undefined) await leave(at);
-      const crowd = await quorum();
-      const quorums = [await quorum(), await quorum(), ...Array(20).fill(crowd)];
-      const sum = (counts) => counts.reduce((a, b) => a + b);
-      // Counts from the time when all have left the queue that does not move.
-      let before;
-      const counts = await contend(quorums, (counts) => {
-        if (counts.every((count) => count >= 5)) before ??= [...counts];
-        return before !== undefined && sum(counts) >= sum(before) + 40 * counts.length;
+    /** Each client acquires and releases the lock again and again. Returns the number of turns of each, once
+     * they are enough. */
+    async function contend(quorums, isEnough) {
+      const counts = quorums.map(() => 0);
+      let over = false;
+      const work = quorums.map(async (members, at) => {
+        while (!over) {
+          const hold = await lock(members).acquire();
+          counts[at] += 1;
+          // A release that a busy machine confirms too late is repeated in the background.
+          await hold.release().catch((why) => assert(why instanceof NoQuorumError, why));
+        }
       });
-      const shares = counts.map((count, index) => count - before[index]);
-      const jain = sum(shares) ** 2 / (shares.length * sum(shares.map((share) => share ** 2)));
-      assert(jain > 0.8, `${shares}: ${jain}`);
+      let turns;
+      try {
+        const enough = until("all had enough turns", () => isEnough(counts), 120_000);
+        await Promise.race([enough, Promise.all(work)]);
+        turns = [...counts];
+      } finally {
+        over = true;
+      }
+      await Promise.all(work);
+      return turns;
+    }
+
+    for (const at of [0, 1, 2]) {
+      test(`three clients contend although a hold was left behind at member ${at}`, async () => {
+        await leave(at);
+        const quorums = [await quorum(), await quorum(), await quorum()];
+        await contend(quorums, (counts) => counts.every((count) => count >= 20));
+        assert(await holds(at));
+      });
+    }
+
+    test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
+      for (const at of [0, 1, 2]) await leave(at, `left ${at}`);
+      const hold = lock(await quorum()).acquire();
+      await until("it waits in the last queue", async () => (await masters[2].waiters()) === 1);
+      for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
+      await (await hold).release();
     });
-  }
-}, undefined);
+
+    for (const at of [undefined, 0, 1]) {
+      test(`a client with 20 waits gets its share: hold left behind at ${at === undefined ? "no member" : `member ${at}`}`, async () => {
+        if (at !== undefined) await leave(at);
+        const crowd = await quorum();
+        const quorums = [await quorum(), await quorum(), ...Array(20).fill(crowd)];
+        const sum = (counts) => counts.reduce((a, b) => a + b);
+        // Counts from the time when all have left the queue that does not move.
+        let before;
+        const counts = await contend(quorums, (counts) => {
+          if (counts.every((count) => count >= 5)) before ??= [...counts];
+          return before !== undefined && sum(counts) >= sum(before) + 40 * counts.length;
+        });
+        const shares = counts.map((count, index) => count - before[index]);
+        const jain = sum(shares) ** 2 / (shares.length * sum(shares.map((share) => share ** 2)));
+        assert(jain > 0.8, `${shares}: ${jain}`);
+      });
+    }
+  },
+  { isParallel: true },
+);

@@ -57,7 +57,7 @@ onEach(
       assert.match(printed[2], /^held by a majority, with the fence 17\d+\n$/);
     });
   },
-  ["ioredis"],
+  { only: ["ioredis"], isParallel: true },
 );
 
 let folder;

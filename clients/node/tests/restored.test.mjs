@@ -7,123 +7,126 @@ import { Lock, Quorum } from "dlock";
 import { onEach, Server, until } from "./support.mjs";
 
 // The hold is renewed after each third of it.
-const TTL = 2000;
+const TTL = 5000;
 
-onEach((bench) => {
-  const masters = [];
-  let proxies;
-  let quorum;
-  /** The token of the first holder there, or undefined. */
-  const holder = async (master) => (await master.ask("DLOCK.INSPECT", "foo"))?.[7][0]?.[1];
-  const nothingIsHeld = () =>
-    until("nothing is held", async () => !(await Promise.all(masters.map(holder))).some(Boolean));
+onEach(
+  (bench) => {
+    const masters = [];
+    let proxies;
+    let quorum;
+    /** The token of the first holder there, or undefined. */
+    const holder = async (master) => (await master.ask("DLOCK.INSPECT", "foo"))?.[7][0]?.[1];
+    const nothingIsHeld = () =>
+      until("nothing is held", async () => !(await Promise.all(masters.map(holder))).some(Boolean));
 
-  beforeEach(async () => {
-    while (masters.length < 3) masters.push(await Server.start(bench.program));
-    for (const master of masters) await master.clear();
-    proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-    // A busy machine makes no member silent.
-    const clients = await Promise.all(proxies.map((proxy) => bench.client(proxy.url)));
-    quorum = new Quorum(clients, { nodeTimeout: 1000 });
-  });
-  after(() => Promise.all(masters.map((master) => master.stop())));
+    beforeEach(async () => {
+      while (masters.length < 3) masters.push(await Server.start(bench.program));
+      for (const master of masters) await master.clear();
+      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
+      // A busy machine makes no member silent.
+      const clients = await Promise.all(proxies.map((proxy) => bench.client(proxy.url)));
+      quorum = new Quorum(clients, { nodeTimeout: 2000 });
+    });
+    after(() => Promise.all(masters.map((master) => master.stop())));
 
-  async function acquire(options) {
-    const hold = await new Lock(quorum, "foo", { ttl: TTL, fenced: true, ...options }).acquire();
-    await until("all hold it", async () => (await Promise.all(masters.map(holder))).every(Boolean));
-    return { hold, token: await holder(masters[0]) };
-  }
+    async function acquire(options) {
+      const hold = await new Lock(quorum, "foo", { ttl: TTL, fenced: true, ...options }).acquire();
+      await until("all hold it", async () => (await Promise.all(masters.map(holder))).every(Boolean));
+      return { hold, token: await holder(masters[0]) };
+    }
 
-  async function untilHeldAgain(master, { hold, token }) {
-    await until("it is held there again", async () => (await holder(master)) === token);
-    assert(!hold.signal.aborted);
-  }
+    async function untilHeldAgain(master, { hold, token }) {
+      await until("it is held there again", async () => (await holder(master)) === token);
+      assert(!hold.signal.aborted);
+    }
 
-  /** Waits until the hold was renewed for this many leases. */
-  async function untilRenewed(hold, leases) {
-    const end = performance.now() + hold.validFor + leases * TTL;
-    await until("it is renewed", () => performance.now() + hold.validFor > end);
-  }
+    /** Waits until the hold was renewed for this many leases. */
+    async function untilRenewed(hold, leases) {
+      const end = performance.now() + hold.validFor + leases * TTL;
+      await until("it is renewed", () => performance.now() + hold.validFor > end);
+    }
 
-  for (const shared of [false, true]) {
-    test(`a hold outlives a rolling restart of all members without persistence: ${shared ? "shared" : "exclusive"}`, async () => {
-      const held = await acquire({ shared });
-      const fences = [held.hold.fence];
-      // The waiter is granted the lock at the restarted member of its queue, and releases it.
-      const waits = new Lock(quorum, "foo", { fenced: true }).using((hold) => fences.push(hold.fence));
-      // One more than needed: in the end, only members that restarted have the hold.
-      for (const struck of [0, 1, 2, 0]) {
-        await masters[struck].kill();
-        await masters[struck].start();
-        await untilHeldAgain(masters[struck], held);
-      }
-      await untilRenewed(held.hold, 0.5);
-      assert.equal(fences.length, 1);
+    for (const shared of [false, true]) {
+      test(`a hold outlives a rolling restart of all members without persistence: ${shared ? "shared" : "exclusive"}`, async () => {
+        const held = await acquire({ shared });
+        const fences = [held.hold.fence];
+        // The waiter is granted the lock at the restarted member of its queue, and releases it.
+        const waits = new Lock(quorum, "foo", { fenced: true }).using((hold) => fences.push(hold.fence));
+        // One more than needed: in the end, only members that restarted have the hold.
+        for (const struck of [0, 1, 2, 0]) {
+          await masters[struck].kill();
+          await masters[struck].start();
+          await untilHeldAgain(masters[struck], held);
+        }
+        await untilRenewed(held.hold, 0.5);
+        assert.equal(fences.length, 1);
+        await held.hold.release();
+        await waits;
+        assert(fences[1] > fences[0], `${fences}`);
+        await nothingIsHeld();
+      });
+    }
+
+    test("a restored hold waits behind earlier clients at the member", async () => {
+      const held = await acquire();
+      const [master] = masters;
+      proxies[0].refuse = true;
+      await master.kill();
+      await master.start();
+      assert(await master.ask("DLOCK.ACQUIRE", "foo", "one", 60_000));
+      assert.equal(await master.ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000), null);
+      proxies[0].refuse = false;
+      await until("the restored hold waits", async () => (await master.waiters()) === 2);
+      for (const token of ["one", "two"]) assert.equal(await master.ask("DLOCK.RELEASE", "foo", token), 1);
+      await untilHeldAgain(master, held);
+      const released = async () =>
+        Number(/dlock\.release:calls=(\d+)/i.exec(await master.ask("INFO", "commandstats"))[1]);
+      const before = await released();
       await held.hold.release();
-      await waits;
-      assert(fences[1] > fences[0], `${fences}`);
+      await until("it is released twice", async () => (await released()) === before + 2);
       await nothingIsHeld();
     });
-  }
 
-  test("a restored hold waits behind earlier clients at the member", async () => {
-    const held = await acquire();
-    const [master] = masters;
-    proxies[0].refuse = true;
-    await master.kill();
-    await master.start();
-    assert(await master.ask("DLOCK.ACQUIRE", "foo", "one", 60_000));
-    assert.equal(await master.ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000), null);
-    proxies[0].refuse = false;
-    await until("the restored hold waits", async () => (await master.waiters()) === 2);
-    for (const token of ["one", "two"]) assert.equal(await master.ask("DLOCK.RELEASE", "foo", token), 1);
-    await untilHeldAgain(master, held);
-    const released = async () =>
-      Number(/dlock\.release:calls=(\d+)/i.exec(await master.ask("INFO", "commandstats"))[1]);
-    const before = await released();
-    await held.hold.release();
-    await until("it is released twice", async () => (await released()) === before + 2);
-    await nothingIsHeld();
-  });
+    test("a hold is restored on members that were unreachable for a lease", async () => {
+      const held = await acquire();
+      for (const [member, proxy] of proxies.entries()) {
+        proxy.refuse = true;
+        proxy.drop();
+        await until("its lease is over there", async () => !(await holder(masters[member])));
+        proxy.refuse = false;
+        await untilHeldAgain(masters[member], held);
+      }
+      await held.hold.release();
+      await nothingIsHeld();
+    });
 
-  test("a hold is restored on members that were unreachable for a lease", async () => {
-    const held = await acquire();
-    for (const [member, proxy] of proxies.entries()) {
-      proxy.refuse = true;
-      proxy.drop();
-      await until("its lease is over there", async () => !(await holder(masters[member])));
-      proxy.refuse = false;
-      await untilHeldAgain(masters[member], held);
-    }
-    await held.hold.release();
-    await nothingIsHeld();
-  });
-
-  test("a broken hold is not restored on a member that restarted before the hold began", async () => {
-    await (await acquire()).hold.release();
-    const [master] = masters;
-    await master.kill();
-    await master.start();
-    let hold;
-    await until("it votes again", async () => {
-      hold = await new Lock(quorum, "foo", { ttl: TTL }).acquire();
-      if (await holder(master)) return true;
+    test("a broken hold is not restored on a member that restarted before the hold began", async () => {
+      await (await acquire()).hold.release();
+      const [master] = masters;
+      await master.kill();
+      await master.start();
+      let hold;
+      await until("it votes again", async () => {
+        hold = await new Lock(quorum, "foo", { ttl: TTL }).acquire();
+        if (await holder(master)) return true;
+        await hold.release();
+      });
+      assert.equal(await master.ask("DLOCK.BREAK", "foo"), 1);
+      await untilRenewed(hold, 1);
+      assert.equal(await holder(master), undefined);
       await hold.release();
     });
-    assert.equal(await master.ask("DLOCK.BREAK", "foo"), 1);
-    await untilRenewed(hold, 1);
-    assert.equal(await holder(master), undefined);
-    await hold.release();
-  });
 
-  test("a hold that is broken on one member after the other is not restored, and is lost", async () => {
-    const { hold } = await acquire();
-    await masters[0].ask("DLOCK.BREAK", "foo");
-    // Longer than the lease at the member.
-    await untilRenewed(hold, 2);
-    assert.equal(await holder(masters[0]), undefined);
-    assert(!hold.signal.aborted);
-    await masters[1].ask("DLOCK.BREAK", "foo");
-    await until("the hold is lost", () => hold.signal.aborted);
-  });
-});
+    test("a hold that is broken on one member after the other is not restored, and is lost", async () => {
+      const { hold } = await acquire();
+      await masters[0].ask("DLOCK.BREAK", "foo");
+      // Longer than the lease at the member.
+      await untilRenewed(hold, 2);
+      assert.equal(await holder(masters[0]), undefined);
+      assert(!hold.signal.aborted);
+      await masters[1].ask("DLOCK.BREAK", "foo");
+      await until("the hold is lost", () => hold.signal.aborted);
+    });
+  },
+  { isParallel: true },
+);

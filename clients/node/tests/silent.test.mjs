@@ -5,268 +5,275 @@ import assert from "node:assert/strict";
 import { after, afterEach, beforeEach, test } from "node:test";
 import { Lock, NoAnswerError, Quorum } from "dlock";
 import { Members } from "../dist/members.js";
+import { times } from "../dist/waits.js";
 import { onEach, Server, until } from "./support.mjs";
+
+// A busy machine confirms releases late.
+Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const MINUTES = 600_000;
 const ORDERLY = "# Server\r\nrun_id:";
 
-onEach((bench) => {
-  // In the common order of the queues.
-  let masters = [];
-  let proxies;
-  const made = [];
+onEach(
+  (bench) => {
+    // In the common order of the queues.
+    let masters = [];
+    let proxies;
+    const made = [];
 
-  async function start(count) {
-    while (made.length < count) made.push(await Server.start(bench.program));
-    masters = made.slice(0, count);
-    const ids = new Map();
-    for (const master of masters) {
-      await master.clear();
-      ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
-    }
-    masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
-    proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-  }
-  beforeEach(() => start(3));
-  afterEach(() => {
-    for (const master of made) master.thaw();
-  });
-  after(() => Promise.all(made.map((master) => master.stop())));
-
-  const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
-  // A busy machine makes no member silent.
-  const overProxies = async (nodeTimeout = 10_000) => new Quorum(await clients(proxies), { nodeTimeout });
-  const direct = async (nodeTimeout = 10_000) => new Quorum(await clients(masters), { nodeTimeout });
-  // No lease ends during a test.
-  const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
-  const held = () => Promise.all(masters.map((master) => master.exists()));
-  const isHeldAt = (...at) =>
-    until(
-      `it is held at ${at}`,
-      async () => `${(await held()).flatMap((yes, i) => (yes ? [i] : []))}` === `${at}`,
-    );
-  const waits = (...counts) =>
-    until(
-      `${counts} wait`,
-      async () => `${await Promise.all(masters.map((it) => it.waiters()))}` === `${counts}`,
-    );
-  const calls = async (master) =>
-    Number(/dlock\.acquire:calls=(\d+)/i.exec(await master.ask("INFO", "commandstats"))?.[1] ?? 0);
-  const rival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
-  const ends = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
-
-  /** From now on, a wait for a silent member lasts for the rest of the test. */
-  const failIfWaitingForSilent = (quorum) => Object.assign(quorum, { limit: MINUTES });
-
-  async function soon(what, work) {
-    let done = false;
-    const outcome = work.finally(() => {
-      done = true;
-    });
-    outcome.catch(() => {});
-    await until(what, () => done);
-    return outcome;
-  }
-
-  /** A quorum with one member that is known to be silent. */
-  async function withSilent(at) {
-    const quorum = await overProxies();
-    await lock(quorum).using(() => isHeldAt(0, 1, 2));
-    Object.assign(quorum, { limit: 250 });
-    proxies[at].silent = true;
-    await lock(quorum).using(() => {});
-    await until(`${at} is known to be silent`, () => quorum.channels[at].isSilent);
-    return failIfWaitingForSilent(quorum);
-  }
-
-  for (const fault of ["silent", "refuse"]) {
-    test(`no acquisition waits for two of five members that are missing from the start: ${fault}`, async () => {
-      await start(5);
-      for (const at of [0, 3]) proxies[at][fault] = true;
-      const quorum = await overProxies(250);
-      await lock(quorum).using(() => {});
-      failIfWaitingForSilent(quorum);
-      const live = [1, 2, 4];
-      const before = await Promise.all(live.map((at) => calls(masters[at])));
-      for (let round = 0; round < 5; round++) {
-        await soon(
-          `round ${round}`,
-          lock(quorum, { fenced: true }).using(() => {}),
-        );
-        await isHeldAt();
+    async function start(count) {
+      while (made.length < count) made.push(await Server.start(bench.program));
+      masters = made.slice(0, count);
+      const ids = new Map();
+      for (const master of masters) {
+        await master.clear();
+        ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
       }
-      const since = await Promise.all(live.map((at) => calls(masters[at])));
-      assert.deepEqual(
-        since,
-        before.map((count) => count + 5),
-        "each round was the only one",
-      );
-      for (const at of [0, 3]) assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "its run id is unknown");
-      for (const at of [0, 3]) proxies[at][fault] = false;
-      await until("all hold it", async () => {
-        const hold = await lock(quorum).acquire();
-        const all = (await held()).every(Boolean);
-        await hold.release();
-        return all;
-      });
+      masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
+      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
+    }
+    beforeEach(() => start(3));
+    afterEach(() => {
+      for (const master of made) master.thaw();
     });
-  }
+    after(() => Promise.all(made.map((master) => master.stop())));
 
-  for (const at of [0, 1, 2]) {
-    test(`no acquisition waits for member ${at} of three after it fell silent`, async () => {
-      const quorum = await withSilent(at);
-      const before = proxies[at].asked("DLOCK.ACQUIRE");
-      for (let round = 0; round < 3; round++)
-        await soon(
-          `round ${round}`,
-          lock(quorum).using(() => {}),
+    const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
+    // A busy machine makes no member silent.
+    const overProxies = async (nodeTimeout = 10_000) => new Quorum(await clients(proxies), { nodeTimeout });
+    const direct = async (nodeTimeout = 10_000) => new Quorum(await clients(masters), { nodeTimeout });
+    // No lease ends during a test.
+    const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
+    const held = () => Promise.all(masters.map((master) => master.exists()));
+    const isHeldAt = (...at) =>
+      until(
+        `it is held at ${at}`,
+        async () => `${(await held()).flatMap((yes, i) => (yes ? [i] : []))}` === `${at}`,
+      );
+    const waits = (...counts) =>
+      until(
+        `${counts} wait`,
+        async () => `${await Promise.all(masters.map((it) => it.waiters()))}` === `${counts}`,
+      );
+    const calls = async (master) =>
+      Number(/dlock\.acquire:calls=(\d+)/i.exec(await master.ask("INFO", "commandstats"))?.[1] ?? 0);
+    const rival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
+    const ends = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
+
+    /** From now on, a wait for a silent member lasts for the rest of the test. */
+    const failIfWaitingForSilent = (quorum) => Object.assign(quorum, { limit: MINUTES });
+
+    async function soon(what, work) {
+      let done = false;
+      const outcome = work.finally(() => {
+        done = true;
+      });
+      outcome.catch(() => {});
+      await until(what, () => done);
+      return outcome;
+    }
+
+    /** A quorum with one member that is known to be silent. */
+    async function withSilent(at) {
+      const quorum = await overProxies();
+      await lock(quorum).using(() => isHeldAt(0, 1, 2));
+      Object.assign(quorum, { limit: 250 });
+      proxies[at].silent = true;
+      await lock(quorum).using(() => {});
+      await until(`${at} is known to be silent`, () => quorum.channels[at].isSilent);
+      return failIfWaitingForSilent(quorum);
+    }
+
+    for (const fault of ["silent", "refuse"]) {
+      test(`no acquisition waits for two of five members that are missing from the start: ${fault}`, async () => {
+        await start(5);
+        for (const at of [0, 3]) proxies[at][fault] = true;
+        const quorum = await overProxies(250);
+        await lock(quorum).using(() => {});
+        failIfWaitingForSilent(quorum);
+        const live = [1, 2, 4];
+        const before = await Promise.all(live.map((at) => calls(masters[at])));
+        for (let round = 0; round < 5; round++) {
+          await soon(
+            `round ${round}`,
+            lock(quorum, { fenced: true }).using(() => {}),
+          );
+          await isHeldAt();
+        }
+        const since = await Promise.all(live.map((at) => calls(masters[at])));
+        assert.deepEqual(
+          since,
+          before.map((count) => count + 5),
+          "each round was the only one",
         );
-      // The second one waits for the first one.
-      let inside = 0;
-      const work = () => {
-        inside += 1;
-        assert.equal(inside, 1);
-        inside -= 1;
-      };
-      const both = [1, 2].map(() => lock(quorum).using(work));
-      await soon("one after the other", Promise.all(both));
-      assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), before, "it is not asked before it answers");
-      proxies[at].silent = false;
-      await until("it answers", () => !quorum.channels[at].isSilent);
-      const hold = await lock(quorum).acquire();
-      await isHeldAt(0, 1, 2);
-      await hold.release();
+        for (const at of [0, 3]) assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "its run id is unknown");
+        for (const at of [0, 3]) proxies[at][fault] = false;
+        await until("all hold it", async () => {
+          const hold = await lock(quorum).acquire();
+          const all = (await held()).every(Boolean);
+          await hold.release();
+          return all;
+        });
+      });
+    }
+
+    for (const at of [0, 1, 2]) {
+      test(`no acquisition waits for member ${at} of three after it fell silent`, async () => {
+        const quorum = await withSilent(at);
+        const before = proxies[at].asked("DLOCK.ACQUIRE");
+        for (let round = 0; round < 3; round++)
+          await soon(
+            `round ${round}`,
+            lock(quorum).using(() => {}),
+          );
+        // The second one waits for the first one.
+        let inside = 0;
+        const work = () => {
+          inside += 1;
+          assert.equal(inside, 1);
+          inside -= 1;
+        };
+        const both = [1, 2].map(() => lock(quorum).using(work));
+        await soon("one after the other", Promise.all(both));
+        assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), before, "it is not asked before it answers");
+        proxies[at].silent = false;
+        await until("it answers", () => !quorum.channels[at].isSilent);
+        const hold = await lock(quorum).acquire();
+        await isHeldAt(0, 1, 2);
+        await hold.release();
+        await isHeldAt();
+      });
+    }
+
+    test("a client with a part of the votes gives it back and queues while one member is silent", async () => {
+      const quorum = await withSilent(2);
+      await rival(0);
+      const hold = lock(quorum).acquire();
+      await waits(1, 0, 0);
+      await isHeldAt(0);
+      await ends(0);
+      await (await hold).release();
       await isHeldAt();
     });
-  }
 
-  test("a client with a part of the votes gives it back and queues while one member is silent", async () => {
-    const quorum = await withSilent(2);
-    await rival(0);
-    const hold = lock(quorum).acquire();
-    await waits(1, 0, 0);
-    await isHeldAt(0);
-    await ends(0);
-    await (await hold).release();
-    await isHeldAt();
-  });
+    test("tryAcquire wins after a split vote while one member is silent", async () => {
+      const quorum = await withSilent(2);
+      await Promise.all([rival(0, "one"), rival(1, "other")]);
+      const inspected = () => proxies[0].asked("DLOCK.INSPECT");
+      const before = inspected();
+      const tried = lock(quorum).tryAcquire();
+      await until("it has found no holder of a majority", () => inspected() > before + 1);
+      await Promise.all([ends(0, "one"), ends(1, "other")]);
+      await (await tried).release();
+      await isHeldAt();
+    });
 
-  test("tryAcquire wins after a split vote while one member is silent", async () => {
-    const quorum = await withSilent(2);
-    await Promise.all([rival(0, "one"), rival(1, "other")]);
-    const inspected = () => proxies[0].asked("DLOCK.INSPECT");
-    const before = inspected();
-    const tried = lock(quorum).tryAcquire();
-    await until("it has found no holder of a majority", () => inspected() > before + 1);
-    await Promise.all([ends(0, "one"), ends(1, "other")]);
-    await (await tried).release();
-    await isHeldAt();
-  });
+    test("tryAcquire returns null after one request when another client has a majority", async () => {
+      const quorum = await overProxies();
+      const hold = await lock(quorum).acquire();
+      await isHeldAt(0, 1, 2);
+      const before = proxies[0].asked("DLOCK.ACQUIRE");
+      assert.equal(await lock(await overProxies()).tryAcquire(), null);
+      assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before + 1);
+      await hold.release();
+    });
 
-  test("tryAcquire returns null after one request when another client has a majority", async () => {
-    const quorum = await overProxies();
-    const hold = await lock(quorum).acquire();
-    await isHeldAt(0, 1, 2);
-    const before = proxies[0].asked("DLOCK.ACQUIRE");
-    assert.equal(await lock(await overProxies()).tryAcquire(), null);
-    assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before + 1);
-    await hold.release();
-  });
+    test("waits leave the queue of a member that stops, and leave nothing there", async () => {
+      const quorums = await Promise.all([1000, 1000, 1000].map(direct));
+      const hold = await lock(await direct()).acquire();
+      await isHeldAt(0, 1, 2);
+      const order = [];
+      const done = quorums.map((quorum, at) => lock(quorum).using(() => order.push(at)));
+      await waits(3, 0, 0);
+      const before = await calls(masters[0]);
+      masters[0].freeze();
+      await until("all wait at the next one", async () => (await masters[1].waiters()) === 3);
+      await hold.release();
+      await soon("all had their turn", Promise.all(done));
+      assert.deepEqual(order.sort(), [0, 1, 2]);
+      masters[0].thaw();
+      await isHeldAt();
+      await waits(0, 0, 0);
+      // The requests that were under way when it stopped: three waits, and the checks of each.
+      assert((await calls(masters[0])) <= before + 9, `${before}, ${await calls(masters[0])}`);
+    });
 
-  test("waits leave the queue of a member that stops, and leave nothing there", async () => {
-    const quorums = await Promise.all([1000, 1000, 1000].map(direct));
-    const hold = await lock(await direct()).acquire();
-    await isHeldAt(0, 1, 2);
-    const order = [];
-    const done = quorums.map((quorum, at) => lock(quorum).using(() => order.push(at)));
-    await waits(3, 0, 0);
-    const before = await calls(masters[0]);
-    masters[0].freeze();
-    await until("all wait at the next one", async () => (await masters[1].waiters()) === 3);
-    await hold.release();
-    await soon("all had their turn", Promise.all(done));
-    assert.deepEqual(order.sort(), [0, 1, 2]);
-    masters[0].thaw();
-    await isHeldAt();
-    await waits(0, 0, 0);
-    // The requests that were under way when it stopped: three waits, and the checks of each.
-    assert((await calls(masters[0])) <= before + 9, `${before}, ${await calls(masters[0])}`);
-  });
+    test("a client that is refused in its turn goes to the queue of the members that refuse", async () => {
+      await Promise.all([rival(1), rival(2)]);
+      const hold = lock(await direct()).acquire();
+      await waits(0, 1, 0);
+      await isHeldAt(1, 2);
+      // Both members are free now.
+      await Promise.all([ends(1), ends(2)]);
+      await isHeldAt(0, 1, 2);
+      await (await hold).release();
+      await isHeldAt();
+    });
 
-  test("a client that is refused in its turn goes to the queue of the members that refuse", async () => {
-    await Promise.all([rival(1), rival(2)]);
-    const hold = lock(await direct()).acquire();
-    await waits(0, 1, 0);
-    await isHeldAt(1, 2);
-    // Both members are free now.
-    await Promise.all([ends(1), ends(2)]);
-    await isHeldAt(0, 1, 2);
-    await (await hold).release();
-    await isHeldAt();
-  });
+    test("a new wait begins in the later queue where other waits of the client are", async () => {
+      const quorum = await overProxies();
+      await Promise.all([rival(1), rival(2)]);
+      const first = lock(quorum).using(() => {});
+      await waits(0, 1, 0);
+      const before = proxies[0].asked("DLOCK.ACQUIRE");
+      const second = lock(quorum).using(() => {});
+      await waits(0, 2, 0);
+      assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before);
+      await Promise.all([ends(1), ends(2)]);
+      await Promise.all([first, second]);
+      await isHeldAt();
+    });
 
-  test("a new wait begins in the later queue where other waits of the client are", async () => {
-    const quorum = await overProxies();
-    await Promise.all([rival(1), rival(2)]);
-    const first = lock(quorum).using(() => {});
-    await waits(0, 1, 0);
-    const before = proxies[0].asked("DLOCK.ACQUIRE");
-    const second = lock(quorum).using(() => {});
-    await waits(0, 2, 0);
-    assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before);
-    await Promise.all([ends(1), ends(2)]);
-    await Promise.all([first, second]);
-    await isHeldAt();
-  });
+    test("a hold that only the member of the queue has keeps no client out", async () => {
+      await rival(0, "stale");
+      const [one, other] = [await direct(), await direct()];
+      const before = await calls(masters[0]);
+      const hold = await soon("it does not wait there", lock(one).acquire());
+      assert.equal(await calls(masters[0]), before + 1, "one try");
+      await isHeldAt(0, 1, 2);
+      const next = lock(other).acquire();
+      // The first queue does not move, and the next one does.
+      await waits(0, 1, 0);
+      await hold.release();
+      await (await soon("it has its turn", next)).release();
+      await isHeldAt(0);
+    });
 
-  test("a hold that only the member of the queue has keeps no client out", async () => {
-    await rival(0, "stale");
-    const [one, other] = [await direct(), await direct()];
-    const before = await calls(masters[0]);
-    const hold = await soon("it does not wait there", lock(one).acquire());
-    assert.equal(await calls(masters[0]), before + 1, "one try");
-    await isHeldAt(0, 1, 2);
-    const next = lock(other).acquire();
-    // The first queue does not move, and the next one does.
-    await waits(0, 1, 0);
-    await hold.release();
-    await (await soon("it has its turn", next)).release();
-    await isHeldAt(0);
-  });
+    test("a newcomer does not overtake the queue by a majority of the other members", async () => {
+      await rival(0);
+      await masters[0].ask("DLOCK.ACQUIRE", "foo", "waits", MINUTES, "QUEUE", MINUTES);
+      const hold = lock(await direct()).acquire();
+      await waits(2, 0, 0);
+      await isHeldAt(0);
+      for (const token of ["rival", "waits"]) await ends(0, token);
+      await (await hold).release();
+    });
 
-  test("a newcomer does not overtake the queue by a majority of the other members", async () => {
-    await rival(0);
-    await masters[0].ask("DLOCK.ACQUIRE", "foo", "waits", MINUTES, "QUEUE", MINUTES);
-    const hold = lock(await direct()).acquire();
-    await waits(2, 0, 0);
-    await isHeldAt(0);
-    for (const token of ["rival", "waits"]) await ends(0, token);
-    await (await hold).release();
-  });
-
-  test("a client that cannot reach the member of the queue gets its share", async () => {
-    const [cut, other] = [await overProxies(250), await direct()];
-    await lock(cut).using(() => {});
-    proxies[0].silent = true;
-    const counts = [0, 0];
-    const inside = [];
-    const work = async (quorum, at) => {
-      while (counts[at] < 10) {
-        await lock(quorum, { fenced: true }).using((hold) => {
-          inside.push(hold.fence);
-          counts[at] += 1;
-        });
-      }
-    };
-    await soon("both had ten turns", Promise.all([work(cut, 0), work(other, 1)]));
-    assert(
-      inside.every((fence, at) => at === 0 || fence > inside[at - 1]),
-      `${inside}`,
-    );
-    proxies[0].silent = false;
-    await isHeldAt();
-  });
-}, undefined);
+    test("a client that cannot reach the member of the queue gets its share", async () => {
+      const [cut, other] = [await overProxies(250), await direct()];
+      await lock(cut).using(() => {});
+      proxies[0].silent = true;
+      const counts = [0, 0];
+      const inside = [];
+      const work = async (quorum, at) => {
+        while (counts[at] < 10) {
+          await lock(quorum, { fenced: true }).using((hold) => {
+            inside.push(hold.fence);
+            counts[at] += 1;
+          });
+        }
+      };
+      await soon("both had ten turns", Promise.all([work(cut, 0), work(other, 1)]));
+      assert(
+        inside.every((fence, at) => at === 0 || fence > inside[at - 1]),
+        `${inside}`,
+      );
+      proxies[0].silent = false;
+      await isHeldAt();
+    });
+  },
+  { isParallel: true },
+);
 
 test("identifyMembers waits once for each member, and for silent ones only while they are needed", () => {
   const reach = ["a", "b", "c"].map((address) => ({

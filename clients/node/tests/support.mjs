@@ -289,13 +289,21 @@ class Bench {
   }
 }
 
-/** Runs a suite on each server, with clients of each library. Each test begins with an empty server. */
-export function onEach(suite, only = Object.keys(kinds)) {
+/** Runs a suite on each server, with clients of each library. Each test begins with an empty server. With
+ * `isParallel`, the runs take place at the same time: for suites that mostly wait, and that change no
+ * `times`. */
+export function onEach(suite, { only = Object.keys(kinds), isParallel = false } = {}) {
+  describe("on each server", { concurrency: isParallel ? SERVERS.length * only.length : 1 }, () =>
+    describeAll(suite, only),
+  );
+}
+
+function describeAll(suite, only) {
   for (const entry of SERVERS) {
     const [name, program] = entry.split("=");
     const started = Server.start(program);
     for (const kind of only) {
-      describe(`${kind} on ${name}`, () => {
+      describe(`${kind} on ${name}`, { concurrency: 1 }, () => {
         const bench = new Bench(program, kind);
         beforeEach(async () => {
           bench.server = await started;
