@@ -122,6 +122,7 @@ export class Members {
    * silent ones while they are needed for a majority; otherwise those are asked in the background, less and
    * less often. */
   *identifyMembers(end: number): Steps<void> {
+    this.#duplicate = undefined;
     for (let tries = 0; tries < CONNECT_FACTOR && (tries === 0 || now() < end); tries++) {
       const others = this.all().filter((member) => !this.mayVote(member));
       const awaited = others.filter((member) => !this.isSilent(member));
@@ -133,8 +134,7 @@ export class Members {
       if (asked.length > 0) yield new Ask(asked, (member) => this.#identify(member), enough);
       if (this.hasMajority()) break;
     }
-    const duplicate = this.#duplicate;
-    this.#duplicate = undefined;
+    const duplicate = this.#duplicate as number | undefined;
     if (duplicate !== undefined) {
       throw new LockError(
         `two members of the quorum are the same server: name ${this.address(duplicate)} once`,

@@ -124,3 +124,23 @@ test("a member votes only while its connection leads to the server that answered
   reach[1].connections = 2;
   assert(!ask.enough(answers), "another server may be there now");
 });
+
+test("an address that led to another member's server is no error of a later acquisition", () => {
+  const reach = ["a", "b", "c"].map((address) => ({
+    address,
+    isSilent: false,
+    isReady: true,
+    isClosed: false,
+    connections: 1,
+  }));
+  const members = new Members(reach);
+  for (const [member, id] of [0, 1, 0].entries()) members.record(member, `run_id:${id}\r\n`);
+  const identifying = members.identifyMembers(Number.POSITIVE_INFINITY);
+  const { value: ask } = identifying.next();
+  assert.deepEqual(ask.members, [2]);
+  const steps = ask.steps(2);
+  steps.next();
+  steps.next("run_id:2\r\n");
+  assert(identifying.next(new Map([[2, undefined]])).done);
+  assert.deepEqual(members.voters(), [0, 1, 2]);
+});

@@ -250,7 +250,7 @@ onEach(
       times.nodeTimeout = 10_000;
       let lock = await redlock.acquire(["foo"], 60_000);
       for (const proxy of proxies) proxy.silent = true;
-      await assert.rejects(lock.extend(60_000, { retryCount: 0 }), ours.ExecutionError);
+      await assert.rejects(redlock.extend(lock, 60_000, { retryCount: 0 }), ours.ExecutionError);
       const thaw = setTimeout(() => {
         for (const proxy of proxies) proxy.silent = false;
       }, 1500);
