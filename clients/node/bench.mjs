@@ -7,9 +7,9 @@ import { Lock } from "dlock";
 import { Redis } from "ioredis";
 import Redlock from "redlock";
 
-// Contending clients: how many, for how long each holds the lock, and for how long it does something else
-// then (ms). With 5 ms nobody finds it free, and a fair wait is the holds of all others. With the rest of them
-// most do: polling costs them its pause, although the lock is free again after a moment.
+// Loads: the number of clients, the ms of each hold, and the ms until a client asks again. With 5 ms no client
+// finds the lock free, and a fair wait lasts for the holds of all others. With longer times most clients find
+// it free: polling costs the others its pause, although the lock is free again after a moment.
 const LOADS = [
   [8, 1, 5],
   [64, 1, 5],
@@ -22,11 +22,11 @@ const LOADS = [
 const PROCESSES = 8;
 // Both kinds in each, one after the other.
 const ROUNDS = 3;
-// The first ms do not count: everybody connects at the same moment.
+// The first ms do not count: all clients connect at the same moment.
 const WARM = 2000;
 
 const kinds = {
-  // It gives up after 2 s by itself; this one polls until it has the lock, with its own pauses.
+  // Polls without a limit, with its default pauses: by default it gives up after 2 s.
   "node-redlock": (client) => {
     const redlock = new Redlock([client], { retryCount: -1 });
     return (key) => redlock.acquire([key], 30_000);
@@ -81,7 +81,7 @@ async function work(url, kind, clients, hold, elsewhere, seconds) {
       const lock = await acquire("bench:contended");
       const acquired = performance.now();
       await sleep(hold);
-      // A wait that outlasts the run counts too, or polling would hide those who starve.
+      // A wait that outlasts the run counts too, or polling would hide the clients that starve.
       if (now > start + WARM) {
         waits.push(acquired - began);
         held += performance.now() - acquired;
@@ -120,7 +120,7 @@ async function contend(url, [clients, hold, elsewhere], seconds) {
     const waits = all.flatMap((client) => client.waits);
     const held = sum(all.map((client) => client.held)) / (ROUNDS * seconds * 10);
     tails[kind] = at(waits, 0.99);
-    // Whoever comes back after this long finds all others ahead.
+    // Least wait of a client that finds all others ahead of it.
     least = Math.max(((clients - 1) * sum(all.map((client) => client.held))) / waits.length - elsewhere, 0);
     const shown = [0.5, 0.99, 0.9999999].map((part) => at(waits, part).toFixed(0)).join(", ");
     const jain = Math.min(...found.map(fairness));

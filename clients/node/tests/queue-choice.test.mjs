@@ -118,7 +118,7 @@ for (const [what, before, after, waiters, order] of [
       turn = steps.next(new Map([[2, holders(named(found))]]));
       if (turn.value instanceof Sleep) turn = steps.next();
     }
-    if (!turn.done) steps.next(waiters ? ["somebody"] : []);
+    if (!turn.done) steps.next(waiters ? ["a waiter"] : []);
     assert.deepEqual(choice.order("foo"), order);
     // The next search may begin at once only if nothing was found.
     assert.equal(choice.maySearch("foo"), !Object.keys(before).some((it) => it in after && it !== "own"));
