@@ -217,9 +217,10 @@ impl Attempt {
     }
 
     /// Takes an answer that arrives after the lock was acquired. Returns whether other clients may wait at
-    /// `member`, unless the attempt has met others before: at a distant member each attempt is refused late.
+    /// `member`, a later queue. Look there also after a wait in another queue than the first: the clients of
+    /// that queue may have moved on.
     pub fn answered_late(&self, member: Member, vote: &Vote) -> bool {
-        self.meeting() == Meeting::None
+        !matches!(self.meeting(), Meeting::LookAt(_))
             && self.round.as_ref().is_some_and(|round| round.is_refusal_of_later_queue(member, vote))
     }
 

@@ -20,19 +20,13 @@ fn with_fault(client: Option<usize>, member: u8, link: Link) -> Scenario {
     Scenario { faults: vec![Fault { client, member, link }], ..without_faults() }
 }
 
-/// Fixed, so that a run repeats. For some other seeds, a client that cannot reach the first member gets no
-/// share: the ignored test below shows it.
-const SEEDS: std::ops::RangeInclusive<u64> = 1..=5;
+/// Fixed, so that a run repeats. With seed 11, a client that cannot reach the first member once got no share.
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=12;
 
 /// Runs the scenario with several seeds, and checks the shares of the tasks.
 #[track_caller]
 fn check(name: &str, scenario: Scenario) {
-    check_seeds(name, scenario, SEEDS);
-}
-
-#[track_caller]
-fn check_seeds(name: &str, scenario: Scenario, seeds: std::ops::RangeInclusive<u64>) {
-    for seed in seeds {
+    for seed in SEEDS {
         let shares = Simulation::new(scenario.clone(), seed).run();
         let sum: u64 = shares.iter().sum();
         let fair = sum as f64 / shares.len() as f64;
@@ -87,12 +81,4 @@ fn many_tasks_of_one_client_get_their_share_beside_a_client_with_a_fault() {
         let scenario = Scenario { clients: 3, tasks: 5, ..with_fault(Some(1), 0, link) };
         check(&format!("several tasks, {link:?}"), scenario);
     }
-}
-
-/// After a while the client gets no share any more. Whether the rule is wrong or the simulation is not known
-/// yet.
-#[test]
-#[ignore = "an open fault"]
-fn a_client_that_cannot_reach_the_first_queue_gets_its_share_with_seed_11() {
-    check_seeds("seed 11", with_fault(Some(0), 0, Link::Refused), 11..=11);
 }

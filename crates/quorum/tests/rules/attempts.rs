@@ -289,6 +289,22 @@ fn a_late_refusal_of_a_later_queue_is_a_reason_to_look_there() {
     assert_eq!(client.attempt.meeting(), Meeting::LookAt(Member(2)));
 }
 
+/// Clients at a later queue than the first can be left behind by others that moved to a still later one.
+#[test]
+fn a_late_refusal_is_a_reason_to_look_after_a_wait_in_a_later_queue_too() {
+    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    client.memory.meet(Member(1), &client.order, at(0));
+    let terms = Terms { one_round: true, ..terms(Deadline::Never) };
+    client.attempt = Attempt::new(terms, 7, &client.memory, &client.order, at(0));
+    client.attempt.begin_round(at(0));
+    client.attempt.waited(Member(1), Vote::Granted(()), at(1));
+    for member in [0, 1] {
+        client.attempt.answered(Member(member), Request::Acquire, granted(1), at(2));
+    }
+    assert_eq!(client.attempt.meeting(), Meeting::At(Member(1)));
+    assert!(client.attempt.answered_late(Member(2), &taken()));
+}
+
 /// An event of a random run.
 #[derive(Debug, Clone)]
 struct Event {
