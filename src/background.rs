@@ -1,8 +1,9 @@
-//! The background job: ends leases and waits in time, and does the writes that callbacks of the server may
-//! not do. The timer runs it, or a tick of the event loop that finds the timer overdue.
+//! The background job: ends leases and waits when they are due, and makes the writes that server callbacks
+//! must not make. The timer runs the job, or a tick of the event loop that finds the timer overdue.
 //!
-//! Besides the commands, only this job writes, and only where the server would accept an ACQUIRE of a client
-//! at that moment.
+//! Only commands and this job write. Before each task the job asks the server whether it would accept a
+//! client's ACQUIRE of the key at this moment. While it would not, no lock is granted; holds still end unless
+//! the server refuses all writes.
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
@@ -18,18 +19,18 @@ use crate::restart::grace;
 use crate::value::Key;
 use crate::{clock, log, timer, waiters};
 
-/// The command that the server is asked about before a write.
+/// The command of the dry run before each write.
 static ACQUIRE: Rehearsal = Rehearsal {
     command: c_text!(table::ACQUIRE.name),
     arguments: [c"?", c"1"],
     stand_in: c_text!(table::MAY.name),
 };
 
-/// Longest time that the job works before it returns to the event loop, in µs.
+/// Longest run of the job before it returns to the event loop, in µs.
 ///
-/// With the other work of a turn (up to 0.4 ms while the server checks its memory) no client waits for a
-/// millisecond. A much shorter time would leave the job idle for most of each millisecond, because a timer
-/// fires at the next one at the earliest.
+/// Together with the other work of an event-loop turn (up to 0.4 ms while the server checks its memory), the
+/// job delays a client by less than 1 ms. A much lower limit would leave the job idle most of the time,
+/// because a timer fires 1 ms later at the earliest.
 const STRETCH_MICROS: u64 = 500;
 
 /// Interval of checks while the server refuses writes, or while a string occupies the key of a queue, in ms.
@@ -73,8 +74,8 @@ fn run(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// The server's answer to writes during one run. It does not change within a run, except between the slots of
-/// a cluster.
+/// Caches the server's verdict on writes for one run of the job. In a cluster the verdict depends on the slot
+/// of the key, so only a refusal of all writes is cached there.
 struct Server<'a> {
     m: &'a Module,
     ctx: Ctx<'a>,
@@ -106,7 +107,8 @@ fn has_waiters(m: &Module, task: &Task) -> bool {
 
 // Tasks that may write.
 
-/// Carries out a task. `elsewhere` means that another node serves the key: its waiters are told to go there.
+/// Carries out a task. `elsewhere` means that another node serves the key: the waiters get an error that says
+/// so.
 fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
         refuse_some(m, &name, &String::from(Error::Moving));
@@ -120,7 +122,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             on(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
         }
         Task::ServeBehind(began, db) => m.with(|s| s.background.serve(&s.waiting, db, began)),
-        // The key has not vanished but moved.
+        // The key was not deleted: it moved to another node.
         Task::Vanished(_) if elsewhere => {}
         Task::Vanished(name) => {
             let served = on(m, ctx, &name, |target| target.operate(|turn| turn.vanished()));
@@ -162,8 +164,8 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     }
 }
 
-/// Runs an operation on a resource. If its key holds data, refuses some of its waiters instead, and returns
-/// false.
+/// Runs an operation on a resource. If the key holds another data type, refuses some of the waiters instead,
+/// and returns false.
 fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);
@@ -195,8 +197,8 @@ fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, wa
     });
 }
 
-/// Ends holds of a closed connection: those on one resource, at most [`EndedHolds::SLICE`]. The others become
-/// the last task.
+/// Ends the holds of a closed connection on one resource, at most [`EndedHolds::SLICE`] of them. A new task
+/// at the end of the queue ends the rest.
 fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bindings) {
     let Some((key, first)) = holds.pop_first() else { return };
     let mut tokens = vec![first];
@@ -214,8 +216,8 @@ fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bi
     on(m, ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
 }
 
-/// Counts some of the holds that have ended together, and unbinds them from their connections, except tokens
-/// that have acquired the lock again with the same connection since.
+/// Counts a slice of the holds that ended together, and unbinds their tokens from their connections. A token
+/// that has acquired the lock again on the same connection stays bound.
 fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_holds: Box<EndedHolds>) {
     let ended: Vec<_> = ended_holds.next_slice().collect();
     ctx.select_db(name.db);
@@ -240,22 +242,22 @@ fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_
     });
 }
 
-/// Checks a queue again at the next check, because a string occupies its key.
+/// Schedules another check of a queue whose key is occupied by a string.
 ///
-/// No server reports every way in which a string can be removed, and subscribing to most of them would slow
-/// down each write of every client.
+/// The module polls because no server reports every removal of a string. Subscribing to the removals that a
+/// server does report would slow down every write of every client.
 pub fn check_string_later(m: &Module, name: &Name<'_>) {
     let (task, at) = (Task::Serve(name.to_owned()), next_check(clock::now()));
     m.with(|s| s.background.put_off(task, at));
 }
 
-/// Returns when the next check is due. All checks of an interval run together, so that the server is asked
-/// once for all.
+/// Returns the end of the current interval of [`RETRY_MILLIS`]. All checks of an interval run together, so
+/// that one dry run serves them all.
 fn next_check(now: Instant) -> Deadline {
     Deadline::at_millis((now.millis() / RETRY_MILLIS + 1) * RETRY_MILLIS)
 }
 
-// Waits, while nothing may be written.
+// Waits that end while the server refuses writes.
 
 /// Ends the waits that have timed out, then arms the timer for the next check.
 fn end_due_waits(m: &Module, start: u64) {
@@ -270,7 +272,7 @@ fn end_due_waits(m: &Module, start: u64) {
     timer::arm_in(m, next.min(RETRY_MILLIS), now.millis());
 }
 
-/// Puts a task off while the server has no memory. It grants nothing then, so the waiters keep waiting.
+/// Puts a task off while the server is out of memory. No lock is granted then, so the waiters keep waiting.
 fn put_off(m: &Module, task: Task, now: Instant) {
     match task {
         Task::Over(_, id, outcome) => end_wait(m, id, outcome, now),
@@ -282,7 +284,7 @@ fn put_off(m: &Module, task: Task, now: Instant) {
 fn end_wait(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
     let over = m.with(|s| {
         let over = s.waiting.leave_all(id);
-        // The waiters behind it may be compatible with the holders, unlike this one.
+        // The waiters behind this one may be compatible with the holders.
         if let Some(waiter) = over.first()
             && s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id))
         {
@@ -295,7 +297,7 @@ fn end_wait(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
 
 // Waits that cannot end in a grant on this server.
 
-/// Refuses the first waiters of a queue.
+/// Refuses the first waiters of a queue, at most [`EndedHolds::SLICE`].
 fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
     for _ in 0..EndedHolds::SLICE {
         let Some(head) = m.with(|s| s.waiting.head(name).map(|head| head.id)) else { return };
@@ -303,7 +305,8 @@ fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
     }
 }
 
-/// Refuses a waiter, with the connections beside it. A wait that has timed out ends as a timeout.
+/// Refuses a waiter, and the connections that wait beside its position. A wait that has already timed out
+/// ends as a timeout.
 fn refuse(m: &Module, id: WaiterId, why: &str) {
     let now = clock::now();
     let (over, waiters) = m.with(|s| {
@@ -318,10 +321,12 @@ fn refuse(m: &Module, id: WaiterId, why: &str) {
     }
 }
 
-/// Has the job refuse every waiter with this error. For events, in which no wait may be ended.
+/// Schedules the refusal of every waiter with this error. Called from server events, in which the module must
+/// not end a wait.
 ///
-/// Most servers end the waits of connections themselves. Valkey does not when its cluster is down, nor, from
-/// 9 on, when it becomes a replica and the connection is a cluster's or has sent `CLIENT CAPA redirect`.
+/// Most servers unblock the waiting connections themselves. Valkey does not when its cluster is down. From 9
+/// on, it also does not when it becomes a replica, if it runs in a cluster or the connection has sent
+/// `CLIENT CAPA redirect`.
 pub fn end_waits(m: &Module, why: Error) {
     let any = m.with(|s| {
         s.waits_end = Some(why).filter(|_| !s.waiting.is_empty());
@@ -332,7 +337,7 @@ pub fn end_waits(m: &Module, why: Error) {
     }
 }
 
-/// Does what [`end_waits`] asked for. Returns false if some waits are left for the next run.
+/// Refuses the waiters as scheduled by [`end_waits`]. Returns false if some of them remain for the next run.
 fn finish_waits(m: &Module, start: u64) -> bool {
     let Some(why) = m.with(|s| s.waits_end.as_ref().map(Error::to_string)) else { return true };
     while let Some(head) = m.with(|s| s.waiting.any_head().map(|head| head.id)) {

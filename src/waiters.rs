@@ -1,8 +1,8 @@
-//! Clients that wait for a lock: they join the queue, and each gets one answer. A connection gets a reply, a
-//! position of a token the notification that it asked for.
+//! Waiters: they join the wait queue of a lock, and each gets one answer. For a blocked connection, that is
+//! the reply; for a position (ACQUIRE with QUEUE), the notification on the channel of its NOTIFY.
 //!
-//! A grant is passed on if its reply reaches no client: [`reply_reclaimed`] and [`unread`] find it, and the
-//! background job takes it back.
+//! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`unread`] detects it. The
+//! background job then takes the grant back, and serves the queue.
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;
@@ -23,8 +23,8 @@ use crate::{clock, log, timer};
 
 // Joining.
 
-/// Blocks the client of the running command until its wait ends. The error is the reply to a client that may
-/// not wait.
+/// Blocks the client of the running command until its wait ends. The error is the reply if the client cannot
+/// wait.
 pub fn wait(
     m: &Module,
     ctx: Ctx<'_>,
@@ -55,8 +55,8 @@ pub fn queue(
     join(m, ctx, Newcomer { name, rank, request, owner, since, until })
 }
 
-/// Blocks the client of the running command beside the position of its token, at most until the position
-/// ends.
+/// Blocks the client of the running command until its wait ends, or the position that its token already has
+/// in the queue.
 pub fn wait_beside(
     m: &Module,
     ctx: Ctx<'_>,
@@ -110,7 +110,7 @@ fn queue_full(limits: Limits) -> Error {
     Error::QueueFull { on_the_server, on_a_key, queued }
 }
 
-/// Returns the cycle of tokens and owners that this wait would close, if any.
+/// Returns the deadlock cycle that this wait would close, if any.
 fn cycle(
     m: &Module,
     ctx: Ctx<'_>,
@@ -139,7 +139,7 @@ fn cycle(
 
 // Answering.
 
-/// Sends a waiter that has left the queue its answer.
+/// Sends the answer to a waiter that has left the queue.
 pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
     match &waiter.owner {
         Owner::Token(queued) => notify(m, &waiter, queued, outcome, now),
@@ -147,8 +147,8 @@ pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
     }
 }
 
-/// Ends a wait that cannot end in a grant on this server: an error for a connection, `refused` for a
-/// position.
+/// Sends a refusal to a waiter that has left the queue, because this server cannot grant it the lock: `why`
+/// to a connection, `refused` to the channel of a position.
 pub fn refuse(m: &Module, waiter: &Waiter, why: &str) {
     if let Owner::Token(queued) = &waiter.owner {
         return publish(m, queued, Ended::Refused);
@@ -162,7 +162,7 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
     log::waited(m, waiter, &outcome, now);
     m.with(|s| s.stats.answered(&outcome, now.millis_since(waiter.since)));
     let ended = match outcome {
-        // No connection takes this grant, so the rights of its user are checked here.
+        // No connection receives this grant, so this is the place to check the rights of the user.
         Outcome::Granted(..) if !may_be_notified(waiter, queued) => {
             let Waiter { id, name, request, .. } = waiter.clone();
             m.with(|s| s.background.note(Task::Undelivered(name, request.token, id)));
@@ -203,14 +203,14 @@ fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
     ffi::unblock::<Module>(m.ctx(), handle, answer.map(Box::new));
 }
 
-/// Publishes how a queued wait ended, if NOTIFY was given and its user still has the right to the channel.
+/// Publishes the outcome of a position, if it has a NOTIFY channel and its user may still publish there.
 fn publish(m: &Module, queued: &Queued, ended: Ended) {
     if let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) {
         m.ctx().publish(notify.channel(), &notify.published(ended), queued.sharded);
     }
 }
 
-/// Returns whether the user of a queued wait could still send its ACQUIRE.
+/// Returns whether the user of a position still has the right to its ACQUIRE and to its channel.
 fn may_be_notified(waiter: &Waiter, queued: &Queued) -> bool {
     let command = [table::ACQUIRE.name.as_bytes(), &waiter.name.key, waiter.request.token.as_bytes(), b"1"];
     queued.user.as_ref().is_none_or(|name| user::may_run(name, &command)) && may_publish(queued)
@@ -226,7 +226,7 @@ fn may_publish(queued: &Queued) -> bool {
 /// The reply to a blocked client, on its way through the server.
 pub struct Answer {
     reply: Reply,
-    /// The waiter, while it has a grant that its connection has not got yet: see [`dlock_core::deliveries`].
+    /// The granted waiter, until the reply is written to its connection. See [`dlock_core::deliveries`].
     grant: Option<WaiterId>,
 }
 
@@ -261,7 +261,8 @@ impl Answer {
     }
 }
 
-/// Takes an answer back from the server. If its grant was not delivered, the background job passes it on.
+/// Takes an answer back from the server. If it still has a grant, no client has received it, so the
+/// background job takes the grant back.
 pub fn reply_reclaimed(m: &Module, answer: Answer) {
     let Some(waiter) = answer.grant else { return };
     let undelivered = m.with(|s| {
@@ -274,28 +275,29 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
     }
 }
 
-/// A connection has closed. If the reply with a grant was written to it in this turn of the event loop, the
-/// client has not read it, unless the server closed the connection after writing everything. Returns whether
-/// the background job has to pass a grant on.
+/// Checks whether a closed connection has missed a grant: its client cannot have read a reply that was
+/// written to it in this turn of the event loop, unless the server sent all replies before it closed the
+/// connection. Returns whether there is a new task for the background job.
 pub fn unread(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
         m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
         return false;
     }
-    // The server also writes everything before it evicts a connection for its memory. It counts the eviction
-    // only after this event, so the job compares the counts.
+    // The server also sends all replies before it evicts a connection (`maxmemory-clients`). It counts the
+    // eviction only after this event, so the job compares the counts later.
     let evicted = evicted_clients(ctx);
     m.with(|s| s.background.note(Task::Unread { delivery, waiter, evicted }));
     true
 }
 
-/// Returns the number of connections that the server has closed for their memory.
+/// Returns the number of connections that the server has evicted (`maxmemory-clients`).
 pub fn evicted_clients(ctx: Ctx<'_>) -> Option<i64> {
     ctx.info_number("stats", "evicted_clients")
 }
 
-/// The client of a waiter is gone, or the server has answered it: removes the waiter from the queue.
+/// Removes a waiter from the queue after its client has closed the connection, or the server itself has
+/// answered it.
 pub fn gone(m: &Module, handle: Handle) {
     let left = m.with(|s| {
         let id = s.connections.waiter(handle)?;
@@ -305,7 +307,7 @@ pub fn gone(m: &Module, handle: Handle) {
         s.background.note(Task::Serve(waiter.name));
         Some(())
     });
-    // The handle of an answered waiter has been used already.
+    // A handle must be used once only, and that of an answered waiter has been used.
     if left.is_some() {
         unblock(m, handle, None);
         timer::rearm(m);

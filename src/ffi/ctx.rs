@@ -1,4 +1,4 @@
-//! The context of a call: replies, the state of the server, clients, replication, announcements, the log.
+//! The context of a callback: replies, the state of the server, clients, replication, announcements, the log.
 
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
@@ -6,12 +6,12 @@ use std::marker::PhantomData;
 use super::name::{KeyName, OwnedString};
 use super::raw::{api, c_string, rm};
 
-/// The context that the server passes to every entry. Valid while that entry runs.
+/// The context that the server passes to each callback of the module. Valid while that callback runs.
 #[derive(Clone, Copy)]
 pub struct Ctx<'a>(pub(super) *mut rm::RedisModuleCtx, PhantomData<&'a ()>);
 
 bitflags::bitflags! {
-    /// The state of the server and of the call, as far as the module needs it.
+    /// The flags of the server and of the current call that the module needs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Flags: i32 {
         const MASTER = rm::REDISMODULE_CTX_FLAGS_MASTER as i32;
@@ -32,9 +32,9 @@ bitflags::bitflags! {
     pub struct Announced: i32 {
         /// Module events.
         const MODULE = rm::REDISMODULE_NOTIFY_MODULE;
-        /// Events of any key.
+        /// Generic events, such as `del`.
         const GENERIC = rm::REDISMODULE_NOTIFY_GENERIC;
-        /// Events on the channel of their key.
+        /// Events are published on the channel of their key.
         const KEYSPACE = rm::REDISMODULE_NOTIFY_KEYSPACE;
     }
 }
@@ -54,7 +54,7 @@ impl<'a> Ctx<'a> {
 
     pub fn reply_int(self, n: i64) {
         // SAFETY: (here and in every method below) the context is valid by construction, and pointers into
-        // arguments outlive the call; the server copies what it keeps.
+        // arguments outlive the call; the server copies data that it retains.
         unsafe { api!(RedisModule_ReplyWithLongLong(self.0, n)) };
     }
 
@@ -90,15 +90,15 @@ impl<'a> Ctx<'a> {
         Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(self.0)) })
     }
 
-    /// Returns the state of the server alone, whatever called the module.
+    /// Returns the flags of the server, without those of the current call.
     pub fn server_flags(self) -> Flags {
-        // SAFETY: a null context asks for the state of the server alone.
+        // SAFETY: the server accepts a null context, and then returns its own flags only.
         Flags::from_bits_truncate(unsafe { api!(RedisModule_GetContextFlags(std::ptr::null_mut())) })
     }
 
-    /// Returns a context that outlives this call, for the entries to which the server passes none.
+    /// Returns a context that outlives this call, for callbacks that get no context.
     pub fn detached(self) -> Ctx<'static> {
-        // SAFETY: made by the server for the module, and never freed.
+        // SAFETY: the server creates the context for the module, which never frees it.
         unsafe { Ctx::new(api!(RedisModule_GetDetachedThreadSafeContext(self.0))) }
     }
 
@@ -111,7 +111,7 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_SelectDb(self.0, db)) };
     }
 
-    /// Returns the cluster slot of a key or channel.
+    /// Returns the cluster slot of a key or channel. `None` if the server refuses CLUSTER KEYSLOT.
     pub fn slot_of(self, name: &[u8]) -> Option<i64> {
         let (format, start) = (c"cb".as_ptr(), name.as_ptr());
         // SAFETY: the context is valid; the reply is freed at once.
@@ -153,9 +153,9 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_Log(self.0, level.as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
     }
 
-    /// Returns whether the server accepts a write by the module itself. Replicas and loading servers must not
-    /// write. And a write that is replicated while the server is paused (CLIENT PAUSE, FAILOVER, a shutdown
-    /// that waits for replicas) fails an assertion of the server, which ends it.
+    /// Returns whether the module may write outside of a command. Replicas and loading servers must not
+    /// write. A write that is replicated while the server is paused (CLIENT PAUSE, FAILOVER, a shutdown that
+    /// waits for replicas) would crash the server by a failed assertion.
     pub fn may_write(self) -> bool {
         let flags = self.flags();
         flags.contains(Flags::MASTER)
@@ -180,21 +180,21 @@ impl<'a> Ctx<'a> {
     /// Returns a text from a section of INFO.
     pub fn info_text(self, section: &str, field: &str) -> Option<String> {
         let (section, field) = (c_string(section), c_string(field));
-        // SAFETY: the context is valid; the data is freed when the word has been copied.
+        // SAFETY: the context is valid; the data is freed after the text has been copied.
         unsafe {
             let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
-            let word = api!(RedisModule_ServerInfoGetFieldC(data, field.as_ptr()));
-            let text = (!word.is_null()).then(|| CStr::from_ptr(word).to_string_lossy().into_owned());
+            let value = api!(RedisModule_ServerInfoGetFieldC(data, field.as_ptr()));
+            let text = (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned());
             api!(RedisModule_FreeServerInfo(self.0, data));
             text
         }
     }
 
-    /// Returns whether the server closes this connection only after it has written all replies, as after
-    /// QUIT.
+    /// Returns whether the server is to close this connection after writing all of its replies, as it does
+    /// after QUIT.
     pub fn closes_after_reply(self, client: u64) -> bool {
         let (list, id, client) = (c"LIST".as_ptr(), c"ID".as_ptr(), client as i64);
-        // SAFETY: (here and below) the context is valid, the arguments are as the format says.
+        // SAFETY: (here and below) the context is valid, and the arguments match the format.
         let reply = unsafe {
             Reply::of(api!(RedisModule_Call(self.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, id, client)))
         };
@@ -208,7 +208,7 @@ impl<'a> Ctx<'a> {
         self.info_text("memory", "maxmemory_policy").unwrap_or_default()
     }
 
-    /// Returns the number of loaded modules, this one included.
+    /// Returns the number of loaded modules, including this one.
     pub fn count_modules(self) -> Option<usize> {
         let list = c"LIST".as_ptr();
         unsafe {
@@ -226,7 +226,7 @@ impl<'a> Ctx<'a> {
 // Clients.
 
 impl Ctx<'_> {
-    /// Returns the id of the connection that sent the command; 0 if there is none.
+    /// Returns the id of the client that sent the command. 0 means that no client sent it.
     pub fn client_id(self) -> u64 {
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }
@@ -236,7 +236,7 @@ impl Ctx<'_> {
         if !self.is_connected(client) {
             return None;
         }
-        // SAFETY: a plain C structure, for which zero bytes are valid; the server ends the text with a NUL.
+        // SAFETY: zero bytes are a valid value of this C structure; the server ends the text with a NUL.
         let (found, ip, port) = unsafe {
             let mut info = std::mem::zeroed::<rm::RedisModuleClientInfo>();
             info.version = rm::REDISMODULE_CLIENTINFO_VERSION.into();
@@ -247,9 +247,11 @@ impl Ctx<'_> {
         (found == rm::REDISMODULE_OK as c_int).then_some(address)
     }
 
-    /// Returns whether a client id is that of a connection. A script or a guard runs on an internal client,
-    /// which has an id too; Valkey 9 finds that client by its id, and crashes on its address. Users are found
-    /// for connections only, so this asks for the user.
+    /// Returns whether a client id belongs to an open connection, by a search for its user: the server finds
+    /// users of connections only.
+    ///
+    /// Scripts and guards run on an internal client, which has an id, too. Valkey 9 crashes if the module
+    /// asks for the address of that client.
     pub fn is_connected(self, client: u64) -> bool {
         let user = unsafe { api!(RedisModule_GetClientUserNameById(self.0, client)) };
         if !user.is_null() {
@@ -259,7 +261,7 @@ impl Ctx<'_> {
     }
 }
 
-// What others get: replicas, the append only file, listeners, subscribers.
+// Output to replicas, the append only file, keyspace listeners and subscribers.
 
 impl Ctx<'_> {
     /// Replicates `command key change` to replicas and the append only file, after the running command.
@@ -293,7 +295,7 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.0)) };
     }
 
-    /// Publishes a message. `sharded` means on the shard of the channel's cluster slot.
+    /// Publishes a message. `sharded` means only in the shard of the channel's cluster slot.
     pub fn publish(self, channel: &[u8], message: &[u8], sharded: bool) {
         let (channel, message) = (self.string(channel), self.string(message));
         let (channel, message) = (channel.name().0, message.name().0);
@@ -312,22 +314,22 @@ pub(super) struct Reply(pub(super) *mut rm::RedisModuleCallReply);
 
 impl Reply {
     /// # Safety
-    /// `reply` came from a call that has just been made; it is null if the server refused the call.
+    /// `reply` is the unchanged result of a call. It is null if the server refused the call.
     pub(super) unsafe fn of(reply: *mut rm::RedisModuleCallReply) -> Option<Reply> {
         (!reply.is_null()).then(|| Reply(reply))
     }
 
-    /// Returns the reply in the protocol of clients. Empty if the command ran without a reply.
+    /// Returns the reply as RESP, the protocol of clients. Empty if the command gave no reply.
     pub(super) fn raw(&self) -> &[u8] {
         let mut len = 0;
-        // SAFETY: the reply is valid, and its bytes live as long.
+        // SAFETY: the reply is valid, and its bytes live as long as the reply.
         unsafe {
             let start = api!(RedisModule_CallReplyProto(self.0, &mut len));
             if start.is_null() { &[] } else { std::slice::from_raw_parts(start.cast(), len) }
         }
     }
 
-    /// Returns the error text, its word included. `None` if the reply is no error.
+    /// Returns the error text, including the error word. `None` if the reply is no error.
     pub(super) fn error(&self) -> Option<String> {
         // SAFETY: the reply is valid.
         let kind = unsafe { api!(RedisModule_CallReplyType(self.0)) };
@@ -335,10 +337,10 @@ impl Reply {
             .then(|| String::from_utf8_lossy(self.bytes().unwrap_or_default()).into_owned())
     }
 
-    /// Returns the text. `None` if the reply is no text.
+    /// Returns the bytes of a string reply. `None` if the reply is not a string.
     fn bytes(&self) -> Option<&[u8]> {
         let mut len = 0;
-        // SAFETY: the server answers null if this is not a text; else the text lives as long as the reply.
+        // SAFETY: the result is null if the reply is not a string; otherwise it lives as long as the reply.
         unsafe {
             let start = api!(RedisModule_CallReplyStringPtr(self.0, &mut len));
             (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast(), len))
@@ -348,7 +350,7 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        // SAFETY: it is freed once.
+        // SAFETY: the reply is freed once.
         unsafe { api!(RedisModule_FreeCallReply(self.0)) };
     }
 }

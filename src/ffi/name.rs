@@ -1,4 +1,4 @@
-//! Strings of the server: the names of keys, and strings that the module makes.
+//! Strings of the server (`RedisModuleString`): borrowed key names, and strings that the module creates.
 
 use std::marker::PhantomData;
 
@@ -10,18 +10,18 @@ pub struct KeyName<'a>(pub(super) *mut rm::RedisModuleString, PhantomData<&'a ()
 
 impl KeyName<'_> {
     /// # Safety
-    /// `name` is valid for the lifetime. It may be null if no key is opened by it.
+    /// `name` is valid for the lifetime of the result. It may be null only if no key is opened with it.
     pub(super) unsafe fn new(name: *mut rm::RedisModuleString) -> Self {
         KeyName(name, PhantomData)
     }
 }
 
-/// A string that the module has made. Freed on drop.
+/// A string that the module created. Freed on drop.
 pub struct OwnedString(*mut rm::RedisModuleString);
 
 impl OwnedString {
     pub(super) fn new(bytes: &[u8]) -> OwnedString {
-        // Without a context, because its owner frees it, not the server's automatic memory.
+        // With a context, the server's automatic memory management would free the string, too.
         let ctx = std::ptr::null_mut();
         // SAFETY: the server copies the bytes.
         OwnedString(unsafe { api!(RedisModule_CreateString(ctx, bytes.as_ptr().cast(), bytes.len())) })
@@ -32,14 +32,14 @@ impl OwnedString {
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: valid until dropped.
+        // SAFETY: the string is valid until it is dropped.
         unsafe { bytes_of(self.0) }
     }
 }
 
 impl Drop for OwnedString {
     fn drop(&mut self) {
-        // SAFETY: made without a context, freed once.
+        // SAFETY: the string was created without a context, and is freed once.
         unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.0)) };
     }
 }

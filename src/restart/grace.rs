@@ -8,20 +8,21 @@ use crate::clock;
 use crate::ffi::{Ctx, Flags, LogLevel};
 use crate::module::Module;
 
-/// Holds new grants back from the moment the module is loaded.
+/// Withholds new grants while the server starts. Called when the module is loaded.
 pub fn at_start(m: &Module) {
     let now = clock::now();
     m.with(|s| s.grace = Grace::at_start(s.config.bounds.grace, now));
 }
 
-/// A load has ended or failed.
+/// Begins the grace period of a start that loaded data. Called after every load, complete or failed.
 pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.grace.loading_ended()) {
         begin(m, ctx, "the server started");
     }
 }
 
-/// A tick of the event loop: the server can answer clients.
+/// Begins the grace period of a start without data to load. Called in every tick of the event loop: at the
+/// first one, the server can answer clients.
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     m.with(|s| s.evictions.tick());
     if m.with(|s| s.grace.serves()) {
@@ -29,15 +30,16 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Holds were removed without their holders knowing.
+/// Begins a grace period because the server removed holds, and their clients do not know. Not during the load
+/// of a start, as a grace period begins when the load ends.
 pub fn forgot(m: &Module, ctx: Ctx<'_>, why: &str) {
     if !m.with(|s| s.grace.is_loading()) {
         begin(m, ctx, why);
     }
 }
 
-/// The server evicted a key of any type. If a hold was evicted, a grace period begins, or the current one
-/// begins anew.
+/// Begins a grace period, or the current one anew, if the evicted key was a lock that was held. Called for
+/// every evicted key, of any type.
 pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     let now = clock::now();
     if !m.with(|s| s.evictions.evicted(&Name::new(db, key))) {
@@ -55,19 +57,20 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     }
 }
 
-/// Ends the grace period of a replica, which grants nothing. Its promotion begins another one.
+/// Ends the grace period of a server that becomes a replica. A replica grants no lock, and its promotion
+/// begins another grace period.
 pub fn demoted(m: &Module) {
     m.with(|s| s.grace.stop());
 }
 
-/// CONFIG SET: 0 ends the current grace period; any other value applies from the next one on.
+/// Applies CONFIG SET: 0 ends the current grace period; any other value applies from the next one on.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.config.bounds.grace.is_none() && s.grace.runs()) {
         over(m, ctx, "it was switched off");
     }
 }
 
-/// Begins a grace period, if the option is on and this server is a master.
+/// Begins a grace period if the option is on and this server is a master. Otherwise ends the current one.
 pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
     let length = m.with(|s| s.config.bounds.grace).filter(|_| ctx.flags().contains(Flags::MASTER));
     let Some(length) = length else { return m.with(|s| s.grace.stop()) };
@@ -78,7 +81,7 @@ pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
     ctx.log(LogLevel::Notice, &text);
 }
 
-/// Ends the grace period. New grants are made again, to the waiters first.
+/// Ends the grace period, and schedules the service of all wait queues.
 pub fn over(m: &Module, ctx: Ctx<'_>, why: &str) {
     m.with(|s| s.grace.stop());
     ctx.log(LogLevel::Notice, &format!("dlock.restart-grace is over: {why}; locks are granted again"));
