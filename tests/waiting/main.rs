@@ -1,4 +1,5 @@
-//! Waiting: order, timeouts, ends. Each grant is delivered or passes on; each waiter gets one outcome.
+//! Waiting: order, timeouts, ends. Each grant is delivered or passes to the next waiter; each waiter
+//! gets one outcome.
 
 mod native_ttl;
 mod order;

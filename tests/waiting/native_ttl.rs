@@ -43,7 +43,7 @@ fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
     assert_eq!(holders(&mut conn, "k"), ["b"]);
 }
 
-/// There are more queues than one tick opens keys.
+/// There are more queues than the number of keys that one tick of the background job opens.
 #[each_server]
 fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
     let (server, mut conn) = server(kind);

@@ -71,7 +71,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     assert_eq!(holders(&mut replica.connect(), "k"), ["b"]);
 }
 
-/// More waiters than one event-loop turn grants: the others follow, ahead of newcomers.
+/// More waiters than one event-loop turn grants: the others follow, ahead of new requests.
 #[each_server]
 fn a_large_row_of_sharers_is_granted_together_and_not_overtaken(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);

@@ -58,7 +58,7 @@ fn every_end_of_a_wait_is_published_except_its_own_release(kind: &ServerKind) {
 fn waiter_beside(server: &Server, token: &str, look: &mut Conn) -> Conn {
     let mut conn = server.connect();
     conn.send(&["DLOCK.ACQUIRE", "k", token, "600000", "QUEUE", "600000", "BLOCK", "0"]);
-    until("it waits", || server.info("dlock_waiting") == "1");
+    until("the client waits", || server.info("dlock_waiting") == "1");
     assert_eq!(clients(look, "k"), [-1]);
     conn
 }
@@ -85,7 +85,7 @@ fn positions_have_the_limits_deadlocks_and_grace_of_block(kind: &ServerKind) {
     queue(&mut a, "b", "");
     assert!(a.say("DLOCK.ACQUIRE m c 1000 QUEUE 1000").error().starts_with("GRACE"));
     a.ok("CONFIG SET dlock.restart-grace 0");
-    until("it is granted", || holders(&mut a, "k") == ["b"]);
+    until("b is granted the lock", || holders(&mut a, "k") == ["b"]);
     assert_eq!(server.info("dlock_queued"), "0");
 }
 
@@ -144,7 +144,7 @@ fn the_queue_is_served_at_del_and_stays_at_swapdb(kind: &ServerKind) {
     a.ok("SWAPDB 0 1");
     assert_eq!(heard(&mut hears), "c granted");
     assert_eq!(holders(&mut a, "k"), ["c"]);
-    // The unclaimed grant moved with its database, and is claimed there.
+    // The unclaimed grant moved with its database; the token claims it there.
     a.ok("SELECT 1");
     assert_eq!(a.ok("DLOCK.EXTEND k b 1000"), 1);
 }
@@ -170,9 +170,9 @@ fn a_position_and_its_grant_survive_a_lost_connection(kind: &ServerKind) {
     b.send(&ask);
     until("b waits", || server.info("dlock_waiting") == "1");
     drop(b);
-    until("its connection is gone", || server.info("dlock_waiting") == "0");
+    until("the connection is closed", || server.info("dlock_waiting") == "0");
     assert_eq!(tokens(&mut a, "k"), ["b"]);
-    // Granted to a connection that closes in the same turn: the grant stays, to be claimed.
+    // The connection closes in the turn of the grant: the grant stays, and can be claimed.
     let mut b = server.connect();
     let kill = format!("CLIENT KILL ID {}", b.client_id());
     b.send(&ask);

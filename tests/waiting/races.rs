@@ -1,5 +1,5 @@
-//! A grant and another event in one event-loop turn: the commands of each case are sent in one write. Servers
-//! lose replies or crash in these cases when a module leaves time limits and grants to them.
+//! A grant and another event in one event-loop turn: each test sends both commands in one write. A module
+//! that relied on the server's own timeouts of blocked clients would lose replies or crash the server here.
 
 use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
@@ -18,9 +18,9 @@ fn scene(kind: &ServerKind) -> Scene {
 }
 
 impl Scene {
-    /// Checks the stored holders after a crash.
+    /// Asserts that a crash and a restart keep these holders.
     #[track_caller]
-    fn survives_a_crash(mut self, holder: &[&str]) {
+    fn assert_kept_by_a_crash(mut self, holder: &[&str]) {
         self.server.kill9();
         self.server.restart();
         assert_eq!(holders(&mut self.server.connect(), "k"), holder);
@@ -28,7 +28,7 @@ impl Scene {
 }
 
 #[each_server]
-fn a_grant_passes_on_when_its_waiter_is_killed_in_that_turn(kind: &ServerKind) {
+fn a_grant_passes_to_the_next_waiter_when_its_client_is_killed(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         let mut events = Events::subscribe(&scene.server, "__keyspace@0__:k");
@@ -36,16 +36,16 @@ fn a_grant_passes_on_when_its_waiter_is_killed_in_that_turn(kind: &ServerKind) {
         assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
         scene.c_holds();
         assert!(scene.b.closed());
-        let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
+        let published: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
         // b was granted the lock, and its hold ended like any other.
-        assert_eq!(told, ["dlock.release", "dlock.acquire", "dlock.release", "dlock.acquire"]);
+        assert_eq!(published, ["dlock.release", "dlock.acquire", "dlock.release", "dlock.acquire"]);
         scene.reset();
     }
-    scene.survives_a_crash(&["a"]);
+    scene.assert_kept_by_a_crash(&["a"]);
 }
 
 #[each_server]
-fn a_grant_passes_on_when_its_waiter_is_unblocked_with_an_error(kind: &ServerKind) {
+fn a_grant_passes_to_the_next_waiter_when_its_client_is_unblocked_with_an_error(kind: &ServerKind) {
     release_and_unblock(
         kind,
         "ERROR",
@@ -53,12 +53,14 @@ fn a_grant_passes_on_when_its_waiter_is_unblocked_with_an_error(kind: &ServerKin
     );
 }
 
-/// Redis 7.0 and earlier lost the reply, and the next reply took its place; 7.2 failed an assertion.
+/// Redis 7.0 and earlier lose the reply of a module that leaves the wait to the server, and send the next
+/// reply in its place; 7.2 fails an assertion.
 #[each_server]
 fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);
 }
 
+/// Releases the lock and unblocks b in one write. `is_unblocked` recognises the reply if b was not granted.
 fn release_and_unblock(kind: &ServerKind, how: &str, is_unblocked: fn(&Value) -> bool) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
@@ -66,25 +68,25 @@ fn release_and_unblock(kind: &ServerKind, how: &str, is_unblocked: fn(&Value) ->
         assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &unblock])[0], 1);
         let reply = scene.b.read();
         if !is_unblocked(&reply) {
-            // The grant came first: b holds, and c waits on.
+            // The grant came first: b holds the lock, and c keeps waiting.
             assert!(reply.int() > 0);
             assert_eq!(holders(&mut scene.a, "k"), ["b"]);
             scene.a.ok("DLOCK.RELEASE k b");
         }
         scene.c_holds();
-        assert_eq!(scene.b.say("PING"), "PONG", "one reply, no more");
+        assert_eq!(scene.b.say("PING"), "PONG", "exactly one reply");
         scene.reset();
     }
-    scene.survives_a_crash(&["a"]);
+    scene.assert_kept_by_a_crash(&["a"]);
 }
 
 #[each_server]
 fn a_waiter_unblocked_without_a_grant_gets_one_reply(kind: &ServerKind) {
     let mut scene = scene(kind);
     let id = scene.b_id;
-    let works = scene.a.ok(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
+    let unblocked = scene.a.ok(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
     // Before Redis 7.4 CLIENT UNBLOCK cannot time out a client that waits for a module; DLOCK.CANCEL can.
-    if works == 0 {
+    if unblocked == 0 {
         assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
     }
     assert_eq!(scene.b.read(), Value::Nil);
@@ -97,7 +99,7 @@ fn a_waiter_unblocked_without_a_grant_gets_one_reply(kind: &ServerKind) {
         assert!(scene.b.read().error().starts_with("UNBLOCKED "));
         assert_eq!(scene.b.say("PING"), "PONG");
     } else {
-        assert_eq!(works, 0);
+        assert_eq!(unblocked, 0);
         assert_eq!(scene.a.say(&format!("DLOCK.CANCEL k CLIENT {id}")), 1);
     }
     scene.a.ok("DLOCK.RELEASE k a");
@@ -112,14 +114,14 @@ fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
         scene.a.ok("DLOCK.CANCEL k c");
         scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
         scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-        // The release is read when b's timeout has passed, but has not been handled.
+        // The server reads the RELEASE after b's timeout has passed, and before it has ended b's wait.
         let replies = scene.a.say_together(&["DEBUG SLEEP 1.05", "DLOCK.RELEASE k a"]);
         assert_eq!(replies[1], 1);
         assert_eq!(scene.b.read(), Value::Nil);
         assert_eq!(scene.b.say("PING"), "PONG");
         scene.c_holds();
         scene.reset();
-        // The grant comes first, and b's time runs out before its reply is written.
+        // The server grants to b in time, and b's timeout passes before the server writes the reply.
         scene.a.ok("DLOCK.CANCEL k b");
         scene.a.ok("DLOCK.CANCEL k c");
         scene.b = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 1000");
@@ -147,7 +149,7 @@ fn a_release_at_a_demotion_gives_one_outcome(kind: &ServerKind) {
     }
     scene.server.wait_in_sync(&master);
     let mut conn = scene.server.connect();
-    assert_eq!(conn.ok("EXISTS k"), 0, "what it holds now is the master's");
+    assert_eq!(conn.ok("EXISTS k"), 0, "the replica has the master's data");
     until_no_waiters(&scene.server);
     conn.ok("REPLICAOF NO ONE");
     assert!(conn.ok("DLOCK.ACQUIRE k z 60000").int() > 0);
@@ -160,10 +162,10 @@ fn a_release_with_flushall_or_del_gives_one_outcome(kind: &ServerKind) {
         for _ in 0..rounds() {
             let replies = scene.a.say_together(&["DLOCK.RELEASE k a", removal]);
             assert_eq!(replies[0], 1, "{removal}");
-            // The release granted to b; the removal ended that hold, and c is next.
+            // RELEASE granted the lock to b. The removal ended b's hold, so c is next.
             granted(&mut scene.b);
             if removal == "SET k x" {
-                assert!(scene.c.read().error().starts_with("WRONGTYPE"), "no lock can be there");
+                assert!(scene.c.read().error().starts_with("WRONGTYPE"), "a string occupies the key");
                 scene.a.ok("DEL k");
             } else {
                 granted(&mut scene.c);
@@ -173,14 +175,14 @@ fn a_release_with_flushall_or_del_gives_one_outcome(kind: &ServerKind) {
             scene.reset();
         }
     }
-    scene.survives_a_crash(&["a"]);
+    scene.assert_kept_by_a_crash(&["a"]);
 }
 
 #[each_server]
 fn a_removal_before_a_release_serves_the_queue_once(kind: &ServerKind) {
     let mut scene = scene(kind);
     for removal in ["FLUSHALL", "DEL k", "RENAME k l"] {
-        // The release finds no hold; the queue is served once nevertheless.
+        // RELEASE finds no hold. The removal alone serves the queue, once.
         let replies = scene.a.say_together(&[removal, "DLOCK.RELEASE k a"]);
         assert_eq!(replies[1], 0, "{removal}");
         granted(&mut scene.b);
@@ -191,7 +193,7 @@ fn a_removal_before_a_release_serves_the_queue_once(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_grant_passes_on_when_holder_and_waiter_die_together(kind: &ServerKind) {
+fn a_grant_passes_to_the_next_waiter_when_holder_and_waiter_are_killed(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         let mut dying = scene.server.connect();
@@ -209,10 +211,10 @@ fn a_grant_passes_on_when_holder_and_waiter_die_together(kind: &ServerKind) {
     }
 }
 
-/// A retry on a second connection, and then the process dies: neither connection got the reply, so the grant
-/// must pass on.
+/// A client retries on a second connection, and then its process dies. Neither connection received the reply,
+/// so the server must grant to the next waiter.
 #[each_server]
-fn a_grant_passes_on_when_both_connections_of_its_token_die(kind: &ServerKind) {
+fn a_grant_passes_to_the_next_waiter_when_both_connections_of_its_token_are_killed(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         scene.a.ok("DLOCK.CANCEL k c");
@@ -227,7 +229,7 @@ fn a_grant_passes_on_when_both_connections_of_its_token_die(kind: &ServerKind) {
         scene.c_holds();
         drop(again);
         scene.reset();
-        // One of the two gets the reply: the hold stays.
+        // One of the two connections receives the reply, so the hold stays.
         scene.a.ok("DLOCK.CANCEL k c");
         let mut again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         let kill = format!("CLIENT KILL ID {}", scene.b_id);

@@ -1,5 +1,5 @@
-//! The background job grants, ends and announces nothing while the server would refuse a client's write.
-//! Waiters keep waiting until their timeout.
+//! While the server would refuse a client's write, the background job grants nothing and ends no hold, and
+//! waiters wait until their timeout. One exception: when memory is full, holds without waiters still end.
 
 use std::fs;
 
@@ -23,31 +23,31 @@ fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Con
     let options = Server::options(kind).conf("notify-keyspace-events Kd");
     let server = conf.iter().fold(options, |options, line| options.conf(line)).start();
     let mut conn = server.connect();
-    // Longer than the set-up that follows.
+    // The lease is longer than the set-up below takes.
     conn.ok("DLOCK.ACQUIRE k a 6000");
     let b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 8000");
     refuse(&server, &mut conn);
-    until("a newcomer is refused", || match conn.say("DLOCK.ACQUIRE other x 60000") {
+    until("a new request is refused", || match conn.say("DLOCK.ACQUIRE other x 60000") {
         Value::Error(line) => line.starts_with(word),
         _ => false,
     });
-    assert_eq!(conn.ok("DLOCK.HOLDS k a"), 1, "the lease goes on");
+    assert_eq!(conn.ok("DLOCK.HOLDS k a"), 1, "the lease has not ended yet");
     let events = Events::subscribe(&server, "__keyspace@0__:k");
     Scene { server, conn, b, c, events }
 }
 
 impl Scene {
     /// Asserts that the end of the lease has no effect: c times out after it, and b keeps waiting.
-    fn nothing_happens(&mut self) {
-        assert_eq!(self.c.read(), Value::Nil, "it has timed out");
-        assert_eq!(self.c.say("ECHO x"), "x", "one reply, no more");
+    fn assert_the_lease_end_has_no_effect(&mut self) {
+        assert_eq!(self.c.read(), Value::Nil, "c has timed out");
+        assert_eq!(self.c.say("ECHO x"), "x", "exactly one reply");
         assert_eq!(self.conn.ok("DLOCK.HOLDS k a"), 0, "the lease has expired");
         assert_eq!(
             (holders(&mut self.conn, "k"), tokens(&mut self.conn, "k")),
             (vec![], vec!["b".to_string()])
         );
-        assert!(self.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+        assert!(self.b.try_read(std::time::Duration::ZERO).is_none(), "b keeps waiting");
         self.events.none();
         assert_eq!(
             (self.server.info("dlock_expiries"), self.server.info("dlock_timeouts")),
@@ -55,17 +55,18 @@ impl Scene {
         );
     }
 
-    /// The server accepts writes again.
-    fn goes_on(mut self) {
+    /// Asserts that b is granted the lock, once the server accepts writes again.
+    fn assert_b_is_granted(mut self) {
         granted(&mut self.b);
-        let told: Vec<String> = self.events.so_far().into_iter().map(|(_, event)| event).collect();
-        assert_eq!(told, ["dlock.expired", "dlock.acquire"]);
+        let published: Vec<String> = self.events.so_far().into_iter().map(|(_, event)| event).collect();
+        assert_eq!(published, ["dlock.expired", "dlock.acquire"]);
         assert_eq!(self.b.say("DLOCK.RELEASE k b"), 1);
         queue::until_no_waiters(&self.server);
     }
 }
 
-/// The configuration that docs/choosing.md recommends. Both servers granted the lock, until one lease ended.
+/// Tests the configuration that docs/choosing.md recommends. Both servers used to grant the lock, and both
+/// holds were valid until one lease ended.
 #[each_server]
 fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKind) {
     let replica = Server::options(kind).conf("dlock.restart-grace 6000").start();
@@ -75,14 +76,14 @@ fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKi
         assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
     };
     let mut scene = scene(kind, &[], promote, "NOREPLICAS");
-    scene.nothing_happens();
+    scene.assert_the_lease_end_has_no_effect();
     // The promoted replica grants after its grace period.
     let mut z = replica.connect();
     until("its grace period has ended", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
-    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b keeps waiting");
     assert_eq!(holders(&mut scene.conn, "k"), [""; 0]);
     scene.conn.ok("CONFIG SET min-replicas-to-write 0");
-    scene.goes_on();
+    scene.assert_b_is_granted();
 }
 
 #[each_server]
@@ -91,12 +92,12 @@ fn nothing_is_granted_after_a_failed_save(kind: &ServerKind) {
         // A folder blocks the path of the file.
         fs::create_dir_all(server.dir().join("no.rdb/in")).expect("a folder");
         conn.ok("BGSAVE");
-        until("it has failed", || server.info("rdb_last_bgsave_status") == "err");
+        until("the save has failed", || server.info("rdb_last_bgsave_status") == "err");
     };
     let mut scene = scene(kind, &["save 3600 1", "dbfilename no.rdb"], fail, "MISCONF");
-    scene.nothing_happens();
+    scene.assert_the_lease_end_has_no_effect();
     scene.conn.ok("CONFIG SET stop-writes-on-bgsave-error no");
-    scene.goes_on();
+    scene.assert_b_is_granted();
 }
 
 #[each_server]
@@ -110,22 +111,22 @@ fn nothing_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     let held = scene.server.info("dlock_held");
     let _ = scene.conn.say("PING");
     // A hold without waiters ends: otherwise a full server would never free the memory of expired leases.
-    until("it ends", || scene.conn.ok("EXISTS brief") == 0);
+    until("the brief hold ends", || scene.conn.ok("EXISTS brief") == 0);
     assert_eq!(held, "3");
-    assert_eq!(scene.c.read(), Value::Nil, "it has timed out");
+    assert_eq!(scene.c.read(), Value::Nil, "c has timed out");
     assert_eq!(
         (holders(&mut scene.conn, "k"), tokens(&mut scene.conn, "k")),
         (vec![], vec!["b".to_string()])
     );
-    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b waits on");
+    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b keeps waiting");
     scene.events.none();
     // The server accepts RELEASE, with its handoff.
     assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
     assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
-    scene.goes_on();
+    scene.assert_b_is_granted();
 }
 
-/// Only resources with waiters are put off, whatever their names.
+/// When memory is full, only holds with waiters stay. The other keys sort directly before and after `k`.
 #[each_server]
 fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -141,16 +142,17 @@ fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     conn.ok("CONFIG SET maxmemory 1");
     drop(closes);
     for key in others {
-        until("it ends", || conn.call(&["EXISTS", key]) == 0);
+        until("the hold without waiters ends", || conn.call(&["EXISTS", key]) == 0);
     }
     assert_eq!((holders(&mut conn, "k").len(), tokens(&mut conn, "k")), (3, vec!["b".to_string()]));
     conn.ok("CONFIG SET maxmemory 0");
     granted(&mut b);
-    until("the others end", || holders(&mut conn, "k") == ["b"]);
+    until("the other holds end", || holders(&mut conn, "k") == ["b"]);
     assert_eq!(server.info("dlock_disconnects"), "15");
 }
 
-/// The server evicts before each command, so memory that fills up between two commands refuses nothing.
+/// With an eviction policy the server evicts before each command. So the job must not take memory that
+/// exceeds the limit between two commands for a reason to grant nothing.
 #[each_server]
 fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
@@ -161,7 +163,7 @@ fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
     let used: u64 = server.info("used_memory").parse().expect("bytes");
     conn.ok(&format!("CONFIG SET maxmemory {}", used + 500_000));
-    // The server accepts it, and memory exceeds the limit afterwards.
+    // The server accepts the second SET, and memory exceeds the limit afterwards.
     assert_eq!(conn.call(&["SET", "second", &value, "EX", "1000"]), "OK");
     granted(&mut b);
 }
@@ -179,10 +181,10 @@ fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
     granted(&mut b);
 }
 
-/// A waiter that times out while writes are refused had blocked the waiters behind it. The test uses a pause,
-/// because CONFIG SET serves all queues.
+/// A waiter that timed out while writes were refused used to block the waiters behind it for ever. The test
+/// uses a pause, because CONFIG SET would serve all queues itself.
 #[each_server]
-fn a_timed_out_waiter_makes_way_when_writes_are_accepted_again(kind: &ServerKind) {
+fn the_queue_behind_a_timed_out_waiter_is_served_when_writes_are_accepted_again(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 3000");
@@ -204,7 +206,7 @@ fn the_write_probe_is_invisible_to_clients(kind: &ServerKind) {
     conn.ok("CONFIG RESETSTAT");
     conn.ok("ACL LOG RESET");
     conn.ok("DLOCK.ACQUIRE k a 30");
-    until("it ends", || conn.ok("EXISTS k") == 0);
+    until("the lease ends", || conn.ok("EXISTS k") == 0);
     conn.ok("CONFIG SET min-replicas-to-write 1");
     let stats = conn.ok("INFO everything").text();
     assert!(stats.contains("cmdstat_DLOCK.ACQUIRE:calls=1,"), "{stats}");

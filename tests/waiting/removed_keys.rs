@@ -15,7 +15,7 @@ fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let mut c = waiter(&server, "DLOCK.ACQUIRE l c 60000 BLOCK 0");
     zero.ok("SWAPDB 0 1");
-    // In b's database nobody holds k now; in c's, another client holds l until its lease ends.
+    // In b's database no client holds k now; in c's, another client holds l until its lease ends.
     granted(&mut b);
     assert_eq!((holders(&mut zero, "k"), holders(&mut one, "k")), (vec!["b".into()], vec!["a".into()]));
     assert_eq!(holders(&mut one, "l"), ["a"]);
@@ -43,7 +43,7 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     granted(&mut b);
     replica.wait_in_sync(&server);
     assert_eq!(replica.info("dlock_held"), server.info("dlock_held"));
-    // After its promotion it ends the holds that its master would have ended.
+    // After its promotion, the replica ends the holds that its master would have ended.
     assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
     until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
     assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
@@ -60,14 +60,14 @@ fn an_ephemeral_hold_is_found_after_swapdb(kind: &ServerKind) {
     look.ok("SELECT 1");
     assert_eq!(holders(&mut look, "k"), ["a"]);
     drop(a);
-    until("it has ended", || look.ok("EXISTS k") == 0);
-    // Pending work for a hold moves with it.
+    until("the hold has ended", || look.ok("EXISTS k") == 0);
+    // Pending work for a hold moves with the hold.
     let mut b = server.connect();
     b.ok("DLOCK.ACQUIRE k b 60000 EPHEMERAL");
     let kill = format!("CLIENT KILL ID {}", b.client_id());
     let answers = look.say_together(&["MULTI", &kill, "SWAPDB 0 1", "EXEC"]);
     assert_eq!(answers[3].items(), [Value::Int(1), Value::Simple("OK".into())]);
-    until("it has ended", || look.ok("EXISTS k") == 0);
+    until("the hold has ended", || look.ok("EXISTS k") == 0);
 }
 
 #[each_server]
@@ -110,7 +110,9 @@ fn a_key_of_another_type_ends_the_waits(kind: &ServerKind) {
     a.ok("SET k x");
     assert!(b.read().error().starts_with("WRONGTYPE"));
     until_no_waiters(&server);
-    until("its end is told", || events.so_far().iter().any(|(_, event)| event == "dlock.free"));
+    until("the end of the hold is published", || {
+        events.so_far().iter().any(|(_, event)| event == "dlock.free")
+    });
     assert_eq!(a.say("GET k"), "x");
 }
 

@@ -1,4 +1,4 @@
-//! Two waiters behind a holder: the start of every race.
+//! One holder and two waiters: the initial state of each race.
 
 use dlock_testkit::queue::{clients, granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, until};
@@ -40,7 +40,7 @@ impl Scene {
         self.c = waiter(&self.server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
     }
 
-    /// Asserts that the grant passed on to `c`, the only holder, and the queue is empty.
+    /// Asserts that `c` was granted the lock, is the only holder, and that the queue is empty.
     #[track_caller]
     pub fn c_holds(&mut self) {
         let fence = granted(&mut self.c);

@@ -1,5 +1,5 @@
-//! `dlock.honour-strings`: a string counts as a lock of another client (`SET key token NX PX`) until it is
-//! gone.
+//! `dlock.honour-strings`: a string counts as a lock of another client (`SET key token NX PX`) until
+//! the string is removed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -15,7 +15,7 @@ fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
-    let ways: [&[&str]; 9] = [
+    let removals: [&[&str]; 9] = [
         &["DEL k"],
         &["UNLINK k"],
         &["PEXPIRE k 5"],
@@ -26,15 +26,15 @@ fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
         &["SWAPDB 0 2", "DEL k"],
         &["CONFIG SET maxmemory-policy allkeys-random", "CONFIG SET maxmemory 1", "SET x 1"],
     ];
-    for way in ways {
-        assert_eq!(conn.ok("SET k stranger"), "OK");
+    for removal in removals {
+        assert_eq!(conn.ok("SET k foreign"), "OK");
         let mut a = waiter(&server, "DLOCK.ACQUIRE k a 600000 BLOCK 0");
         let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
-        // Another client tries in the same write: it does not overtake the queue.
+        // A request in the same write does not overtake the queue.
         let batch: Vec<&str> =
-            way.iter().copied().chain(["CONFIG SET maxmemory 0", "DLOCK.ACQUIRE k c 9"]).collect();
+            removal.iter().copied().chain(["CONFIG SET maxmemory 0", "DLOCK.ACQUIRE k c 9"]).collect();
         let answers = conn.say_together(&batch);
-        assert_eq!(answers.last(), Some(&Value::Nil), "{way:?}");
+        assert_eq!(answers.last(), Some(&Value::Nil), "{removal:?}");
         granted(&mut a);
         assert_eq!((holders(&mut conn, "k"), tokens(&mut conn, "k")), (vec!["a".into()], vec!["b".into()]));
         conn.ok("DLOCK.RELEASE k a");
@@ -49,12 +49,12 @@ fn a_string_counts_as_held_by_another_client(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.hello3();
-    conn.ok("SET k stranger");
+    conn.ok("SET k foreign");
     assert!(conn.ok("DLOCK.ACQUIRE k a 60000").is_nil());
     assert!(conn.ok("DLOCK.ACQUIRE k a 60000 SHARED BLOCK 1").is_nil());
     let scripted = "EVAL return(redis.call('dlock.acquire','k','a',9,'block',0)) 1 k";
     assert!(conn.ok(scripted).is_nil());
-    assert!(conn.ok("DLOCK.LIST 0").items()[1].items().is_empty(), "nobody waits for it");
+    assert!(conn.ok("DLOCK.LIST 0").items()[1].items().is_empty(), "a script waits for no lock");
     let mut a = waiter(&server, "DLOCK.ACQUIRE k a 60000 BLOCK 0 LABEL host");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
@@ -65,14 +65,14 @@ fn a_string_counts_as_held_by_another_client(kind: &ServerKind) {
     let listed = conn.ok("DLOCK.LIST 0 WAITED").items()[1].items()[0].clone();
     assert_eq!(listed.field("mode"), &"string");
     assert_eq!((listed.field("holders"), listed.field("waiters")), (&Value::Int(0), &Value::Int(3)));
-    // A waiter can leave, and the string's token holds nothing in dlock.
+    // CANCEL and RELEASE end a wait. RELEASE returns 0, because c holds nothing.
     assert_eq!(conn.ok("DLOCK.CANCEL k b"), 1);
     assert_eq!(conn.ok("DLOCK.RELEASE k c"), 0);
     assert!(b.read().is_nil() && c.read().is_nil());
     for command in ["EXTEND k a 9", "HOLDS k a", "PTTL k", "CONFIRM k a 1 9", "BREAK k"] {
         assert!(conn.say(&format!("DLOCK.{command}")).error().starts_with("WRONGTYPE"), "{command}");
     }
-    assert_eq!(conn.ok("GET k"), "stranger");
+    assert_eq!(conn.ok("GET k"), "foreign");
     // Any other type is data.
     conn.ok("DEL list");
     conn.ok("RPUSH list x");
@@ -88,57 +88,61 @@ fn set_over_a_lock_ends_its_hold_and_set_nx_does_not(kind: &ServerKind) {
     let mut conn = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
     conn.ok("DLOCK.ACQUIRE k a 600000");
-    assert!(conn.ok("SET k stranger NX PX 600000").is_nil());
+    assert!(conn.ok("SET k foreign NX PX 600000").is_nil());
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
-    assert_eq!(conn.ok("SET k stranger"), "OK");
-    until("its end is told", || events.so_far().iter().any(|(_, event)| event == "dlock.free"));
-    assert_eq!(tokens(&mut conn, "k"), ["b"], "it waits for the stranger");
+    assert_eq!(conn.ok("SET k foreign"), "OK");
+    until("the end of a's hold is published", || {
+        events.so_far().iter().any(|(_, event)| event == "dlock.free")
+    });
+    assert_eq!(tokens(&mut conn, "k"), ["b"], "b waits for the removal of the string");
     assert_eq!(conn.ok("DLOCK.RELEASE k a"), 0);
     conn.ok("DEL k");
     granted(&mut b);
 }
 
 #[each_server]
-fn a_wait_for_a_string_ends_at_its_timeout_or_with_its_connection_or_the_option(kind: &ServerKind) {
+fn a_wait_for_a_string_ends_by_timeout_by_disconnect_and_when_the_option_is_switched_off(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
-    conn.ok("SET k stranger");
+    conn.ok("SET k foreign");
     let mut late = server.connect();
     late.send(&["DLOCK.ACQUIRE", "k", "late", "9", "BLOCK", "30"]);
     drop(waiter(&server, "DLOCK.ACQUIRE k gone 9 BLOCK 0"));
     assert!(late.read().is_nil());
     until_no_waiters(&server);
-    let mut told = waiter(&server, "DLOCK.ACQUIRE k told 9 BLOCK 0");
+    let mut refused = waiter(&server, "DLOCK.ACQUIRE k refused 9 BLOCK 0");
     assert_eq!(conn.ok("CONFIG SET dlock.honour-strings no"), "OK");
-    assert!(told.read().error().starts_with("WRONGTYPE"));
+    assert!(refused.read().error().starts_with("WRONGTYPE"));
     assert!(conn.say("DLOCK.ACQUIRE k a 9").error().starts_with("WRONGTYPE"));
     conn.ok("CONFIG SET dlock.honour-strings yes");
     conn.ok("CONFIG SET dlock.restart-grace 600000");
     conn.ok("DLOCK.ACQUIRE held a 600000");
     conn.ok("FLUSHALL");
-    conn.ok("SET k stranger");
+    conn.ok("SET k foreign");
     assert!(conn.say("DLOCK.ACQUIRE k a 9 BLOCK 0").error().starts_with("GRACE"));
 }
 
-/// Clients inside the critical section. Only one may be there.
+/// The critical section: at most one client may be inside.
 #[derive(Default)]
 struct Inside {
-    somebody: AtomicBool,
-    strangers: AtomicUsize,
-    ours: AtomicUsize,
+    occupied: AtomicBool,
+    /// Entries by clients that lock with SET NX.
+    by_set_nx: AtomicUsize,
+    /// Entries by clients that lock with dlock.
+    by_dlock: AtomicUsize,
 }
 
 impl Inside {
-    fn enter(&self, of: &AtomicUsize) {
-        assert!(!self.somebody.swap(true, Ordering::SeqCst), "two holders");
-        of.fetch_add(1, Ordering::Relaxed);
+    fn enter(&self, entries: &AtomicUsize) {
+        assert!(!self.occupied.swap(true, Ordering::SeqCst), "two holders");
+        entries.fetch_add(1, Ordering::Relaxed);
         std::thread::yield_now();
-        self.somebody.store(false, Ordering::SeqCst);
+        self.occupied.store(false, Ordering::SeqCst);
     }
 }
 
-/// Locks with SET NX, like client libraries without dlock.
-fn stranger(server: &Server, inside: &Inside, token: &str, random: &mut Random, times: usize) {
+/// Acquires and releases the lock `times` times with SET NX, like a library without dlock.
+fn run_set_nx_client(server: &Server, inside: &Inside, token: &str, random: &mut Random, times: usize) {
     const RELEASE: &str = "if redis.call('type',KEYS[1]).ok=='string' and redis.call('get',KEYS[1])==ARGV[1] then \
                            return redis.call('del',KEYS[1]) else return 0 end";
     let mut conn = server.connect();
@@ -146,7 +150,7 @@ fn stranger(server: &Server, inside: &Inside, token: &str, random: &mut Random, 
         while conn.call(&["SET", "k", token, "NX", "PX", "60000"]).is_nil() {
             std::thread::yield_now();
         }
-        inside.enter(&inside.strangers);
+        inside.enter(&inside.by_set_nx);
         match random.below(3) {
             // The client dies, or releases too late.
             0 => assert_eq!(conn.ok("PEXPIRE k 20"), 1),
@@ -155,16 +159,16 @@ fn stranger(server: &Server, inside: &Inside, token: &str, random: &mut Random, 
     }
 }
 
-fn ours(server: &Server, inside: &Inside, token: &str, random: &mut Random, times: usize) {
+fn run_dlock_client(server: &Server, inside: &Inside, token: &str, random: &mut Random, times: usize) {
     let mut conn = server.connect();
     for _ in 0..times {
         if random.below(4) == 0 {
-            // Killed during the wait or just after the grant.
+            // A client that disconnects during its wait or just after its grant.
             let command = format!("DLOCK.ACQUIRE k {token}-killed 20 BLOCK 0");
             server.connect().send(&command.split(' ').collect::<Vec<_>>());
         }
         assert!(conn.ok(&format!("DLOCK.ACQUIRE k {token} 60000 BLOCK 0")).int() > 0);
-        inside.enter(&inside.ours);
+        inside.enter(&inside.by_dlock);
         match random.below(3) {
             0 => assert_eq!(conn.ok(&format!("DLOCK.EXTEND k {token} 20")), 1),
             1 => assert_eq!(conn.ok("DLOCK.BREAK k"), 1),
@@ -182,12 +186,12 @@ fn set_nx_clients_and_dlock_clients_exclude_each_other(kind: &ServerKind) {
             let (server, inside, token) = (&server, &inside, format!("t{n}"));
             let mut random = random.branch();
             scope.spawn(move || match n % 2 {
-                0 => stranger(server, inside, &token, &mut random, times),
-                _ => ours(server, inside, &token, &mut random, times),
+                0 => run_set_nx_client(server, inside, &token, &mut random, times),
+                _ => run_dlock_client(server, inside, &token, &mut random, times),
             });
         }
     });
-    let all = [&inside.strangers, &inside.ours].map(|of| of.load(Ordering::Relaxed));
+    let all = [&inside.by_set_nx, &inside.by_dlock].map(|entries| entries.load(Ordering::Relaxed));
     assert_eq!(all, [3 * times; 2]);
     until_no_waiters(&server);
 }

@@ -1,4 +1,4 @@
-//! BLOCK: who may wait, and ends of a wait without a grant.
+//! BLOCK: which clients may wait, and the ends of a wait without a grant.
 
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
@@ -18,7 +18,7 @@ fn a_timed_out_waiter_is_never_granted(kind: &ServerKind) {
     assert_eq!(b.say("PING"), "PONG");
 }
 
-/// A disconnect, a timeout and CANCEL serve the waiters that stood behind.
+/// A disconnect, a timeout and CANCEL serve the waiters behind the ended wait.
 #[each_server]
 fn a_waiter_that_leaves_makes_way(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
@@ -49,7 +49,11 @@ fn a_full_queue_refuses_at_once(kind: &ServerKind) {
     a.ok("DLOCK.ACQUIRE l a 30000");
     let _b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
     assert!(a.say("DLOCK.ACQUIRE k c 30000 BLOCK 0").error().starts_with("QUEUEFULL "));
-    assert_eq!(a.say("DLOCK.ACQUIRE k c 30000"), Value::Nil, "one try needs no room in the queue");
+    assert_eq!(
+        a.say("DLOCK.ACQUIRE k c 30000"),
+        Value::Nil,
+        "an ACQUIRE without a wait needs no room in the queue"
+    );
     a.ok("CONFIG SET dlock.max-waiters 2");
     let _d = waiter(&server, "DLOCK.ACQUIRE l d 30000 BLOCK 0");
     a.ok("CONFIG SET dlock.max-waiters-per-key 10");
@@ -74,10 +78,10 @@ fn a_subscribed_client_may_wait_where_its_server_allows_it(kind: &ServerKind) {
         assert!(refused.error().contains("subscribed"), "{refused:?}");
         a.ok("DLOCK.RELEASE k a");
     } else {
-        until("it waits", || server.info("dlock_waiting") == "1");
+        until("the client waits", || server.info("dlock_waiting") == "1");
         a.ok("DLOCK.RELEASE k a");
         granted(&mut b);
     }
-    assert_eq!(b.say("PING"), "PONG", "one reply, no more");
+    assert_eq!(b.say("PING"), "PONG", "exactly one reply");
     until_no_waiters(&server);
 }

@@ -1,5 +1,5 @@
-//! A grant is delivered or passes on, when the connection, the database or the user is gone in that
-//! event-loop turn. A delivered grant never passes on.
+//! Grants whose connection, database or user disappears in the event-loop turn of the grant: the server
+//! delivers the grant or grants to the next waiter, never both.
 
 use std::mem;
 use std::process::{Command, Stdio};
@@ -19,11 +19,11 @@ fn as_bob(conn: &mut Conn) {
     assert_eq!(conn.ok("AUTH bob secret"), "OK");
 }
 
-/// Tries of each race against the server's internal order.
+/// Rounds of each race, because the server's internal order varies.
 const TIMES: usize = 5;
 
 #[each_server]
-fn a_grant_to_a_deleted_user_passes_on(kind: &ServerKind) {
+fn a_grant_to_a_deleted_user_passes_to_the_next_waiter(kind: &ServerKind) {
     for commands in [["ACL DELUSER bob", "DLOCK.RELEASE k a"], ["DLOCK.RELEASE k a", "ACL DELUSER bob"]] {
         for _ in 0..TIMES {
             let mut scene = scene(kind, as_bob);
@@ -35,7 +35,7 @@ fn a_grant_to_a_deleted_user_passes_on(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_grant_to_a_peer_that_disconnected_in_that_turn_passes_on(kind: &ServerKind) {
+fn a_grant_passes_to_the_next_waiter_when_its_client_disconnects_in_the_same_turn(kind: &ServerKind) {
     for _ in 0..TIMES {
         let mut scene = scene(kind, |_| ());
         let another = scene.server.connect();
@@ -51,8 +51,8 @@ fn a_grant_to_a_peer_that_disconnected_in_that_turn_passes_on(kind: &ServerKind)
 
 /// The published messages exceed the output limit of subscribers.
 #[each_server]
-fn a_grant_to_a_subscriber_over_its_output_limit_passes_on(kind: &ServerKind) {
-    // This server lets no subscribed client wait.
+fn a_grant_to_a_subscriber_over_its_output_limit_passes_to_the_next_waiter(kind: &ServerKind) {
+    // This server refuses to block a subscribed client.
     let probe = Server::start(kind);
     let mut subscriber = probe.connect();
     subscriber.hello3();
@@ -84,16 +84,16 @@ fn a_grant_to_a_subscriber_over_its_output_limit_passes_on(kind: &ServerKind) {
 
 /// SWAPDB moved the hold to another database.
 #[each_server]
-fn an_undelivered_grant_moved_by_swapdb_passes_on_in_its_new_database(kind: &ServerKind) {
+fn an_undelivered_grant_moved_by_swapdb_is_released_in_its_new_database(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
     let mut other = scene.server.connect();
     other.ok("SELECT 1");
     let kill = format!("CLIENT KILL ID {}", scene.b_id);
     let answers = scene.a.say_together(&["DLOCK.RELEASE k a", "SWAPDB 0 1", &kill]);
     assert_eq!((answers[0].int(), answers[2].int()), (1, 1));
-    // In the queue's database k is free; the hold of b is taken back in the other one.
+    // In the queue's database k is free. The server releases b's hold in the other database.
     granted(&mut scene.c);
-    until("it is taken back", || holders(&mut other, "k").is_empty());
+    until("b's hold is released", || holders(&mut other, "k").is_empty());
     assert_eq!((other.ok("EXISTS k"), scene.server.info("dlock_held")), (0.into(), "1".into()));
     assert_eq!(holders(&mut scene.a, "k"), ["c"]);
 }
@@ -101,7 +101,7 @@ fn an_undelivered_grant_moved_by_swapdb_passes_on_in_its_new_database(kind: &Ser
 #[each_server]
 fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
-    // The command behind the wait closes the connection in the turn of the grant.
+    // The pipelined command after the wait closes the connection in the turn of the grant.
     for last in ["QUIT", "CLIENT KILL ID {id} SKIPME no"] {
         for _ in 0..TIMES {
             a.ok("DLOCK.ACQUIRE k a 600000");
@@ -114,7 +114,7 @@ fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind)
             a.ok("DLOCK.RELEASE k a");
             granted(&mut b);
             b.read();
-            until("it is closed", || b.closed());
+            until("the connection is closed", || b.closed());
             goes_on_holding(&server, "b");
             a.ok("DLOCK.CANCEL k c");
             a.ok("DLOCK.RELEASE k b");
@@ -131,7 +131,7 @@ fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKin
         let mut cli = Command::new("redis-cli");
         cli.args(["-p", &server.port().to_string(), "DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"]);
         let cli = cli.stdout(Stdio::piped()).spawn().expect("redis-cli runs");
-        until("it waits", || clients(&mut a, "k").len() == 1);
+        until("the client waits", || clients(&mut a, "k").len() == 1);
         a.ok("DLOCK.RELEASE k a");
         let output = cli.wait_with_output().expect("its answer");
         assert!(String::from_utf8_lossy(&output.stdout).trim().parse::<u64>().is_ok(), "{output:?}");
@@ -149,8 +149,8 @@ fn goes_on_holding(server: &Server, token: &str) {
     assert_eq!(holders(&mut look, "k"), [token]);
 }
 
-/// The server evicts the client with the most memory after it wrote all replies: a client with its reply
-/// holds.
+/// The server evicts the client that uses the most memory only after it wrote all replies, so the evicted
+/// client has its reply and keeps its hold.
 #[each_server]
 fn a_delivered_grant_stays_when_the_client_is_evicted(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
@@ -159,7 +159,7 @@ fn a_delivered_grant_stays_when_the_client_is_evicted(kind: &ServerKind) {
     scene.a.ok("CLIENT NO-EVICT on");
     scene.a.ok("CONFIG SET maxmemory-clients 1gb");
     scene.b.send_raw(format!("*2\r\n$4\r\nECHO\r\n$900000\r\n{}", "x".repeat(500_000)).as_bytes());
-    until("its memory is counted", || {
+    until("the memory of b is counted", || {
         let used: u64 = scene.server.info("mem_clients_normal").parse().expect("bytes");
         used > 500_000
     });
