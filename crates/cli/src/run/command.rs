@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 
 use dlock_client::{Acquire, Client, Guards, ReleaseError};
 use nix::sys::signal::Signal;
@@ -11,7 +12,7 @@ use crate::args::Run;
 use crate::exit::{Abort, Error, Failure};
 use crate::output::warn;
 use crate::run::parent_run::{Entry, OWNER, ParentRun};
-use crate::run::program::{Program, execute, exit_code};
+use crate::run::program::{Program, become_command, exit_code};
 use crate::run::session::{Wanted, with_lock};
 use crate::run::supervise::{Margin, Outcome, Supervision};
 use crate::signals::{self, Signals};
@@ -59,7 +60,9 @@ pub async fn hold(
     let Some(guards) = held.guards else {
         // The parent run supervises this process, so it can become the command.
         signals::unblock().map_err(|why| Error::system("signals", why))?;
-        return Ok(Some(execute(&command[0], &command[1..])));
+        let mut own = Command::new(&command[0]);
+        own.args(&command[1..]);
+        return Ok(Some(become_command(own)));
     };
     let program = Program::start(command, &environment(&held.entered, &guards))
         .map_err(|why| Error::system("the command was not started", why))?;

@@ -3,16 +3,17 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::LazyLock;
 
 use dlock_client::{Client, Inspection, Token};
-use nix::unistd::getppid;
 
 use crate::args::LockArgs;
 use crate::exit::{Error, Failure};
 use crate::lock_state::majority;
+
+/// The variable with the process id of the command that a run has started.
+pub const COMMAND_PID: &str = "DLOCK_COMMAND_PID";
 
 /// The owner of all locks of this process, by which the servers detect deadlocks.
 ///
@@ -21,16 +22,10 @@ use crate::lock_state::majority;
 /// because the script may start several side by side: with one owner for all of them, one that waits for
 /// another would look like a deadlock.
 pub static OWNER: LazyLock<OsString> = LazyLock::new(|| {
-    let parents = env::var_os("DLOCK_OWNER").filter(|owner| owner.len() <= Token::MAX_LEN);
-    let parents = parents.filter(|owner| !owner.is_empty() && is_command_of_a_run());
-    parents.unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()).into())
+    let parents = env::var_os("DLOCK_OWNER").filter(|owner| (1..=Token::MAX_LEN).contains(&owner.len()));
+    let is_command = env::var(COMMAND_PID).is_ok_and(|pid| pid == std::process::id().to_string());
+    parents.filter(|_| is_command).unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()).into())
 });
-
-/// Returns whether a `dlock` process is the parent process.
-fn is_command_of_a_run() -> bool {
-    let program = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
-    program("self").is_some_and(|own| program(&getppid().to_string()) == Some(own))
-}
 
 /// A hold of the parent run.
 #[derive(Debug, Clone)]

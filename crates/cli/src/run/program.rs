@@ -13,6 +13,7 @@ use nix::unistd::{Pid, getpgid, getpgrp, getppid};
 use crate::exit::{Error, flush_stderr};
 use crate::output::warn;
 use crate::run::descendants::Descendants;
+use crate::run::parent_run::COMMAND_PID;
 use crate::signals::{self, STOPS};
 
 /// The name (`argv[0]`) of a process that is about to become the program: see [`become_program`].
@@ -129,15 +130,18 @@ pub fn become_program() -> Option<ExitCode> {
     if !tied || parent != *getppid().to_string() {
         return Some(Error::system("the command was not started", "dlock has ended").report());
     }
-    Some(execute(&program, words).into())
+    let mut command = Command::new(program);
+    // This process keeps its id when it becomes the program.
+    command.args(words).env(COMMAND_PID, std::process::id().to_string());
+    Some(become_command(command).into())
 }
 
-/// Replaces this process by the program. Returns only if that fails, with the exit code of shells: 127 if the
+/// Replaces this process by the command. Returns only if that fails, with the exit code of shells: 127 if the
 /// program is not found, else 126.
-pub fn execute(program: &OsStr, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> u8 {
+pub fn become_command(mut command: Command) -> u8 {
     flush_stderr();
-    let why = Command::new(program).args(words).exec();
-    warn(format_args!("{}: {why}", program.display()));
+    let why = command.exec();
+    warn(format_args!("{}: {why}", command.get_program().display()));
     if why.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
 }
 

@@ -47,6 +47,24 @@ fn parallel_runs_of_one_script_take_turns(kind: &ServerKind) {
     assert_eq!((done.code, &*done.stdout, &*done.stderr), (Some(0), "turn\nturn\n", ""));
 }
 
+/// Orphans become children of the parent run's dlock process. They must not count as its command.
+#[each_server]
+fn orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let inner =
+        "$DLOCK run --node-timeout 5s x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn >> turns'";
+    let script = format!(
+        "start() {{ (sh -c \"$1\" &); }}; start \"{inner}\"; start \"{inner}\"; \
+        until [ \"$(grep -c turn turns 2>/dev/null)\" = 2 ]; do sleep 0.02; done"
+    );
+    let run = stage.start(stage.run("", &script));
+    until("one waits for the other", || queue::clients(&mut stage.connect(), "x").len() == 1);
+    stage.write("go", "");
+    let done = run.end();
+    assert_eq!((done.code, &*done.stderr), (Some(0), ""));
+    assert_eq!(stage.lines("turns"), ["turn", "turn"]);
+}
+
 /// The environment does not name the parent's hold, so the nested run cannot re-enter it.
 #[each_server]
 fn a_nested_run_is_refused_when_it_waits_for_its_parent(kind: &ServerKind) {
