@@ -32,7 +32,7 @@ const COMMANDS: [(&str, i64, &str, &str); 17] = [
 /// An additional command on servers without dry runs.
 const MAY: (&str, i64, &str, &str) = ("DLOCK._MAY", 2, "write denyoom skip_slowlog skip_monitor", "key");
 
-/// Returns the flags of COMMAND INFO without those that every module command has.
+/// Returns the flags of COMMAND INFO, except for the flags that every module command has.
 fn flags(info: &Value) -> Vec<String> {
     let mut flags: Vec<String> = info.items()[2].items().iter().map(Value::text).collect();
     flags.retain(|flag| flag != "module");

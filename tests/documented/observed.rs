@@ -9,11 +9,11 @@ const INFO: &str = include_str!("../../docs/info.md");
 /// Returns the numeric fields of the section as pairs.
 fn section(conn: &mut Conn) -> Vec<(String, u64)> {
     let text = conn.ok("INFO dlock").text();
-    let is_text = |line: &str| {
-        let times = ["dlock_waited_ms:", "dlock_held_ms:"].iter().any(|name| line.starts_with(name));
-        times || line.starts_with("dlock_warning_words:") || line == "dlock_fence_mark_status:ok"
+    let is_not_a_number = |line: &str| {
+        let is_histogram = ["dlock_waited_ms:", "dlock_held_ms:"].iter().any(|name| line.starts_with(name));
+        is_histogram || line.starts_with("dlock_warning_words:") || line == "dlock_fence_mark_status:ok"
     };
-    let mut lines = text.lines().filter(|line| !line.is_empty() && !is_text(line));
+    let mut lines = text.lines().filter(|line| !line.is_empty() && !is_not_a_number(line));
     assert_eq!(lines.next(), Some("# dlock"));
     let pairs = lines.map(|line| line.split_once(':').unwrap_or_else(|| panic!("{line:?}")));
     pairs.map(|(name, value)| (name.to_string(), value.parse().expect("a number"))).collect()
@@ -82,7 +82,7 @@ fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
     assert!(server.info("dlock_waited_ms").ends_with(",3600000=0,inf=0,sum=0"));
     assert!(value("fence") > Some(1_700_000_000_000_000));
     assert!(value("fence_mark") > value("fence"));
-    // A complete INFO shows the same value.
+    // INFO everything shows the same value as INFO dlock.
     assert_eq!(server.info("dlock_grants"), "6");
 }
 
@@ -124,20 +124,20 @@ fn tokens_stay_out_of_slowlog_and_log_and_info(kind: &ServerKind) {
         "INSPECT k",
         "BREAK k",
     ] {
-        let answer = conn.say(&format!("DLOCK.{}", command.replace("{}", SECRET)));
-        if let Value::Error(line) = answer {
+        let reply = conn.say(&format!("DLOCK.{}", command.replace("{}", SECRET)));
+        if let Value::Error(line) = reply {
             assert!(!line.contains(SECRET), "{line}");
         }
     }
     conn.ok("MULTI");
     conn.ok(&format!("DLOCK.ACQUIRE k {SECRET} 600000"));
     conn.ok("EXEC");
-    // These bytes are no valid lock.
+    // The secret as invalid bytes of a lock.
     assert!(conn.call(&["RESTORE", "r", "0", SECRET]).error().starts_with("ERR"));
 
     let slow = format!("{:?}", conn.ok("SLOWLOG GET 1000"));
-    assert!(slow.contains("DLOCK.BREAK"), "it must be on to prove anything: {slow}");
-    // The server logs the arguments of RESTORE itself.
+    assert!(slow.contains("DLOCK.BREAK"), "SLOWLOG must be on for this test: {slow}");
+    // RESTORE is a command of the server, so SLOWLOG shows its arguments.
     let slow = slow.replace(&format!(r#"["RESTORE", "r", "0", "{SECRET}"]"#), "");
     assert!(!slow.contains(SECRET), "{slow}");
     let info = conn.ok("INFO everything").text();
@@ -151,7 +151,7 @@ fn tokens_stay_out_of_slowlog_and_log_and_info(kind: &ServerKind) {
 #[each_server]
 fn the_log_warns_when_no_client_can_be_notified_of_a_release(kind: &ServerKind) {
     const WARNING: &str = "notify-keyspace-events must contain K and d";
-    for (events, heard) in [
+    for (events, suffices) in [
         ("\"\"", false),
         ("Kd", true),
         ("KA", true),
@@ -162,6 +162,6 @@ fn the_log_warns_when_no_client_can_be_notified_of_a_release(kind: &ServerKind) 
     ] {
         let server = Server::options(kind).conf(&format!("notify-keyspace-events {events}")).start();
         let warnings = server.log().lines().filter(|line| line.contains(WARNING)).count();
-        assert_eq!(warnings, usize::from(!heard), "notify-keyspace-events {events}");
+        assert_eq!(warnings, usize::from(!suffices), "notify-keyspace-events {events}");
     }
 }

@@ -101,7 +101,7 @@ impl MakeRun {
             .stdout(log)
             .spawn();
         let mut run = MakeRun { server: server.expect("it starts"), folder, port };
-        until("it tells what to do", || {
+        until("make run prints its instructions", || {
             assert!(run.server.try_wait().expect("its state").is_none(), "it ended: {}", run.said());
             run.said().contains("Ctrl-C ends it.")
         });
@@ -140,7 +140,7 @@ fn make_run_and_the_documented_sessions_run_as_shown(kind: &ServerKind) {
     try_the_sessions(&mut Conn::open(run.port.number()));
 }
 
-/// Runs without an installed server in the PATH.
+/// The session runs without an installed server in the PATH.
 #[each_server]
 fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind: &ServerKind) {
     let shown = documents::blocks("docs/getting-started.md", "sh");
@@ -176,7 +176,7 @@ fn the_example_configuration_starts_a_server(kind: &ServerKind) {
             .stdout(log.try_clone().expect("a log"))
             .spawn()
             .expect("it starts");
-        until("it answers", || {
+        until("the server answers", || {
             assert!(server.try_wait().expect("its state").is_none(), "it ended: {}", logged(&folder));
             TcpStream::connect(("127.0.0.1", port.number())).is_ok()
         });
@@ -184,7 +184,7 @@ fn the_example_configuration_starts_a_server(kind: &ServerKind) {
     };
     let mut server = start();
     let mut conn = Conn::open(port.number());
-    // A first start cannot be told from a loss of all data.
+    // The server cannot distinguish a first start from a loss of all data.
     let refused = conn.say("DLOCK.ACQUIRE k a 60000");
     assert!(
         refused.error().starts_with("GRACE ") && refused.error().contains("grants no new"),
@@ -198,14 +198,14 @@ fn the_example_configuration_starts_a_server(kind: &ServerKind) {
     server.wait().expect("ended");
     let mut server = start();
     let mut conn = Conn::open(port.number());
-    let shown = until_some("it has loaded", || match conn.say("DLOCK.INSPECT k") {
+    let shown = until_some("the server has loaded its files", || match conn.say("DLOCK.INSPECT k") {
         Value::Error(_) => None,
         shown => Some(shown),
     });
     let after = conn.say("DLOCK.ACQUIRE other a 60000");
     server.kill().expect("killed");
     server.wait().expect("ended");
-    assert_eq!(shown.field("fence"), &fence, "durable, as it promises");
+    assert_eq!(shown.field("fence"), &fence, "the hold survives, as the example says");
     assert!(after.error().starts_with("GRACE "), "each start has a grace period: {after:?}");
 }
 

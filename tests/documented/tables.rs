@@ -58,7 +58,7 @@ fn the_documented_acl_line_grants_the_named_rights_only(kind: &ServerKind) {
     }
 }
 
-/// Proves the advice in the WRONGTYPE row of the table.
+/// Tests the advice in the WRONGTYPE row of the table of errors.
 #[each_server]
 fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key(kind: &ServerKind) {
     let table = documents::read("docs/commands.md");

@@ -41,15 +41,15 @@ fn a_warning_comes_and_goes_with_its_cause_and_is_logged_when_it_comes(kind: &Se
 fn an_unwritable_mark_is_warned_of_until_it_is_written(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
-    until("it is written", || server.info("dlock_fence_mark_status") == "ok");
+    until("the mark is written", || server.info("dlock_fence_mark_status") == "ok");
     // A folder blocks the path of the next file.
     let file = std::fs::read_dir(server.dir()).expect("the folder").map(|file| file.expect("a file").path());
     let file = file.into_iter().find(|file| file.to_string_lossy().contains("fence")).expect("the mark");
     std::fs::remove_file(&file).expect("it can go");
     std::fs::create_dir_all(file.join("in-the-way")).expect("a folder");
-    until("it cannot be written", || warned(&mut conn) == "1 fence-mark");
+    until("the mark cannot be written", || warned(&mut conn) == "1 fence-mark");
     std::fs::remove_dir_all(&file).expect("it can go");
-    until("it can", || warned(&mut conn) == "0 ");
+    until("the mark can be written again", || warned(&mut conn) == "0 ");
 }
 
 #[each_server]
@@ -77,5 +77,5 @@ fn a_server_with_a_renamed_config_command_warns_and_uses_its_own_files(kind: &Se
     let mut conn = server.connect();
     assert_eq!(warned(&mut conn), "1 maxmemory-policy");
     let file = server.dir().join(format!("dlock-{}.fence", server.port()));
-    until("its mark is there", || file.exists());
+    until("the server has written its mark", || file.exists());
 }

@@ -1,5 +1,5 @@
-//! Servers that are killed, lose power, or have damaged files or a full disk: what they remember, and no
-//! second holder. `DLOCK_ROUNDS=200` makes the random tests longer.
+//! Servers that are killed, lose power, or have damaged files or a full disk: they lose no acknowledged
+//! change, and no lock gets a second holder. `DLOCK_ROUNDS=200` makes the random tests longer.
 
 #![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
 
@@ -12,14 +12,14 @@ mod tails;
 
 use dlock_testkit::{Options, Server, ServerKind};
 
-/// The longest lease and the grace, in ms, where holds may be lost. Longer than a restart on a busy machine:
-/// otherwise a lost hold has ended before a client can ask.
+/// Longest lease and grace period, in ms, of servers that may lose holds. Longer than a restart on a busy
+/// machine: otherwise a lost hold would have ended before a client can ask for the lock.
 const LONGEST: u64 = 1_000;
 
 /// Options that lose no acknowledged command.
 fn always(kind: &ServerKind) -> Options {
     let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
-    // Rewritten again and again, so that crashes fall into that too.
+    // Frequent rewrites, so that some crashes happen during one.
     options.conf("auto-aof-rewrite-min-size 100kb")
 }
 

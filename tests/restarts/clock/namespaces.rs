@@ -8,7 +8,8 @@ use dlock_testkit::{Conn, Server, ServerKind, aof, each_server, until};
 /// Two weeks, in seconds.
 const AHEAD: &str = "1209600";
 
-/// Returns the server in a time namespace whose boot-time clock is ahead. `None` if the machine allows none.
+/// Returns the server in a time namespace whose boot-time clock is ahead. `None` if
+/// this machine does not allow time namespaces.
 fn ahead(kind: &ServerKind) -> Option<ServerKind> {
     let unshare = ["/usr/bin/unshare", "--time", "--boottime", AHEAD];
     let made = Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();
@@ -21,8 +22,8 @@ fn ahead(kind: &ServerKind) -> Option<ServerKind> {
     Some(kind)
 }
 
-/// Starts a server whose boot-time clock is ahead and wall clock an hour behind, and one by this machine's
-/// clocks with an append only file.
+/// Starts a server whose boot-time clock is ahead and whose wall clock is an hour behind, and a server with
+/// this machine's clocks and an append only file.
 fn two_clocks(kind: &ServerKind) -> Option<(WallClock, Server, Server)> {
     let (ahead, clock) = WallClock::of(&ahead(kind)?);
     clock.set_off_by(-HOUR);
@@ -66,7 +67,7 @@ fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none(kind: &S
 }
 
 #[each_server]
-fn a_replica_in_another_time_namespace_counts_leases_from_the_arrival(kind: &ServerKind) {
+fn a_replica_in_another_time_namespace_starts_leases_at_their_arrival(kind: &ServerKind) {
     let Some(ahead) = ahead(kind) else { return };
     let (master, replica) = (Server::start(kind), Server::start(&ahead));
     let mut conn = master.connect();
@@ -83,8 +84,8 @@ fn a_replica_in_another_time_namespace_counts_leases_from_the_arrival(kind: &Ser
     }
 }
 
-/// The replica's file contained its master's times by a clock an hour behind: the leases were over when the
-/// new master restarted, and other clients were granted the locks.
+/// The replica's file used to contain times of its master's clock, an hour behind. So the leases had ended
+/// when the promoted replica restarted, and it granted the locks to other clients.
 #[each_server]
 fn a_promoted_replica_restarts_with_leases_of_another_clock(kind: &ServerKind) {
     let Some((_clock, master, mut replica)) = two_clocks(kind) else { return };
@@ -117,7 +118,7 @@ fn a_promoted_replica_restarts_with_leases_of_another_clock(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
 }
 
-/// Like a lock that migrated from another machine.
+/// The restored lock is like one that migrated from another machine.
 #[each_server]
 fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
     let Some((_clock, source, mut target)) = two_clocks(kind) else { return };

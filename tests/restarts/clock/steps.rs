@@ -47,8 +47,8 @@ fn assert_left(conn: &mut Conn, least: i64, most: i64) {
     assert!((least..=most).contains(&left), "{left} ms left");
 }
 
-/// Runs `step` with all holders and waiters in place. `plain` checks a SET NX PX lock of 10 minutes and one
-/// of 300 ms, which should have ended.
+/// Runs `step` with all holders and waiters in place. `plain` checks two SET NX PX locks after the step: one
+/// of 10 minutes, and one of 300 ms, which should have ended.
 fn step_with_holders_and_waiters(
     kind: &ServerKind,
     step: impl Fn(&WallClock, &mut Conn),
@@ -121,7 +121,7 @@ fn a_clock_step_an_hour_forward_changes_nothing(kind: &ServerKind) {
     };
     step_with_holders_and_waiters(kind, forward, |conn| {
         assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock of 10 minutes is lost");
-        assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "and is somebody else's");
+        assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "another client holds it");
     });
 }
 

@@ -1,8 +1,9 @@
-/* Preloaded into a server: a disk that can be full, and that tells what of it would survive a power cut.
+/* Preloaded into a server. Simulates a disk that can be full, and records the data that would survive a power cut.
 
-   The folder named by DISK holds `room`, 8 bytes: how many bytes may still be written, below zero for any number; and
-   `synced`, to which each fsync and fdatasync of a file adds "inode birth size": so much of it was on the disk when the
-   call was made. The birth, in ns, tells it from a file that had its inode before. Standard output and error, where the server logs to, are on another disk. */
+   The folder named by DISK contains two files. `room` is the number of bytes that may still be written (8 bytes; a
+   negative number means no limit). To `synced`, each fsync and fdatasync of a file appends the line "inode birth size",
+   with the size of the file at the call. The birth is the creation time in ns: it distinguishes the file from an earlier
+   one with the same inode. Standard output and error, the server's log, count as another disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -11,7 +11,7 @@ use dlock_testkit::{Folder, ServerKind, preloaded};
 pub struct Disk(Folder);
 
 impl Disk {
-    /// Returns the server on a disk with unlimited room.
+    /// Returns a new disk without a limit, and the server with `disk.c` preloaded.
     pub fn of(kind: &ServerKind) -> (ServerKind, Disk) {
         let disk = Disk(Folder::fresh());
         fs::write(disk.0.path().join("synced"), "").expect("a file");
@@ -27,11 +27,11 @@ impl Disk {
         std::io::Write::write_all(&mut file.expect("a file"), &bytes.to_ne_bytes()).expect("8 bytes");
     }
 
-    /// Cuts each file of a dead server in `dir` to its synced length. File names survive. Returns the number
-    /// of lost bytes.
+    /// Truncates each file of a dead server in `dir` to its last synced size. File names survive. Returns the
+    /// number of lost bytes.
     pub fn lose_power(&self, dir: &Path) -> u64 {
         let synced = fs::read_to_string(self.0.path().join("synced")).expect("the shim's log");
-        // Last size of each file by inode and creation time.
+        // Last synced size of each file, by inode and creation time.
         let mut sizes = HashMap::new();
         for line in synced.lines() {
             let (file, size) = line.rsplit_once(' ').expect("a file and its size");
@@ -44,13 +44,13 @@ impl Disk {
 fn cut(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
     let entries =
         fs::read_dir(dir).expect("the server's folder").map(|entry| entry.expect("an entry").path());
-    // Leaves out configuration, output and sanitizer reports.
-    let others = |path: &Path| {
+    // The test wrote the configuration; the server's output and sanitizer reports are on another disk.
+    let is_excluded = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name == "server.conf" || name == "log" || name.starts_with("sanitizer")
     };
     let mut lost = 0;
-    for path in entries.filter(|path| !others(path)) {
+    for path in entries.filter(|path| !is_excluded(path)) {
         if path.is_dir() {
             lost += cut(&path, sizes);
             continue;
@@ -65,7 +65,7 @@ fn cut(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
             .write(true)
             .open(&path)
             .and_then(|file| file.set_len(kept))
-            .expect("it can be cut");
+            .expect("the file can be truncated");
     }
     lost
 }

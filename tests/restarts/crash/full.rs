@@ -46,7 +46,7 @@ fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kin
     }
     let mut waiter = server.connect();
     waiter.send(&["DLOCK.ACQUIRE", "short", "next", "600000", "BLOCK", "0"]);
-    until("it waits", || server.info("dlock_waiting") == "1");
+    until("the client waits", || server.info("dlock_waiting") == "1");
     disk.leave_room_for(0);
     until_refused(&mut conn, "DLOCK.EXTEND kept t 600000");
     for command in [
@@ -57,7 +57,7 @@ fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kin
     ] {
         assert!(conn.say(command).error().starts_with("MISCONF"), "{command}");
     }
-    assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "it is still there");
+    assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "the hold is kept");
     // After a crash the holder would be unknown: the next waiter keeps waiting beyond the first lease.
     until("the lease has expired", || conn.ok("DLOCK.HOLDS short t") == 0);
     until_refused(&mut conn, "DLOCK.BREAK kept");

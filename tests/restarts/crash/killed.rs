@@ -83,7 +83,7 @@ fn begin(server: &Server, random: &mut Random, command: &str) {
         return;
     }
     let mut conn = server.connect();
-    // The server refuses it while one is in progress.
+    // The server refuses a second background write while one is in progress.
     let _ = conn.say(command);
     if random.once_in(2) {
         until("the server has done so", || {

@@ -46,7 +46,7 @@ impl Rounds {
             server.restart();
             looks.append(&mut look(&mut server.connect(), &plan, clock));
             if self.all_is_given_back {
-                give_back(&server, &mut workers);
+                release_all(&server, &mut workers);
                 let mut conn = server.connect();
                 // A client measures a short lease from its request, the server from the grant, so the
                 // server's ends a moment later. A revived hold with a long lease stays.
@@ -62,10 +62,10 @@ impl Rounds {
     }
 }
 
-fn give_back(server: &Server, workers: &mut [Worker<'_>]) {
+fn release_all(server: &Server, workers: &mut [Worker<'_>]) {
     for worker in workers {
         let mut wire = Wire::connect(server.port()).expect("the server answers");
-        worker.release_everything(&mut wire).expect("the server goes on");
+        worker.release_everything(&mut wire).expect("the server accepts the release");
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::{always, attempts};
 use dlock_testkit::{Random, Server, ServerKind, each_server, locks, parse, preloaded};
 
-/// An append only file, and the server's locks at each length of it.
+/// A server, its append only file, and its locks at each length of the file.
 struct Written {
     server: Server,
     file: PathBuf,
@@ -161,7 +161,7 @@ fn a_hold_whose_effect_cannot_be_read_is_covered_by_the_grace_period(kind: &Serv
     fs::write(&file, bytes).expect("the file");
     server.restart();
     let mut conn = server.connect();
-    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "it is forgotten");
+    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the hold is lost");
     let answer = conn.say("DLOCK.ACQUIRE k other 1000");
     assert!(answer.error().starts_with("GRACE "), "{answer:?}");
 }

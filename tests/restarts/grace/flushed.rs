@@ -1,6 +1,6 @@
 //! FLUSHALL, FLUSHDB and SWAPDB end holds without notifying the holders.
 
-#![allow(clippy::disallowed_methods, reason = "what a client sees of time")]
+#![allow(clippy::disallowed_methods, reason = "measures the time as a client does")]
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ fn a_flush_of_held_locks_begins_grace(kind: &ServerKind) {
         let before = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         assert_eq!(conn.ok(flush), "OK");
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "{flush}");
-        // The former holder is refused too: nothing shows who it was.
+        // The server refuses the former holder too: it has no record of that holder any more.
         for token in ["t", "other"] {
             assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
         }

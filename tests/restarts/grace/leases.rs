@@ -71,9 +71,9 @@ fn a_change_of_the_option_begins_no_grace_and_shortens_none(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("FLUSHDB"), "OK");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 100"), "OK");
-    assert!(left(&server) > 500_000, "leases were as long as the option was before");
+    assert!(left(&server) > 500_000, "the earlier value of the option bounds the lost leases");
     assert_eq!(conn.ok("FLUSHALL"), "OK");
-    assert!(left(&server) > 500_000, "what was forgotten first is waited for");
+    assert!(left(&server) > 500_000, "the grace period covers the holds that were lost first");
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 100");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert_eq!((left(&server), logged(&server).1), (0, 1));
@@ -92,14 +92,14 @@ fn a_waiter_with_a_lease_above_the_new_grace_is_refused_at_its_turn(kind: &Serve
         assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
         let (mut long, mut short) = (server.connect(), server.connect());
         long.send(&ask.split(' ').collect::<Vec<_>>());
-        until("it waits", || server.info("dlock_waiting") == "1");
+        until("the client waits", || server.info("dlock_waiting") == "1");
         short.send(&["DLOCK.ACQUIRE", "k", "u", "60000", "BLOCK", "0"]);
         until("both wait", || server.info("dlock_waiting") == "2");
         assert_eq!(conn.ok(&format!("CONFIG SET {option} 60000")), "OK");
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         let refused = long.read();
         assert!(refused.error().starts_with("ERR the longest lease"), "{refused:?}");
-        assert!(short.read().int() > 0, "the next one is served");
+        assert!(short.read().int() > 0, "the next waiter is granted the lock");
         assert_eq!(conn.ok("DLOCK.RELEASE k u"), 1);
         let default = if option == "dlock.max-ttl" { 86_400_000 } else { 0 };
         assert_eq!(conn.ok(&format!("CONFIG SET {option} {default}")), "OK");

@@ -1,6 +1,6 @@
 //! Grace periods after a start: every start has one, and loaded holds stay valid in it.
 
-#![allow(clippy::disallowed_methods, reason = "what a client sees of time")]
+#![allow(clippy::disallowed_methods, reason = "measures the time as a client does")]
 
 use std::fs::{self, OpenOptions};
 use std::time::{Duration, Instant};
@@ -46,20 +46,22 @@ fn a_forgotten_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
     let mut conn = server.connect();
     until_granted(&mut conn, "DLOCK.ACQUIRE probe t 1");
     // The clock decides the grant, whether or not the background job has logged the end.
-    let told = |server: &Server| until("its end is logged", || logged(server).1 == logged(server).0);
-    told(&server);
+    let until_logged = |server: &Server| {
+        until("the end of the grace period is logged", || logged(server).1 == logged(server).0)
+    };
+    until_logged(&server);
     for ttl in [1500, 700] {
         let asked = Instant::now();
         let fence = conn.ok(&format!("DLOCK.ACQUIRE k t {ttl}")).int();
         server.kill9();
         server.restart();
         conn = server.connect();
-        assert_eq!(conn.ok("EXISTS k"), 0, "it is forgotten");
+        assert_eq!(conn.ok("EXISTS k"), 0, "the hold is lost");
         let next = until_granted(&mut conn, "DLOCK.ACQUIRE k other 1500");
         assert!(asked.elapsed() >= Duration::from_millis(ttl), "two holders");
         assert!(next > fence);
         assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
-        told(&server);
+        until_logged(&server);
     }
     assert_eq!(logged(&server).0, 3);
 }
@@ -194,7 +196,7 @@ fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
     let save = |conn: &mut Conn| assert_eq!(conn.ok("SAVE"), "OK");
     let server = restarted(kind, &[], save, |_| ());
     let mut conn = server.connect();
-    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot has it");
+    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot contains the hold");
     assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 

@@ -13,9 +13,9 @@ fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &Se
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     assert!((1..=7_000_000).contains(&(first - fence)), "{first} for {fence}");
     // The mark rises without grants.
-    until("a further one is written", || stored(&path(&server)) > first);
+    until("another mark is written", || stored(&path(&server)) > first);
     let further = stored(&path(&server));
-    until("it is taken note of", || number(&server, "dlock_fence_mark") >= further);
+    until("INFO shows the mark", || number(&server, "dlock_fence_mark") >= further);
     assert!((further - first) >= 4_000_000, "{further} after {first}");
     assert_eq!((status(&server), number(&server, "dlock_fences_beyond_mark")), ("ok".into(), 0));
     assert_eq!(told(&server, ""), 0, "{}", server.log());
@@ -30,13 +30,13 @@ fn the_mark_rises_above_a_fence_from_outside(kind: &ServerKind) {
     let answers = conn.say_together(&[confirm.as_str(), "DLOCK.ACQUIRE other t 600000", "INFO dlock"]);
     assert_eq!((answers[0].int(), answers[1].int()), (raised, raised + 1));
     assert!(answers[2].text().contains("dlock_fences_beyond_mark:1"), "{answers:?}");
-    until("it is covered", || stored(&path(&server)) > raised + 1);
-    until("that is known", || number(&server, "dlock_fence_mark") > raised + 1);
+    until("the mark covers the raised fence", || stored(&path(&server)) > raised + 1);
+    until("INFO shows the new mark", || number(&server, "dlock_fence_mark") > raised + 1);
     assert_eq!(conn.ok("DLOCK.ACQUIRE third t 600000"), raised + 2);
     assert_eq!(number(&server, "dlock_fences_beyond_mark"), 1);
 }
 
-/// A user who can write to the folder could redirect the server's write by a link.
+/// A user with write access to the folder could redirect the server's write with a link.
 #[each_server]
 fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     let mut server = Server::start(kind);
@@ -49,25 +49,25 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
         symlink(&precious, link).expect("a link");
     }
     server.restart();
-    assert_eq!(fs::read(&precious).expect("it is still there"), b"precious");
+    assert_eq!(fs::read(&precious).expect("the file is still there"), b"precious");
     assert_eq!(status(&server), "ok");
     let found = fs::symlink_metadata(&mark).expect("the mark");
     assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
-    assert!(fs::symlink_metadata(&now).is_err(), "it is removed");
+    assert!(fs::symlink_metadata(&now).is_err(), "the temporary file is removed");
     // A folder blocks the temporary name, so the server uses another name.
     let first = stored(&mark);
     fs::create_dir_all(now.join("below")).expect("a folder");
-    until("a further one is written", || stored(&mark) > first);
+    until("another mark is written", || stored(&mark) > first);
     assert_eq!(status(&server), "ok");
-    // In place of the mark itself it counts as no mark.
+    // A link in place of the mark file counts as no mark.
     server.kill9();
-    fs::rename(&mark, &precious).expect("it can be moved");
+    fs::rename(&mark, &precious).expect("the mark can be moved");
     symlink(&precious, &mark).expect("a link");
-    let before = fs::read(&precious).expect("the mark of before");
+    let before = fs::read(&precious).expect("the earlier mark");
     server.restart();
     assert_eq!(status(&server), "failing");
     assert_eq!(told(&server, "cannot be written: it is a link, not a file"), 1);
-    assert_eq!(fs::read(&precious).expect("it is still there"), before);
+    assert_eq!(fs::read(&precious).expect("the file is still there"), before);
     fs::remove_file(&mark).expect("it can be removed");
     until_status(&server, "ok");
 }
@@ -179,7 +179,7 @@ fn a_mark_written_by_another_server_is_warned_of_and_raises_the_fences(kind: &Se
     let theirs = stored(&path(&server)) + 3_000_000;
     // Writes the file as another server would.
     fs::write(path(&server), mark(theirs as u64)).expect("the file can be written");
-    until("it is noticed", || told(&server, "is written by another server too") == 1);
+    until("the second writer is logged", || told(&server, "is written by another server too") == 1);
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(fence > theirs && stored(&path(&server)) > fence, "{fence} after {theirs}");
 }
@@ -191,12 +191,12 @@ fn the_mark_follows_the_dir_option(kind: &ServerKind) {
     let mut conn = server.connect();
     let file = folder.path().join(format!("dlock-{}.fence", server.port()));
     assert_eq!(conn.ok(&format!("CONFIG SET dir {}", folder.path().display())), "OK");
-    until("it is in the new folder", || file.exists());
-    until("it is taken note of", || number(&server, "dlock_fence_mark") == stored(&file));
+    until("the mark is in the new folder", || file.exists());
+    until("INFO shows the mark", || number(&server, "dlock_fence_mark") == stored(&file));
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(stored(&file) > fence);
     let (old, first) = (stored(&path(&server)), stored(&file));
-    until("it goes on there", || stored(&file) > first);
+    until("the mark rises in the new folder", || stored(&file) > first);
     assert_eq!(stored(&path(&server)), old, "and only there");
     assert_eq!((status(&server), told(&server, "")), ("ok".into(), 0));
 }
@@ -207,9 +207,9 @@ fn the_mark_follows_the_port_option(kind: &ServerKind) {
     let mut conn = server.connect();
     assert_eq!(conn.ok(&format!("CONFIG SET port {}", port.number())), "OK");
     let file = server.dir().join(format!("dlock-{}.fence", port.number()));
-    until("it has the new name", || file.exists());
+    until("the mark has the new name", || file.exists());
     let shown = |conn: &mut Conn| conn.ok("INFO dlock").text().contains(&stored(&file).to_string());
-    until("it is taken note of", || shown(&mut conn));
+    until("INFO shows the mark", || shown(&mut conn));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() < stored(&file));
 }
 
@@ -220,7 +220,7 @@ fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
     assert_eq!((status(&server), number(&server, "dlock_fence_mark")), ("off".into(), 0));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    assert_eq!(stored(&path(&server)), before, "the file is left as it is");
+    assert_eq!(stored(&path(&server)), before, "the server does not write the file");
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
     until_status(&server, "ok");
     // Fences up to the old mark may have been issued.

@@ -49,7 +49,7 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
     let mut server = Server::options(&kind).conf("dlock.fence-mark no").start();
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     server.kill9();
-    assert!(!path(&server).exists(), "it is off");
+    assert!(!path(&server).exists(), "the mark is off");
     clock.set_off_by(-DAY);
     server.restart();
     let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();

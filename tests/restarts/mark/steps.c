@@ -1,9 +1,9 @@
-/* Preloaded into a server: at one step of writing its fence mark it dies, waits, or is told an error.
+/* Preloaded into a server. At one step of writing the fence mark, the server dies, waits, or gets an error.
 
-   The folder named by STEPS holds `fault`, two numbers of 8 bytes: the step (1 create, 2 half of the write, 3 write, 4
-   fdatasync, 5 rename, 6 fsync of the folder; 0 for none), and what happens there: -1 it dies when the step is done, -2 it
-   waits before it for as long as that stands there, else the error it gets. The name of each step that was done is added
-   to `done`. */
+   The folder named by STEPS contains two files. `fault` is two numbers of 8 bytes: the step (1 create, 2 half of the write,
+   3 write, 4 fdatasync, 5 rename, 6 fsync of the folder; 0 for none), and the action: -1 the server dies after the step, -2
+   it waits before the step until the test changes the file, and any other number is the errno that the step fails with. To
+   `done`, each completed step appends its name. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,7 +43,7 @@ static volatile long long *fault(void) {
     return file;
 }
 
-/* Whether the step may be taken: waits, or sets errno. */
+/* Returns whether the step may be taken. Waits while the action is -2; sets errno if the step must fail. */
 static int may(int step) {
     while (fault()[0] == step && fault()[1] == -2) usleep(1000);
     if (fault()[0] != step || fault()[1] < 0) return 1;

@@ -67,14 +67,14 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     let first = number(&server, "dlock_fence_mark");
     faults.wait_before("fsync");
     until("a further one is written", || faults.done().len() == 2 * STEPS.len() - 1);
-    assert!(stored(&path(&server)) > first, "it has its name");
-    // The background job checks ten times a second and finds it unfinished.
+    assert!(stored(&path(&server)) > first, "the file has its final name");
+    // The background job checks ten times a second, and finds the write unfinished.
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
     until("the background has looked", || conn.ok("EXISTS mark") == 0);
     assert_eq!(number(&server, "dlock_fence_mark"), first);
     faults.none();
-    until("it counts", || number(&server, "dlock_fence_mark") == stored(&path(&server)));
+    until("INFO shows the mark", || number(&server, "dlock_fence_mark") == stored(&path(&server)));
     assert_eq!(faults.done(), [STEPS, STEPS].concat());
 }
 
@@ -100,7 +100,7 @@ fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
             // At a start.
             server.kill9();
             faults.kill_after(step);
-            assert!(server.try_restart().is_err(), "it died: {step}");
+            assert!(server.try_restart().is_err(), "the server died: {step}");
         }
         assert!(stored(&path(&server)) >= last, "{step}");
         faults.none();
@@ -173,7 +173,7 @@ fn no_grant_waits_for_a_silent_disk_and_none_exceeds_the_mark(kind: &ServerKind)
     // The loop ends at the next status change; each command is answered meanwhile.
     while status(&server) == "ok" {
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        // A crash would leave the earlier mark.
+        // After a crash the file would still contain the earlier mark.
         let mark = stored(&path(&server));
         assert!(fence > last && (fence <= mark || status(&server) != "ok"), "{fence} beyond {mark}");
         close += i64::from(fence == last + 1);
@@ -187,6 +187,6 @@ fn no_grant_waits_for_a_silent_disk_and_none_exceeds_the_mark(kind: &ServerKind)
     assert!(fence > mark + 1_000_000, "the clock is followed again: {fence}, the mark is {mark}");
     faults.none();
     until_status(&server, "ok");
-    until("it covers what was granted", || stored(&path(&server)) > fence);
+    until("the mark covers the granted fence", || stored(&path(&server)) > fence);
     assert_eq!(told(&server, "is written again"), 1);
 }

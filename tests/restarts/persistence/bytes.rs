@@ -7,7 +7,7 @@ use dlock_testkit::{Conn, Layout, Server, ServerKind, Value, each_server, until}
 fn server(kind: &ServerKind) -> (Server, Conn) {
     let server = Server::options(kind).conf("rdbcompression no").start();
     let mut conn = server.connect();
-    // Skips the checksum, which a forger could compute.
+    // The server must not check the checksum: an attacker could compute a valid one.
     assert_eq!(conn.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
     (server, conn)
 }
@@ -31,7 +31,7 @@ fn dump_and_restore_keep_a_lock_unchanged(kind: &ServerKind) {
         assert!((540_000..=600_000).contains(&left), "{left}");
     }
     assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("3".into(), "3".into()));
-    // Replaces another lock: its hold has ended, and the restored one counts.
+    // RESTORE with REPLACE ends the hold of the replaced lock, and counts the restored hold.
     conn.ok("DLOCK.ACQUIRE other x 600000");
     let payload = conn.ok("DUMP plain").bytes().to_vec();
     assert_eq!(conn.call(&[&b"RESTORE"[..], b"other", b"0", &payload, b"REPLACE"]), "OK");
@@ -66,23 +66,23 @@ fn a_restored_lease_keeps_its_deadline(kind: &ServerKind) {
     let payload = conn.ok("DUMP k").bytes().to_vec();
     conn.ok("DLOCK.RELEASE k t");
     assert_eq!(restore(&mut conn, "k", &payload), "OK");
-    until("it ends", || conn.ok("EXISTS k") == 0);
+    until("the restored hold ends", || conn.ok("EXISTS k") == 0);
     assert_eq!(server.info("dlock_expiries"), "1");
-    // Restored again, the lock has expired for every reader.
+    // A second RESTORE: the hold has expired, so no command shows it.
     conn.send_batch(&[&[&b"RESTORE"[..], b"k", b"0", &payload][..], &[b"DLOCK.HOLDS", b"k", b"t"]]);
     assert_eq!((conn.read(), conn.read()), (Value::Simple("OK".into()), 0.into()));
-    until("the background ends it too", || conn.ok("EXISTS k") == 0);
+    until("the background job removes the key", || conn.ok("EXISTS k") == 0);
 }
 
 /// MIGRATE and replication cross machines whose clocks may differ.
 #[each_server]
-fn a_lease_restored_from_another_machine_counts_from_the_arrival(kind: &ServerKind) {
+fn a_lease_restored_from_another_machine_starts_at_its_arrival(kind: &ServerKind) {
     let (master, mut conn) = server(kind);
     let (replica, mut look) = server(kind);
     replica.replicate(&master);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let dumped = Dumped::of(&mut conn, "k");
-    // Bytes of another boot with a clock five minutes behind: boot id, time of writing, deadline of the hold.
+    // Changes the bytes to those of another boot whose clock is five minutes behind.
     let mut lock = Layout::of(&dumped.lock);
     lock.boot ^= 1;
     lock.at -= 300_000;
@@ -97,7 +97,7 @@ fn a_lease_restored_from_another_machine_counts_from_the_arrival(kind: &ServerKi
 }
 
 /// RESTORE reads the lock before it checks the native TTL, and drops the lock if the TTL has elapsed. The
-/// gauges once kept counting it.
+/// gauges used to count the dropped lock for ever.
 #[each_server]
 fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     let (server, mut conn) = server(kind);
@@ -112,14 +112,14 @@ fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     for _ in 0..7 {
         assert!(!matches!(conn.read(), Value::Error(_)));
     }
-    until("only what is there counts", || {
+    until("the gauges count the three existing locks", || {
         server.info("dlock_held") == "3" && server.info("dlock_holders") == "3"
     });
     // The existing locks still end.
     for key in ["k", "x", "z"] {
         assert_eq!(conn.ok(&format!("DLOCK.EXTEND {key} t 1")), 1);
     }
-    until("all have ended", || conn.ok("DBSIZE") == 0);
+    until("all holds have ended", || conn.ok("DBSIZE") == 0);
     assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("0".into(), "0".into()));
 }
 
@@ -130,9 +130,9 @@ fn every_truncation_is_refused(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE k b 600000 SHARED");
     let dumped = Dumped::of(&mut conn, "k");
     let whole = Dumped::body(&dumped.lock);
-    assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the parts fit together");
-    // A stream that ends early (without the foot, which would end it), then a truncated lock in a complete
-    // stream.
+    assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the undamaged bytes are valid");
+    // Streams that end early (the foot is part of the complete stream only), truncated locks in complete
+    // streams, and a lock with one byte too many.
     let streams = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
     let longer = [dumped.lock.clone(), vec![0]].concat();
@@ -143,7 +143,7 @@ fn every_truncation_is_refused(kind: &ServerKind) {
     }
 }
 
-/// Asserts that a restored hold is within the bounds.
+/// Asserts that the numbers of the restored lock `x` are within their bounds. `payload` is for the message.
 #[track_caller]
 fn assert_within_bounds(conn: &mut Conn, payload: &[u8]) {
     let lock = conn.ok("DLOCK.INSPECT x");
@@ -157,11 +157,11 @@ fn assert_within_bounds(conn: &mut Conn, payload: &[u8]) {
         let fields = [("fence", bound), ("pttl", 86_400_000), ("count", i32::MAX.into())];
         for (name, most) in fields {
             let value = hold.field(name).int();
-            assert!((0..=most).contains(&value), "{name} {value} by {}", payload.escape_ascii());
+            assert!((0..=most).contains(&value), "{name} {value}, restored from {}", payload.escape_ascii());
         }
     }
     let delay = lock.field("delay").int();
-    assert!(delay <= 86_400_000, "delay {delay} by {}", payload.escape_ascii());
+    assert!(delay <= 86_400_000, "delay {delay}, restored from {}", payload.escape_ascii());
 }
 
 #[each_server]
@@ -172,7 +172,7 @@ fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE b t 600000");
     conn.ok("DLOCK.ACQUIRE c t 600000 PERMITS 2");
     conn.ok("DLOCK.ACQUIRE d t 1 DELAY 86400000");
-    until("only its delay is left", || {
+    until("only the delay of d is left", || {
         conn.ok("DLOCK.HOLDS d t") == 0 && server.info("dlock_expiries") == "1"
     });
     let (mut refused, mut accepted) = (0, 0);
@@ -213,7 +213,7 @@ fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
     assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("4".into(), "4".into()));
 }
 
-/// Reason of the refusal, and the change to valid bytes.
+/// The logged reason of the refusal, and the change to valid bytes that causes it.
 type Forgery<'a> = (&'a str, &'a dyn Fn(&mut Layout));
 
 #[each_server]
@@ -256,7 +256,7 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why(kind: &ServerKind) {
         let log = server.log().split_off(logged);
         assert!(log.contains("dlock: refused a stored lock") && log.contains(why), "{why}: {log}");
     }
-    // A ttl above the current bound, although it was granted.
+    // A ttl above the current dlock.max-ttl is refused, although the lock was granted with it.
     conn.ok("CONFIG SET dlock.max-ttl 500000");
     assert!(restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock))).error().starts_with("ERR"));
     conn.ok("CONFIG SET dlock.max-ttl 600000");
@@ -270,7 +270,7 @@ fn a_newer_encoding_is_refused_and_the_log_says_why(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut dumped = Dumped::of(&mut conn, "k");
     // The lowest bits of the module name are the encoding version.
-    *dumped.head.last_mut().expect("it has bytes") += 1;
+    *dumped.head.last_mut().expect("the head is not empty") += 1;
     let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock)));
     assert_eq!(refused.error(), "ERR Bad data format");
     assert!(server.log().contains("a newer module wrote it, load that one"));

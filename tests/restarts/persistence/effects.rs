@@ -81,7 +81,7 @@ fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
         other[at] = byte;
         other
     };
-    // The replayed fence is known.
+    // The server knows the last fence from the replay.
     let later = fence.parse::<u64>().expect("a number") + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let bad = [

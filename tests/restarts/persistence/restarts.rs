@@ -112,7 +112,7 @@ fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again(kind: &ServerK
     server.restart();
     let mut conn = server.connect();
     assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("DLOCK.INSPECT k")), (0.into(), Value::Nil));
-    until("the background ends it", || conn.ok("EXISTS k") == 0);
+    until("the background job ends the hold", || conn.ok("EXISTS k") == 0);
     assert_eq!(server.info("dlock_expiries"), "1");
 }
 
@@ -123,7 +123,7 @@ fn a_lease_continues_and_ends_after_a_restart(kind: &ServerKind) {
     server.kill9();
     server.restart();
     let mut conn = server.connect();
-    until("it ends with nobody looking", || conn.ok("EXISTS k") == 0);
+    until("the background job ends the hold", || conn.ok("EXISTS k") == 0);
     assert_eq!((server.info("dlock_expiries"), server.info("dlock_held")), ("1".into(), "0".into()));
 }
 
@@ -177,7 +177,8 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
         go_through(&mut server, how);
         let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
         if how == "no preamble" {
-            // A rewrite without a preamble writes only keys: the clock or the mark must do.
+            // A rewrite without a preamble writes only keys, so only the clock or the mark keeps fences
+            // rising.
             assert!(next > raised - 9_000_000, "{how}: {next}");
         } else {
             assert_eq!(next, raised + 1, "{how}");
@@ -185,8 +186,8 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
     }
 }
 
-/// Redis 7.0 writes a header of the module's data in every RDB, and the module once refused an empty one: a
-/// server with an append only file, whose base is written before any lock, did not restart.
+/// Redis 7.0 writes a header of the module's data in every RDB, and the module used to refuse an empty one. A
+/// server with an append only file writes its base before any lock exists, so it could not restart.
 #[each_server]
 fn a_server_without_grants_restarts(kind: &ServerKind) {
     let mut server = always(kind).start();
@@ -222,7 +223,7 @@ fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next(kind: &ServerK
 
 #[allow(clippy::disallowed_methods, reason = "a key's own ttl runs by the wall clock")]
 fn wall_millis() -> u128 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_millis()
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970").as_millis()
 }
 
 #[each_server]
