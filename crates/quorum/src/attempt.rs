@@ -9,18 +9,20 @@ use crate::{
 };
 use std::time::Duration;
 
-/// The additional tries of a client in its turn: the votes that it misses may briefly be held by clients that
-/// are about to give up, or by its predecessor until its release arrives.
-const BRIEF_TRIES: u8 = 8;
+/// Additional tries of a round in which it is this client's turn ([`Start::InOrder`], [`Start::Queued`]). The
+/// missing members may be held for a short time by clients that are about to give up, or by the predecessor
+/// in the queue until its RELEASE arrives.
+const EXTRA_TRIES: u8 = 8;
 
-/// The first and the longest pause between these tries.
+/// The first and the longest pause between the tries of such a round.
 const BRIEF_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_BRIEF_PAUSE: Duration = Duration::from_millis(32);
 
-/// The longest pause between two tries of another round.
+/// The longest pause between the tries of any other round.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// An attempt under way. Dropping it gives it up: the driver then releases whatever it asked for.
+/// An attempt under way. A driver that drops it before its end must release its token at the members that it
+/// asked.
 ///
 /// ```text
 ///  new ──> begin_round ──> answered, waited, timed_out ──> Acquired
@@ -32,7 +34,7 @@ pub struct Attempt {
     terms: Terms,
     retry_state: RetryState,
     round: Option<Round>,
-    /// Before the first send of the round.
+    /// The time just before the first send of the round.
     begun: Instant,
     /// The pauses between the tries of the round.
     backoff: Backoff,
@@ -40,7 +42,8 @@ pub struct Attempt {
     pause: Option<Instant>,
     /// The reason why the round failed, and its length, until it is reviewed.
     failed: Option<(FailureReason, Duration)>,
-    /// Whether this round only shows whether a majority can vote: see [`needs_last_round`].
+    /// Whether the only purpose of this round is to find out if a majority can vote: see
+    /// [`needs_last_round`].
     is_last_round: bool,
     random: Random,
 }
@@ -50,10 +53,9 @@ pub struct Attempt {
 pub struct Step {
     /// The requests to send now.
     pub sends: Sends,
-    /// Whether to tell the caller that too few members can vote, and that the attempt waits for them.
+    /// Whether to report an outage to the caller: too few members can vote, and the attempt waits for them.
     pub reports_outage: bool,
-    /// The queue to which the other waits of this client for the lock must move, because other clients were
-    /// met there.
+    /// A queue where this attempt met other clients. The client's other waits for the lock must move there.
     pub met_at: Option<Member>,
     /// The next action of the driver.
     pub next: Next,
@@ -66,14 +68,14 @@ pub enum Next {
     Wait,
     /// Draw a token that was never used before, and call [`Attempt::begin_round`].
     BeginRound,
-    /// The round failed. Release whatever it asked for, read the holders of the lock if `needs_holders`, and
-    /// call [`Attempt::review`].
+    /// The round failed. Release its token at the members that were asked, read the holders of the lock if
+    /// `needs_holders`, and call [`Attempt::review`].
     Review {
         /// Whether the decision depends on the holders of the lock.
         needs_holders: bool,
     },
-    /// The lock is held. Later answers may still show where other clients wait: see
-    /// [`Attempt::answered_late`].
+    /// The lock is held. Pass outstanding answers to [`Attempt::answered_late`]: they may show where other
+    /// clients wait.
     Acquired(Acquired),
     /// The attempt has failed. [`Attempt::votes`] has the details.
     Failed(FailureReason),
@@ -82,11 +84,12 @@ pub enum Next {
 /// Where a successful attempt met other clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meeting {
-    /// Nowhere but at the first queue.
+    /// At no queue other than the first.
     None,
     /// At this queue. Record it with [`Contention::meet`].
     At(Member),
-    /// Perhaps at this queue: look there, as the release of a predecessor may have been in flight.
+    /// Perhaps at this queue, as its member refused the attempt. Look there: the refusal may also be due to a
+    /// predecessor whose RELEASE was in flight.
     LookAt(Member),
 }
 
@@ -114,7 +117,7 @@ impl Attempt {
         self.backoff = match start {
             Start::AtOnce | Start::Adopting => Backoff::new(pause, LONGEST_PAUSE),
             Start::InOrder | Start::Queued => {
-                plan.retries = plan.retries.saturating_add(BRIEF_TRIES);
+                plan.retries = plan.retries.saturating_add(EXTRA_TRIES);
                 Backoff::new(pause.min(BRIEF_PAUSE), LONGEST_BRIEF_PAUSE)
             }
         };
@@ -137,7 +140,7 @@ impl Attempt {
         }
     }
 
-    /// Takes the end of [`Request::Wait`] at `member`.
+    /// Takes the outcome of [`Request::Wait`] at `member`.
     pub fn waited(&mut self, member: Member, ended: Vote<()>, now: Instant) -> Step {
         match &mut self.round {
             Some(round) => {
@@ -153,7 +156,7 @@ impl Attempt {
         self.pause
     }
 
-    /// Continues after a pause. Does nothing before its end.
+    /// Continues after a pause. Does nothing before the end of the pause.
     pub fn timed_out(&mut self, now: Instant) -> Step {
         if self.pause.is_none_or(|end| now < end) {
             return Step::wait();
@@ -165,8 +168,8 @@ impl Attempt {
         }
     }
 
-    /// Decides what follows the failed round. `memory` holds the records of the client about the lock, which
-    /// other attempts may have changed meanwhile; `holders`, if the step asked for them.
+    /// Decides what follows the failed round. `memory` is the client's record of the contention for this
+    /// lock, shared with its other attempts. `holders` is required if the step had `needs_holders`.
     pub fn review(
         &mut self,
         memory: &mut Contention,
@@ -206,7 +209,7 @@ impl Attempt {
         Step { reports_outage: decision.reports_outage, met_at: decision.met_at, ..step }
     }
 
-    /// Returns where the attempt met other clients, once it has acquired the lock.
+    /// Returns where the attempt met other clients. Call this once it has acquired the lock.
     pub fn meeting(&self) -> Meeting {
         let next = self.round.as_ref().and_then(|round| Some((round, round.next_queue()?)));
         match next {
@@ -259,7 +262,7 @@ impl Attempt {
                     }
                 }
             }
-            // The caller wants no hold with another token than its own.
+            // The last round has a new token, but the caller wants a hold under its own token only.
             Verdict::Acquired(_) if self.is_last_round && self.terms.one_round => {
                 Step::new(Sends::new(), Next::Failed(FailureReason::Taken))
             }
@@ -298,7 +301,7 @@ impl Step {
     }
 }
 
-/// Whether another round cannot succeed, or is not allowed.
+/// Returns whether no further round is allowed or can succeed.
 fn is_final(failed: Failed<'_>) -> bool {
     failed.terms.one_round
         || failed.terms.deadline.has_passed(failed.now)
@@ -306,8 +309,8 @@ fn is_final(failed: Failed<'_>) -> bool {
         || matches!(failed.reason, FailureReason::Deadlock | FailureReason::Misuse | FailureReason::TooLate)
 }
 
-/// Whether a wait ended in the queue of one member, without an answer of a majority. All members are asked
-/// once more then: the lock is reported as taken only if a majority can vote.
+/// Returns whether to ask all members once more before the attempt fails. Its wait has ended in the queue of
+/// one member without answers from a majority, and "taken" must only be reported if a majority can vote.
 fn needs_last_round(failed: Failed<'_>) -> bool {
     let answers = failed.round.votes().flatten().count();
     failed.reason == FailureReason::Taken

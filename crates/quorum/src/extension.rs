@@ -1,11 +1,13 @@
-//! A new lease for a hold, and the hold itself on members that have forgotten it.
+//! An extension: renews the lease of a hold on all members, and restores the hold on members that have lost
+//! it.
 //!
-//! A member that restarts without its data loses the hold. If one member after the other did, the hold would
-//! be lost, although a majority had it all the time. So the client asks such a member for the hold again, by
-//! a rule that `tests/model.rs` checks: only after a majority has extended without it, and its grant is no
-//! vote, as only EXTEND is. Each new validity still rests on a majority that held the lock when asked, with a
-//! lease from then on. As for an acquisition, a member that forgets must grant nothing for a lease. If such
-//! grants were votes, they would bring back a hold that an operator has ended everywhere.
+//! A member that restarts without its data loses the hold. If all members restarted one after the other, the
+//! hold would be lost, although a majority had it at each instant. So the client requests the hold again from
+//! such a member (a restore), by a rule that `tests/model.rs` checks: only after a majority has extended the
+//! hold, and the grant is no vote. Only an answer to EXTEND is a vote, so each new validity rests on a
+//! majority that had the hold when it was asked. If restores were votes, they could bring back a hold that an
+//! operator has ended everywhere. As for acquisitions, a member that has lost its data must grant no lock for
+//! the length of a lease.
 
 use crate::{Instant, Lease, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
@@ -27,15 +29,16 @@ pub enum Extended {
     Open,
     /// A majority has the new lease: the hold is valid until this instant.
     Until(Instant),
-    /// No majority agreed, and none refused: the hold keeps its end, and may be extended again until then.
+    /// Too few members extended the hold, but too few have lost it to give it up. [`Extension::held_until`]
+    /// is unchanged, and the hold may be extended again until then.
     Unconfirmed,
-    /// The hold is lost: its validity has ended, or too many members do not hold it for a majority.
+    /// The hold is lost: its validity has ended, or the members that still have it cannot be a majority.
     Lost,
 }
 
 impl Extension {
-    /// Asks all members for `lease`, for a hold that is valid until `held_until`. Read `now` before sending
-    /// anything.
+    /// Extends a hold that is valid until `held_until`: asks all members for `lease`. Read `now` before
+    /// sending anything.
     pub fn new(quorum: Quorum, lease: Lease, held_until: Instant, now: Instant) -> (Self, Sends) {
         let extended_until = lease.valid_until(now);
         let votes = quorum.members().map(|_| None).collect();
@@ -44,7 +47,8 @@ impl Extension {
         (Self { quorum, held_until, extended_until, votes }, to_all(quorum, Request::Extend))
     }
 
-    /// Returns the end of validity while answers are outstanding: never later than before.
+    /// Returns the end of the validity. Until a majority has extended the hold, that is the previous end, or
+    /// the end of the new lease if that is earlier.
     pub fn held_until(&self) -> Instant {
         self.held_until
     }
@@ -61,7 +65,8 @@ impl Extension {
         let not_held = self.count(|vote| *vote == Some(Vote::Refused(Refusal::NotHeld)));
         let outstanding = self.count(Option::is_none);
         if now >= self.held_until || !self.quorum.possible_without(not_held) {
-            // After its end the hold stays lost, even if every member still has it: the caller was told.
+            // A hold whose validity has ended stays lost, even if every member still has it: the caller may
+            // have seen the loss.
             Extended::Lost
         } else if yes >= majority {
             self.held_until = self.extended_until;
@@ -73,8 +78,8 @@ impl Extension {
         }
     }
 
-    /// Asks each member that does not hold the lock for it again, once, if a majority holds it. Call it after
-    /// each answer, also after answers that arrive when the extension is decided.
+    /// Requests the hold again from each member that has lost it, if a majority has extended it. Call this
+    /// after each answer, even if the extension is already decided.
     pub fn restore(&mut self, now: Instant) -> Sends {
         let yes = self.count(|vote| *vote == Some(Vote::Granted(())));
         let mut sends = Sends::new();
@@ -100,22 +105,22 @@ impl Extension {
     }
 }
 
-/// For the model checker, which treats states as equal that differ only in the time of day or in the
+/// For the model checker. It treats two states as equal if they differ only by a shift in time or by the
 /// numbering of the members.
 #[doc(hidden)]
 impl Extension {
-    /// See [`Round::age`].
+    /// See [`age`](crate::Round::age) of a round.
     pub fn age(&mut self, by: Duration) {
         self.held_until = self.held_until.saturating_sub(by);
         self.extended_until = self.extended_until.saturating_sub(by);
     }
 
-    /// See [`Round::relabel`].
+    /// See [`relabel`](crate::Round::relabel) of a round.
     pub fn relabel(&mut self, order: &[usize]) {
         self.votes = order.iter().map(|&from| self.votes[from].clone()).collect();
     }
 
-    /// See [`Round::member_state`].
+    /// See [`member_state`](crate::Round::member_state) of a round.
     pub fn member_state(&self, index: usize) -> impl Ord + '_ {
         &self.votes[index]
     }

@@ -189,7 +189,7 @@ impl Round {
         }
     }
 
-    /// Takes the end of [`Request::Wait`] at `member`. A grant means that the turn of this client has come.
+    /// Takes the outcome of [`Request::Wait`] at `member`. A grant means that it is this client's turn.
     pub fn waited(&mut self, member: Member, ended: Vote<()>, now: Instant) -> Progress {
         if self.stage != Stage::First || self.start != Start::Queued || self.queue() != Some(member) {
             return self.open(Sends::new());
@@ -531,7 +531,7 @@ impl Round {
     }
 }
 
-/// For the model checker, which treats states as equal that differ only in the time of day or in the
+/// For the model checker. It treats two states as equal if they differ only by a shift in time or by the
 /// numbering of the members.
 #[doc(hidden)]
 impl Round {
@@ -540,13 +540,13 @@ impl Round {
         self.since = self.since.saturating_sub(by);
     }
 
-    /// Renumbers the members: index `i` becomes what `order[i]` was. Not while queued, as the queues have an
-    /// order.
+    /// Renumbers the members: the old index `order[i]` becomes index `i`. Not for a queued round, where the
+    /// order of the members matters.
     pub fn relabel(&mut self, order: &[usize]) {
         self.members = order.iter().map(|&from| self.members[from].clone()).collect();
     }
 
-    /// The state of one member, only to be compared.
+    /// Returns the state of one member. The caller can only compare it.
     pub fn member_state(&self, index: usize) -> impl Ord + '_ {
         &self.members[index]
     }

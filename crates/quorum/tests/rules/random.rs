@@ -1,4 +1,5 @@
-//! Random answers in random order. The outcome is checked against the list of events alone.
+//! Rounds with random answers in random order. Each outcome is checked against the list of events, without a
+//! second implementation of the rules.
 
 use super::words::*;
 use dlock_quorum::*;
@@ -7,12 +8,14 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use std::collections::BTreeMap;
 
-/// An answer to one of the requests that were sent, and the time since the previous event in ms.
+/// An answer to a request.
 #[derive(Debug, Clone)]
 struct Event {
-    which: usize,
+    /// Selects the request, modulo the number of requests.
+    index: usize,
     vote: Vote,
-    later: u64,
+    /// Time since the previous event, in ms.
+    elapsed: u64,
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -25,11 +28,11 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => Just(Vote::Refused(Refusal::FenceAhead)),
     ];
     let event = (any::<prop::sample::Index>(), vote, prop_oneof![9 => 0..50_u64, 1 => 0..6_000_u64]);
-    let event = event.prop_map(|(which, vote, later)| Event { which: which.index(1 << 20), vote, later });
+    let event = event.prop_map(|(index, vote, elapsed)| Event { index: index.index(1 << 20), vote, elapsed });
     prop::collection::vec(event, 0..60)
 }
 
-/// The events of a run: the requests with their times, the answers, and the verdict.
+/// The history of a run: the requests with their times in ms, the answers, and the verdict.
 #[derive(Default)]
 struct Story {
     sends: Vec<(Outgoing, u64)>,
@@ -38,18 +41,19 @@ struct Story {
     failed: bool,
 }
 
-fn play(mut machine: Round, sends: Sends, events: &[Event], often: usize) -> Story {
+/// Runs a round with `copies` of each answer. A request can get several answers.
+fn play(mut machine: Round, sends: Sends, events: &[Event], copies: usize) -> Story {
     let mut story = Story::default();
     let mut now = 0;
     story.sends.extend(sends.into_iter().map(|send| (send, now)));
     for event in events {
-        now += event.later;
-        let open: Vec<Outgoing> = story.sends.iter().map(|(send, _)| *send).collect();
-        let send = open[event.which % open.len()];
+        now += event.elapsed;
+        let sent: Vec<Outgoing> = story.sends.iter().map(|(send, _)| *send).collect();
+        let send = sent[event.index % sent.len()];
         if matches!(send.what, Request::Release | Request::Leave) {
             continue;
         }
-        for _ in 0..often {
+        for _ in 0..copies {
             let progress = answer(&mut machine, send, event.vote.clone(), now);
             story.answers.push((send, event.vote.clone()));
             story.sends.extend(progress.sends.into_iter().map(|send| (send, now)));
@@ -77,11 +81,15 @@ fn answer(machine: &mut Round, send: Outgoing, vote: Vote, now: u64) -> Progress
 }
 
 impl Story {
-    /// The members that gave this answer to this request, with its number of occurrences.
-    fn said(&self, what: impl Fn(Request) -> bool, vote: impl Fn(&Vote) -> bool) -> BTreeMap<Member, usize> {
+    /// Counts, for each member, the answers for which both conditions are true.
+    fn count_answers(
+        &self,
+        what: impl Fn(Request) -> bool,
+        vote: impl Fn(&Vote) -> bool,
+    ) -> BTreeMap<Member, usize> {
         let mut members = BTreeMap::new();
-        for (send, said) in &self.answers {
-            if what(send.what) && vote(said) {
+        for (send, answer) in &self.answers {
+            if what(send.what) && vote(answer) {
                 *members.entry(send.to).or_default() += 1;
             }
         }
@@ -96,14 +104,14 @@ impl Story {
         assert!(at(when) < acquired.valid_until);
         let majority = plan.quorum.majority();
         let acquires = |what| what == Request::Acquire;
-        let grants = self.said(acquires, |vote| matches!(vote, Vote::Granted(_)));
+        let grants = self.count_answers(acquires, |vote| matches!(vote, Vote::Granted(_)));
         assert!(grants.len() >= majority, "a grant after a wait is no vote");
         if !plan.fenced || majority == 1 {
             let first = self.sends.iter().find(|(send, _)| acquires(send.what)).unwrap().1;
             assert_eq!(acquired.valid_until, plan.lease.valid_until(at(first)));
             return;
         }
-        // A majority answered the last phase, and had granted.
+        // A majority confirmed the last phase, and each of these members had granted.
         let phase = self.sends.iter().filter_map(|(send, _)| match send.what {
             Request::Confirm { phase, fence } => Some((phase, fence)),
             _ => None,
@@ -113,7 +121,7 @@ impl Story {
         assert_eq!(acquired.fence, Some(fence));
         let begun = self.sends.iter().find(|(send, _)| send.what == what).unwrap().1;
         assert_eq!(acquired.valid_until, plan.lease.valid_until(at(begun)));
-        let yes = self.said(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
+        let yes = self.count_answers(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
         assert!(yes.keys().filter(|member| grants.contains_key(member)).count() >= majority);
     }
 }
@@ -129,7 +137,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_round_acquires_only_by_a_majority_with_validity_from_a_send(
+    fn a_round_acquires_only_with_a_majority_and_validity_counts_from_a_send(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
@@ -143,7 +151,7 @@ proptest! {
         story.check(plan);
     }
 
-    /// When no answer is outstanding there is a verdict: no round hangs.
+    /// A round without outstanding answers has a verdict, so no round hangs.
     #[test]
     fn a_round_is_decided_when_every_request_is_answered(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
@@ -158,9 +166,9 @@ proptest! {
         let mut events = events.into_iter();
         let mut verdict = Verdict::Open;
         while let Some(last) = open.len().checked_sub(1) {
-            let unknown = Event { which: last, vote: Vote::Unknown, later: 0 };
+            let unknown = Event { index: last, vote: Vote::Unknown, elapsed: 0 };
             let event = events.next().unwrap_or(unknown);
-            let send = open.remove(event.which % open.len());
+            let send = open.remove(event.index % open.len());
             if send.what == Request::Release {
                 continue;
             }
@@ -181,30 +189,30 @@ proptest! {
     #[test]
     fn a_duplicate_answer_changes_nothing(members in 1..6_u8, fenced: bool, events in events()) {
         let plan = plan(members, fenced);
-        let outcome = |often| {
+        let outcome = |copies| {
             let (machine, sends) = Round::at_once(plan, &[], at(0));
-            let story = play(machine, sends, &events, often);
+            let story = play(machine, sends, &events, copies);
             (story.acquired, story.failed, story.sends)
         };
         prop_assert_eq!(outcome(1), outcome(3));
     }
 }
 
-/// The random runs reach the cases that they are for.
+/// Guards against a generator that misses the cases which the tests above are for.
 #[test]
 fn random_runs_acquire_fail_and_repeat_the_confirm_phase() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let mut runner = TestRunner::deterministic();
-    let (mut confirmed, mut failed, mut again) = (0, 0, 0);
+    let (mut acquired, mut failed, mut repeated) = (0, 0, 0);
     for _ in 0..2_000 {
         let events = events().new_tree(&mut runner).unwrap().current();
         let (machine, sends) = Round::at_once(plan(3, true), &[], at(0));
         let story = play(machine, sends, &events, 1);
-        confirmed += usize::from(story.acquired.is_some());
+        acquired += usize::from(story.acquired.is_some());
         failed += usize::from(story.failed);
         let second = |(send, _): &(Outgoing, u64)| matches!(send.what, Request::Confirm { phase: 1.., .. });
-        again += usize::from(story.sends.iter().any(second));
+        repeated += usize::from(story.sends.iter().any(second));
     }
-    assert!(confirmed > 50 && failed > 50 && again > 50, "{confirmed} {failed} {again}");
+    assert!(acquired > 50 && failed > 50 && repeated > 50, "{acquired} {failed} {repeated}");
 }
