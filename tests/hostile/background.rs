@@ -1,9 +1,10 @@
-//! The background job serves all clients: work that one connection causes delays no other, and its memory is
-//! freed.
+//! The background job serves all clients: the work that one connection causes delays no other client, and its
+//! memory is freed.
 
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
-/// All holds of a closed connection were once ended before the next lease was checked: 9 s for 30,000 holds.
+/// The job used to end all holds of a closed connection before it checked the next lease: 9 s for 30,000
+/// holds.
 #[each_server]
 fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     const MANY: usize = 2_000;
@@ -21,7 +22,7 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     }
     let mut look = server.connect();
     let mut events = Events::subscribe(&server, "__keyevent@0__:*");
-    // Both are due when the background job runs.
+    // The lease and the connection have both ended when the background job runs.
     let kill = format!("CLIENT KILL ID {id}");
     let answers = look.say_together(&["DLOCK.ACQUIRE other t 1", &kill, "DEBUG SLEEP 0.02"]);
     assert!(answers[0].int() > 0 && answers[1] == 1, "{answers:?}");
@@ -33,16 +34,16 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
             _ => {}
         }
     }
-    let before = before.expect("it has come");
-    assert!(before < MANY / 2, "{before} holds were ended before the lease was looked at");
-    until("all have ended", || server.info("dlock_holders") == "0");
+    let before = before.expect("the lease has expired");
+    assert!(before < MANY / 2, "{before} holds were ended before the lease");
+    until("all holds have ended", || server.info("dlock_holders") == "0");
 }
 
 fn used(server: &Server) -> i64 {
     server.info("used_memory").parse().expect("a number")
 }
 
-/// A record of each deletion was kept, and its memory never freed: 81 MB after a million.
+/// The module used to keep a record of each deletion for ever: 81 MB after a million.
 #[each_server]
 fn deleted_keys_leave_no_state(kind: &ServerKind) {
     const SCRIPT: &str = "for n = 1, tonumber(ARGV[1]) do redis.call('DLOCK.ACQUIRE', KEYS[1] .. n % tonumber(ARGV[2]), 't', \
@@ -54,13 +55,13 @@ fn deleted_keys_leave_no_state(kind: &ServerKind) {
             assert_eq!(conn.call(&["EVAL", SCRIPT, "1", "k", "10", "10"]), Value::Nil);
             let before = used(&server);
             assert_eq!(conn.call(&["EVAL", SCRIPT, "1", "k", "100000", keys]), Value::Nil);
-            until("it is nearly as it was", || used(&server) < before + (2 << 20));
+            until("the memory is freed", || used(&server) < before + (2 << 20));
         }
     }
 }
 
-/// When one grant answered two EPHEMERAL waits of a token, the hold was recorded for both connections and
-/// removed for one: a leak of 212 bytes each time.
+/// When one grant answered two EPHEMERAL waits of a token, the module used to record the hold for both
+/// connections and to remove it for one: a leak of 212 bytes each time.
 #[each_server]
 fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
     let (server, mut holder) = Server::connected(kind);

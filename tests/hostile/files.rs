@@ -1,9 +1,9 @@
-//! Damaged files: a server that loads one starts and is sound, or names the fault and exits. The server
-//! itself parses the file; the module sees the values and effects in it, which `fuzz/` (`stored`, `effects`)
-//! tests a million times as fast. These tests show the two together. `DLOCK_SECONDS` makes them longer (`make
-//! fuzz`).
+//! Damaged files: a server that loads one either starts with consistent locks, or logs the fault and exits.
+//! The server parses the file and passes the stored locks and effects to the module. `fuzz/` (`stored`,
+//! `effects`) tests the module alone, a million times as fast; these tests run both. `DLOCK_SECONDS` makes
+//! them longer (`make fuzz`).
 
-#![allow(clippy::disallowed_methods, reason = "the long form goes by the time")]
+#![allow(clippy::disallowed_methods, reason = "DLOCK_SECONDS limits the long form")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use crate::damage::damage;
 use dlock_testkit::{Conn, Options, Random, Server, ServerKind, Value, each_server, run_time, until};
 
-/// Every kind of lock, and other keys. The tokens share a prefix, to be found in the file.
+/// Commands that create every kind of lock, and another key. Every token begins with `token`, so that
+/// [`damage`] finds it in the file.
 const LOCKS: [&str; 13] = [
     "DLOCK.ACQUIRE plain token1 600000",
     "DLOCK.ACQUIRE deep token1 600000 DEPTH 5 LABEL host:1",
@@ -29,7 +30,7 @@ const LOCKS: [&str; 13] = [
     "DLOCK.ACQUIRE later token1 600000",
 ];
 
-/// Files of a server by their paths in its folder.
+/// Data files of a server: path in its folder, and contents.
 type Files = Vec<(PathBuf, Vec<u8>)>;
 
 fn files_in(dir: &Path, below: &Path, found: &mut Files) {
@@ -53,9 +54,9 @@ fn put(dir: &Path, files: &Files) {
     }
 }
 
-/// Returns a dead server and its files, which contain [`LOCKS`].
+/// Returns a killed server and its files after [`LOCKS`] and `finish`.
 fn written(options: Options, finish: impl Fn(&Server)) -> (Server, Files) {
-    // A checksum would reveal every change before the module sees it.
+    // With a checksum, the server would refuse every damaged file before the module reads it.
     let server = options.conf("rdbchecksum no").conf("rdbcompression no").start();
     let mut conn = server.connect();
     for command in LOCKS {
@@ -79,16 +80,16 @@ impl Limit {
         Limit { files: 12, until: run_time().map(|limit| Instant::now() + limit) }
     }
 
-    fn goes_on(&mut self) -> bool {
+    fn allows_another(&mut self) -> bool {
         let more = self.until.map_or(self.files > 0, |until| Instant::now() < until);
         self.files = self.files.saturating_sub(1);
         more
     }
 }
 
-/// Servers crash on some files by themselves: Redis 7.0 on a SET without arguments in an append only file,
-/// all of them on a key that appears twice in a snapshot. Returns true for a crash that involves the module.
-/// AddressSanitizer finds memory damage.
+/// Returns true if the log shows a crash in the module. Some files crash a server without the module: Redis
+/// 7.0 crashes on a SET without arguments in an append only file, and all servers on a key that appears twice
+/// in a snapshot. Memory damage is left to AddressSanitizer (`make asan`).
 fn is_our_crash(log: &str) -> bool {
     let trace = log
         .split("STACK TRACE")
@@ -97,26 +98,27 @@ fn is_our_crash(log: &str) -> bool {
     trace || ["panicked at", "internal error at"].iter().any(|bad| log.contains(bad))
 }
 
-/// Log line of a server that refuses an RDB file, before it checks the file with valkey-check-rdb. That check
-/// does not end if a module value lacks its end marker (Valkey 8.0.1, without any module).
+/// Log line of a server that refuses an RDB file and begins to check the file with valkey-check-rdb. That
+/// check never ends if a module value lacks its end marker (Valkey 8.0.1, also without this module).
 const OWN_CHECK: &str = "Internal error in RDB reading";
 
-/// Loads damaged copies, one after the other.
+/// Restarts the server on one damaged copy of its files after the other.
 fn load_damaged(options: Options, finish: impl Fn(&Server)) {
     let mut random = Random::fresh();
     let (mut server, files) = written(options, finish);
     server.restart();
     let all = check(&server);
-    assert_eq!(all, 6, "undamaged, all of it is there");
+    assert_eq!(all, 6, "the undamaged files contain six locks");
     let (mut loaded, mut refused, mut changed) = (0, 0, 0);
     let mut limit = Limit::new();
-    while limit.goes_on() {
+    while limit.allows_another() {
         if server.is_alive() {
             server.kill9();
         }
         let mut damaged = files.clone();
         match (loaded + refused) % 4 {
-            // Sometimes a change that every server accepts, or one that none accepts.
+            // In every four files, one has a change that every server accepts, and one a change that none
+            // accepts.
             0 => damaged.iter_mut().for_each(|(_, bytes)| relabel(bytes, &mut random)),
             1 => damaged.iter_mut().for_each(|(_, bytes)| bytes[0] ^= 0xff),
             _ => {
@@ -133,16 +135,16 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
             }
             Err(log) => {
                 refused += 1;
-                // A server that does not start exits with a message, if its own check ends: see OWN_CHECK.
+                // A server that does not start exits, unless its own check never ends: see OWN_CHECK.
                 let ended = began.elapsed() < Duration::from_secs(50) || log.contains(OWN_CHECK);
-                assert!(ended, "it hangs:\n{log}");
+                assert!(ended, "the server hangs:\n{log}");
                 assert!(!is_our_crash(&log), "{log}");
             }
         }
     }
     println!("{} loaded, {changed} of them with fewer locks, {refused} refused", loaded);
     assert!(refused > 0 && loaded > 0, "{loaded} loaded, {refused} refused");
-    // The end of the test needs a running server.
+    // Dropping the server fails the test if the server does not run.
     put(server.dir(), &files);
     server.restart();
 }
@@ -155,11 +157,12 @@ fn relabel(bytes: &mut [u8], random: &mut Random) {
     }
 }
 
-/// A lock as INSPECT and DEBUG DIGEST show it.
+/// A lock as INSPECT, DEBUG DIGEST-VALUE and PTTL show it.
 #[derive(Debug)]
 struct Shown {
     /// Database, key, holders, digest.
     lock: String,
+    /// Lease left in ms, as PTTL returns it.
     left: i64,
 }
 
@@ -196,20 +199,19 @@ fn keys(conn: &mut Conn) -> Vec<Vec<u8>> {
     keys.into_iter().filter(|key| conn.call(&[&b"TYPE"[..], key]) == "dlock-key").collect()
 }
 
-/// Asserts that the server is sound. Returns the number of held locks.
+/// Asserts that the loaded locks are consistent, survive a reload, and can be broken and acquired. Returns
+/// the number of locks.
 #[track_caller]
 fn check(server: &Server) -> usize {
     let mut conn = server.connect();
     let before = shown(&mut conn);
     let fence = server.info("dlock_fence").parse::<i64>().expect("a number");
     assert!(fence < 1 << 53, "{fence}");
-    // The loaded locks can be saved and loaded again.
     assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
     let again = shown(&mut conn);
     for lock in before.iter().filter(|lock| lock.left > 60_000) {
         assert!(again.iter().any(|other| other.lock == lock.lock), "{lock:?} is not in {again:?}");
     }
-    // They can be ended and acquired.
     for db in 0..16 {
         conn.ok(&format!("SELECT {db}"));
         for key in keys(&mut conn) {
@@ -238,16 +240,16 @@ fn appending(kind: &ServerKind) -> Options {
 /// Two files of effects: the rewritten base, and later effects.
 #[each_server]
 fn damaged_append_only_files_do_not_crash_the_server(kind: &ServerKind) {
-    load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_go_on);
+    load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_append);
 }
 
-/// A snapshot as the base, and effects.
+/// Two files: a snapshot as the base, and later effects.
 #[each_server]
 fn damaged_append_only_files_with_a_preamble_do_not_crash_the_server(kind: &ServerKind) {
-    load_damaged(appending(kind), rewrite_and_go_on);
+    load_damaged(appending(kind), rewrite_and_append);
 }
 
-fn rewrite_and_go_on(server: &Server) {
+fn rewrite_and_append(server: &Server) {
     let mut conn = server.connect();
     conn.ok("BGREWRITEAOF");
     until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0");

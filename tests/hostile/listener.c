@@ -1,4 +1,4 @@
-/* A module of somebody else. HEARD answers how many events of modules it has heard of. */
+/* Another module. HEARD returns the number of module events that it has received. */
 #include <stddef.h>
 
 typedef struct Ctx Ctx;
@@ -27,7 +27,7 @@ int RedisModule_OnLoad(Ctx *ctx, String **argv, int argc) {
     int (*subscribe)(Ctx *, int, int (*)(Ctx *, int, const char *, String *));
     void (*attributes)(Ctx *, const char *, int, int);
     (void)argv, (void)argc;
-    /* Where every module finds the API. */
+    /* The first field of the context is the address of the function that finds API functions. */
     find = *(int (**)(const char *, void *))ctx;
     find("RedisModule_SetModuleAttribs", &attributes);
     find("RedisModule_CreateCommand", &create);

@@ -13,7 +13,7 @@ const NOISE: i64 = 2 << 20;
 fn refused(conn: &mut Conn, words: &[&[u8]]) {
     let answer = conn.call(words);
     assert!(answer.error().starts_with("ERR"), "{answer:?}");
-    assert!(answer.error().len() < 300, "an error does not give back what it was given: {answer:?}");
+    assert!(answer.error().len() < 300, "an error does not repeat a long argument: {answer:?}");
 }
 
 #[each_server]
@@ -37,7 +37,7 @@ fn refused_requests_leave_no_state(kind: &ServerKind) {
     for _ in 0..30 {
         round(&mut conn);
     }
-    until("it is as it was", || used(&server) < before + NOISE);
+    until("the memory is freed", || used(&server) < before + NOISE);
     assert_eq!(conn.ok("DBSIZE"), 0);
 }
 
@@ -54,7 +54,7 @@ fn the_memory_of_a_hold_is_bounded(kind: &ServerKind) {
     assert!((510..2_000).contains(&size), "{size}");
 }
 
-/// For each way to end it, while its connection stays open.
+/// Each way to end the hold while its connection stays open.
 #[each_server]
 fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
@@ -81,12 +81,12 @@ fn a_connection_has_one_wait_at_a_time(kind: &ServerKind) {
     let mut waiter = server.connect();
     let request = &["DLOCK.ACQUIRE", "k", "u", "600000", "BLOCK", "0"][..];
     waiter.send_batch(&[request; 500]);
-    until("it waits", || server.info("dlock_waiting") == "1");
+    until("the client waits", || server.info("dlock_waiting") == "1");
     assert_eq!(conn.ok("DLOCK.WAITERS k").items().len(), 1);
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     let fence = waiter.read().int();
     for _ in 1..500 {
-        assert_eq!(waiter.read(), fence, "the others ask again for what it has");
+        assert_eq!(waiter.read(), fence, "the token of the other requests holds the lock already");
     }
     assert_eq!(server.info("dlock_waiting"), "0");
 }
@@ -106,7 +106,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
         waiter.send(&["DLOCK.ACQUIRE", key, &token, "600000", "BLOCK", "0", "LABEL", &label]);
     }
     // The first 40 waiters of one key, and 20 of the other.
-    until("all have been heard", || server.info("dlock_queue_refusals") == "40");
+    until("the server has read all requests", || server.info("dlock_queue_refusals") == "40");
     assert_eq!(server.info("dlock_waiting"), "60");
     let grown = used(&server) - before;
     assert!(grown < 60 * 60_000 + NOISE, "{grown} bytes for 60 waiters");
@@ -127,7 +127,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
     assert_eq!(refusals, 40);
     waiters.clear();
     // The server keeps the internal clients of waiters for reuse.
-    until("it is nearly as it was", || used(&server) < before + 60 * 40_000 + NOISE);
+    until("the memory is freed", || used(&server) < before + 60 * 40_000 + NOISE);
     assert_eq!(server.info("dlock_waiting"), "0");
 }
 

@@ -9,13 +9,13 @@ fn with_caller(kind: &ServerKind) -> Server {
     Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start()
 }
 
-/// The call has no user whose rights could change: reading the user's name crashed the server.
+/// The call has no user. Reading the user's name at the grant used to crash the server.
 #[each_server]
 fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
     let server = with_caller(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 600000");
-    // `K` lets the call block; servers before Redis 7.2 do not know it.
+    // `K` lets the call block; servers before Redis 7.2 do not support `K`.
     let answer = conn.ok("CALLER Kv DLOCK.ACQUIRE k b 600000 BLOCK 0");
     if answer == "UNKNOWN" {
         return eprintln!("left out on {}: no call can wait there", kind.name);
@@ -23,12 +23,12 @@ fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
     assert_eq!(answer, "WAITS");
     assert_eq!(tokens(&mut conn, "k"), ["b"]);
     assert_eq!(conn.ok("DLOCK.RELEASE k a"), 1);
-    until("b holds it", || holders(&mut conn, "k") == ["b"]);
+    until("b holds the lock", || holders(&mut conn, "k") == ["b"]);
     assert_eq!(conn.ok("DLOCK.RELEASE k b"), 1);
 }
 
-/// The call runs on an internal client whose end is not reported: the hold did not end with the client that
-/// asked for it.
+/// The server reports no disconnect of the internal client that runs the call, so an ephemeral hold would
+/// never end.
 #[each_server]
 fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
     let server = with_caller(kind);
@@ -40,14 +40,16 @@ fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
     assert_eq!((conn.ok("EXISTS k"), server.info("dlock_queued")), (0.into(), "0".into()));
 }
 
-/// Independent of `notify-keyspace-events`. Without another module dlock sends no notification, and must know
-/// from the start when one is loaded.
+/// While no other module is loaded, dlock sends no notification to modules. So dlock must notice at once that
+/// one is loaded, whatever `notify-keyspace-events` is.
 #[each_server]
 fn a_module_loaded_later_is_notified_of_locks(kind: &ServerKind) {
     let listener = compiled("tests/hostile/listener.c");
     let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
     let mut conn = server.connect();
-    until("it is known who follows and listens", || server.info("dlock_followed") == "0");
+    until("dlock knows that there are no replicas and no listening modules", || {
+        server.info("dlock_followed") == "0"
+    });
     conn.ok("DLOCK.ACQUIRE before t 600000");
     assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("a path of text")]), "OK");
     assert_eq!(conn.ok("HEARD"), 0);

@@ -1,4 +1,4 @@
-/* Preloaded into a server: while the file of $NO_THREADS is there, no thread can be started. */
+/* Preloaded into a server: starting a thread fails while the file that NO_THREADS names exists. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

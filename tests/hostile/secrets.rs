@@ -12,15 +12,15 @@ fn user(server: &Server, rules: &str) -> Conn {
     conn
 }
 
-fn waits(server: &Server, command: &str, so_many: usize) -> Conn {
+fn waits(server: &Server, command: &str, waiting: usize) -> Conn {
     let mut conn = server.connect();
     conn.send(&command.split(' ').collect::<Vec<_>>());
-    until("it waits", || server.info("dlock_waiting") == so_many.to_string());
+    until("the client waits", || server.info("dlock_waiting") == waiting.to_string());
     conn
 }
 
-/// DEADLOCK once showed whole tokens of other keys: a user with rights for `a:*` only could release a lock of
-/// another user.
+/// DEADLOCK used to show whole tokens of other keys, so a user with rights only for `a:*` could release
+/// another user's lock.
 #[each_server]
 fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -40,7 +40,7 @@ fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     );
 }
 
-/// The text grew with the cycle and the tokens, up to 122 KB.
+/// The text of the error used to grow with the cycle and the tokens, up to 122 KB.
 #[each_server]
 fn a_long_cycle_is_shown_by_its_ends(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
@@ -62,7 +62,7 @@ fn a_long_cycle_is_shown_by_its_ends(kind: &ServerKind) {
         waiter.send(&acquire(n + 1, &token(n), &[b"BLOCK", b"0"]));
         waiters.push(waiter);
     }
-    until("they wait", || server.info("dlock_waiting") == "19");
+    until("all waiters wait", || server.info("dlock_waiting") == "19");
     let refused = conn.call(&acquire(0, &token(19), &[b"BLOCK", b"0"]));
     let shown = |n: usize| format!("{n:03}{}...", "\\xff".repeat(5));
     let [first, last] = [[19, 0, 1, 2], [16, 17, 18, 19]].map(|ends| ends.map(shown).join(" -> "));

@@ -4,7 +4,7 @@ use std::fs;
 
 use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, each_server, preloaded, until};
 
-/// More locks than are freed without a thread.
+/// More locks than the module frees inline: it frees this number in a thread, if it can start one.
 const MANY: usize = 1_100;
 
 fn acquire(conn: &mut Conn, words: impl Fn(usize) -> String) {
@@ -13,7 +13,7 @@ fn acquire(conn: &mut Conn, words: impl Fn(usize) -> String) {
     assert!(answers.iter().all(|answer| matches!(answer, Value::Int(_))));
 }
 
-/// The module once refused every command from then on, until a restart.
+/// The module used to refuse every later command, until a restart.
 #[each_server]
 fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     let folder = Folder::fresh();
@@ -30,7 +30,7 @@ fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     assert_eq!(conn.ok("FLUSHALL"), "OK");
     replica.wait_in_sync(&master);
     for server in [&master, &replica] {
-        until("all is freed", || server.info("dlock_holders") == "0");
+        until("all holds have ended", || server.info("dlock_holders") == "0");
         assert_eq!(server.connect().ok("DLOCK.INSPECT k1"), Value::Nil);
     }
     assert!(conn.ok("DLOCK.ACQUIRE k1 t 600000").int() > 0);

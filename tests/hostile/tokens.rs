@@ -1,4 +1,4 @@
-//! Places that show tokens and places that must not. A token proves who holds a lock.
+//! Places that show tokens and places that must not. A token proves that its client holds the lock.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
@@ -31,9 +31,9 @@ fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
     for command in COMMANDS {
         conn.ok(&with_token(command));
         let line = monitor.read().text();
-        assert!(line.contains(SECRET), "as the README says: {line}");
+        assert!(line.contains(SECRET), "MONITOR shows tokens, as the README says: {line}");
     }
-    // The replication stream contains tokens too.
+    // The effects on the replica contain tokens too; its MONITOR shows none of them.
     assert_eq!(conn.ok("SET mark x"), "OK");
     let mut seen = Vec::new();
     while !seen.iter().any(|line: &String| line.contains("\"mark\"")) {
@@ -41,7 +41,11 @@ fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
     }
     assert!(!seen.iter().any(|line| line.to_lowercase().contains("dlock._set")), "{seen:?}");
     replica.wait_in_sync(&server);
-    assert_eq!(replica.connect().ok(&with_token("DLOCK.HOLDS k {}")), 1, "though it has come");
+    assert_eq!(
+        replica.connect().ok(&with_token("DLOCK.HOLDS k {}")),
+        1,
+        "the replica has applied the effect"
+    );
 }
 
 #[each_server]
@@ -73,7 +77,7 @@ fn client_list_and_slow_logs_show_no_tokens(kind: &ServerKind) {
     }
     let mut waiter = server.connect();
     waiter.send(&["DLOCK.ACQUIRE", "k", &format!("other{SECRET}"), "600000", "BLOCK", "0"]);
-    until("it waits", || server.info("dlock_waiting") == "1");
+    until("the client waits", || server.info("dlock_waiting") == "1");
     let clients = admin.ok("CLIENT LIST").text();
     assert!(clients.to_lowercase().contains("cmd=dlock.acquire") && !clients.contains(SECRET), "{clients}");
     let mut shown = vec![admin.ok("SLOWLOG GET 1000")];

@@ -124,7 +124,7 @@ fn a_user_cannot_reach_locks_and_waiters_of_other_keys(kind: &ServerKind) {
     let mut waiter = server.connect();
     let id = waiter.client_id();
     waiter.send(&["DLOCK.ACQUIRE", "other", "u", "600000", "BLOCK", "0"]);
-    dlock_testkit::until("it waits", || server.info("dlock_waiting") == "1");
+    dlock_testkit::until("the client waits", || server.info("dlock_waiting") == "1");
     let mut conn = user(&server, WORKER);
     // CANCEL by client id or by token, on an allowed key.
     for command in [format!("DLOCK.CANCEL lock:a CLIENT {id}"), "DLOCK.CANCEL lock:a u".into()] {

@@ -19,7 +19,7 @@ fn scene(kind: &dlock_testkit::ServerKind) -> Scene {
     for (conn, token) in [(&mut b, "b"), (&mut c, "c")] {
         conn.send(&["DLOCK.ACQUIRE", "lock:k", token, "600000", "BLOCK", "0"]);
         let waiting = if token == "b" { "1" } else { "2" };
-        until("it waits", || server.info("dlock_waiting") == waiting);
+        until("the client waits", || server.info("dlock_waiting") == waiting);
     }
     Scene { server, admin, b, c }
 }
@@ -39,7 +39,7 @@ fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted(kind: &ServerK
         assert_eq!(admin.ok("DLOCK.RELEASE lock:k a"), 1);
         let refused = b.read();
         assert!(refused.error().starts_with("NOPERM "), "{withdrawal}: {refused:?}");
-        assert_eq!(b.say("ECHO x"), "x", "one reply, no more");
+        assert_eq!(b.say("ECHO x"), "x", "exactly one reply");
         assert!(c.read().int() > 0);
         assert_eq!(
             (admin.ok("DLOCK.HOLDS lock:k b"), admin.ok("DLOCK.HOLDS lock:k c")),
