@@ -101,7 +101,7 @@ def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypat
         monkeypatch.setattr("dlock._attempt.ASK", 1000)
         waiting = threading.Thread(target=lock.acquire)
         waiting.start()
-        until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+        until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
         r.execute_command("DLOCK.RELEASE", "foo", "holder")
         waiting.join(20)
         assert not waiting.is_alive()
@@ -190,7 +190,7 @@ def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, stran
     waiting.start()
     until("it has tried to listen", lambda: strange.tries)
     strange.is_on = False
-    until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+    until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     waiting.join(20)
     assert not waiting.is_alive()

@@ -88,4 +88,4 @@ def test_a_lock_of_another_library_is_taken_in_a_quorum(members):
         client.delete("foo")
     assert lock.acquire(blocking_timeout=20)
     lock.release()
-    until("nothing is held", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))

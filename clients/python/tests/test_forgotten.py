@@ -1,5 +1,4 @@
-"""A hold of a quorum survives masters that forget it one after the other, but not an operator that
-ends it."""
+"""A hold of a quorum survives masters that lose it one after the other, but not an operator that ends it."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import threading
 import pytest
 from conftest import until
 
-# In seconds. A hold is renewed after a third of it.
+# Lease length in seconds. A hold is renewed after a third of its lease.
 LEASE = 2
 
 
@@ -17,7 +16,7 @@ def acquired(members):
     def acquire(**options):
         lock = members.lock(timeout=LEASE, auto_renew=True, fenced=True, **options)
         lock.acquire()
-        until("all hold it", lambda: held_on(members, lock) == [True] * 3)
+        until("all members have the hold", lambda: held_on(members, lock) == [True] * 3)
         return lock
 
     return acquire
@@ -30,14 +29,14 @@ def held_on(members, lock):
 
 
 def until_held_on(members, lock, member):
-    until("it is held there again", lambda: held_on(members, lock)[member])
+    until(f"master {member} has the hold again", lambda: held_on(members, lock)[member])
     assert not lock.lost.is_set()
 
 
 def until_valid(lock, leases):
     """Waits until the validity has moved by this number of leases."""
     end = lock.local.hold.valid_until + leases * LEASE
-    until("it is renewed", lambda: lock.local.hold.valid_until > end)
+    until("the hold is renewed", lambda: lock.local.hold.valid_until > end)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
@@ -51,20 +50,21 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
         with members.lock(timeout=60, fenced=True) as other:
             fences.append(other.fence)
 
-    # The restarted master whose queue it is in grants it the lock, and it releases it there.
+    # Waits in the queue of one master. When that master restarts, it grants the waiter the lock. Without a
+    # majority, the waiter releases it there.
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
-    # One restart more than masters: all votes of the hold are restored ones.
-    for struck in [0, 1, 2, 0]:
-        masters[struck].kill()
-        masters[struck].start()
-        until_held_on(members, lock, struck)
+    # The first master restarts twice. At the last restart, the others have restored holds only.
+    for member in [0, 1, 2, 0]:
+        masters[member].kill()
+        masters[member].start()
+        until_held_on(members, lock, member)
     until_valid(lock, 0.5)
     assert len(fences) == 1
     lock.release()
     waits.join(60)
     assert fences == sorted(set(fences)) and len(fences) == 2
-    until("nothing is left", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))
 
 
 def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired):
@@ -76,7 +76,7 @@ def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired
     assert ask("DLOCK.ACQUIRE", "foo", "one", 60_000)
     assert ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000) is None
     members.proxies[0].refuse = False
-    until("it waits, too", lambda: len(ask("DLOCK.WAITERS", "foo")) == 2)
+    until("the first lock waits, too", lambda: len(ask("DLOCK.WAITERS", "foo")) == 2)
     for token in ["one", "two"]:
         assert ask("DLOCK.RELEASE", "foo", token) == 1
     until_held_on(members, lock, 0)
@@ -88,8 +88,8 @@ def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired
         now = members.direct[0].info("commandstats")
         return now[released]["calls"] == stats[released]["calls"] + 2
 
-    until("it is released twice", released_twice)
-    until("nothing is left", lambda: not any(members.held()))
+    until("the first master gets both releases", released_twice)
+    until("no member has a hold", lambda: not any(members.held()))
 
 
 def test_a_hold_survives_masters_that_are_away_for_a_lease_one_by_one(members, acquired):
@@ -97,19 +97,19 @@ def test_a_hold_survives_masters_that_are_away_for_a_lease_one_by_one(members, a
     for member, proxy in enumerate(members.proxies):
         proxy.refuse = True
         proxy.drop()
-        until("its lease is over there", lambda member=member: not members.held()[member])
+        until(f"the lease has ended on master {member}", lambda member=member: not members.held()[member])
         proxy.refuse = False
         until_held_on(members, lock, member)
     lock.release()
-    until("nothing is left", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))
 
 
 def test_a_hold_that_is_broken_on_one_master_after_the_other_is_lost(members, acquired):
     lock = acquired()
     members.direct[0].execute_command("DLOCK.BREAK", "foo")
-    # For longer than a lease.
+    # Several renewals, which must not restore the broken hold.
     until_valid(lock, 2)
     assert held_on(members, lock) == [False, True, True]
     assert not lock.lost.is_set()
     members.direct[1].execute_command("DLOCK.BREAK", "foo")
-    until("it is lost", lambda: lock.lost.is_set())
+    until("the hold is lost", lambda: lock.lost.is_set())

@@ -20,7 +20,7 @@ from dlock._steps import Peer
 def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(members):
     lock, quorum = members.lock(timeout=60), members.quorum
     lock.acquire()
-    until("all hold it", lambda: members.held() == [True] * 3)
+    until("all members have the hold", lambda: members.held() == [True] * 3)
     members.settle()
     members.proxies[0].stall()
     assert lock.extend(15, replace_ttl=True)
@@ -41,7 +41,7 @@ def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(m
 def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members):
     lock, quorum = members.lock(timeout=60), members.quorum
     lock.acquire()
-    until("all hold it", lambda: members.held() == [True] * 3)
+    until("all members have the hold", lambda: members.held() == [True] * 3)
     members.settle()
     members.proxies[0].stall()
     assert lock.extend(60, replace_ttl=True)
@@ -120,8 +120,8 @@ def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
 def test_a_release_follows_a_stalled_acquire_on_its_connection(members):
     lock = members.lock(timeout=600)
     with lock:
-        until("all hold it", lambda: members.held() == [True] * 3)
-    until("nothing is held", lambda: not any(members.held()))
+        until("all members have the hold", lambda: members.held() == [True] * 3)
+    until("no member has a hold", lambda: not any(members.held()))
     members.settle()
     stalled, direct = members.proxies[0], members.direct[0]
     acquired, released = calls(direct, "dlock.acquire"), calls(direct, "dlock.release")
@@ -132,14 +132,14 @@ def test_a_release_follows_a_stalled_acquire_on_its_connection(members):
     assert calls(direct, "dlock.acquire") == acquired
     stalled.resume()
     until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
-    until("nothing is held", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))
 
 
 def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
     lock = members.lock(timeout=600)
     with lock:
-        until("all hold it", lambda: members.held() == [True] * 3)
-    until("nothing is held", lambda: not any(members.held()))
+        until("all members have the hold", lambda: members.held() == [True] * 3)
+    until("no member has a hold", lambda: not any(members.held()))
     members.settle()
     for proxy in members.proxies[:2]:
         proxy.stall()
@@ -150,7 +150,7 @@ def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
         proxy.resume()
     for direct, count in zip(members.direct[:2], before):
         until("it arrives", lambda direct=direct, count=count: calls(direct, "dlock.acquire") > count)
-    until("nothing is held", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))
 
 
 def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy):
@@ -170,10 +170,10 @@ def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy
 def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, masters):
     lock = members.lock(timeout=600)
     with lock:
-        until("all hold it", lambda: members.held() == [True] * 3)
+        until("all members have the hold", lambda: members.held() == [True] * 3)
     direct = members.direct[0]
     acquired = calls(direct, "dlock.acquire")
     with stopped(masters[0]), lock:
         pass
     until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
-    until("nothing is held", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))

@@ -1,4 +1,4 @@
-"""A wait that ends without a majority of answers is an error, not "taken"."""
+"""An acquire that ends without an answer of a majority raises an error: "taken" would be a guess."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def test_an_acquire_raises_when_a_majority_is_down(members, options):
         proxy.refuse = True
     with pytest.raises(dlock.NoQuorumError) as caught:
         members.lock(timeout=10).acquire(**options)
-    # The state of each member.
+    # The message names each member.
     for proxy in members.proxies:
         assert proxy.url.removeprefix("redis://") in str(caught.value)
-    until("nothing is held", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))
 
 
 def test_an_acquire_raises_when_the_other_members_refuse_to_grant(members):
@@ -49,10 +49,10 @@ def test_an_acquire_raises_when_a_majority_is_in_its_grace_period(members):
 
 @pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
 def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, token):
-    """Another client holds the lock at the member of the queue; the others are in no state to vote."""
+    """Another client holds the lock at the member of the queue; the other members cannot vote."""
     with members.lock(timeout=10):
         pass
-    until("nothing is held", lambda: not any(members.held()))
+    until("no member has a hold", lambda: not any(members.held()))
     first, *others = members.quorum.order(b"foo")
     members.direct[first].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
     for member in others:
@@ -68,7 +68,7 @@ def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, token)
 @pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
 def test_a_wait_for_a_lock_that_another_client_has_returns_false(members, token):
     with members.lock(timeout=60):
-        until("all hold it", lambda: members.held() == [True] * 3)
+        until("all members have the hold", lambda: members.held() == [True] * 3)
         assert (
             members.lock(timeout=10, thread_local=False).acquire(blocking_timeout=0.3, token=token) is False
         )
@@ -87,7 +87,7 @@ def test_a_wait_at_a_single_server_raises_when_its_last_request_has_no_answer(r,
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+    until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
     proxy.silent = True
     waiting.join(30)
     assert isinstance(outcome[0], (redis.ConnectionError, redis.TimeoutError))

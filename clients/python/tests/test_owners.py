@@ -117,7 +117,7 @@ def test_a_thread_that_waits_with_a_limit_gets_its_own_lock_after_the_lease(r, s
     token = lock.local.token
 
     def end_lease():
-        until("it waits", lambda: waiters(r, "foo"))
+        until("a client waits", lambda: waiters(r, "foo"))
         r.execute_command("DLOCK.EXTEND", "foo", token, 1)
 
     helper = threading.Thread(target=end_lease)
@@ -175,7 +175,7 @@ def test_a_hold_that_the_client_takes_back_is_no_deadlock(r, server, proxy):
         outcome = []
 
         def give_up_later():
-            until("it waits", lambda: waiters(r, "foo") or outcome)
+            until("a client waits", lambda: waiters(r, "foo") or outcome)
             r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
 
         helper = threading.Thread(target=give_up_later)

@@ -63,7 +63,7 @@ def test_waiters_are_served_in_their_order(r, get_lock, holder):
         thread = threading.Thread(target=worker, args=(number,))
         thread.start()
         threads.append(thread)
-        until("it waits", lambda number=number: waiters(r) == number + 1)
+        until("a client waits", lambda number=number: waiters(r) == number + 1)
     holder()
     for thread in threads:
         thread.join(20)
@@ -116,7 +116,7 @@ def test_a_wait_continues_with_a_sleep_of_zero(r, get_lock, limit):
 def test_acquire_returns_false_when_an_operator_cancels_the_wait(r, get_lock, holder):
     lock = get_lock(timeout=10)
     waiter = Waiter(lock)
-    until("it waits", lambda: waiters(r) == 1)
+    until("a client waits", lambda: waiters(r) == 1)
     # A map in RESP3, which redis-py 8 speaks, and a list in RESP2.
     shown = r.execute_command("DLOCK.WAITERS", "foo")[0]
     token = shown[b"token"] if isinstance(shown, dict) else shown[shown.index(b"token") + 1]
@@ -132,7 +132,7 @@ def test_a_position_lasts_no_longer_than_the_max_ttl_of_the_server(r, get_lock):
         first, second = get_lock(timeout=4), get_lock(timeout=4, thread_local=False)
         first.acquire()
         waiter = Waiter(second)
-        until("it waits", lambda: waiters(r) == 1 or waiter.outcome)
+        until("a client waits", lambda: waiters(r) == 1 or waiter.outcome)
         first.release()
         waiter.join(20)
         assert waiter.outcome is True
@@ -144,7 +144,7 @@ def test_a_position_lasts_no_longer_than_the_max_ttl_of_the_server(r, get_lock):
 @pytest.mark.parametrize("socket_timeout", [0.1, 1])
 def test_a_wait_outlasts_the_read_timeout(r, locks, server, holder, socket_timeout):
     waiter = Waiter(locks.lock(locks.client(server.url, socket_timeout=socket_timeout), "foo", timeout=10))
-    until("it waits", lambda: waiters(r) == 1)
+    until("a client waits", lambda: waiters(r) == 1)
     time.sleep(2 * socket_timeout)
     assert waiters(r) == 1
     holder()
@@ -155,7 +155,7 @@ def test_a_wait_outlasts_the_read_timeout(r, locks, server, holder, socket_timeo
 def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
     client = locks.client(proxy.url, socket_timeout=2)
     first = Waiter(locks.lock(client, "foo", timeout=30, thread_local=False))
-    until("it waits", lambda: waiters(r) == 1)
+    until("a client waits", lambda: waiters(r) == 1)
     second = Waiter(locks.lock(client, "foo", timeout=30, thread_local=False))
     until("both wait", lambda: waiters(r) == 2)
     for _ in range(3):
@@ -178,7 +178,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
 def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
     monkeypatch.setattr("dlock._attempt.ASK", 1000)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30, sleep=1000))
-    until("it waits", lambda: waiters(r) == 1)
+    until("a client waits", lambda: waiters(r) == 1)
     holder()
     waiter.join(20)
     assert waiter.outcome is True
@@ -187,7 +187,7 @@ def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
 def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch):
     monkeypatch.setattr("dlock._attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
-    until("it waits", lambda: waiters(r) == 1)
+    until("a client waits", lambda: waiters(r) == 1)
     monkeypatch.setattr(_waits.WaitRegistry, "heard", lambda *_: None)
     holder()
     waiter.join(20)
@@ -198,7 +198,7 @@ def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
-        until("it waits", lambda: waiters(r) == 1)
+        until("a client waits", lambda: waiters(r) == 1)
     own_server.kill()
     own_server.start()
     waiter.join(20)
@@ -210,7 +210,7 @@ def test_a_wait_raises_when_the_server_stays_away(own_server, locks, monkeypatch
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
-        until("it waits", lambda: waiters(r) == 1)
+        until("a client waits", lambda: waiters(r) == 1)
     own_server.kill()
     waiter.join(30)
     assert isinstance(waiter.outcome, ConnectionError)
@@ -226,7 +226,7 @@ def test_a_wait_without_the_right_to_the_channel_goes_by_the_clock(r, locks, ser
     for _ in range(2):
         lock = locks.lock(client, "foo", timeout=30, sleep=0.05, thread_local=False)
         waiter = Waiter(lock)
-        until("it waits", lambda: waiters(r) == 1)
+        until("a client waits", lambda: waiters(r) == 1)
         holder()
         waiter.join(20)
         assert waiter.outcome is True
@@ -243,7 +243,7 @@ def test_acquire_raises_for_a_cycle_of_tokens(r, get_lock):
     a1, b1 = pair("a", "b", "one")
     b2, a2 = pair("b", "a", "two")
     waiter = Waiter(b1, token="one")
-    until("it waits", lambda: waiters(r, "b") == 1)
+    until("a client waits", lambda: waiters(r, "b") == 1)
     with pytest.raises(dlock.DeadlockError):
         a2.acquire(token="two")
     assert waiters(r, "a") == 0
@@ -258,7 +258,7 @@ def test_a_dead_waiter_delays_the_others_for_its_position_only(r, get_lock, hold
     # The position of a process that died.
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
     waiter = Waiter(get_lock(timeout=30))
-    until("it waits", lambda: waiters(r) == 2)
+    until("a client waits", lambda: waiters(r) == 2)
     holder()
     waiter.join(20)
     assert waiter.outcome is True
@@ -327,7 +327,7 @@ def test_the_threads_end_when_there_is_nothing_to_do(r, locks, server, holder, m
     monkeypatch.setattr(_waits, "IDLE", 0.1)
     name = f"ends-with-{locks.kind}"
     waiter = Waiter(locks.lock(locks.client(server.url, client_name=name), "foo", timeout=30))
-    until("it waits", lambda: waiters(r) == 1)
+    until("a client waits", lambda: waiters(r) == 1)
     assert listeners(r, name) == 1
     holder()
     waiter.join(20)

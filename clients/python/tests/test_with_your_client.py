@@ -41,7 +41,7 @@ def test_a_program_waits_for_the_lock_and_releases_it(server, r, tmp_path, langu
     command = [*RUN[language], program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | GO) as running:
         try:
-            until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "invoice:42"))
+            until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "invoice:42"))
             assert r.execute_command("DLOCK.RELEASE", "invoice:42", "holder") == 1
             assert re.match(r"held, with the fence 17\d{14}\b", running.stdout.readline())
             assert running.wait(LIMIT) == 0

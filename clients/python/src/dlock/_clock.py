@@ -1,11 +1,11 @@
-"""The clock that leases are measured on, and how much of a lease counts."""
+"""The clock that measures leases, and the part of a lease that the client relies on."""
 
 from __future__ import annotations
 
 import time
 
-# CLOCK_BOOTTIME continues while the machine is suspended, so that a laptop does not believe after an hour of
-# sleep that it still holds a lock. On macOS, CLOCK_MONOTONIC does the same and `time.monotonic` does not.
+# CLOCK_BOOTTIME advances while the machine is suspended, so a client notices after a resume that its lease
+# has ended. On macOS, CLOCK_MONOTONIC advances, too, and `time.monotonic` does not.
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
@@ -15,6 +15,6 @@ def now() -> float:
 
 
 def trusted(ttl: float) -> float:
-    """Returns the part of a lease, in seconds, that the client relies on: the lease less a hundredth, for
-    clocks whose rates differ, and less 2 ms for their resolution."""
+    """Returns the part of a lease of `ttl` seconds that the client relies on: 1 % less, as the rates of two
+    clocks differ, and 2 ms less for the resolution of the clocks."""
     return ttl - ttl / 100 - 0.002

@@ -1,6 +1,7 @@
-"""A hold: how long it is valid, when it is renewed, when it is lost. And commands that are sent until they
-are confirmed. This module does no I/O and starts no thread: a driver asks a `Task` when to wake it, and
-carries out the steps that the task then returns."""
+"""Holds, with their validity, renewal and loss; and owed commands, which are sent until they are confirmed.
+
+Both are tasks: a driver asks a `Task` when to wake it, and carries out the steps that the task then returns.
+This module does no I/O and starts no thread."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ from ._owners import Owner
 from ._protocol import Args, Counted, Steps
 from ._steps import SINGLE, Sleep
 
-# Held for one assignment: the first reason of a loss counts, and is reported once.
+# Guards the assignment of `Hold.loss`: only the first reason counts, and it is reported once.
 _LOSING = threading.Lock()
 
 logger = logging.getLogger("dlock")
 
 
 class UnansweredLeases:
-    """The leases of requests without an answer, by member. The server may still set such a lease, even after
-    it has confirmed a longer one over another connection."""
+    """The leases of unanswered requests, by member. The server may still set such a lease, even after it has
+    confirmed a longer one over another connection."""
 
     def __init__(self) -> None:
         self._leases: dict[int, list[int]] = {}
 
     def send(self, member: int, name: str, command: Callable[[Counted], Args], lease: int) -> Steps:
-        """Sends a command that sets the lease, and remembers the lease until there is an answer."""
+        """Sends a command that sets the lease, and records the lease until the answer arrives."""
         counted = Counted(name)
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
@@ -55,7 +56,7 @@ class UnansweredLeases:
 
 
 class Hold:
-    """The tenure of one token, as far as its owner may rely on it."""
+    """A lock that is held by a token, with the validity that its owner may rely on."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Hold:
         unanswered: UnansweredLeases,
     ) -> None:
         self.token = token
-        # In ms.
+        # Lease length in ms.
         self.lease = lease
         self.fence = fence
         self.valid_until = valid_until
@@ -78,7 +79,7 @@ class Hold:
         self.renewed = renewed
         self.on_lost = on_lost
         self.unanswered = unanswered
-        # The steps that set the lease, and return whether the token holds the lock.
+        # Returns steps that set the lease, and return whether the token holds the lock.
         self._ask = ask
         self.pid = os.getpid()
         self.depth = 1
@@ -91,33 +92,32 @@ class Hold:
         # The members that may hold the lock for this token. None means all.
         self.members_asked: set[int] | None = None
         self.wakers: list[Callable[[], object]] = []
-        # Set by the driver that watches the hold.
+        # Ends the watch over the hold. Set by the driver that watches it.
         self.forget: Callable[[], object] | None = None
         self._retry_at: float | None = None
         self._failure = ""
-        # Held by a renewal or an extension: two EXTENDs could arrive, or be answered, in either order.
+        # Held by a renewal or an extension: two EXTENDs at once could arrive or be answered in either order.
         self._turn = threading.Lock()
         self._reported = on_lost is None
 
     def is_lost(self) -> bool:
-        """Returns whether the hold is lost. Reads the clock first: past its validity a hold is lost, even if
-        no renewal has noticed."""
+        """Returns whether the hold is lost. Marks it as lost first if its validity has ended."""
         if self.loss is None and not self.over and now() >= self.valid_until:
             self.lose("its lease ended" + (f": {self._failure}" if self._failure else ""))
         return self.loss is not None
 
     def lose(self, why: str) -> None:
-        """Marks the hold as lost. Only the driver calls `on_lost`, never the thread that finds the loss."""
+        """Marks the hold as lost. Does not call `on_lost`: the driver that watches the hold does."""
         with _LOSING:
             if self.loss is not None or self.over:
                 return
             self.loss = why
-        # The lease on the server ends a little later than the validity.
+        # The server may still have the hold. A wait of the same owner for it must not count as a deadlock.
         self.owner.rename()
         self._wake_all()
 
     def end(self) -> None:
-        """Marks the hold as released, or as replaced in its lock object."""
+        """Marks the hold as released, or as replaced in its lock object. Still reports an earlier loss."""
         self.is_lost()
         self.over = True
         if self.forget is not None and self.finished():
@@ -125,11 +125,11 @@ class Hold:
         self._wake_all()
 
     def _wake_all(self) -> None:
-        # A waker may remove itself.
+        # A copy of the list, as a waker may remove itself.
         for wake in list(self.wakers):
             wake()
 
-    # The background.
+    # The task of the driver: see `Task`.
 
     def _lost_at(self) -> float:
         """Returns when to declare the hold lost. For a renewed hold that is a tenth of the lease before the
@@ -146,7 +146,7 @@ class Hold:
             return self._lost_at()
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
-        # After a third of the lease, which leaves room for more tries.
+        # Renewed after a third of the lease, so that there is time for more tries.
         return min(self.valid_until - self.lease / 1000 * 2 / 3, self._lost_at())
 
     def wake(self) -> Steps | None:
@@ -161,7 +161,7 @@ class Hold:
         return self._renewal()
 
     def woken(self) -> None:
-        # Still set: the renewal failed, or was cancelled.
+        # A successful renewal has cleared `_retry_at`. Otherwise it failed or was cancelled.
         if self._retry_at is not None:
             self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
         self._turn.release()
@@ -180,15 +180,15 @@ class Hold:
             if not self.over:
                 yield from self.extend(self.lease)
             self._retry_at = None
-        # Of any class: clusters and credential providers raise their own.
+        # Any exception: clusters and credential providers raise classes of their own.
         except Exception as why:
             self._failure = f"{type(why).__name__}: {why}"
 
     def extending(self, lease: int) -> Steps:
-        """Extends the hold for its owner, after any renewal under way. Returns whether the token holds the
-        lock."""
+        """Sets the lease at the owner's request, after the end of any renewal under way. Returns whether the
+        token holds the lock."""
         while not self._turn.acquire(blocking=False):
-            # An interrupted extension may never return its turn.
+            # An interrupted extension may never release `_turn`.
             if self.is_lost():
                 return False
             yield Sleep(0.005)
@@ -200,12 +200,13 @@ class Hold:
     def extend(self, lease: int) -> Steps:
         """Sets the lease, in ms from now. Returns whether the token holds the lock."""
         sent = now()
-        # A shorter lease counts from the send, as the reply may be lost. No server grants a lease of 0.
+        # A shorter lease limits the validity from now on, as its reply may be lost. Servers refuse a lease of
+        # 0.
         if lease > 0:
             self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
         held = yield from self._ask(self, lease)
         if self.is_lost():
-            return False  # the owner was notified, or could know, and may have stopped
+            return False  # the owner may have seen the loss, and stopped its work
         if not held:
             self.lose("taken away")
             return False
@@ -215,14 +216,14 @@ class Hold:
 
 
 class Owed:
-    """A command that is sent until it is confirmed, or until everything that it could end has ended."""
+    """A command that is sent until it is confirmed, but no longer than `lasts` seconds."""
 
     def __init__(self, command: Args, lasts: float, *, times: int | None = 1) -> None:
-        """``lasts``: the seconds after which it is pointless. ``times``: the number of answers that confirm
-        it; None means that it is repeated until ``lasts`` is over."""
-        # Sum of the replies, None before the first one. A request without an answer may have ended the hold
-        # that the next request did not find.
+        """``lasts``: the seconds after which the command is pointless. ``times``: the number of answers that
+        confirm it; None means that it is repeated until ``lasts`` is over."""
+        # Sum of the replies. None before the first reply.
         self.ended: int | None = None
+        # True after a request without an answer. It may have ended a hold that `ended` does not count.
         self.unanswered = False
         self.forget: Callable[[], object] | None = None
         self.answered: Callable[[], object] | None = None
@@ -267,15 +268,15 @@ class Owed:
 
 
 class OwedRelease(Owed):
-    """A RELEASE. Two answers confirm it by default: the server may read an ACQUIRE from a broken connection
-    after the first RELEASE, which came over another one."""
+    """A RELEASE. By default it needs two answers: after the first RELEASE, the server may still read an
+    ACQUIRE from an earlier, broken connection."""
 
     def __init__(self, key: bytes, token: bytes, lasts: float, *, times: int | None = 2) -> None:
         super().__init__(_protocol.release(key, token), lasts, times=times)
 
 
 def _forked() -> None:
-    # Another thread of the parent may have held it.
+    # In the child the lock stays locked if another thread of the parent held it.
     global _LOSING
     _LOSING = threading.Lock()
 

@@ -1,7 +1,9 @@
-"""Carries out steps with threads. Besides the caller's thread, and only while there is work, the process has
-one thread that watches the clock, and for each client one that renews and releases and one that listens. They
-have connections of their own, with short time limits, so that neither a hung server nor a full pool delays
-them for long. All end with the process."""
+"""Carries out steps with threads.
+
+Besides the caller's thread there are background threads, while they have work: one for the process that
+watches the clock, and for each client one that renews and releases and one that listens. They have
+connections of their own, with short time limits, so that neither a hung server nor a full pool delays them
+for long. All are daemon threads."""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def run(steps: Steps, client: Any) -> Any:
         step = next(steps)
         while True:
             try:
-                # A command goes to the client without another call: this is the path of every acquisition.
+                # Without another call for a command, because every acquisition passes here.
                 outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
             except BaseException as why:
                 step = steps.throw(translated(why))
@@ -68,8 +70,8 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, Begin):
         if step.member is None:
-            # Not in the thread of a member, which carries out the questions of these steps.
-            _start(run, "dlock-look", step.steps, client)
+            # In a thread of its own: these steps ask questions, which the members' threads carry out.
+            _start(run, "dlock-steps", step.steps, client)
             return None
         return _clock.background(client.members[step.member], member=True).submit(step.steps)
     assert isinstance(step, Owe)
@@ -90,7 +92,7 @@ def _ask(step: Ask, client: Any) -> Answers:
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     for member, question in step.questions.items():
         background = _clock.background(client.members[member], member=True)
-        report = functools.partial(_heard, step, inbox, background, member)
+        report = functools.partial(_report_answer, step, inbox, background, member)
         background.submit(reporting(question, report))
     answers: Answers = {}
     end = now() + ASK_LIMIT
@@ -103,7 +105,7 @@ def _ask(step: Ask, client: Any) -> Answers:
     return answers
 
 
-def _heard(
+def _report_answer(
     step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], background: Background, member: int, answer: Any
 ) -> Steps | None:
     then = step.heard(member, answer, background.peer())
@@ -112,8 +114,8 @@ def _heard(
 
 
 class Background:
-    """The background work of one client. Its commands are sent one after the other, so that a RELEASE follows
-    the ACQUIRE that it takes back. `member`: the client is one of a quorum."""
+    """The background work of one client. Except in a cluster, its commands are sent one after the other, so
+    that a RELEASE follows the ACQUIRE that it takes back. `member`: the client is one of a quorum."""
 
     def __init__(self, client: Any, member: bool) -> None:
         self.client = client
@@ -147,10 +149,11 @@ class Background:
                 raise
         else:
             self._jobs.put((steps, task))
-            self.go_on()
+            self.ensure_worker()
 
-    def go_on(self) -> None:
-        """Starts the worker if there is work. The clock calls this again if no thread could be started."""
+    def ensure_worker(self) -> None:
+        """Starts the worker thread if there is work. The clock also calls this, in case an earlier call could
+        not start a thread."""
         with self._lock:
             if self._worker is None and not self._jobs.empty():
                 self._worker = _start(self._work, "dlock-renewal")
@@ -170,7 +173,7 @@ class Background:
             self._member.disconnect()
         elif self._own not in (None, self.client):
             self._own.connection_pool.disconnect()
-        _clock.look()
+        _clock.recheck()
 
     def _carry_out(self, steps: Steps, task: Task | None) -> None:
         try:
@@ -182,7 +185,7 @@ class Background:
         finally:
             if task is not None:
                 task.woken()
-        _clock.look()
+        _clock.recheck()
 
     # Messages.
 
@@ -217,7 +220,7 @@ class Background:
                 if pubsub is not None:
                     with contextlib.suppress(Exception):
                         pubsub.close()
-        _clock.look()
+        _clock.recheck()
 
     def _is_done(self, registry: WaitRegistry) -> bool:
         with self._lock:
@@ -227,7 +230,7 @@ class Background:
 
 
 class Clock:
-    """Wakes every task of the process at its time. Does no I/O, so that nothing delays it."""
+    """Wakes each background task of the process when it is due. Does no I/O, so that nothing delays it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -250,17 +253,17 @@ class Clock:
 
     def _background(self, client: Any, member: bool) -> Background:
         # Clients that share a pool share the background.
-        name = id(getattr(client, "connection_pool", client)), member
-        found = self._backgrounds.get(name)
+        key = id(getattr(client, "connection_pool", client)), member
+        found = self._backgrounds.get(key)
         if found is None:
-            found = self._backgrounds[name] = Background(client, member)
+            found = self._backgrounds[key] = Background(client, member)
         found.used = True
         if self._thread is None:
             self._thread = _start(self._run, "dlock-clock")
         return found
 
-    def look(self) -> None:
-        """Makes the clock look at all tasks again."""
+    def recheck(self) -> None:
+        """Makes the clock check all tasks now."""
         with self._changed:
             self._next = 0
             self._changed.notify()
@@ -270,29 +273,29 @@ class Clock:
             due = []
             with self._changed:
                 self._next = float("inf")
-                for name, background in list(self._backgrounds.items()):
+                for key, background in list(self._backgrounds.items()):
                     try:
-                        background.go_on()
+                        background.ensure_worker()
                     except RuntimeError:
                         self._next = min(self._next, now() + TICK / 10)
-                    for number, task in list(background.tasks.items()):
+                    for task_id, task in list(background.tasks.items()):
                         if task.finished():
-                            background.tasks.pop(number, None)
+                            background.tasks.pop(task_id, None)
                         elif task.wake_at() <= now():
                             due.append((task, background))
                         else:
                             self._next = min(self._next, task.wake_at())
-                    # An idle one stays for a while, so that a lock in a loop does not start a new one each
-                    # time.
+                    # An idle background is kept until the next check, so that a loop of acquisitions does not
+                    # create one each time.
                     self._next = min(self._next, now() + TICK)
                     if background.is_idle() and not background.used:
-                        del self._backgrounds[name]
+                        del self._backgrounds[key]
                     background.used = False
                 if not due:
                     self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
                     continue
             for task, background in due:
-                # Also `sys.exit` in a callback of one task must not end the watch over the others.
+                # Any exception, even `sys.exit` in a callback: the clock must go on for the other tasks.
                 try:
                     steps = task.wake()
                     if steps is not None:
@@ -308,7 +311,7 @@ def _start(target: Any, name: str, *args: Any) -> threading.Thread:
 
 
 def _forked() -> None:
-    """Begins anew in the child, as the threads and their work stayed in the parent."""
+    """Gives a forked child a new clock. The threads and their work stay in the parent."""
     global _clock
     _clock = Clock()
 
