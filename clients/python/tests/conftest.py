@@ -70,8 +70,8 @@ def until_renewed(r, lock):
     for _ in range(2):
         assert r.execute_command("DLOCK.EXTEND", lock.name, hold.token, 30_000) == 1
         hold.valid_until = min(hold.valid_until, now() + 30)
-        until("it is renewed", lambda: r.execute_command("DLOCK.PTTL", lock.name) > 30_000)
-        until("the client relies on it", lambda: hold.valid_until > now() + 30)
+        until("the server has the new lease", lambda: r.execute_command("DLOCK.PTTL", lock.name) > 30_000)
+        until("the client relies on the new lease", lambda: hold.valid_until > now() + 30)
 
 
 @contextlib.contextmanager

@@ -155,10 +155,10 @@ def test_an_owed_release_is_sent_again_after_an_error_of_any_class(r, through, p
     proxy.drop()
     with pytest.raises(redis.ConnectionError):
         lock.release()
-    until("it is tried", lambda: strange.tries)
+    until("a request fails", lambda: strange.tries)
     assert exists(r)
     proxy.refuse = strange.is_on = False
-    until("it is released", lambda: not exists(r))
+    until("the hold is released", lambda: not exists(r))
 
 
 def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, strange):
@@ -167,12 +167,12 @@ def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, stran
     hold = lock.local.hold
     strange.is_on = True
     hold.valid_until = now() + 30
-    until("it is tried", lambda: strange.tries)
+    until("a request fails", lambda: strange.tries)
     # The next try comes after a pause.
-    until("it fails", lambda: "Strange" in hold._failure)
+    until("the renewal fails", lambda: "Strange" in hold._failure)
     assert hold._retry_at > now()
     hold.valid_until = now()
-    until("it is lost", lambda: lock.lost.is_set())
+    until("the hold is lost", lambda: lock.lost.is_set())
     assert "Strange" in hold.loss
     strange.is_on = False
     r.execute_command("DLOCK.RELEASE", "foo", hold.token, "ALL")
@@ -188,7 +188,7 @@ def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, stran
     lock = get_lock(timeout=10, sleep=1000, thread_local=False)
     waiting = threading.Thread(target=lock.acquire)
     waiting.start()
-    until("it has tried to listen", lambda: strange.tries)
+    until("a subscription fails", lambda: strange.tries)
     strange.is_on = False
     until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
     r.execute_command("DLOCK.RELEASE", "foo", "holder")

@@ -152,7 +152,7 @@ def options(server, scenario):
             yield
         finally:
             # A flush grants the locks to their waiters.
-            until("nothing is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
+            until("no lock is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
             for name, value in before.items():
                 r.config_set(name, value)
 

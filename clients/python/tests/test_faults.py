@@ -38,7 +38,7 @@ def test_a_lost_answer_of_acquire_leaves_nothing_behind(r, through, proxy, half)
     with pytest.raises((ConnectionError, TimeoutError)):
         lock.acquire()
     assert proxy.lost == 1
-    until("it is released", lambda: not exists(r))
+    until("the hold is released", lambda: not exists(r))
     assert lock.local.token is None
 
 
@@ -49,7 +49,7 @@ def test_a_late_answer_of_acquire_leaves_nothing_behind(r, through, proxy):
     with pytest.raises(TimeoutError):
         lock.acquire()
     proxy.delay = 0
-    until("it is released", lambda: not exists(r))
+    until("the hold is released", lambda: not exists(r))
 
 
 def test_acquire_is_granted_once_when_the_client_sends_it_again(r, locks, proxy):
@@ -94,7 +94,7 @@ def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, through, prox
     proxy.delay = 0.15
     with pytest.raises(dlock.LateError):
         lock.acquire()
-    until("nothing is held", lambda: not exists(r))
+    until("no client has a hold", lambda: not exists(r))
 
 
 def test_the_validity_counts_from_before_the_send(monkeypatch):
@@ -119,7 +119,7 @@ def test_a_release_is_owed_until_it_is_confirmed(r, through, proxy):
         lock.release()
     assert exists(r)
     proxy.refuse = False
-    until("it is released", lambda: not exists(r))
+    until("the hold is released", lambda: not exists(r))
     # A second release, after the one of the background, raises nothing.
     lock.release()
     assert lock.local.token is None

@@ -105,7 +105,7 @@ class Fleet:
             self.check()
             member = random.choice(self.members)
             if random.random() < 0.5:
-                member = until("a process holds it", self.holder)
+                member = until("a process holds the lock", self.holder)
             member.kill()
             self.replace(self.members.index(member), member.kind)
 
@@ -230,7 +230,7 @@ def test_a_late_call_of_an_old_holder_changes_nothing(r):
     old = r.lock(KEY, timeout=0.05)
     for late in old.release, lambda: old.extend(1), old.reacquire, old.owned, old.locked:
         assert old.acquire()
-        until("it has expired", lambda: not r.exists(KEY))
+        until("the hold has expired", lambda: not r.exists(KEY))
         assert r.execute_command("DLOCK.ACQUIRE", KEY, "new", 60_000)
         for call in late, lambda: r.getset(KEY, "string"), lambda: r.append(KEY, "string"):
             with pytest.raises(redis.ResponseError, match="WRONGTYPE"):

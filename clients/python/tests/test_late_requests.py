@@ -128,7 +128,7 @@ def test_a_release_follows_a_stalled_acquire_on_its_connection(members):
     stalled.stall()
     with lock:
         pass
-    until("it is released over another connection", lambda: calls(direct, "dlock.release") > released)
+    until("another connection carries the RELEASE", lambda: calls(direct, "dlock.release") > released)
     assert calls(direct, "dlock.acquire") == acquired
     stalled.resume()
     until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
@@ -149,7 +149,10 @@ def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
     for proxy in members.proxies[:2]:
         proxy.resume()
     for direct, count in zip(members.direct[:2], before):
-        until("it arrives", lambda direct=direct, count=count: calls(direct, "dlock.acquire") > count)
+        until(
+            "the late ACQUIRE arrives",
+            lambda direct=direct, count=count: calls(direct, "dlock.acquire") > count,
+        )
     until("no member has a hold", lambda: not any(members.held()))
 
 
@@ -160,11 +163,11 @@ def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy
     with pytest.raises(TimeoutError):
         lock.acquire()
     # Two releases find nothing: the acquire has not arrived.
-    until("it is released twice", lambda: calls(r, "dlock.release") >= 2)
+    until("two RELEASEs arrive", lambda: calls(r, "dlock.release") >= 2)
     assert calls(r, "dlock.acquire") == 0
     proxy.resume()
     until("the acquire arrives", lambda: calls(r, "dlock.acquire") == 1)
-    until("it is released", lambda: not r.exists("foo"))
+    until("the hold is released", lambda: not r.exists("foo"))
 
 
 def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, masters):

@@ -107,7 +107,7 @@ def test_a_renewed_hold_lasts_longer_than_its_lease(r, get_lock):
     lock = get_lock(timeout=6, auto_renew=True)
     lock.acquire()
     before = lock.local.hold.valid_until
-    until("it is renewed past its lease", lambda: lock.local.hold.valid_until > before + 4)
+    until("the hold outlasts its first lease", lambda: lock.local.hold.valid_until > before + 4)
     assert r.execute_command("DLOCK.PTTL", "foo") > 0
     assert lock.owned()
     lock.release()
@@ -166,7 +166,7 @@ def test_a_renewal_whose_reply_is_lost_is_repeated(r, through, proxy):
         )
         # The next try is due.
         hold._retry_at = now()
-    until("it is renewed", lambda: hold.valid_until > now() + 40)
+    until("the hold is renewed", lambda: hold.valid_until > now() + 40)
     assert not lock.lost.is_set()
     lock.release()
 
@@ -273,12 +273,12 @@ def test_a_lock_without_timeout_ends_with_its_process(r, server):
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    until("it is held", lambda: exists(r))
+    until("the process has the hold", lambda: exists(r))
     until("the lease goes down", lambda: 0 < left() < 5000)
-    until("it is renewed", lambda: left() > 5000)
+    until("the hold is renewed", lambda: left() > 5000)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    until("it is free", lambda: not exists(r))
+    until("the lock is free", lambda: not exists(r))
 
 
 def test_a_thread_sees_only_its_own_hold(r, server):
@@ -331,10 +331,10 @@ def test_acquire_asks_again_before_the_announced_end_of_a_grace_period(r, get_lo
         lock = get_lock(timeout=1, thread_local=False)
         waiting = threading.Thread(target=lock.acquire, daemon=True)
         waiting.start()
-        until("it has asked", lambda: "dlock.acquire" in str(r.info("commandstats")).lower())
+        until("the first request arrives", lambda: "dlock.acquire" in str(r.info("commandstats")).lower())
     finally:
         r.config_set("dlock.restart-grace", 0)
-    until("it asks again", lambda: not waiting.is_alive())
+    until("the acquire returns", lambda: not waiting.is_alive())
     lock.release()
 
 
@@ -347,7 +347,7 @@ def test_a_release_that_the_server_refuses_is_owed(r, get_lock):
             lock.release()
     finally:
         r.config_set("min-replicas-to-write", 0)
-    until("it is released", lambda: not r.exists("foo"))
+    until("the hold is released", lambda: not r.exists("foo"))
 
 
 def test_a_lock_of_redis_py_is_waited_for(r, get_lock):

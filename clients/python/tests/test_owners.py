@@ -22,7 +22,7 @@ def waiters(r, name):
 
 
 def release_when_waited_for(r, token):
-    until("it is waited for", lambda: waiters(r, "foo"))
+    until("a client waits", lambda: waiters(r, "foo"))
     assert r.execute_command("DLOCK.RELEASE", "foo", token) == 1
 
 

@@ -66,7 +66,7 @@ def test_releases_that_are_sent_again_report_an_earlier_loss(members, monkeypatc
     for client in members.direct:
         client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
     lock.local.hold.valid_until = now()
-    until("it expires", lambda: lock.lost.is_set() and not any(members.held()))
+    until("the hold expires", lambda: lock.lost.is_set() and not any(members.held()))
     for proxy in members.proxies:
         proxy.match, proxy.cut_replies = b"RELEASE", 1
     with pytest.raises(LockNotOwnedError):
@@ -168,7 +168,7 @@ def test_a_release_is_owed_to_a_master_that_is_away(members):
     lock.release()
     assert members.held()[2]
     members.proxies[2].refuse = False
-    until("it is released there too", lambda: not any(members.held()))
+    until("the last member releases the hold, too", lambda: not any(members.held()))
 
 
 def test_two_addresses_of_one_server_are_refused(members):
@@ -192,7 +192,7 @@ def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
     members.proxies[1].drop()
     with pytest.raises(dlock.NoQuorumError, match="the same server as another member"):
         lock.extend(60, replace_ttl=True)
-    # Another client can acquire it from the other two servers, once their leases end.
+    # Another client can acquire the lock from the other two servers, once their leases end.
     for client in members.direct[1:]:
         client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
     with pytest.raises(dlock.NoQuorumError):
@@ -207,10 +207,10 @@ def test_an_address_that_leads_to_its_member_again_votes_again(members):
     own = members.proxies[2].target
     members.proxies[2].target = members.proxies[0].target
     members.proxies[2].drop()
-    until("it is found", lambda: lock.owned() and 2 in members.quorum._duplicate_members)
+    until("the duplicate member is found", lambda: lock.owned() and 2 in members.quorum._duplicate_members)
     members.proxies[2].target = own
     members.proxies[2].drop()
-    until("it is the third member again", lambda: lock.owned() and not members.quorum._duplicate_members)
+    until("the third member counts again", lambda: lock.owned() and not members.quorum._duplicate_members)
     members.proxies[1].refuse = True
     members.proxies[1].drop()
     assert lock.extend(60, replace_ttl=True)
@@ -243,7 +243,7 @@ def test_a_member_that_was_restarted_has_a_new_place_in_the_order(members, maste
         with members.lock(timeout=10):
             return quorum.run_ids[0] == fresh
 
-    until("it is known anew", is_known)
+    until("the new run id is known", is_known)
     assert [quorum.run_ids[member] for member in quorum.order(b"foo")] == sorted(quorum.run_ids.values())
 
 

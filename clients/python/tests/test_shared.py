@@ -77,7 +77,7 @@ def test_an_acquire_with_the_same_token_loses_nothing(r, get_lock):
     for _ in range(2):
         assert lock.acquire(blocking=False, token="mine")
     expire(r, lock)
-    until("it is lost", lambda: reasons)
+    until("the loss is reported", lambda: reasons)
     assert "taken away" not in reasons
 
 

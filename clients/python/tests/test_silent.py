@@ -73,7 +73,7 @@ class Contenders:
             assert not self.failures, self.failures
             return all(now >= then + more for now, then in zip(self.counts, before))
 
-        until(f"each is granted it {more} times", have)
+        until(f"each client gets the lock {more} times", have)
 
     def end(self):
         self.over.set()
@@ -123,7 +123,7 @@ def test_two_missing_members_of_five_delay_no_acquisition(five, how):
         with five.lock(timeout=10):
             return sum(five.held()) == 5
 
-    until("those that are back hold it, too", all_hold)
+    until("the members that are back have the hold, too", all_hold)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -134,7 +134,7 @@ def test_a_member_that_falls_silent_delays_no_acquisition(members, masters, plac
         contenders.until_each_has(3)
         members.proxies[struck].silent = True
         contenders.until_each_has(2)
-        # All clients know that it is silent, and do not wait for it.
+        # All clients know that the member is silent, and do not wait for it.
         attempts, before = members.proxies[struck].accepted, sum(contenders.counts)
         contenders.until_each_has(20)
         assert members.proxies[struck].accepted - attempts < sum(contenders.counts) - before
@@ -152,7 +152,7 @@ def test_waits_meet_at_the_next_queue_when_its_master_is_stopped(members, master
         with stopped(masters[first]):
             contenders.until_each_has(5)
             # On a busy machine another member may seem silent for a moment.
-            until("they meet in one queue", lambda: sorted(map(waiters, others)) in ([0, 2], [0, 3]))
+            until("the clients meet in one queue", lambda: sorted(map(waiters, others)) in ([0, 2], [0, 3]))
             contenders.until_each_has(5)
         contenders.until_each_has(5)
     # No client retains a position in the earlier queue.
@@ -189,8 +189,8 @@ def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypa
     waiting.start()
     until("a client waits", lambda: waiters(members.direct[first]) == 1)
     with stopped(masters[first]):
-        until("it waits at the next one", lambda: waiters(members.direct[second]) == 1)
-    until("it waits there only", lambda: waiters(members.direct[first]) == 0)
+        until("the client waits at the next member", lambda: waiters(members.direct[second]) == 1)
+    until("the client waits at no other member", lambda: waiters(members.direct[first]) == 0)
     assert waiters(members.direct[second]) == 1
     holds.release()
     waiting.join(30)
@@ -232,7 +232,7 @@ def test_a_hold_broken_on_a_restarted_member_stays_broken_there(members, masters
     until_held()
     members.direct[0].execute_command("DLOCK.BREAK", "foo")
     end = lock.local.hold.valid_until + 4
-    until("it is renewed", lambda: lock.local.hold.valid_until > end)
+    until("the hold is renewed", lambda: lock.local.hold.valid_until > end)
     assert members.held() == [False, True, True]
     assert not lock.lost.is_set()
     lock.release()

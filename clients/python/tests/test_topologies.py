@@ -98,7 +98,7 @@ def is_renewed(r, name, limit=2500):
 
     for _ in range(2):
         until("the lease goes down", lambda: 0 < left() < limit)
-        until("it is renewed", lambda: left() > limit)
+        until("the hold is renewed", lambda: left() > limit)
 
 
 def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
@@ -108,7 +108,7 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
     for lock in [last, *locks]:
         lock.acquire()
     with stopped(cluster[2]):
-        until("one is lost", last.lost.is_set)
+        until("one hold is lost", last.lost.is_set)
         for lock, other in zip(locks, others):
             is_renewed(other, lock.name)
     for lock in locks:

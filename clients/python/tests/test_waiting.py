@@ -81,9 +81,9 @@ def test_all_waits_share_one_listening_connection(r, locks, server, holder):
     until("all wait", lambda: waiters(r) == 20)
     assert listeners(r, name) == 1
     r.delete("foo")
-    until("the first has it", lambda: any(waiter.outcome for waiter in found))
+    until("the first waiter has the lock", lambda: any(waiter.outcome for waiter in found))
     for _ in found:
-        (waiter,) = until("one has it", lambda: [w for w in found if w.outcome is True])
+        (waiter,) = until("a waiter has the lock", lambda: [w for w in found if w.outcome is True])
         waiter.outcome = "done"
         waiter.lock.release()
 
@@ -105,7 +105,7 @@ def test_a_wait_continues_with_a_sleep_of_zero(r, get_lock, limit):
         stats = r.info("commandstats").items()
         return sum(each["calls"] for name, each in stats if name.lower() == "cmdstat_dlock.acquire")
 
-    until("it has asked again", lambda: asked() > 3 or waiter.outcome is not None)
+    until("the waiter asks again", lambda: asked() > 3 or waiter.outcome is not None)
     assert waiter.outcome is None
     r.delete("foo")
     waiter.join(20)
@@ -161,7 +161,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
     for _ in range(3):
         accepted = proxy.accepted
         proxy.drop()
-        until("they connect anew", lambda accepted=accepted: proxy.accepted > accepted)
+        until("the waiters connect again", lambda accepted=accepted: proxy.accepted > accepted)
         assert waiters(r) == 2
     proxy.refuse = True
     proxy.drop()
