@@ -29,7 +29,7 @@ async fn two_hold(kind: &ServerKind, grace: Duration) -> bool {
         server
     };
     let mut servers: Vec<Server> = (0..5).map(|_| start()).collect();
-    let first = try_acquire(&servers).await.expect("it is free");
+    let first = try_acquire(&servers).await.expect("the lock is free");
     servers[..3].iter().for_each(Server::kill9);
     servers[..3].iter_mut().for_each(Server::restart);
     let second = try_acquire(&servers).await;

@@ -76,8 +76,8 @@ fn number(word: &str) -> At {
     word.parse().unwrap_or_else(|why| panic!("{word:?}: {why}"))
 }
 
-/// Returns how far the boot-time clock is ahead of it. The thread may be delayed between the two readings, so
-/// the smallest difference counts.
+/// Returns how far the boot-time clock is ahead of the clients' clock. The thread may be delayed between the
+/// two readings, so the smallest difference counts.
 fn offset() -> At {
     let difference = || {
         let earlier = micros(ClockId::CLOCK_MONOTONIC);

@@ -54,7 +54,7 @@ fn guarded_writes_of_a_paused_holder_are_rejected_in_many_rounds(kind: &ServerKi
 #[each_server(in_turn)]
 fn plain_writes_of_a_paused_holder_land(kind: &ServerKind) {
     let (late, events, _) = run(kind, Writes::Plain, FEW);
-    assert!(!late.is_empty() && !wrong(&events).is_empty(), "nobody noticed: {late:?}");
+    assert!(!late.is_empty() && !wrong(&events).is_empty(), "the checker found no late write: {late:?}");
 }
 
 fn survive(kind: &ServerKind, rounds: usize) {

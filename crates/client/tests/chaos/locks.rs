@@ -101,8 +101,8 @@ impl Held {
 
     /// Returns whether the client knows of the loss.
     pub fn is_lost(&self) -> bool {
-        let told = matches!(self, Held::Ours(guard) if guard.loss().is_some());
-        told || now() >= self.valid_until()
+        let noticed = matches!(self, Held::Ours(guard) if guard.loss().is_some());
+        noticed || now() >= self.valid_until()
     }
 }
 

@@ -21,8 +21,8 @@ fn block_on(test: impl Future<Output = ()>) {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime").block_on(test);
 }
 
-/// Returns the number of rounds without a winner when `clients` try at the same moment, each next to its own
-/// master.
+/// Returns the number of rounds without a winner. In each round all clients try at the same moment. Each
+/// client has one master without latency; the others are `one_way` ms away.
 fn rounds_without_winner(
     kind: &ServerKind,
     clients: usize,
@@ -36,7 +36,7 @@ fn rounds_without_winner(
             link.set_latency(Duration::from_millis(if master == number { 0 } else { one_way }));
         }
     }
-    let mut nobody = 0;
+    let mut without_winner = 0;
     block_on(async {
         let clients = links.clients().await;
         let mut longest = Duration::ZERO;
@@ -47,38 +47,38 @@ fn rounds_without_winner(
                 tokio::spawn(async move {
                     begin.wait().await;
                     let begun = now();
-                    let acquired = lock.try_acquire().await.expect("everything is up");
+                    let acquired = lock.try_acquire().await.expect("all masters answer");
                     (acquired, now().saturating_since(begun))
                 })
             });
             let mut won = Vec::new();
-            for one in tries.collect::<Vec<_>>() {
-                let (acquired, length) = one.await.expect("no panic");
+            for attempt in tries.collect::<Vec<_>>() {
+                let (acquired, length) = attempt.await.expect("no panic");
                 longest = longest.max(length);
                 won.extend(acquired);
             }
-            assert!(won.len() <= 1, "two have it");
-            nobody += usize::from(won.is_empty());
+            assert!(won.len() <= 1, "two winners");
+            without_winner += usize::from(won.is_empty());
             for guard in won {
-                // A release that is confirmed too late on a busy machine stays owed.
+                // On a busy machine a release may time out; the client repeats it in the background.
                 let released = guard.release().await;
                 assert!(!matches!(released, Err(ReleaseError::NotHeld(_))), "{released:?}");
             }
         }
         println!(
-            "{}: {} of {masters}, {one_way} ms one way: nobody won {nobody} of {rounds}, longest {longest:?}",
+            "{}: {} of {masters}, {one_way} ms one way: no winner in {without_winner} of {rounds} rounds, longest {longest:?}",
             kind.name,
             clients.len()
         );
     });
-    nobody
+    without_winner
 }
 
 fn each_round_has_a_winner(kind: &ServerKind, rounds: usize) {
     let settings = [(3, 3, 0), (3, 3, 1), (3, 3, 5), (5, 5, 5)];
-    let nobody = settings
+    let without_winner = settings
         .map(|(clients, masters, one_way)| rounds_without_winner(kind, clients, masters, one_way, rounds));
-    assert_eq!(nobody, [0; 4], "rounds that nobody won");
+    assert_eq!(without_winner, [0; 4], "rounds without a winner");
 }
 
 #[each_server(in_turn)]
@@ -129,7 +129,7 @@ fn all_shares_are_fair(kind: &ServerKind, length: Duration) {
         let name = format!("one client's {cut:?} cut");
         judge(&name, &shares(kind, &name, length, |links| links.cut_from_the_head(0, cut)));
     }
-    let name = "one client's addresses sort otherwise";
+    let name = "one client sorts the addresses differently";
     let reversed = Links::with_order(kind, 3, CLIENTS, |client| client == 0);
     judge(name, &shares_over(reversed, kind, name, length, |_| ()));
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -157,7 +157,7 @@ fn many_tasks_of_one_client_get_a_fair_share(kind: &ServerKind) {
             let sum: usize = counts.iter().sum();
             let (name, jain) = (&kind.name, jain(&counts));
             println!(
-                "{name}: {cut:?} cut for the first of two beside a crowd: {counts:?}, {sum}, Jain {jain:.2}"
+                "{name}: {cut:?} cut for one client beside {CROWD} tasks of another: {counts:?}, {sum}, Jain {jain:.2}"
             );
             let least = counts.iter().min().copied().unwrap_or(0);
             assert!(least * counts.len() >= sum / 2 && jain >= 0.9, "{counts:?}");
@@ -190,8 +190,8 @@ fn a_hold_on_one_master_alone_delays_no_client(kind: &ServerKind) {
         stale(&links);
         let begun = now();
         for _ in 0..5 {
-            let guard = client.lock("r").wait(Wait::For(length)).acquire().await.expect("it is free");
-            guard.release().await.expect("it is held");
+            let guard = client.lock("r").wait(Wait::For(length)).acquire().await.expect("the lock is free");
+            guard.release().await.expect("the lock is held");
         }
         println!("{}: five acquisitions past a stale hold: {:?}", kind.name, now().saturating_since(begun));
     });
@@ -200,7 +200,7 @@ fn a_hold_on_one_master_alone_delays_no_client(kind: &ServerKind) {
     assert!(counts.iter().sum::<usize>() >= healthy / 2 && jain(&counts) >= 0.9, "{counts:?}");
 }
 
-/// A hold that is released late on one master is no queue in use; a lasting hold there is.
+/// A late release on a later master does not make waits move to its queue; a lasting hold there does.
 #[each_server(in_turn)]
 fn a_wait_moves_only_to_a_queue_that_is_still_in_use(kind: &ServerKind) {
     for stays in [false, true] {
@@ -223,60 +223,62 @@ fn a_wait_moves_only_to_a_queue_that_is_still_in_use(kind: &ServerKind) {
                 tokio::spawn(lock.acquire())
             };
             let first = wait(600);
-            until("it waits", || waiting(head) == 1);
-            // A young hold, as that of a client in its turn: an old one was left behind.
-            until("the other client has a part there", || !take(later).is_nil());
+            until("the client waits", || waiting(head) == 1);
+            // The hold must be young: the client takes an old one for a hold that another client left behind.
+            until("the other client holds the later master", || !take(later).is_nil());
             let refused = calls(later, "DLOCK.ACQUIRE");
             // The deciding reply arrives long after the refusal.
             links.links[0][2].set_latency(NODE_TIMEOUT / 3);
             for master in [head, last] {
                 assert_eq!(master.connect().ok("DLOCK.RELEASE r other"), 1);
             }
-            until("it is refused there", || calls(later, "DLOCK.ACQUIRE") != refused);
+            until("the later master refuses the client", || calls(later, "DLOCK.ACQUIRE") != refused);
             if stays {
                 assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
             } else {
                 assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
             }
             let guard = first.await.expect("no panic").expect("a majority is free");
-            until("it has looked there twice", || calls(later, "DLOCK.INSPECT").ends_with("calls=2"));
+            until("the client has inspected the later master twice", || {
+                calls(later, "DLOCK.INSPECT").ends_with("calls=2")
+            });
             links.links[0][2].set_latency(Duration::ZERO);
             let second = wait(601);
             let (here, there) = if stays { (later, head) } else { (head, later) };
             let others = usize::from(stays);
-            until("the second waits where the others do", || waiting(here) == 1 + others);
+            until("the second wait is in the expected queue", || waiting(here) == 1 + others);
             assert_eq!(waiting(there), 0);
             if stays {
                 assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
                 assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
             }
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
             let guard = second.await.expect("no panic").expect("a handoff");
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
         });
     }
 }
 
-/// A lost RELEASE is sent again when the master is back, long before the lease ends.
+/// A lost RELEASE is sent again when its link is repaired, long before the lease ends.
 #[each_server(in_turn)]
 fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
     let links = Links::start(kind, 3, 1);
     block_on(async {
         let client = links.client(0).await;
         let lock = client.lock("r").ttl(Duration::from_secs(600));
-        let guard = lock.acquire().await.expect("it is free");
+        let guard = lock.acquire().await.expect("the lock is free");
         let held = || !queue::holders(&mut links.masters[0].connect(), "r").is_empty();
-        until("it is held there", held);
+        until("the first master has the hold", held);
         links.cut_from_the_head(0, Cut::Requests);
         guard.release().await.expect("two have answered");
         client.flush().await;
         assert!(held(), "the RELEASE was lost");
         links.cut_from_the_head(0, Cut::Nothing);
-        until("it is released there", || !held());
+        until("the first master has released the hold", || !held());
     });
 }
 
-/// A message is sent at most once. A waiter also asks by its own clock, over a connection that never broke.
+/// The server sends a message at most once, so a waiter also polls. The connection stays open in this test.
 #[each_server(in_turn)]
 fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
     let links = Links::start(kind, 1, 1);
@@ -286,21 +288,21 @@ fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
     block_on(async {
         let lock = links.client(0).await.lock("r").ttl(Duration::from_secs(600));
         let wait = tokio::spawn(lock.acquire());
-        until("it waits", || !queue::tokens(&mut conn, "r").is_empty());
-        // The subscribed connection; requests use others.
-        let listens = || master.connect().ok("CLIENT LIST TYPE pubsub").text();
+        until("the client waits", || !queue::tokens(&mut conn, "r").is_empty());
+        // The client's subscribed connection. Requests use other connections.
+        let subscribers = || master.connect().ok("CLIENT LIST TYPE pubsub").text();
         let id = |list: String| list.split_whitespace().next().map(str::to_owned);
-        let connected = id(listens());
+        let connected = id(subscribers());
         let lost = link.lost();
         link.set_cut(Cut::Messages);
         assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
         until("the message is lost", || link.lost() > lost);
         assert!(!wait.is_finished());
         link.set_cut(Cut::Nothing);
-        let acquired = tokio::time::timeout(TIMEOUT, wait).await.expect("it asks again");
-        let guard = acquired.expect("no panic").expect("it was the first");
+        let acquired = tokio::time::timeout(TIMEOUT, wait).await.expect("the waiter polls");
+        let guard = acquired.expect("no panic").expect("the waiter was first");
         assert!(connected.is_some());
-        assert_eq!(id(listens()), connected, "no reconnect");
-        guard.release().await.expect("it is held");
+        assert_eq!(id(subscribers()), connected, "no reconnect");
+        guard.release().await.expect("the lock is held");
     });
 }

@@ -168,7 +168,7 @@ impl Scene<'_> {
         }
         self.all_clients_acquire(&format!("{struck:?}"));
         let is_there = |fault| struck.iter().any(|(_, there)| *there == fault);
-        until_within(TIMEOUT, "the network did what it was told", || {
+        until_within(TIMEOUT, "the network has delayed and lost messages", || {
             let now = self.masters.weather();
             (now.0 > before.0 || !is_there(Fault::Slow)) && (now.1 > before.1 || !is_there(Fault::Lossy))
         });

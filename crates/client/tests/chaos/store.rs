@@ -43,7 +43,7 @@ impl Store {
         let passed = !matches!(&answer, Value::Error(why) if why.starts_with("STALEFENCE "));
         if passed {
             of.passed += 1;
-            assert_eq!(answer, of.passed, "nothing but what passed is in the list");
+            assert_eq!(answer, of.passed, "the list contains the accepted writes only");
         }
         log.push(Write { resource: resource.to_string(), fence, hold: hold.to_string(), accepted, passed });
         accepted

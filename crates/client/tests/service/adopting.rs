@@ -11,20 +11,20 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
+        let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("it lasts");
         until_held_everywhere(&servers, "r");
         let ttl = Duration::from_secs(3);
-        let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
+        let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
         assert_eq!(guard.token(), &kept.token);
         assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
         assert!(guard.remaining() <= ttl);
         let end = guard.valid_until() + ttl;
-        until("its lease would be over", || now() > end);
+        until("the original lease would have ended", || now() > end);
         assert_eq!(guard.loss(), None);
         until_held_everywhere(&servers, "r");
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
-        let next = ann.lock("r").fenced().await.expect("it is free");
+        let next = ann.lock("r").fenced().await.expect("the lock is free");
         assert!(next.fence() > kept.fence);
     }
 }
@@ -33,16 +33,16 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
 async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
-    let first = client.lock("r").ttl(LONG).fenced().await.expect("it is free");
+    let first = client.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     client.flush().await;
     let kept = first.forget().expect("it lasts");
-    let guard = client.adopt("r", &kept.token, LONG).await.expect("it is held");
+    let guard = client.adopt("r", &kept.token, LONG).await.expect("the lock is held");
     // A member that granted late may have a greater fence, which becomes the hold's.
     assert!(guard.fence() >= kept.fence);
     client.break_holds("r").await;
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
-    let next = client.lock("r").fenced().await.expect("it is free");
+    let next = client.lock("r").fenced().await.expect("the lock is free");
     assert!(next.fence() > guard.fence());
 }
 
@@ -52,9 +52,9 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
         let mut servers = masters(kind, count);
         let client =
             super::builder(&servers).retry(Retry::new(0, Duration::ZERO)).build().await.expect("a client");
-        let held = client.lock("r").ttl(LONG).await.expect("it is free");
+        let held = client.lock("r").ttl(LONG).await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
-        let other = client.lock("other").await.expect("it is free");
+        let other = client.lock("other").await.expect("the lock is free");
         let refused = client.adopt("r", other.token(), LONG).await;
         assert!(matches!(refused, Err(ExtendError::Lost(_))), "{refused:?}");
         assert!(matches!(client.adopt("free", other.token(), LONG).await, Err(ExtendError::Lost(_))));
@@ -69,7 +69,7 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
             assert!(matches!(unknown, Err(ExtendError::Unconfirmed(_))), "{unknown:?}");
         }
         client.flush().await;
-        assert_eq!(held_on(&servers[..1], "r"), 1, "it was not released");
+        assert_eq!(held_on(&servers[..1], "r"), 1, "the hold was not released");
     }
 }
 
@@ -78,17 +78,17 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let kept = ann.lock("r").ttl(LONG).await.expect("it is free").forget().expect("it lasts");
+    let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("it lasts");
     until_held_everywhere(&servers, "r");
     servers[2].pause();
     // Shorter than the node timeout.
     let ttl = Duration::from_secs(2);
-    let guard = bob.adopt("r", &kept.token, ttl).await.expect("it is held");
+    let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
     assert_eq!(guard.loss(), None);
     let end = guard.valid_until() + ttl;
-    until("its lease would be over", || now() > end);
+    until("the original lease would have ended", || now() > end);
     assert_eq!(guard.loss(), None);
     servers[2].resume();
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }

@@ -24,7 +24,7 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons(kind: &S
         let runtime = runtime();
         let (client, guard) = runtime.block_on(async {
             let client = client(&servers).await;
-            let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
+            let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
             let end = guard.valid_until() + TTL;
             until("the runtime was blocked past the lease", || now() > end);
             assert_eq!(guard.loss(), None);
@@ -34,7 +34,7 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons(kind: &S
         until("the runtime has not run for a lease", || now() > end);
         assert_eq!(guard.loss(), None);
         until_held_everywhere(&servers, "r");
-        runtime.block_on(guard.release()).expect("it is held");
+        runtime.block_on(guard.release()).expect("the lock is held");
         runtime.block_on(client.close());
         assert_eq!(held_on(&servers, "r"), 0);
     }
@@ -46,15 +46,15 @@ fn an_unrenewed_hold_is_lost_and_not_entered_again_after_a_blocked_runtime(kind:
     runtime().block_on(async {
         let client = client(&servers).await;
         let lock = || client.lock("r").ttl(Duration::from_secs(2)).renew(false).reentrant();
-        let guard = lock().acquire().await.expect("it is free");
-        let told = guard.cancellation();
-        until("its validity has ended", || now() > guard.valid_until());
+        let guard = lock().acquire().await.expect("the lock is free");
+        let cancellation = guard.cancellation();
+        until("the validity has ended", || now() > guard.valid_until());
         let again = lock().acquire().await.expect("nobody has it");
         assert_ne!(again.token(), guard.token(), "a hold of its own");
         assert_eq!(guard.loss(), Some(Lost::Ended));
-        assert!(told.is_cancelled() && guard.cancellation().is_cancelled());
+        assert!(cancellation.is_cancelled() && guard.cancellation().is_cancelled());
         assert_eq!(guard.lost().await, Lost::Ended);
-        again.release().await.expect("it is held");
+        again.release().await.expect("the lock is held");
     });
 }
 
@@ -65,7 +65,7 @@ fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
         let acquire = |ttl| {
             let runtime = runtime();
             let lock = async { client(&servers).await.lock("r").ttl(ttl).acquire().await };
-            runtime.block_on(lock).expect("it is free")
+            runtime.block_on(lock).expect("the lock is free")
         };
         let guard = acquire(TTL);
         let end = guard.valid_until() + TTL;
@@ -90,7 +90,7 @@ async fn extend_blocked_past_the_lease(guard: &Guard, ttl: Duration) {
     }
     until("the runtime was blocked past the lease", || now() > end);
     assert_eq!(guard.loss(), None);
-    extending.await.expect("it is held");
+    extending.await.expect("the lock is held");
 }
 
 /// The extension runs, and the renewals wait for it.
@@ -100,9 +100,9 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_during_an_extension(kind: &Ser
         let servers = masters(kind, count);
         runtime().block_on(async {
             let client = client(&servers).await;
-            let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
+            let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
             extend_blocked_past_the_lease(&guard, TTL).await;
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
         });
     }
 }
@@ -115,9 +115,9 @@ fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease
         runtime().block_on(async {
             let client = client(&servers).await;
             let lock = client.lock("r").ttl(TTL).renew(false);
-            let guard = lock.acquire().await.expect("it is free");
+            let guard = lock.acquire().await.expect("the lock is free");
             extend_blocked_past_the_lease(&guard, LONG).await;
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
         });
     }
 }
@@ -148,7 +148,7 @@ fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     let before = clients();
     let runtime = runtime();
     let client = runtime.block_on(client(&servers));
-    let guard = runtime.block_on(client.lock("r").ttl(LONG).acquire()).expect("it is free");
+    let guard = runtime.block_on(client.lock("r").ttl(LONG).acquire()).expect("the lock is free");
     drop(client);
     drop(guard);
     until_nothing_is_left(&servers, "r");
@@ -160,11 +160,11 @@ fn a_hold_that_was_released_is_not_lost_when_its_lease_would_be_over(kind: &Serv
     let servers = masters(kind, 1);
     runtime().block_on(async {
         let client = client(&servers).await;
-        let guard = client.lock("r").ttl(TTL).acquire().await.expect("it is free");
-        let (told, end) = (guard.cancellation(), guard.valid_until());
-        guard.release().await.expect("it is held");
-        until("its lease would be over", || now() > end);
-        assert!(!told.is_cancelled());
+        let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
+        let (cancellation, end) = (guard.cancellation(), guard.valid_until());
+        guard.release().await.expect("the lock is held");
+        until("the original lease would have ended", || now() > end);
+        assert!(!cancellation.is_cancelled());
     });
 }
 

@@ -18,19 +18,21 @@ fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers), client(&servers));
         let ttl = Duration::from_secs(3);
-        let guard = ann.lock("r").ttl(ttl).fenced().acquire().expect("it is free");
+        let guard = ann.lock("r").ttl(ttl).fenced().acquire().expect("the lock is free");
         assert!(guard.fence().is_some());
         let end = guard.valid_until() + ttl;
-        until("its lease would be over", || now() > end);
+        until("the original lease would have ended", || now() > end);
         assert_eq!(guard.loss(), None);
         assert!(bob.lock("r").try_acquire().expect("an answer").is_none());
         let waits = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
-        until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
-        guard.release().expect("it is held");
+        until("the client waits", || {
+            servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty())
+        });
+        guard.release().expect("the lock is held");
         let guard = waits.join().expect("no panic").expect("it is released");
         until_held_everywhere(&servers, "r");
         drop(guard);
-        assert!(held_on(&servers, "r") <= count / 2, "a majority has been told");
+        assert!(held_on(&servers, "r") <= count / 2, "a majority has released the hold");
         until_nothing_is_left(&servers, "r");
         ann.close();
     }
@@ -40,10 +42,10 @@ fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
 fn a_blocking_guard_changes_its_lease_and_mode_and_reports_its_loss(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers);
-    let mut guard = client.lock("r").acquire().expect("it is free");
-    guard.extend(LONG).expect("it is held");
+    let mut guard = client.lock("r").acquire().expect("the lock is free");
+    guard.extend(LONG).expect("the lock is held");
     assert!(guard.remaining() > LONG / 2);
-    guard.downgrade().expect("it is held");
+    guard.downgrade().expect("the lock is held");
     drop(client.lock("r").shared().try_acquire().expect("an answer").expect("it is shared"));
     guard.upgrade(Wait::For(LONG)).expect("it is alone");
     let inspected = client.block_on(client.client().inspect("r"));
@@ -64,16 +66,16 @@ fn the_blocking_client_acquires_several_locks_and_adopts_a_hold(kind: &ServerKin
     drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both"));
 
     let lock = client.client().lock("r").ttl(LONG);
-    let kept = client.block_on(lock.acquire()).expect("it is free").forget().expect("it lasts");
+    let kept = client.block_on(lock.acquire()).expect("the lock is free").forget().expect("it lasts");
     until_held_everywhere(&servers, "r");
-    client.adopt("r", &kept.token, LONG).expect("it is held").release().expect("it is held");
+    client.adopt("r", &kept.token, LONG).expect("the lock is held").release().expect("it is held");
     until_nothing_is_left(&servers, "r");
 }
 
 #[each_server]
 fn a_guard_that_a_task_drops_is_released_in_the_background(kind: &ServerKind) {
     let servers = masters(kind, 1);
-    let guard = client(&servers).lock("r").ttl(LONG).acquire().expect("it is free");
+    let guard = client(&servers).lock("r").ttl(LONG).acquire().expect("the lock is free");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async { drop(guard) });
     until_nothing_is_left(&servers, "r");
@@ -89,42 +91,42 @@ fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind:
     let client = client(&servers);
     let hold = move || {
         HELD.with_borrow_mut(|held| {
-            *held = Some(client.lock("r").ttl(LONG).acquire().expect("it is free"));
+            *held = Some(client.lock("r").ttl(LONG).acquire().expect("the lock is free"));
         });
     };
     std::thread::spawn(hold).join().expect("no panic");
     until_nothing_is_left(&servers, "r");
 }
 
-/// Entering again must not share a hold whose release is in progress.
+/// A re-entry must not share a hold that is being released.
 #[each_server]
 fn entering_again_during_the_last_release_gives_a_lasting_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let builder = Client::builder().servers(servers.iter().map(url)).node_timeout(LONG);
     let client = builder.build_blocking().expect("a client");
     for drops in [false, true] {
-        let guard = client.lock("r").ttl(LONG).reentrant().acquire().expect("it is free");
+        let guard = client.lock("r").ttl(LONG).reentrant().acquire().expect("the lock is free");
         let mut conn = servers[0].connect();
         assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
         let releasing =
             std::thread::spawn(
                 move || {
-                    if drops { drop(guard) } else { guard.release().expect("it is held") }
+                    if drops { drop(guard) } else { guard.release().expect("the lock is held") }
                 },
             );
-        until("it is being released", || releasing_over(&mut conn).is_some());
+        until("the release is in progress", || releasing_over(&mut conn).is_some());
         let other = client.clone();
         let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
-        until("it has entered, or asks", || {
+        until("the client has re-entered the hold, or sends a request", || {
             let asks = releasing_over(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
             asks || entering.is_finished()
         });
         assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
         releasing.join().expect("no panic");
-        let entered = entering.join().expect("no panic").expect("it is free");
+        let entered = entering.join().expect("no panic").expect("the lock is free");
         let token = String::from_utf8(entered.token().as_bytes().to_vec()).expect("text");
         assert_eq!(holders(&servers[0], "r"), [token]);
-        entered.release().expect("it is held");
+        entered.release().expect("the lock is held");
     }
 }
 

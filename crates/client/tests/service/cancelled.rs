@@ -40,7 +40,7 @@ async fn cancel_everywhere(kind: &ServerKind, count: usize, options: fn(Acquire)
         let acquired = Polls { future: Box::pin(lock.acquire()), left }.await;
         match acquired {
             None => cancelled += 1,
-            Some(guard) => guard.expect("nobody else wants it").release().await.expect("it is held"),
+            Some(guard) => guard.expect("nobody else wants it").release().await.expect("the lock is held"),
         }
         until_nothing_is_left(&servers, "r");
         // The runtime decides the number of polls: some more tries reach the last points too.
@@ -106,7 +106,7 @@ async fn a_wait_cancelled_at_its_grant_leaves_no_hold(kind: &ServerKind) {
                 None => cancelled += 1,
                 Some(guard) => {
                     came_through += 1;
-                    guard.expect("there was a handoff").release().await.expect("it is held");
+                    guard.expect("there was a handoff").release().await.expect("the lock is held");
                 }
             }
             other.await.expect("no panic");
@@ -131,7 +131,7 @@ async fn a_wait_cancelled_in_the_queue_leaves_no_waiter(kind: &ServerKind) {
             let seen = spawn_blocking({
                 let servers = servers.clone();
                 move || {
-                    until("it waits", || waits_somewhere(&servers));
+                    until("the client waits", || waits_somewhere(&servers));
                     if race % 2 == 1 {
                         release_as_other(&servers);
                     }

@@ -17,7 +17,7 @@ async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
         .acquire()
         .await?;
     tokio::select! {
-        // Whatever is written carries the fence, and what it is written to refuses lower ones.
+        // Each write carries the fence, and the store refuses lower fences.
         written = write(42, guard.fence()) => written?,
         // Returns before the lease ends, in time to stop.
         why = guard.lost() => return Err(why.into()),
@@ -40,8 +40,11 @@ async fn the_example_of_the_clients_page_runs(kind: &ServerKind) {
     assert!(block.contains("guard.lost()"), "{block}");
     for count in [1, 3] {
         let servers = masters(kind, count);
-        bill(servers.iter().map(url).collect()).await.expect("it is billed");
+        bill(servers.iter().map(url).collect()).await.expect("the example runs");
         until_nothing_is_left(&servers, "invoice:42");
-        assert!(servers.iter().any(|server| server.info("dlock_fence") != "0"), "it was acquired");
+        assert!(
+            servers.iter().any(|server| server.info("dlock_fence") != "0"),
+            "the example has acquired the lock"
+        );
     }
 }

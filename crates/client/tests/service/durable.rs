@@ -30,15 +30,17 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
         }
         // A grant out of the queue, which another connection receives.
         let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
-        until("it waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
+        until("the client waits", || {
+            servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty())
+        });
         let before = holders(&replicas[0], "r");
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
         let guard = waits.await.expect("no panic").expect("it is released");
         for replica in &replicas {
             let now = holders(replica, "r");
             assert!(now.len() == 1 && now != before, "at once");
         }
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -54,7 +56,7 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
         assert!(why.contains("WAITAOF"), "{why}");
         client.flush().await;
     } else {
-        drop(acquired.expect("an answer").expect("it is free"));
+        drop(acquired.expect("an answer").expect("the lock is free"));
     }
     until_nothing_is_left(&servers, "r");
 }
@@ -92,7 +94,7 @@ async fn other_requests_proceed_while_a_durable_grant_waits(kind: &ServerKind) {
     let waits = tokio::spawn(client.lock("r").ttl(LONG).durable(1, LONG).acquire());
     until_held_everywhere(&servers, "r");
     until("it waits for replicas", || servers[0].info("blocked_clients") == "1");
-    client.lock("other").await.expect("it is free").release().await.expect("it is held");
+    client.lock("other").await.expect("the lock is free").release().await.expect("the lock is held");
     waits.abort();
     until_nothing_is_left(&servers, "r");
 }

@@ -64,10 +64,10 @@ async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
     let known = |builder: ClientBuilder| builder.client_certificate(me.certificate.clone(), me.key.clone());
 
     let client = known(trusting()).build().await.expect("a client");
-    let guard = client.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(LONG).fenced().acquire().await.expect("the lock is free");
     let next = tokio::spawn(client.lock("r").acquire());
-    guard.release().await.expect("it is held");
-    next.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
+    next.await.expect("no panic").expect("there was a handoff").release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 
     // A client without the authority's certificate, or without its own, cannot connect.

@@ -98,7 +98,7 @@ async fn held(servers: &[Server], liar: &Liar) -> (Client, Guard) {
     let builder = Client::builder().servers(servers[..2].iter().map(url)).server(liar.url());
     // A long timeout: the client must not leave the member for its silence.
     let client = builder.node_timeout(Duration::from_secs(5)).build().await.expect("a client");
-    let guard = client.lock("r").ttl(TTL).await.expect("it is free");
+    let guard = client.lock("r").ttl(TTL).await.expect("the lock is free");
     (client, guard)
 }
 
@@ -172,7 +172,7 @@ async fn a_flood_of_published_messages_ends_no_hold(kind: &ServerKind) {
         conn.ok("PUBSUB CHANNELS dlock:*").items().iter().map(Value::text).collect()
     };
     let client = client(&servers).await;
-    let guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     let [channel] = &channels(&mut conn)[..] else { panic!("not one channel") };
     // Longer than any reply that the client accepts: it opens another connection, without the channel.
     conn.send(&["PUBLISH", channel, &"x".repeat(9 << 20)]);
@@ -181,5 +181,5 @@ async fn a_flood_of_published_messages_ends_no_hold(kind: &ServerKind) {
     guard.extend(LONG).await.expect("the client has opened another connection");
     assert_eq!(guard.loss(), None);
     assert_eq!(channels(&mut conn), Vec::<String>::new());
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
 }

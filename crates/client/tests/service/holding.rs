@@ -12,7 +12,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
     for count in [1, 3, 5] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         assert!(guard.remaining() > LONG / 2 && guard.remaining() < LONG);
         assert!(guard.valid_until() > now());
         assert_eq!(guard.fence().is_some(), count == 1, "in a quorum only where it was asked for");
@@ -27,7 +27,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
         guard.release().await.expect("it was held");
         // The release has reached every member, not only a majority.
         ann.flush().await;
-        let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("it is free");
+        let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("the lock is free");
         until_held_everywhere(&servers, "r");
         guard.release().await.expect("it was held");
         until_nothing_is_left(&servers, "r");
@@ -39,7 +39,7 @@ async fn a_dropped_guard_releases_and_settle_waits_for_it(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        drop(client.lock("r").ttl(LONG).acquire().await.expect("it is free"));
+        drop(client.lock("r").ttl(LONG).acquire().await.expect("the lock is free"));
         client.flush().await;
         assert_eq!(held_on(&servers, "r"), 0);
         let guard = client.lock("r").ttl(LONG).try_acquire().await.expect("an answer");
@@ -54,13 +54,13 @@ async fn a_hold_is_renewed_for_as_long_as_it_lives(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
+        let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("the lock is free");
         let first = guard.valid_until();
         // The first lease would have ended twice by then.
         until("it is renewed", || guard.valid_until().saturating_since(first) > Duration::from_secs(6));
         assert_eq!(guard.loss(), None);
         until_held_everywhere(&servers, "r");
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
     }
 }
 
@@ -70,7 +70,7 @@ async fn a_hold_that_is_not_renewed_is_lost_before_it_ends(kind: &ServerKind) {
         let servers = masters(kind, count);
         let client = client(&servers).await;
         let short = client.lock("r").ttl(Duration::from_secs(6)).notice(Duration::from_secs(3));
-        let guard = short.renew(false).acquire().await.expect("it is free");
+        let guard = short.renew(false).acquire().await.expect("the lock is free");
         let cancelled = guard.cancellation();
         assert_eq!(guard.lost().await, Lost::Ended);
         let told = now();
@@ -87,7 +87,7 @@ async fn a_hold_is_renewed_until_its_maximum_time(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let lock = client.lock("r").ttl(Duration::from_secs(3)).max_hold(Duration::from_millis(4_500));
-    let guard = lock.acquire().await.expect("it is free");
+    let guard = lock.acquire().await.expect("the lock is free");
     let first = guard.valid_until();
     assert_eq!(guard.lost().await, Lost::Ended);
     assert!(guard.valid_until() > first, "it was renewed before");
@@ -99,7 +99,7 @@ async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerK
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
-    let guard = lock.acquire().await.expect("it is free");
+    let guard = lock.acquire().await.expect("the lock is free");
     let lost =
         timeout(Duration::from_secs(30), guard.lost()).await.expect("it does not wait for the lease to end");
     assert_eq!(lost, Lost::Ended);
@@ -114,16 +114,16 @@ async fn a_lease_is_set_longer_and_shorter(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
-        let until = guard.extend(2 * LONG).await.expect("it is held");
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
+        let until = guard.extend(2 * LONG).await.expect("the lock is held");
         assert_eq!(until, guard.valid_until());
         assert!(guard.remaining() > LONG);
-        let until = guard.extend(Duration::from_secs(1)).await.expect("it is held");
+        let until = guard.extend(Duration::from_secs(1)).await.expect("the lock is held");
         assert_eq!(until, guard.valid_until());
         // The renewals use the new lease.
         dlock_testkit::until("it is renewed", || guard.valid_until() > until);
         assert!(guard.remaining() <= Duration::from_secs(1));
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
     }
 }
 
@@ -132,12 +132,12 @@ async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKi
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         let kept = guard.forget().expect("nothing is against it");
         until_held_everywhere(&servers, "r");
-        let until = client.extend("r", &kept.token, 2 * LONG).await.expect("it is held");
+        let until = client.extend("r", &kept.token, 2 * LONG).await.expect("the lock is held");
         assert!(until > kept.valid_until);
-        client.release("r", &kept.token).await.expect("it is held");
+        client.release("r", &kept.token).await.expect("the lock is held");
         assert!(matches!(client.release("r", &kept.token).await, Err(ReleaseError::NotHeld(_))));
         until_nothing_is_left(&servers, "r");
     }
@@ -149,7 +149,7 @@ async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     let ttl = Duration::from_secs(6);
-    let guard = client.lock("r").ttl(ttl).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(ttl).acquire().await.expect("the lock is free");
     let due = guard.valid_until();
     let mut conn = servers[0].connect();
     assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
@@ -157,9 +157,9 @@ async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind
         until("a renewal is due", || now() + ttl / 2 > due);
         conn.ok("CLIENT UNPAUSE")
     });
-    let extended = guard.extend(LONG).await.expect("it is held");
+    let extended = guard.extend(LONG).await.expect("the lock is held");
     resuming.await.expect("no panic");
     until("it is renewed", || guard.valid_until() != extended);
     assert!(guard.valid_until() > extended, "not by the lease of before");
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::{LONG, builder, client, masters};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
-/// The library name of each connection that `client` has to the server. Empty where the server does not know
-/// CLIENT SETINFO.
+/// The library name of each connection that `client` has to the server. Empty if the server does not
+/// support CLIENT SETINFO.
 fn names(server: &Server) -> Vec<String> {
     let list = server.connect().ok("CLIENT LIST").text();
     let field = |line: &str| Some(line.split_once(" lib-name=")?.1.split(' ').next()?.to_owned());
-    // The connection of the test itself has none.
+    // The test's own connection has no library name.
     list.lines().filter_map(field).filter(|name| !name.is_empty()).collect()
 }
 
@@ -29,8 +29,8 @@ fn name_of(servers: &[Server]) -> String {
 }
 
 async fn locks(client: &Client) {
-    let guard = client.lock("r").ttl(LONG).await.expect("it is free");
-    guard.release().await.expect("it is held");
+    let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
+    guard.release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -92,7 +92,7 @@ async fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_fol
         earlier = client.library_name();
         assert_eq!(earlier, name_of(&servers));
         if knows_setinfo {
-            until("it is sent everywhere", || {
+            until("every connection has sent the name", || {
                 servers.iter().all(|server| names(server) == [earlier.clone()])
             });
         }

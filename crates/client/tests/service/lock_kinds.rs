@@ -14,13 +14,13 @@ use dlock_testkit::{ServerKind, each_server, queue};
 async fn sharers_hold_together_and_exclude_exclusive_holders(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let first = ann.lock("r").shared().acquire().await.expect("it is free");
+    let first = ann.lock("r").shared().acquire().await.expect("the lock is free");
     let second = bob.lock("r").shared().fenced().acquire().await.expect("it is shared");
     assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
-    first.release().await.expect("it is held");
+    first.release().await.expect("the lock is held");
     assert!(ann.lock("r").try_acquire().await.expect("an answer").is_none());
-    second.release().await.expect("it is held");
-    drop(ann.lock("r").try_acquire().await.expect("an answer").expect("it is free"));
+    second.release().await.expect("the lock is held");
+    drop(ann.lock("r").try_acquire().await.expect("an answer").expect("the lock is free"));
 }
 
 #[each_server]
@@ -43,23 +43,30 @@ async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let lock = |client: &dlock_client::Client| client.lock("r").ttl(LONG).reentrant();
-    let first = lock(&client).acquire().await.expect("it is free");
-    let second = lock(&client.clone()).wait(Wait::No).acquire().await.expect("it is held by its own");
+    let first = lock(&client).acquire().await.expect("the lock is free");
+    let second =
+        lock(&client.clone()).wait(Wait::No).acquire().await.expect("the same client holds the lock");
     assert_eq!(first.token(), second.token());
-    let shared = lock(&client).shared().acquire().await.expect("who is alone may share with itself");
+    let shared = lock(&client).shared().acquire().await.expect("a sole holder may share with itself");
     let another = lock(&client.session()).try_acquire().await.expect("an answer");
-    assert!(another.is_none(), "a session of its own is somebody else");
-    assert!(client.lock("r").try_acquire().await.expect("an answer").is_none(), "not entered again");
+    assert!(another.is_none(), "another session is another owner");
+    assert!(
+        client.lock("r").try_acquire().await.expect("an answer").is_none(),
+        "without reentrant() the client does not enter its own hold"
+    );
     let fenced = lock(&client).fenced().acquire().await;
-    assert!(matches!(fenced, Err(AcquireError::Option(_))), "it has no fence: {fenced:?}");
+    assert!(
+        matches!(fenced, Err(AcquireError::Option(_))),
+        "a re-entered hold has no fence of its own: {fenced:?}"
+    );
 
-    first.release().await.expect("it is held");
-    shared.release().await.expect("it is held");
+    first.release().await.expect("the lock is held");
+    shared.release().await.expect("the lock is held");
     until_held_everywhere(&servers, "r");
     assert_eq!(second.loss(), None);
-    second.release().await.expect("it is held");
+    second.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
-    let again = lock(&client).acquire().await.expect("it is free");
+    let again = lock(&client).acquire().await.expect("the lock is free");
     assert!(again.forget().is_some());
 }
 
@@ -78,7 +85,7 @@ async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKin
     until_nothing_is_left(&servers, "r");
 }
 
-/// When its retries are used up, the wait goes on like any other.
+/// A wait for an ephemeral hold continues when its retries are used up, like any other wait.
 #[each_server]
 async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
     let mut servers = masters(kind, 1);
@@ -90,9 +97,9 @@ async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
     let lock = client.lock("r").ephemeral().wait(Wait::For(LONG));
     let lock = lock.on_outage(move |_| hook.store(true, Ordering::Relaxed));
     let acquires = tokio::spawn(lock.acquire());
-    until("the outage is told", || outage.load(Ordering::Relaxed) || acquires.is_finished());
+    until("the outage is reported", || outage.load(Ordering::Relaxed) || acquires.is_finished());
     servers[0].restart();
-    acquires.await.expect("no panic").expect("it is back").release().await.expect("it is held");
+    acquires.await.expect("no panic").expect("the server is back").release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -105,15 +112,15 @@ async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
         let acquired = if waits {
             assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
             let acquired = tokio::spawn(client.lock("r").ttl(LONG).ephemeral().acquire());
-            until("it waits", || !queue::clients(&mut conn, "r").is_empty());
+            until("the client waits", || !queue::clients(&mut conn, "r").is_empty());
             assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
             acquired.await.expect("no panic")
         } else {
             client.lock("r").ttl(LONG).ephemeral().acquire().await
         };
-        let guard = acquired.expect("it is free");
+        let guard = acquired.expect("the lock is free");
         let seen = client.inspect("r").await.remove(0).answer;
-        let holder = seen.found().expect("an answer").as_ref().expect("it is held").holders[0].clone();
+        let holder = seen.found().expect("an answer").as_ref().expect("the lock is held").holders[0].clone();
         assert!(holder.ephemeral && holder.client > 0);
         assert_eq!(conn.ok(&format!("CLIENT KILL ID {}", holder.client)), 1);
         assert_eq!(guard.lost().await, Lost::Disconnected);
@@ -121,10 +128,10 @@ async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
         assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
     }
     let guard = client.lock("r").ttl(Duration::from_secs(3)).ephemeral().acquire().await;
-    let guard = guard.expect("it is free");
+    let guard = guard.expect("the lock is free");
     let first = guard.valid_until();
-    until("it is renewed as any other", || guard.valid_until() > first);
-    assert!(guard.forget().is_none(), "its connection goes with the guard");
+    until("the ephemeral hold is renewed", || guard.valid_until() > first);
+    assert!(guard.forget().is_none(), "forget() closes the connection of the hold");
     until_nothing_is_left(&servers, "r");
 }
 
@@ -148,14 +155,14 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
         let why = none.expect_err("b is held");
         assert!(matches!(&why, AcquireError::Taken { resource, .. } if resource == "b"), "{why}");
         bob.flush().await;
-        assert_eq!(held_on(&servers, "0"), 0, "what it got was given back");
+        assert_eq!(held_on(&servers, "0"), 0, "bob has released the lock that was free");
 
         guards.release().await.expect("they are held");
         let guards = bob.lock_all(["0", "b"]).each(|lock| lock.shared()).await.expect("all are free");
         let cancellation = guards.cancellation();
         assert!(!cancellation.is_cancelled());
         let (first, second) = guards.into_iter().fold((None, None), |(_, last), one| (last, Some(one)));
-        first.expect("two").release().await.expect("it is held");
+        first.expect("two").release().await.expect("the lock is held");
         drop(second);
         ["0", "a", "b", "c"].iter().for_each(|resource| until_nothing_is_left(&servers, resource));
     }
@@ -167,13 +174,13 @@ async fn the_first_loss_among_several_locks_is_reported(kind: &ServerKind) {
     let client = client(&servers).await;
     let guards = client.lock_all(["a", "b"]).each(|lock| lock.ttl(LONG)).await.expect("all are free");
     let cancellation = guards.cancellation();
-    let told = tokio::spawn({
+    let notified = tokio::spawn({
         let cancellation = cancellation.clone();
         async move { cancellation.cancelled().await }
     });
     client.break_holds("b").await;
     assert!(matches!(guards.lost().await, Lost::TakenAway(_)));
-    assert!(matches!(told.await.expect("no panic"), Lost::TakenAway(_)));
+    assert!(matches!(notified.await.expect("no panic"), Lost::TakenAway(_)));
     assert!(cancellation.is_cancelled() && matches!(guards.loss(), Some(Lost::TakenAway(_))));
     assert!(matches!(guards.extend(LONG).await, Err(ExtendError::Lost(_))));
     assert_eq!(guards.remaining(), Duration::ZERO);
@@ -188,13 +195,13 @@ async fn clients_that_name_the_same_locks_in_another_order_do_not_deadlock(kind:
         let client = client(&servers).await;
         tasks.push(tokio::spawn(async move {
             for _ in 0..5 {
-                let guards = client.lock_all(order).acquire().await.expect("all in turn");
+                let guards = client.lock_all(order).acquire().await.expect("no deadlock");
                 guards.release().await.expect("they are held");
             }
         }));
     }
     for task in tasks {
-        task.await.expect("all come through");
+        task.await.expect("no panic");
     }
 }
 
@@ -213,20 +220,20 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     let AcquireError::LostMeanwhile { resource, why } = why else { panic!("{why:?}") };
     assert_eq!(resource, "a");
     assert!(matches!(why, Lost::TakenAway(_)), "{why:?}");
-    until("it waits no more", || queue::clients(&mut conn, "b").is_empty());
+    until("the client has left the queue", || queue::clients(&mut conn, "b").is_empty());
 }
 
-/// Both would give an exclusive guard of a shared hold.
+/// If both succeeded, the second guard would be exclusive while its hold is shared.
 #[each_server]
 async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     for round in 0..4_000 {
-        let mut first = client.lock("r").reentrant().await.expect("it is free");
+        let mut first = client.lock("r").reentrant().await.expect("the lock is free");
         let (begun, other) = (Arc::new(AtomicBool::new(false)), client.clone());
-        let told = begun.clone();
+        let begins = begun.clone();
         let entering = tokio::spawn(async move {
-            told.store(true, Ordering::Release);
+            begins.store(true, Ordering::Release);
             other.lock("r").reentrant().await
         });
         while !begun.load(Ordering::Acquire) {
@@ -238,8 +245,8 @@ async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind)
         match (downgraded, entered) {
             (Err(ExtendError::Option(_)), Ok(second)) => drop(second),
             (Ok(()), Err(AcquireError::Option(_))) => {}
-            both => panic!("one of them has to be refused: {both:?}"),
+            both => panic!("exactly one of the two must be refused: {both:?}"),
         }
-        first.release().await.expect("it is held");
+        first.release().await.expect("the lock is held");
     }
 }

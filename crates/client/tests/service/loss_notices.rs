@@ -11,13 +11,13 @@ async fn a_hold_that_is_broken_is_lost(kind: &ServerKind) {
     for (count, broken) in [(1, 1), (3, 2), (5, 3)] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
+        let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("the lock is free");
         for server in &servers[..broken] {
             let mut conn = server.connect();
-            until("it is broken", || conn.ok("DLOCK.BREAK r") == 1);
+            until("the hold is broken", || conn.ok("DLOCK.BREAK r") == 1);
         }
         let why = guard.lost().await;
-        assert!(now() < guard.valid_until(), "told before the end");
+        assert!(now() < guard.valid_until(), "the loss is reported before the lease ends");
         let Lost::TakenAway(report) = why else { panic!("{why:?}") };
         assert!(servers[..broken].iter().all(|server| *state(&report, server) == NodeState::NotHeld));
     }
@@ -39,10 +39,11 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
             for way in ways {
                 let ttl = Duration::from_secs(600);
                 servers.iter().for_each(|server| assert_eq!(server.connect().ok("CONFIG RESETSTAT"), "OK"));
-                let guard = client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("it is free");
+                let guard =
+                    client.lock("r").ttl(ttl).renew(renews).acquire().await.expect("the lock is free");
                 until("its masters track it", || servers.iter().all(is_tracked));
                 // Each extension ends the tracking, and the client starts it again.
-                guard.extend(ttl).await.expect("it is held");
+                guard.extend(ttl).await.expect("the lock is held");
                 for server in &servers[..taken] {
                     server.connect().ok(way);
                 }
@@ -59,7 +60,7 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
 async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
-    let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("the lock is free");
     until("its master tracks it", || is_tracked(&servers[0]));
     servers[0].connect().ok("DEL r");
     servers[0].pause();
@@ -69,14 +70,14 @@ async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     }
     servers[0].resume();
     // The next renewal is far away.
-    until("it is noticed", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
+    until("the client notices the loss", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
 }
 
 #[each_server]
 async fn a_break_by_the_same_client_is_noticed(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
-    let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(Duration::from_secs(600)).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     client.break_holds("r").await;
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
@@ -89,7 +90,7 @@ async fn a_loss_after_a_reconnect_is_noticed_at_once(kind: &ServerKind) {
         let servers = masters(kind, count);
         let client = client(&servers).await;
         let lock = client.lock("r").ttl(Duration::from_secs(600)).renew(renews);
-        let guard = lock.await.expect("it is free");
+        let guard = lock.await.expect("the lock is free");
         let until_tracked = |what: &str| until(what, || servers.iter().all(is_tracked));
         until_tracked("its masters track it");
         for server in &servers {

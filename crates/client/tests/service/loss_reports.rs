@@ -18,14 +18,14 @@ async fn the_loss_hook_is_called_once(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let hook = told.clone();
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let hook = reported.clone();
         let lock =
             client.lock("r").ttl(LONG).on_lost(move |why| hook.lock().expect("no panic").push(why.clone()));
-        let guard = lock.await.expect("it is free");
+        let guard = lock.await.expect("the lock is free");
         client.break_holds("r").await;
-        until("the hook is called", || !told.lock().expect("no panic").is_empty());
-        let [Lost::TakenAway(_)] = told.lock().expect("no panic")[..] else { panic!("{told:?}") };
+        until("the hook is called", || !reported.lock().expect("no panic").is_empty());
+        let [Lost::TakenAway(_)] = reported.lock().expect("no panic")[..] else { panic!("{reported:?}") };
         assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
     }
 }
@@ -36,18 +36,18 @@ async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_enter
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let told = Arc::<AtomicU64>::default();
-        let hook = told.clone();
+        let reported = Arc::<AtomicU64>::default();
+        let hook = reported.clone();
         let lock = || client.lock("r").ttl(LONG).shared().reentrant();
         let first = lock().on_lost(move |_| _ = hook.fetch_add(1, Ordering::Relaxed));
-        let guard = first.await.expect("it is free");
+        let guard = first.await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
         let extended = guard.extend(LONG).await;
         assert!(matches!(extended, Err(ExtendError::Lost(_))), "{extended:?}");
         assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
-        until("the hook is called", || told.load(Ordering::Relaxed) == 1);
-        let again = lock().await.expect("it is free");
+        until("the hook is called", || reported.load(Ordering::Relaxed) == 1);
+        let again = lock().await.expect("the lock is free");
         assert_ne!(again.token(), guard.token(), "a hold of its own");
     }
 }
@@ -57,11 +57,11 @@ async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     let lock = client.lock("r").ttl(Duration::from_secs(2)).on_lost(|why| panic!("{why}"));
-    let guard = lock.await.expect("it is free");
+    let guard = lock.await.expect("the lock is free");
     let end = guard.valid_until();
-    guard.release().await.expect("it is held");
-    until("its lease would be over", || dlock_client::now() > end);
-    client.lock("r").await.expect("the client goes on").release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
+    until("the original lease would have ended", || dlock_client::now() > end);
+    client.lock("r").await.expect("the client goes on").release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -76,13 +76,13 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     let resource = format!("traced on {}", kind.name);
-    let guard = client.lock(&resource).ttl(Duration::from_secs(3)).fenced().await.expect("it is free");
+    let guard = client.lock(&resource).ttl(Duration::from_secs(3)).fenced().await.expect("the lock is free");
     let of_hold =
         |what: &str| RECORDED.has(&[&resource, &guard.fence().expect("one").get().to_string(), what]);
-    until("a renewal is told", || of_hold("renewed"));
+    until("a renewal is recorded", || of_hold("renewed"));
     assert!(!of_hold("lost"));
     client.break_holds(&resource).await;
-    until("the loss is told", || of_hold("lost"));
+    until("the loss is recorded", || of_hold("lost"));
     assert!(
         !RECORDED.has(&[std::str::from_utf8(guard.token().as_bytes()).expect("text")]),
         "tokens are secret"

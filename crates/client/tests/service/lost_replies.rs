@@ -23,11 +23,11 @@ pub struct Lossy {
 pub enum Loss {
     /// The connection closes.
     Closes,
-    /// It stays open and sends nothing.
+    /// The connection stays open and sends nothing.
     Hangs,
-    /// It stays open, and the command arrives only after the next call of `lose_the_next`.
+    /// The connection stays open, and the command arrives only after the next call of `lose_the_next`.
     Late,
-    /// It closes at once, and the command arrives only after the next call of `lose_the_next`.
+    /// The connection closes at once, and the command arrives only after the next call of `lose_the_next`.
     ClosesAndLate,
     /// The command does not arrive, and the connection closes.
     Never,
@@ -72,7 +72,7 @@ impl Lossy {
     }
 }
 
-/// Commands arrive whole.
+/// Each read returns complete commands.
 fn commands(
     mut from: TcpStream,
     mut to: TcpStream,
@@ -120,7 +120,7 @@ async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &Serve
     let server = Server::start(kind);
     let proxy = Lossy::before(&server, "DLOCK.RELEASE", Loss::Closes);
     let client = proxy.client(Duration::from_secs(5)).await;
-    let guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     proxy.lose_the_next();
     let why = guard.release().await.expect_err("nobody knows");
     assert!(matches!(why, ReleaseError::Unconfirmed(_)), "{why:?}");
@@ -137,6 +137,6 @@ async fn an_ephemeral_acquire_is_not_repeated_at_a_silent_member(kind: &ServerKi
     proxy.lose_the_next();
     let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));
     let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("by another connection");
-    guard.expect("it is free").release().await.expect("it is held");
+    guard.expect("the lock is free").release().await.expect("the lock is held");
     until("nothing is left", || server.info("dlock_held") == "0");
 }

@@ -79,7 +79,7 @@ fn held_on(servers: &[Server], resource: &str) -> usize {
 /// Waits until every living server has the hold; an acquisition needs only a majority.
 #[track_caller]
 fn until_held_everywhere(servers: &[Server], resource: &str) {
-    until("it holds everywhere", || held_on(servers, resource) == servers.len());
+    until("every living server has the hold", || held_on(servers, resource) == servers.len());
 }
 
 /// Waits until no living server has a hold or a waiter of the resource.

@@ -46,7 +46,7 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
         }
     }
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("two of three are a majority");
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     second.kill9();
     client.lock("r").wait(Wait::No).acquire().await.expect_err("one server is no majority of three");
 }
@@ -137,7 +137,7 @@ async fn a_server_may_start_after_the_client_was_built(kind: &ServerKind) {
             break guard;
         }
     };
-    stubborn().await.release().await.expect("it is held");
+    stubborn().await.release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -154,15 +154,15 @@ async fn a_unix_socket_a_database_and_a_restricted_user_work(kind: &ServerKind) 
     for address in addresses {
         let builder = Client::builder().server(address).node_timeout(Duration::from_secs(5));
         let client = builder.build().await.expect("it takes part");
-        let guard = client.lock("lock:r").ttl(LONG).acquire().await.expect("it is free");
+        let guard = client.lock("lock:r").ttl(LONG).acquire().await.expect("the lock is free");
         let mut conn = server.connect();
         conn.ok("SELECT 3");
         assert!(!conn.ok("DLOCK.INSPECT lock:r").is_nil());
         let next = tokio::spawn(client.lock("lock:r").acquire());
         dlock_testkit::until("the next one waits", || !queue::clients(&mut conn, "lock:r").is_empty());
-        guard.extend(LONG).await.expect("it is held");
-        guard.release().await.expect("it is held");
-        next.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
+        guard.extend(LONG).await.expect("the lock is held");
+        guard.release().await.expect("the lock is held");
+        next.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
         assert!(conn.ok("DLOCK.INSPECT lock:r").is_nil());
         let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("no right to it");
         assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
@@ -175,10 +175,10 @@ async fn masters_may_have_different_kinds_of_addresses(kind: &ServerKind) {
     let servers = masters(kind, 2);
     let path = format!("unix://{}", socket.dir().join("socket").display());
     let mixed = builder(&servers).server(path).build().await.expect("a client");
-    let guard = mixed.lock("r").fenced().acquire().await.expect("it is free");
+    let guard = mixed.lock("r").fenced().acquire().await.expect("the lock is free");
     let other = client(&servers).await;
     assert!(other.lock("r").try_acquire().await.expect("an answer").is_none());
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     mixed.flush().await;
     assert_eq!(held_on(&servers, "r") + held_on(&[socket], "r"), 0);
     until_nothing_is_left(&servers, "r");
@@ -196,7 +196,7 @@ async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
     let report = &client.inspect("r").await[2].answer;
     let Answer::Unanswered(NodeState::Failed(why)) = report else { panic!("{report:?}") };
     assert!(why.contains("load the module"), "{why}");
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     assert!(client.wait_until_free("r", Wait::No).await.expect("two answer"));
     servers[1].kill9();
     let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one is no majority");

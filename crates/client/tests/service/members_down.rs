@@ -10,7 +10,7 @@ use dlock_testkit::{Server, ServerKind, each_server, until};
 /// A short node timeout that is still long enough on a busy machine.
 const HASTY: Duration = Duration::from_secs(1);
 const ONCE: Retry = Retry::new(0, Duration::ZERO);
-/// A node timeout so long that waiting for it fails the test, on a busy machine too.
+/// A node timeout that is long enough to fail the test if a client waits for it, even on a busy machine.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const STUBBORN: Retry = Retry::new(255, Duration::from_millis(50));
 
@@ -22,7 +22,7 @@ async fn a_majority_suffices_when_masters_are_killed(kind: &ServerKind) {
         let fence = async || {
             let guard = client.lock("r").fenced().acquire().await.expect("a majority is up");
             let fence = guard.fence().expect("it was asked for");
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
             fence
         };
         let before = fence().await;
@@ -40,12 +40,12 @@ async fn a_majority_suffices_when_masters_are_stopped(kind: &ServerKind) {
         let servers = masters(kind, count);
         let client = builder(&servers).node_timeout(HASTY).build().await.expect("a client");
         let guard = client.lock("r").acquire().await.expect("all are up");
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
         client.flush().await;
         servers[..stopped].iter().for_each(Server::pause);
         for _ in 0..3 {
             let guard = client.lock("r").fenced().acquire().await.expect("a majority is up");
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
         }
         servers[..stopped].iter().for_each(Server::resume);
         until_nothing_is_left(&servers, "r");
@@ -113,12 +113,12 @@ async fn a_restarted_master_votes_again(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let client = builder(&servers).retry(STUBBORN).build().await.expect("a client");
     servers[0].kill9();
-    client.lock("r").acquire().await.expect("two are up").release().await.expect("it is held");
+    client.lock("r").acquire().await.expect("two are up").release().await.expect("the lock is held");
     servers[0].restart();
     servers[1].kill9();
     // The restarted member is needed for a majority.
     let guard = client.lock("r").acquire().await.expect("two are up");
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -128,7 +128,7 @@ async fn an_acquisition_with_retries_outlasts_a_restart(kind: &ServerKind) {
     servers[0].kill9();
     let acquired = tokio::spawn(client.lock("r").acquire());
     servers[0].restart();
-    acquired.await.expect("no panic").expect("it is back").release().await.expect("it is held");
+    acquired.await.expect("no panic").expect("it is back").release().await.expect("the lock is held");
 }
 
 /// Kills or stops a majority under a hold. The hold is lost before its validity ends, and the report names
@@ -138,11 +138,11 @@ async fn lost_when(kind: &ServerKind, end: fn(&Server), back: fn(&Server), missi
         let servers = masters(kind, count);
         let client = builder(&servers).node_timeout(HASTY).build().await.expect("a client");
         let lock = client.lock("r").ttl(Duration::from_secs(3)).notice(Duration::from_millis(1500));
-        let guard = lock.acquire().await.expect("it is free");
+        let guard = lock.acquire().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         servers[..gone].iter().for_each(end);
         let why = guard.lost().await;
-        assert!(now() < guard.valid_until(), "told before the end");
+        assert!(now() < guard.valid_until(), "the loss is reported before the lease ends");
         let Lost::NotRenewed(report) = why else { panic!("{why:?}") };
         let gone = &servers[..gone];
         assert!(gone.iter().any(|server| missing(state(&report, server))), "{report}");
@@ -169,12 +169,14 @@ async fn a_hold_is_lost_before_it_ends_when_its_masters_stop(kind: &ServerKind) 
 async fn a_hold_survives_the_loss_of_a_minority(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
-    let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("the lock is free");
     servers[0].kill9();
     let first = guard.valid_until();
-    until("it is renewed twice", || guard.valid_until().saturating_since(first) > Duration::from_secs(2));
+    until("the hold is renewed twice", || {
+        guard.valid_until().saturating_since(first) > Duration::from_secs(2)
+    });
     assert_eq!(guard.loss(), None);
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
 }
 
 /// The read that checks the missing member does not wait either: here a socket listens at its address and
@@ -190,11 +192,11 @@ async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &S
         other => panic!("{other:?}"),
     };
     while !seen().await.contains("refused") {}
-    let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("it is free");
+    let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("the lock is free");
     port.set_nonblocking(true).expect("a socket can");
     while port.accept().is_err() {
         let why = seen().await;
-        assert!(why.contains("refused"), "as before it was tried again: {why}");
+        assert!(why.contains("refused"), "the error of the earlier try: {why}");
     }
 }
 
@@ -210,7 +212,7 @@ async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKi
             let guard = client.lock("r").acquire().await.expect("a majority answers");
             let seen = client.inspect("r").await;
             assert_eq!(seen.iter().filter(|seen| seen.answer.found().is_some()).count(), count - silent);
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
         });
         all.await.expect("one answer is waited for in all of this");
         servers[..silent].iter().for_each(Server::resume);

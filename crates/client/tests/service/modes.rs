@@ -13,18 +13,18 @@ async fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity(kind: &ServerK
     for count in [1, 3] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let mut guard = ann.lock("r").ttl(LONG).fenced().await.expect("it is free");
+        let mut guard = ann.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         let (fence, end) = (guard.fence(), guard.valid_until());
         let shares = tokio::spawn(bob.lock("r").ttl(LONG).shared().acquire());
         until("bob waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
-        guard.downgrade().await.expect("it is held");
+        guard.downgrade().await.expect("the lock is held");
         let second = shares.await.expect("no panic").expect("it is shared");
         assert_eq!((guard.fence(), guard.valid_until()), (fence, end));
         guard.downgrade().await.expect("it is shared already");
         assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
-        second.release().await.expect("it is held");
-        guard.release().await.expect("it is held");
+        second.release().await.expect("the lock is held");
+        guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -35,7 +35,7 @@ async fn a_hold_that_ended_is_neither_downgraded_nor_upgraded(kind: &ServerKind)
     {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let mut guard = client.lock("r").ttl(LONG).shared().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
         for server in servers.iter().filter(|_| taken) {
@@ -61,11 +61,11 @@ async fn a_hold_that_ended_is_neither_downgraded_nor_upgraded(kind: &ServerKind)
 async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let fence = guard.fence();
     guard.upgrade(Wait::No).await.expect("it is alone");
     assert!(bob.lock("r").shared().try_acquire().await.expect("an answer").is_none());
-    guard.downgrade().await.expect("it is held");
+    guard.downgrade().await.expect("the lock is held");
 
     let mut second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
     for wait in [Wait::For(Duration::from_millis(20)), Wait::No] {
@@ -77,16 +77,16 @@ async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
         guard.upgrade(Wait::Forever).await.expect("it comes to be alone");
         guard
     });
-    until("it waits", || !queue::clients(&mut conn, "r").is_empty());
+    until("the client waits", || !queue::clients(&mut conn, "r").is_empty());
     let deadlock = second.upgrade(Wait::Forever).await;
     assert!(matches!(deadlock, Err(AcquireError::Deadlock { .. })), "{deadlock:?}");
     let next = tokio::spawn(bob.lock("r").acquire());
     until("another one waits", || queue::clients(&mut conn, "r").len() == 2);
-    second.release().await.expect("it is held");
+    second.release().await.expect("the lock is held");
     let guard = upgrades.await.expect("no panic");
     assert_eq!((guard.fence(), queue::clients(&mut conn, "r").len()), (fence, 1));
-    guard.release().await.expect("it is held");
-    drop(next.await.expect("no panic").expect("it is free"));
+    guard.release().await.expect("the lock is held");
+    drop(next.await.expect("no panic").expect("the lock is free"));
     until_nothing_is_left(&servers, "r");
 }
 
@@ -95,12 +95,12 @@ async fn a_hold_whose_upgrade_was_refused_is_released(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     for wait in [Wait::No, Wait::For(Duration::from_millis(20))] {
-        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
         let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
         let taken = guard.upgrade(wait).await;
         assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
-        guard.release().await.expect("it is held");
-        second.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
+        second.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -111,14 +111,14 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     let mut conn = servers[0].connect();
     for race in 0..8 {
-        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+        let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
         let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
         let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
         until_waiting(&servers[0], &mut upgrade).await;
         // Every second time the upgrade is granted while it is dropped.
         if race % 2 == 0 {
             drop(upgrade);
-            second.release().await.expect("it is held");
+            second.release().await.expect("the lock is held");
         } else {
             assert_eq!(conn.ok(&format!("DLOCK.RELEASE r {}", text(second.token()))), 1);
             drop(upgrade);
@@ -127,8 +127,8 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
         let shared = bob.lock("r").shared().wait(Wait::For(LONG)).await.expect("it is shared again");
         assert_eq!(holders(&servers[0], "r").len(), 2);
         assert_eq!(guard.loss(), None);
-        shared.release().await.expect("it is held");
-        guard.release().await.expect("it is held");
+        shared.release().await.expect("the lock is held");
+        guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -138,14 +138,14 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
 async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
     until_waiting(&servers[0], &mut upgrade).await;
     // The break grants the lock to the waiting upgrade.
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 2);
     drop(upgrade);
-    until("it is told", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
+    until("the loss is reported", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
     drop((guard, second));
     until_nothing_is_left(&servers, "r");
 }
@@ -156,16 +156,23 @@ async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &Server
     let servers = masters(kind, 1);
     let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
     let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
-    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
     until_waiting(&servers[0], &mut upgrade).await;
     lossy.lose_the_next();
     drop(upgrade);
-    until("it is lost", || lossy.has_lost());
-    second.release().await.expect("it is held");
+    until("the request is lost", || lossy.has_lost());
+    second.release().await.expect("the lock is held");
     let wait = Wait::For(Duration::from_secs(20));
-    bob.lock("r").shared().wait(wait).await.expect("it is shared again").release().await.expect("it is held");
+    bob.lock("r")
+        .shared()
+        .wait(wait)
+        .await
+        .expect("it is shared again")
+        .release()
+        .await
+        .expect("the lock is held");
     assert_eq!(guard.loss(), None);
 }
 
@@ -175,7 +182,7 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
     let server = Server::start(kind);
     let late = Lossy::before(&server, "SHARED", Loss::Late);
     let client = late.client(Duration::from_secs(1)).await;
-    let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    let mut guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     late.lose_the_next();
     let downgraded = guard.downgrade().await;
     assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
@@ -189,7 +196,8 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
 /// Runs an upgrade until it waits in the queue.
 async fn until_waiting(server: &Server, upgrade: impl Future<Output = Result<(), AcquireError>> + Unpin) {
     let mut look = server.connect();
-    let waits = spawn_blocking(move || until("it waits", || !queue::clients(&mut look, "r").is_empty()));
+    let waits =
+        spawn_blocking(move || until("the client waits", || !queue::clients(&mut look, "r").is_empty()));
     tokio::select! {
         _ = upgrade => panic!("it is not alone"),
         seen = waits => seen.expect("no panic"),
@@ -200,20 +208,20 @@ async fn until_waiting(server: &Server, upgrade: impl Future<Output = Result<(),
 async fn upgrade_and_downgrade_are_refused_for_quorums_permits_and_re_entered_holds(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (one, three) = (client(&servers[..1]).await, client(&servers).await);
-    let mut guard = three.lock("quorum").shared().await.expect("it is free");
+    let mut guard = three.lock("quorum").shared().await.expect("the lock is free");
     assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Option(_))));
-    let mut guard = one.lock("bound").shared().ephemeral().await.expect("it is free");
+    let mut guard = one.lock("bound").shared().ephemeral().await.expect("the lock is free");
     guard.upgrade(Wait::Forever).await.expect("it is alone");
-    let mut guard = one.lock("permits").permits(2).await.expect("it is free");
+    let mut guard = one.lock("permits").permits(2).await.expect("the lock is free");
     assert!(matches!(guard.downgrade().await, Err(ExtendError::Misuse(_))));
     assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Misuse { .. })));
-    let mut first = one.lock("again").reentrant().await.expect("it is free");
+    let mut first = one.lock("again").reentrant().await.expect("the lock is free");
     let second = one.lock("again").reentrant().await.expect("it is entered");
     assert!(matches!(first.downgrade().await, Err(ExtendError::Option(_))));
     drop(second);
     first.downgrade().await.expect("it is the only one");
     let again = one.lock("again").reentrant().await;
-    assert!(matches!(again, Err(AcquireError::Option(_))), "it is shared: {again:?}");
+    assert!(matches!(again, Err(AcquireError::Option(_))), "the hold is shared: {again:?}");
 }
 
 fn text(token: &dlock_client::Token) -> &str {
@@ -225,7 +233,7 @@ fn text(token: &dlock_client::Token) -> &str {
 async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let client = client(&servers).await;
-    let mut guard = client.lock("r").ttl(LONG).await.expect("it is free");
+    let mut guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     servers[2].kill9();
     servers[2].restart();
@@ -242,11 +250,11 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     for _ in 0..5 {
         client.inspect("r").await;
     }
-    guard.extend(LONG).await.expect("it is held");
+    guard.extend(LONG).await.expect("the lock is held");
     until_held_everywhere(&servers, "r");
     let mode = servers[2].connect().ok("DLOCK.INSPECT r").field("mode").text();
     assert_eq!(mode, "shared");
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }
 
@@ -255,9 +263,9 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let client = client(&servers).await;
-    let mut guard = client.lock("r").ttl(LONG).shared().await.expect("it is free");
+    let mut guard = client.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let other = client.lock("r").ttl(LONG).shared().await.expect("it is shared");
-    other.release().await.expect("it is held");
+    other.release().await.expect("the lock is held");
     guard.upgrade(Wait::Forever).await.expect("it is alone");
     let mut conn = servers[0].connect();
     // Waits until the first queries are answered.

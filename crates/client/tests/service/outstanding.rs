@@ -1,4 +1,4 @@
-//! Requests without an answer may still be carried out, and an address may lead to another server by then.
+//! A server may execute an unanswered request late, and an address may lead to a different server by then.
 
 use dlock_client::{AcquireError, Client, ExtendError, Guard, NodeState, Token, Wait};
 use futures_util::FutureExt;
@@ -16,7 +16,7 @@ use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// An address whose server can change: passes on connections, and can keep new ones waiting.
+/// A proxy whose target server can change. It can also delay new connections.
 struct Address {
     port: u16,
     state: Arc<(Mutex<State>, Condvar)>,
@@ -87,20 +87,20 @@ async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(ki
     let servers = masters(kind, 3);
     let late = Lossy::before(&servers[0], "DLOCK.EXTEND", Loss::ClosesAndLate);
     let client = builder(&servers[1..]).server(late.url()).build().await.expect("a client");
-    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     late.lose_the_next();
     guard.extend(MINUTE).await.expect("two of three answer");
-    until("the proxy has it", || late.has_lost());
+    until("the proxy holds the command back", || late.has_lost());
     servers[2].kill9();
     let extended = guard.extend(LONG).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
     assert!(guard.remaining() <= MINUTE);
-    // Not longer than the unanswered one: then both may be carried out in any order.
+    // This lease is not longer than the unanswered one, so the server may execute the two in any order.
     guard.extend(MINUTE / 2).await.expect("two of three answer");
     late.lose_the_next();
     let mut conn = servers[0].connect();
-    until("it is carried out", || (30_001..=60_000).contains(&conn.ok("DLOCK.PTTL r").int()));
+    until("the late EXTEND is executed", || (30_001..=60_000).contains(&conn.ok("DLOCK.PTTL r").int()));
 }
 
 #[each_server]
@@ -108,7 +108,7 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
     let servers = masters(kind, 3);
     let moves = Address::of(&servers[2]);
     let client = builder(&servers[..2]).server(moves.url()).build().await.expect("a client");
-    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     servers[1].kill9();
     moves.change(|state| state.leads_to = servers[0].port());
@@ -122,9 +122,9 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
     }
 }
 
-/// The second of three members is down, and the address of the third leads to the first server by now. That
-/// server is refused as the third member while the first connection is open. So the third connection is
-/// opened after the first has voted and closed.
+/// Runs an operation in which one server could vote twice: the second of three members is down, and the third
+/// address now leads to the first server. While the client has a connection to the first member, it refuses
+/// the same server as the third. So the third connection opens only after the first has voted and closed.
 async fn votes_twice<T: Send + 'static>(
     kind: &ServerKind,
     begin: impl FnOnce(Client, Guard) -> Pin<Box<dyn Future<Output = T> + Send>>,
@@ -135,15 +135,15 @@ async fn votes_twice<T: Send + 'static>(
     let urls = [first.url(), url(&servers[1]), third.url()];
     let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(30));
     let client = client.build().await.expect("a client");
-    let guard = client.lock("held").ttl(LONG).acquire().await.expect("it is free");
+    let guard = client.lock("held").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "held");
     servers[1].kill9();
     third.change(|state| (state.leads_to, state.accepts) = (servers[0].port(), false));
     third.close_connections();
     let operation = tokio::spawn(begin(client, guard));
     let mut conn = servers[0].connect();
-    until("the first has voted", || has_voted(&mut conn));
-    until("the third is being reached", || third.state.0.lock().expect("no panic").waiting > 0);
+    until("the first member has voted", || has_voted(&mut conn));
+    until("the client connects to the third member", || third.state.0.lock().expect("no panic").waiting > 0);
     first.close_connections();
     third.change(|state| state.accepts = true);
     operation.await.expect("no panic")
@@ -169,21 +169,21 @@ async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKin
     let late = Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::Late);
     let client = builder(&servers[1..]).server(late.url()).node_timeout(Duration::from_secs(1));
     let client = client.build().await.expect("a client");
-    // A first hold, so that the next attempt does not open a connection.
-    client.lock("other").await.expect("it is free").release().await.expect("it is held");
+    // A first hold opens the connections.
+    client.lock("other").await.expect("the lock is free").release().await.expect("the lock is held");
     late.lose_the_next();
     let lock = client.lock("r").ttl(LONG).wait(Wait::No).acquire();
     let guard = lock.await.expect("two of three answer");
-    until("the proxy has it", || late.has_lost());
+    until("the proxy holds the command back", || late.has_lost());
     let _ = guard.release().await;
     client.flush().await;
     late.lose_the_next();
     let grants = |server: &Server| server.info("dlock_grants");
-    until("it has been carried out", || grants(&servers[0]) == "2");
+    until("the late ACQUIRE is executed", || grants(&servers[0]) == "2");
     until_nothing_is_left(&servers, "r");
 }
 
-/// The only reachable member, where the client queues, refuses: that is no majority.
+/// A refusal by the only reachable member, where the client queues, is not the refusal of a majority.
 #[each_server]
 async fn a_wait_in_the_queue_of_a_minority_is_no_quorum(kind: &ServerKind) {
     for contended in [true, false] {

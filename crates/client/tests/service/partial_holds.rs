@@ -9,7 +9,7 @@ use dlock_testkit::{Server, ServerKind, Value, each_server, queue, until};
 /// Time limit of waits that need several tries.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// Leaves a hold on the clients' queue master only, as of a client whose RELEASE was lost.
+/// Creates a hold on the clients' queue master only, as if a RELEASE there had been lost.
 fn stale(servers: &[Server]) {
     assert!(head(servers).connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
 }
@@ -31,10 +31,10 @@ async fn a_newcomer_acquires_past_a_hold_on_one_master(kind: &ServerKind) {
             let acquired = (if fenced { lock.fenced() } else { lock }).acquire();
             let guard = tokio::time::timeout(LONG_WAIT, acquired).await.expect("at once");
             let guard = guard.expect("a majority is free");
-            assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
+            assert_eq!(holders(head(&servers), "r"), ["stale"], "the partial hold is still there");
             assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
             last = guard.fence();
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
         }
         assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
         until_nothing_is_left(&servers, "r");
@@ -54,16 +54,16 @@ async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &Ser
             let lock = client(&servers).await.lock("r").fenced();
             queue.push(tokio::spawn(async move {
                 let guard = lock.acquire().await.expect("a majority is free");
-                guard.release().await.expect("it is held");
+                guard.release().await.expect("the lock is held");
             }));
-            until("it is queued", || waiting(&servers) == position);
+            until("the client is queued", || waiting(&servers) == position);
         }
         for other in servers.iter().filter(|server| server.port() != head(&servers).port()) {
             assert_eq!(other.connect().ok("DLOCK.RELEASE r stale"), 1);
         }
         for next in queue {
             tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes").expect("no panic");
-            assert_eq!(holders(head(&servers), "r"), ["stale"], "there it is still held");
+            assert_eq!(holders(head(&servers), "r"), ["stale"], "the partial hold is still there");
         }
         until("nobody waits there", || waiting(&servers) == 0);
         assert_eq!(head(&servers).connect().say("DLOCK.RELEASE r stale"), 1);
@@ -75,18 +75,18 @@ async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &Ser
 async fn a_newcomer_overtakes_no_waiter_behind_a_hold_on_one_master(kind: &ServerKind) {
     let servers = masters(kind, 3);
     stale(&servers);
-    let mut stranger = queue::waiter(head(&servers), "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
+    let mut rival = queue::waiter(head(&servers), "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
     let tried =
         client(&servers).await.lock("r").ttl(LONG).wait(dlock_client::Wait::For(Duration::from_millis(1)));
-    tried.acquire().await.expect_err("the stranger came before");
+    tried.acquire().await.expect_err("the rival queued first");
     assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stale"), 1);
-    assert!(queue::granted(&mut stranger) > 0);
-    assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r stranger"), 1);
+    assert!(queue::granted(&mut rival) > 0);
+    assert_eq!(head(&servers).connect().ok("DLOCK.RELEASE r rival"), 1);
     until_nothing_is_left(&servers, "r");
     assert_eq!(head(&servers).connect().ok("DLOCK.INSPECT r"), Value::Nil);
 }
 
-/// On any master: clients that try all queues do not count it as a queue in use.
+/// The partial hold is on any master. Clients that try all queues do not count its queue as in use.
 #[each_server]
 async fn all_contenders_proceed_past_a_hold_on_one_master(kind: &ServerKind) {
     for place in 0..3 {
@@ -99,14 +99,14 @@ async fn all_contenders_proceed_past_a_hold_on_one_master(kind: &ServerKind) {
             tokio::spawn(async move {
                 for _ in 0..20 {
                     let guard = client.lock("r").ttl(LONG).acquire().await.expect("a majority is free");
-                    guard.release().await.expect("it is held");
+                    guard.release().await.expect("the lock is held");
                 }
             })
         });
         for task in tasks.collect::<Vec<_>>() {
             tokio::time::timeout(LONG_WAIT, task).await.expect("nobody is stuck").expect("no panic");
         }
-        assert_eq!(holders(&servers[place], "r"), ["stale"], "there it is still held");
+        assert_eq!(holders(&servers[place], "r"), ["stale"], "the partial hold is still there");
     }
 }
 
@@ -121,12 +121,12 @@ async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &S
     let lock = client(&servers).await.lock("r").ttl(LONG);
     let waits = tokio::spawn(lock.acquire());
     let last = &servers[2];
-    until("it has come to the last queue", || !queue::tokens(&mut last.connect(), "r").is_empty());
+    until("the client has joined the last queue", || !queue::tokens(&mut last.connect(), "r").is_empty());
     for (number, server) in servers[..2].iter().enumerate() {
         assert_eq!(server.connect().ok(&format!("DLOCK.RELEASE r stale{number}")), 1);
     }
     let acquired = tokio::time::timeout(LONG_WAIT, waits).await.expect("it leaves that queue");
-    acquired.expect("no panic").expect("a majority is free").release().await.expect("it is held");
+    acquired.expect("no panic").expect("a majority is free").release().await.expect("the lock is held");
 }
 
 /// A master that refuses writes keeps the hold, so the client sends the release again.
@@ -135,7 +135,7 @@ async fn a_refused_release_is_sent_again(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let client = client(&servers).await;
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         for server in &servers {
             server.connect().ok("CONFIG SET min-replicas-to-write 1");

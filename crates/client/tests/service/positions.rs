@@ -44,7 +44,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
                 tokio::spawn(async move {
                     let guard = lock.acquire().await.expect("its turn comes");
                     fences.lock().unwrap().push(guard.fence());
-                    guard.release().await.expect("it is held");
+                    guard.release().await.expect("the lock is held");
                 })
             })
             .collect();
@@ -53,7 +53,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
             queued.map(|queued| queued.expect("a number")).sum::<usize>() == MANY
         });
         for look in &mut looks {
-            // One of them is the test's own.
+            // One of the connections is the test's own.
             until("one connection", || connections(look, false) <= 2);
             assert_eq!(look.ok("DLOCK.RELEASE r other"), 1);
         }
@@ -73,15 +73,15 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
         held_by_other(&servers);
         let waits = tokio::spawn(client(&servers).await.lock("r").ttl(LONG).acquire());
         let first = head(&servers);
-        until("it waits", || tokens(first).len() == 1);
+        until("the client waits", || tokens(first).len() == 1);
         let mine = tokens(first).remove(0);
-        let mut stranger = queue::waiter(first, "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
+        let mut rival = queue::waiter(first, "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
         let mut look = first.connect();
         for _ in 0..3 {
             assert_eq!(look.ok("CLIENT KILL TYPE pubsub"), 1);
-            until("it has come back", || connections(&mut look, true) == 1);
+            until("the client has reconnected", || connections(&mut look, true) == 1);
         }
-        assert_eq!(tokens(first), [mine, "stranger".into()]);
+        assert_eq!(tokens(first), [mine, "rival".into()]);
         // A message without a subscriber is lost.
         let both = ["CLIENT KILL TYPE pubsub", "DLOCK.RELEASE r other"];
         assert!(look.say_together(&both).iter().all(|done| *done == 1));
@@ -90,9 +90,9 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
         });
         let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it is not lost");
         let guard = acquired.expect("no panic").expect("it was the first");
-        assert_eq!(tokens(first), ["stranger"]);
-        guard.release().await.expect("it is held");
-        queue::granted(&mut stranger);
+        assert_eq!(tokens(first), ["rival"]);
+        guard.release().await.expect("the lock is held");
+        queue::granted(&mut rival);
     }
 }
 
@@ -104,7 +104,7 @@ async fn a_granted_wait_has_the_whole_lease(kind: &ServerKind) {
         held_by_other(&servers);
         let lock = options(client(&servers).await.lock("r")).ttl(LONG).renew(false);
         let waits = tokio::spawn(lock.acquire());
-        until("it waits", || tokens(&servers[0]).len() == 1);
+        until("the client waits", || tokens(&servers[0]).len() == 1);
         released_by_other(&servers);
         let guard = waits.await.expect("no panic").expect("a handoff");
         assert!(guard.remaining() > LONG / 2);
@@ -123,19 +123,19 @@ async fn a_user_without_access_to_the_channel_can_wait(kind: &ServerKind) {
     let builder = dlock_client::Client::builder().servers(servers.iter().map(address));
     let client = builder.node_timeout(LONG / 100).build().await.expect("a client");
     let waits = tokio::spawn(client.lock("r").ttl(LONG).acquire());
-    until("it waits", || tokens(head(&servers)).len() == 1);
-    assert_eq!(connections(&mut head(&servers).connect(), true), 0, "nobody listens");
+    until("the client waits", || tokens(head(&servers)).len() == 1);
+    assert_eq!(connections(&mut head(&servers).connect(), true), 0, "no connection is subscribed");
     released_by_other(&servers);
-    waits.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
+    waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
     held_by_other(&servers);
     let mut dropped = Box::pin(client.lock("r").acquire());
     tokio::select! {
-        _ = &mut dropped => panic!("it is held"),
+        _ = &mut dropped => panic!("the lock is held"),
         () = async { tokio::task::spawn_blocking({
             let port = head(&servers).port();
             move || {
                 let mut look = Conn::open(port);
-                until("it waits again", || queue::tokens(&mut look, "r").len() == 1);
+                until("the client waits again", || queue::tokens(&mut look, "r").len() == 1);
             }
         }).await.expect("no panic") } => {}
     }
@@ -151,9 +151,9 @@ async fn positions_survive_short_leases(kind: &ServerKind) {
     servers[0].connect().ok("CONFIG SET dlock.max-ttl 2000");
     let lock = client(&servers).await.lock("r").ttl(Duration::from_secs(2)).wait(Wait::For(LONG));
     let waits = tokio::spawn(lock.acquire());
-    until("it waits", || tokens(&servers[0]).len() == 1);
+    until("the client waits", || tokens(&servers[0]).len() == 1);
     released_by_other(&servers);
-    waits.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
+    waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
 }
 
 /// A wait goes on after a cancellation: the next request joins the tail. With a given token it ends.
@@ -162,22 +162,22 @@ async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let servers = masters(kind, 1);
     held_by_other(&servers);
     let waits = tokio::spawn(client(&servers).await.lock("r").ttl(LONG).acquire());
-    until("it waits", || tokens(&servers[0]).len() == 1);
+    until("the client waits", || tokens(&servers[0]).len() == 1);
     let before = tokens(&servers[0]).remove(0);
-    let _stranger = queue::waiter(&servers[0], "DLOCK.ACQUIRE r stranger 600000 BLOCK 0");
+    let _rival = queue::waiter(&servers[0], "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
     let mut conn = servers[0].connect();
     let given = Token::new(&b"given"[..]).expect("a token");
     let cancelled = tokio::spawn(client(&servers).await.lock("r").token(given).acquire());
-    until("it waits", || tokens(&servers[0]).len() == 3);
+    until("the client waits", || tokens(&servers[0]).len() == 3);
     assert_eq!(conn.ok("DLOCK.CANCEL r given"), 1);
     let cancelled = tokio::time::timeout(TIMEOUT, cancelled).await.expect("it ends").expect("no panic");
     assert!(matches!(cancelled, Err(AcquireError::Taken { .. })), "{cancelled:?}");
     assert_eq!(conn.ok(&format!("DLOCK.CANCEL r {before}")), 1);
-    until("it waits again", || tokens(&servers[0]).len() == 2);
-    assert_eq!(tokens(&servers[0])[0], "stranger");
-    assert_eq!(conn.ok("DLOCK.RELEASE r stranger"), 0);
+    until("the client waits again", || tokens(&servers[0]).len() == 2);
+    assert_eq!(tokens(&servers[0])[0], "rival");
+    assert_eq!(conn.ok("DLOCK.RELEASE r rival"), 0);
     released_by_other(&servers);
-    waits.await.expect("no panic").expect("a handoff").release().await.expect("it is held");
+    waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -190,7 +190,9 @@ async fn waits_survive_a_restart_of_their_queue_master(kind: &ServerKind) {
         let waits: Vec<_> = (0..5)
             .map(|_| {
                 let acquired = client.lock("r").ttl(LONG).fenced().acquire();
-                tokio::spawn(async { acquired.await.expect("its turn").release().await.expect("it is held") })
+                tokio::spawn(async {
+                    acquired.await.expect("its turn").release().await.expect("the lock is held")
+                })
             })
             .collect();
         let port = head(&servers).port();
@@ -217,13 +219,13 @@ fn the_end_of_a_runtime_cancels_its_waits(kind: &ServerKind) {
     runtime.spawn(client.lock("r").ttl(LONG).acquire());
     let port = head(&servers).port();
     let waits = async || {
-        let look = move || until("it waits", || queue::tokens(&mut Conn::open(port), "r").len() == 1);
+        let look = move || until("the client waits", || queue::tokens(&mut Conn::open(port), "r").len() == 1);
         tokio::task::spawn_blocking(look).await.expect("no panic");
     };
     runtime.block_on(waits());
     drop(runtime);
     until("nobody waits", || tokens(head(&servers)).is_empty());
-    assert_eq!(head(&servers).info("dlock_timeouts"), "0", "it has left");
+    assert_eq!(head(&servers).info("dlock_timeouts"), "0", "the waiter has left the queue");
     released_by_other(&servers);
     until_nothing_is_left(&servers, "r");
 }

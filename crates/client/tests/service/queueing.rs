@@ -22,7 +22,7 @@ fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
 /// Starts an acquisition in a task, and returns when it is queued.
 fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<Result<Guard, AcquireError>> {
     let waits = tokio::spawn(client.lock("r").ttl(LONG).wait(Wait::For(LONG)).fenced().acquire());
-    until("it waits", || waiting(servers, "r").iter().sum::<usize>() == ahead + 1);
+    until("the client waits", || waiting(servers, "r").iter().sum::<usize>() == ahead + 1);
     waits
 }
 
@@ -31,7 +31,7 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
     for count in [1, 3, 5] {
         let servers = masters(kind, count);
         let holder = client(&servers).await;
-        let mut guard = holder.lock("r").ttl(LONG).fenced().acquire().await.expect("it is free");
+        let mut guard = holder.lock("r").ttl(LONG).fenced().acquire().await.expect("the lock is free");
         let mut queue = Vec::new();
         for ahead in 0..4 {
             queue.push(wait_behind(&client(&servers).await, &servers, ahead));
@@ -39,11 +39,11 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
         assert_eq!(waiting(&servers, "r").iter().filter(|waiting| **waiting > 0).count(), 1, "one queue");
         for next in queue {
             let fence = guard.fence();
-            guard.release().await.expect("it is held");
+            guard.release().await.expect("the lock is held");
             guard = next.await.expect("no panic").expect("there was a handoff");
             assert!(guard.fence() > fence);
         }
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -88,10 +88,10 @@ async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server))
     // They may have joined in any order.
     let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
     while !queue.is_empty() {
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
         guard = queue.next().await.expect("one of them").expect("no panic").expect("there was a handoff");
     }
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }
 
@@ -100,13 +100,13 @@ async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerK
     for count in [1, 3] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers).await, client(&servers).await);
-        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
         assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
         // At once: bob's next request must not queue behind the old one.
         assert_eq!(waiting(&servers, "r").iter().sum::<usize>(), 0);
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
     }
 }
 
@@ -114,13 +114,13 @@ async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerK
 async fn the_queue_moves_on_when_its_master_dies(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     let waits = wait_behind(&bob, &servers, 0);
     head(&servers).kill9();
-    until("it waits at another master", || waiting(&servers, "r").iter().sum::<usize>() == 1);
-    guard.release().await.expect("it is held");
-    waits.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
+    until("the client waits at another master", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+    guard.release().await.expect("the lock is held");
+    waits.await.expect("no panic").expect("there was a handoff").release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }
 
@@ -129,24 +129,24 @@ async fn the_queue_moves_on_when_its_master_falls_silent(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let hasty = || builder(&servers).node_timeout(Duration::from_secs(1));
     let (ann, bob) = (hasty().build().await.expect("a client"), hasty().build().await.expect("a client"));
-    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     let waits = wait_behind(&bob, &servers, 0);
     let first = head(&servers);
     first.pause();
     let others = servers.iter().filter(|server| server.port() != first.port());
     let others: Vec<&Server> = others.collect();
-    until("it waits at another master", || {
+    until("the client waits at another master", || {
         others.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
     });
     guard.release().await.expect("two have answered");
     let guard = waits.await.expect("no panic").expect("there was a handoff");
     first.resume();
     let mut look = first.connect();
-    until("it has left that queue", || {
+    until("the client has left that queue", || {
         look.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.cancel")
     });
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }
 
@@ -162,18 +162,18 @@ async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
                 assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
             }
             let outages = Arc::new(Mutex::new(Vec::new()));
-            let told = outages.clone();
+            let reported = outages.clone();
             let lock = client.lock("r").wait(wait);
-            let lock = lock.on_outage(move |report| told.lock().unwrap().push(report.clone()));
+            let lock = lock.on_outage(move |report| reported.lock().unwrap().push(report.clone()));
             let waits = tokio::spawn(lock.acquire());
-            until("it waits", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+            until("the client waits", || waiting(&servers, "r").iter().sum::<usize>() == 1);
             servers.iter().for_each(Server::kill9);
-            until("it is told", || !outages.lock().unwrap().is_empty());
+            until("the outage is reported", || !outages.lock().unwrap().is_empty());
             assert!(!waits.is_finished());
             servers.iter_mut().for_each(Server::restart);
-            waits.await.expect("no panic").expect("they are back").release().await.expect("it is held");
+            waits.await.expect("no panic").expect("they are back").release().await.expect("the lock is held");
             let outages = outages.lock().unwrap();
-            assert_eq!(outages.len(), 1, "told once");
+            assert_eq!(outages.len(), 1, "the outage is reported once");
             assert!(outages[0].0.iter().any(|node| matches!(node.state, NodeState::Down(_))));
         }
     }
@@ -199,25 +199,22 @@ async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) 
 async fn a_waiter_learns_its_position(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let holder = client(&servers).await;
-    let guard = holder.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let guard = holder.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     let first = wait_behind(&client(&servers).await, &servers, 0);
     let places = Arc::new(Mutex::new(Vec::new()));
-    let told = places.clone();
-    let second = client(&servers).await.lock("r").on_position(move |place| told.lock().unwrap().push(place));
+    let reported = places.clone();
+    let second =
+        client(&servers).await.lock("r").on_position(move |place| reported.lock().unwrap().push(place));
     let second = tokio::spawn(second.acquire());
-    until("it is told that it is the second", || {
-        places.lock().unwrap().iter().any(|place| place.position == 2)
-    });
-    guard.release().await.expect("it is held");
+    until("position 2 is reported", || places.lock().unwrap().iter().any(|place| place.position == 2));
+    guard.release().await.expect("the lock is held");
     let guard = first.await.expect("no panic").expect("there was a handoff");
-    until("it is told that it is the first", || {
-        places.lock().unwrap().iter().any(|place| place.position == 1)
-    });
-    guard.release().await.expect("it is held");
-    second.await.expect("no panic").expect("there was a handoff").release().await.expect("it is held");
+    until("position 1 is reported", || places.lock().unwrap().iter().any(|place| place.position == 1));
+    guard.release().await.expect("the lock is held");
+    second.await.expect("no panic").expect("there was a handoff").release().await.expect("the lock is held");
     let places = places.lock().unwrap();
     let positions: Vec<u64> = places.iter().map(|place| place.position).collect();
-    assert_eq!(positions, [2, 1], "each place is told once");
+    assert_eq!(positions, [2, 1], "each position is reported once");
     assert!(places.iter().all(|place| *place.server == url(head(&servers))));
 }
 
@@ -234,7 +231,7 @@ async fn only_waiting_acquisitions_wait_for_the_grace_period(kind: &ServerKind) 
         assert!(why.to_string().contains("in grace for "), "{why}");
         let guard = client.lock("r").ttl(ttl).acquire().await.expect("the grace period has ended some time");
         assert!(held_on(&servers, "r") > count / 2);
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
     }
 }
 
@@ -255,6 +252,6 @@ async fn a_waiter_asks_again_when_the_grace_period_ends(kind: &ServerKind) {
             server.connect().ok("CONFIG SET dlock.restart-grace 0");
         }
         let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it asks again");
-        acquired.expect("no panic").expect("it is free").release().await.expect("it is held");
+        acquired.expect("no panic").expect("the lock is free").release().await.expect("the lock is held");
     }
 }

@@ -13,7 +13,7 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     let (ann, bob) = (client(&servers).await, client(&servers).await);
     assert!(ann.inspect("r").await.iter().all(|seen| seen.answer.found() == Some(&None)));
     let lock = ann.lock("r").ttl(LONG).label("nightly").fenced();
-    let guard = lock.acquire().await.expect("it is free");
+    let guard = lock.acquire().await.expect("the lock is free");
     let fence = guard.fence().expect("it was asked for").get();
     until_held_everywhere(&servers, "r");
     let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
@@ -25,7 +25,7 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     let mut confirmed = 0;
     for (seen, server) in seen.iter().zip(&servers) {
         assert_eq!(*seen.server, *super::url(server));
-        let found = seen.answer.found().expect("an answer").as_ref().expect("it is held");
+        let found = seen.answer.found().expect("an answer").as_ref().expect("the lock is held");
         assert_eq!((found.mode.as_str(), found.permits), ("exclusive", 0));
         let [holder] = found.holders.as_slice() else { panic!("{found:?}") };
         assert_eq!(holder.token.as_bytes(), guard.token().as_bytes());
@@ -45,7 +45,7 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     let broken = ann.break_holds("r").await;
     assert!(broken.iter().all(|broken| broken.answer.found() == Some(&1)), "{broken:?}");
     let next = waits.await.expect("no panic").expect("there was a handoff");
-    next.release().await.expect("it is held");
+    next.release().await.expect("the lock is held");
     drop(guard);
 }
 
@@ -54,15 +54,15 @@ async fn wait_until_free_returns_when_the_lock_is_free(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
     assert!(client.wait_until_free("r", Wait::Forever).await.expect("an answer"));
-    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     let waits = client.wait_until_free("r", Wait::Forever);
     tokio::pin!(waits);
     tokio::select! {
         freed = &mut waits => panic!("it is held, and yet: {freed:?}"),
         () = tokio::time::sleep(Duration::from_millis(100)) => {}
     }
-    guard.release().await.expect("it is held");
-    assert!(waits.await.expect("it is free"));
+    guard.release().await.expect("the lock is held");
+    assert!(waits.await.expect("the lock is free"));
 }
 
 /// Resource names have no length limit.
@@ -71,13 +71,13 @@ async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKin
     let servers = masters(kind, 1);
     let client = client(&servers).await;
     servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();
-    let guard = client.lock("r").ttl(LONG).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     for _ in 0..2 {
         let seen = client.list(None).await.remove(0).answer;
         let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
         assert!(why.contains("longer than 8 MiB"), "{why}");
-        guard.extend(LONG).await.expect("it is held");
+        guard.extend(LONG).await.expect("the lock is held");
         assert_eq!(client.ask(&["ECHO", "hello"]).await[0].answer, Answer::Found(vec!["hello".into()]));
     }
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
 }

@@ -90,7 +90,7 @@ fn held_on(servers: &[Server], resource: &str) -> usize {
 fn a_refused_client_leaves_nothing_behind(kind: &ServerKind) {
     let servers = five(kind);
     let (ann, bob) = (Redlock::new(&servers), Redlock::new(&servers));
-    let held = ann.acquire("r", TTL).expect("it is free");
+    let held = ann.acquire("r", TTL).expect("the lock is free");
     assert!(held.valid_for > TTL / 2 && held.valid_for < TTL);
     assert_eq!(held_on(&servers, "r"), 5);
     assert!(bob.acquire("r", TTL).is_none());
@@ -163,7 +163,7 @@ fn contenders_exclude_each_other_and_all_are_granted(kind: &ServerKind) {
         }
     });
     assert_eq!(turns.into_inner(), CLIENTS * TURNS);
-    assert!(refused.into_inner() > 0, "they never met");
+    assert!(refused.into_inner() > 0, "no client was ever refused");
     assert_eq!(held_on(&servers, "r"), 0);
 }
 
@@ -213,5 +213,5 @@ fn the_documented_python_example_works(kind: &ServerKind) {
         assert!(server.connect().ok("DLOCK.ACQUIRE invoice:42 other 600000").int() > 0);
     }
     assert_eq!(example(&servers), (false, String::new(), "taken".into()));
-    assert_eq!(held_on(&servers, "invoice:42"), 3, "what it got it gave back");
+    assert_eq!(held_on(&servers, "invoice:42"), 3, "the refused client has released its partial hold");
 }

@@ -1,4 +1,4 @@
-//! A hold survives masters that lose it one after the other, but no operator who ends it.
+//! A hold survives masters that lose it one after the other, but ends when an operator breaks it.
 
 use dlock_client::{Lost, Wait, now};
 use std::time::Duration;
@@ -25,40 +25,40 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
         let (ann, bob) = (client(&servers).await, client(&servers).await);
         let lock = ann.lock("r").ttl(LEASE).fenced();
         let guard = if shared { lock.shared().acquire() } else { lock.acquire() };
-        let guard = guard.await.expect("it is free");
+        let guard = guard.await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         // One round more than the number of masters: the hold consists of renewed grants only.
         for struck in [0, 1, 2, 0] {
             restart_empty(&mut servers[struck]);
-            until("it is held there again", || !holders(&servers[struck], "r").is_empty());
+            until("the hold is restored on that master", || !holders(&servers[struck], "r").is_empty());
             assert_eq!(guard.loss(), None);
             let other = bob.lock("r").ttl(LEASE).try_acquire().await;
             assert!(matches!(other, Ok(None)), "{other:?}");
         }
         let before = guard.valid_until();
-        until("it is renewed", || guard.valid_until() > before);
+        until("the hold is renewed", || guard.valid_until() > before);
         let fence = guard.fence();
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
-        let next = bob.lock("r").ttl(LEASE).fenced().acquire().await.expect("it is free");
+        let next = bob.lock("r").ttl(LEASE).fenced().acquire().await.expect("the lock is free");
         assert!(next.fence() > fence);
     }
 }
 
-/// An operator who restarts masters in turn need not wait for two renewals in between.
+/// An operator may restart masters in turn without waiting for two renewals in between.
 #[each_server]
 async fn a_renewal_restores_the_hold_on_a_master_that_missed_one(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let ann = client(&servers).await;
     // The renewal interval of four seconds exceeds the pause before a failed master is tried again.
-    let guard = ann.lock("r").ttl(LEASE * 4).await.expect("it is free");
+    let guard = ann.lock("r").ttl(LEASE * 4).await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     servers[2].kill9();
     let before = guard.valid_until();
-    until("it is renewed without the master", || guard.valid_until() > before);
+    until("the hold is renewed without the master", || guard.valid_until() > before);
     servers[2].restart();
     let (mut renewals, mut last) = (0, guard.valid_until());
-    until("it is held there again", || {
+    until("the hold is restored on that master", || {
         if guard.valid_until() > last {
             (renewals, last) = (renewals + 1, guard.valid_until());
         }
@@ -76,46 +76,46 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
         let (ann, bob) = (client(&servers).await, client(&servers).await);
         let lock = ann.lock("r").ttl(LEASE);
         let first = if shared { lock.shared().acquire() } else { lock.acquire() };
-        let first = first.await.expect("it is free").forget().expect("it lasts");
+        let first = first.await.expect("the lock is free").forget().expect("it lasts");
         until_held_everywhere(&servers, "r");
-        let guard = bob.adopt("r", &first.token, LEASE).await.expect("it is held");
+        let guard = bob.adopt("r", &first.token, LEASE).await.expect("the lock is held");
         let token = holders(&servers[0], "r");
         for server in &mut servers {
             restart_empty(server);
-            until("it is held there again", || holders(server, "r") == token);
+            until("the hold is restored on that master", || holders(server, "r") == token);
         }
         let sharer = ann.lock("r").shared().try_acquire().await.expect("all are up");
         assert_eq!(sharer.is_some(), shared);
         assert_eq!(guard.loss(), None);
-        guard.release().await.expect("it is held");
+        guard.release().await.expect("the lock is held");
     }
 }
 
-/// Waiters in the restarted master's queue are granted the lost part of the hold, and give it back.
+/// Waiters in the restarted master's queue are granted the lost part of the hold, and release it.
 #[each_server]
 async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let guard = ann.lock("r").ttl(LEASE).acquire().await.expect("it is free");
+    let guard = ann.lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     let wait = || {
         let lock = bob.lock("r").wait(Wait::For(LONG));
-        tokio::spawn(async move { lock.acquire().await.expect("it is free").release().await })
+        tokio::spawn(async move { lock.acquire().await.expect("the lock is free").release().await })
     };
     let waits = [wait(), wait(), wait()];
     let waiting = |servers: &[Server]| -> usize {
         servers.iter().map(|server| queue::clients(&mut server.connect(), "r").len()).sum()
     };
-    until("they wait", || waiting(&servers) == waits.len());
+    until("all clients wait", || waiting(&servers) == waits.len());
     let token = holders(&servers[0], "r");
     for server in &mut servers {
         restart_empty(server);
-        until("it is held there again", || holders(server, "r") == token);
+        until("the hold is restored on that master", || holders(server, "r") == token);
     }
     assert_eq!(guard.loss(), None);
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     for wait in waits {
-        wait.await.expect("no panic").expect("it is held");
+        wait.await.expect("no panic").expect("the lock is held");
     }
     until_nothing_is_left(&servers, "r");
 }
@@ -125,12 +125,12 @@ async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
 async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers).await;
-    let guard = client.lock("r").ttl(LEASE).acquire().await.expect("it is free");
+    let guard = client.lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
     // Longer than the lease would have lasted on that master.
     let (broken, renewed) = (now(), || guard.valid_until());
-    until("it is renewed", || renewed().saturating_since(broken) > LEASE * 3);
+    until("the hold is renewed", || renewed().saturating_since(broken) > LEASE * 3);
     assert_eq!((held_on(&servers, "r"), guard.loss()), (2, None));
     assert_eq!(servers[1].connect().ok("DLOCK.BREAK r"), 1);
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
@@ -141,7 +141,7 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
 async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = super::builder(&servers).node_timeout(Duration::from_secs(1)).build().await;
-    let guard = client.expect("a client").lock("r").ttl(LEASE).acquire().await.expect("it is free");
+    let guard = client.expect("a client").lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     for server in &servers {
         let token = holders(server, "r");
@@ -150,9 +150,9 @@ async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind:
         until("its lease is over", || now().saturating_since(before) > LEASE);
         server.resume();
         // The hold has expired on that master until the next renewal.
-        until("it is held there again", || holders(server, "r") == token);
+        until("the hold is restored on that master", || holders(server, "r") == token);
     }
     assert_eq!(guard.loss(), None);
-    guard.release().await.expect("it is held");
+    guard.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }
