@@ -16,7 +16,7 @@ use crate::module::{LogPosition, Module};
 use crate::value::{Key, Value};
 use crate::{clock, followers, log, timer, waiters};
 
-/// The command that replicas and the append only file get.
+/// The command that is written to replicas and the append only file.
 pub const SET: &CStr = c_text!(table::SET.name);
 
 /// The key of one resource, open for an operation.
@@ -26,7 +26,7 @@ pub struct Target<'a> {
     raw: KeyName<'a>,
     name: Name<'a>,
     key: Key<'a>,
-    /// The value while the key does not exist. Made where it will be stored, so that it is never moved.
+    /// The value of a key that does not exist yet. Created in place, so that it is never moved.
     fresh: Option<Box<Value>>,
     /// Whether the key is a string that counts as a lock of another library. Nothing is granted or stored
     /// until the string is gone.
@@ -163,8 +163,8 @@ impl<'a> Target<'a> {
         deleted
     }
 
-    /// Creates the key of a new lock, and deletes the key of a lock that is gone. Returns whether it was
-    /// deleted.
+    /// Creates the key of a new lock, or deletes the key of a lock without holds and lock-delay. Returns
+    /// whether the key was deleted.
     #[inline]
     fn store(&mut self) -> bool {
         match (self.key.value(), self.fresh.as_deref()) {
@@ -194,7 +194,7 @@ impl<'a> Target<'a> {
         cleared
     }
 
-    /// Answers the waiters whose wait has ended, and rearms the timer for those that go on.
+    /// Answers the waiters that have left the queue, and rearms the timer for the waiters that remain.
     #[inline(never)]
     fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
         let Some(rest) = step.queue_effects.take() else { return };
@@ -336,7 +336,7 @@ impl Target<'_> {
     }
 }
 
-/// Announces that a resource is free although its key exists: the key holds data by now.
+/// Announces that a resource is free although its key exists, because the key now holds another data type.
 pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
     ctx.notify(event_name(Event::Freed), ctx.string(&name.key).name());
 }

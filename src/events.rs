@@ -84,7 +84,7 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     background::on_tick(m, ctx);
 }
 
-/// A new follower knows nothing of the log so far.
+/// Records that a new follower may exist. It has read nothing of the log, so the next entry must be complete.
 fn may_be_followed(m: &Module) {
     m.with(|s| (s.followers.may_follow, s.followers.known) = (true, None));
 }
@@ -109,7 +109,7 @@ fn unbind(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// A load has begun: of a file, or (`live`) of a snapshot from the master.
+/// Records the beginning of a load: of a file, or (`live`) of a snapshot from the master.
 fn loading(m: &Module, live: bool) {
     let origin = if live { Origin::Live } else { Origin::Stored };
     m.with(|s| {

@@ -6,14 +6,14 @@
 //!
 //! The types to know:
 //!
-//! - [`Module`]: the one value that every function is handed, with the [`State`](module::State).
+//! - [`Module`]: the value that every function gets as an argument, with the [`State`](module::State).
 //! - [`Target`](effects::Target): an open key, on which one operation of the core runs.
 //! - [`Step`](dlock_core::Step): what an operation asks for, as data. `effects` carries it out.
 //! - [`Answer`](waiters::Answer): the reply to a blocked client, on its way through the server.
 //! - [`Ctx`]: a call of the server into the module; everything in `ffi` that reaches the server needs one.
 //! - [`Upcalls`](ffi::Upcalls): every entry from the server that is not a command.
 //!
-//! This file is what the server reads first: it registers commands, options, the key type and events. See
+//! The server calls this file first: it registers commands, options, the key type and events. See
 //! ARCHITECTURE.md for the layers and the life of one ACQUIRE.
 // No crate uses this one: its documentation is built with the private items.
 #![allow(rustdoc::private_intra_doc_links)]

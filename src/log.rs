@@ -29,7 +29,7 @@ pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: In
     }
 }
 
-/// Records the holds of a lock after its key was removed. Of a crowd it records only the lock.
+/// Records the holds of a lock after its key was removed. If there are many holds, records only the lock.
 pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
     const MAX_RECORDED_HOLDS: usize = 8;
     let lock = lock.at(now);
@@ -44,7 +44,7 @@ pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
     }
 }
 
-/// Records the locks of a flushed database, or of all, up to the length of the log.
+/// Records the locks of a flushed database, or of all databases, up to the length of the log.
 pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Db]) {
     let now = clock::now();
     m.with(|s| {

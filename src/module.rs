@@ -1,5 +1,5 @@
-//! The one [`Module`] value of this process, which every function of the module is handed, and its [`State`]:
-//! everything that the module knows besides the keys. The state is rebuilt at load, or given up.
+//! The one [`Module`] value of this process, an argument of every function, and its [`State`]: all data of
+//! the module other than the keys. After a restart, the state is rebuilt from the keys as far as possible.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -196,7 +196,8 @@ pub struct Followers {
     pub may_follow: bool,
     /// Whether this server may read a log itself: its master's, or the append only file.
     pub may_read: bool,
-    /// What every reader of the log up to here knows. `None` means that a reader may begin here.
+    /// The knowledge that all readers have after the log up to here. `None` means that a reader may begin
+    /// here.
     pub known: Option<Known>,
     /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
     /// was loaded or unloaded.

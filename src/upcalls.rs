@@ -1,5 +1,5 @@
-//! Every entry from the server that is not a command, and the key type's callbacks among them. Most pass the
-//! call on. The callbacks that read and write stored values are here.
+//! The callbacks of the server other than commands, including those of the key type. Most only call another
+//! module; the callbacks that read and write stored values are implemented here.
 
 use std::ffi::CStr;
 
@@ -16,7 +16,7 @@ use crate::value::Value;
 use crate::waiters::{self, Answer};
 use crate::{background, clock, effects, events, followers, info, log, timer};
 
-/// Only [`Upcalls::get`] reads it: everything else is handed the module.
+/// Read by [`Upcalls::get`] only. Other code receives the module as an argument.
 static MODULE: MainThread<Module> = MainThread::empty();
 
 /// The version of Cargo.toml as MODULE LIST shows it, with two digits for each part: 100 for 0.1.0.

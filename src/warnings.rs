@@ -6,7 +6,7 @@ use dlock_core::marking::Status;
 use crate::ffi::{Announced, Ctx, LogLevel};
 use crate::module::{Module, State, Warnings};
 
-/// Reads the server's options anew.
+/// Reads the server's options again.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     let policy = ctx.eviction_policy();
     m.with(|s| s.evictions.configured(&policy));
@@ -28,7 +28,7 @@ pub fn check(m: &Module) -> Warnings {
     found
 }
 
-/// Returns the warnings that need no question to the server.
+/// Returns the warnings that follow from the state of the module alone.
 fn of_module(s: &State) -> Warnings {
     let bounds = s.config.bounds;
     let mut found = Warnings::default();

@@ -89,7 +89,7 @@ fn kind(name: &[u8]) -> Kind {
     }
 }
 
-/// Returns which checks the server makes of a command, or why it is not run.
+/// Returns the checks that the server makes of a command, or the reason not to run it.
 ///
 /// The checks for scripts also refuse scripts themselves. During a slow script the server serves other
 /// clients, and protects only the client that sent the script. In a guard that is an internal client, so the

@@ -1,5 +1,5 @@
 //! Commands that this server reads from a log, its master's or the append only file: effects, and plain
-//! commands that were logged verbatim. They decide nothing: see [`dlock_core::codec::Plain`].
+//! commands that were logged verbatim. Replaying makes no decisions: see [`dlock_core::codec::Plain`].
 
 use dlock_core::codec::{self, Origin, Plain, Reader};
 use dlock_protocol::error::Error;

@@ -1,6 +1,6 @@
-//! Blocked clients: blocked, answered, or gone. The rest of the module decides which client waits, and for
-//! how long. The server never gets a timeout, because its timeouts race with a grant: a lost reply up to
-//! Redis 7.0, a crash in 7.2.
+//! Blocked clients: blocking, answering, and the end of connections. The rest of the module decides which
+//! client waits, and for how long. The server never gets a timeout, because its timeouts race with a grant: a
+//! lost reply up to Redis 7.0, a crash in 7.2.
 
 use std::ffi::{c_int, c_void};
 
@@ -15,7 +15,7 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
     // CLIENT UNBLOCK is supported where the server handles it correctly beside a grant: from Redis 7.4 and
     // Valkey 8 on, which both have RedisModule_ClusterKeySlot. On other servers it returns 0, and
     // DLOCK.CANCEL ends the wait.
-    // SAFETY: the context is that of a client's command; the callbacks are those below.
+    // SAFETY: the context is that of a client's command; the callbacks are the functions below.
     unsafe {
         let on_timeout: rm::RedisModuleCmdFunc = match rm::RedisModule_ClusterKeySlot {
             Some(_) => Some(on_unblocked::<M>),
@@ -32,7 +32,7 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
 }
 
 /// Unblocks a client. The server delivers the answer later in the same turn of the event loop, or gives it
-/// back through [`Upcalls::reply_reclaimed`]. `None` means that the client is gone or has been answered.
+/// back through [`Upcalls::reply_reclaimed`]. `None` means that the client has disconnected or has its reply.
 pub fn unblock<M: Upcalls>(_: Ctx<'_>, handle: Handle, answer: Option<Box<M::Answer>>) {
     let answer = answer.map_or(std::ptr::null_mut(), Box::into_raw);
     // SAFETY: the handle came from `block` and is used for this once; the server gives the box back to
@@ -46,7 +46,7 @@ unsafe extern "C" fn on_reply<M: Upcalls>(
     argc: c_int,
 ) -> c_int {
     enter((), |module: &M| {
-        // SAFETY: the context is valid for this call, and its private data is what `unblock` gave.
+        // SAFETY: the context is valid for this call, and its private data is the box from `unblock`.
         unsafe {
             let answer = api!(RedisModule_GetBlockedClientPrivateData(ctx)).cast::<M::Answer>();
             match answer.as_mut() {
@@ -78,7 +78,7 @@ unsafe extern "C" fn on_unblocked<M: Upcalls>(
 unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mut c_void) {
     enter((), |module: &M| {
         if !answer.is_null() {
-            // SAFETY: the box that `unblock` gave, given back once.
+            // SAFETY: this is the box from `unblock`. The server gives it back once.
             module.reply_reclaimed(*unsafe { Box::from_raw(answer.cast::<M::Answer>()) });
         }
     });

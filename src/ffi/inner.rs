@@ -48,11 +48,11 @@ thread_local! {
     static COLLECTING_KEYS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Reports the keys of a command. The server asks before the command runs, on any thread, so nothing of the
-/// module is touched.
+/// Reports the keys of a command. The server may ask on any thread, before the command runs, so this function
+/// does not access the module.
 ///
 /// # Safety
-/// The context is that of a question for keys, the arguments are those of the command.
+/// The context is that of a request for the keys of a command, with the arguments of that command.
 unsafe fn report_keys(
     ctx: *mut rm::RedisModuleCtx,
     argv: *mut *mut rm::RedisModuleString,
@@ -157,7 +157,7 @@ impl Ctx<'_> {
         reply.ok_or_else(refused)?.error().map_or(Ok(()), Err)
     }
 
-    /// Reads a key that holds a string. The reader gets `None` if there is no key.
+    /// Reads a key that holds a string. `None` is passed to the reader if there is no key.
     pub fn read_string<R>(
         self,
         key: KeyName<'_>,

@@ -40,7 +40,7 @@ pub unsafe fn load<M: Upcalls>(
     load: fn(Ctx<'_>, &[&[u8]]) -> Result<(), String>,
 ) -> c_int {
     let (api, failed) = (rm::REDISMODULE_APIVER_1 as c_int, rm::REDISMODULE_ERR as c_int);
-    // SAFETY: by contract. False where the server speaks no module API this module knows.
+    // SAFETY: by contract. False if the server has no module API of a version that this module supports.
     let (ctx, arguments) = unsafe {
         if rm::Export_RedisModule_Init(ctx, M::NAME.as_ptr(), M::VERSION, api) == failed {
             return failed;
@@ -56,7 +56,7 @@ pub unsafe fn load<M: Upcalls>(
 /// Returns the arguments of `loadmodule` or MODULE LOAD.
 ///
 /// # Safety
-/// `argv` and `argc` are the ones `RedisModule_OnLoad` got.
+/// `argv` and `argc` are the arguments of `RedisModule_OnLoad`.
 unsafe fn load_arguments<'a>(argv: *mut *mut rm::RedisModuleString, argc: c_int) -> Vec<&'a [u8]> {
     if argc <= 0 {
         return Vec::new();
@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn run<C: Command>(
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
         let mut inline = [const { MaybeUninit::<&[u8]>::uninit() }; INLINE_ARGS];
         let heap;
-        // SAFETY: as many are written as are read.
+        // SAFETY: the elements that are read have been written.
         let bytes = unsafe {
             if rest.len() <= INLINE_ARGS {
                 inline.iter_mut().zip(rest).for_each(|(bytes, arg)| _ = bytes.write(bytes_of(*arg)));
@@ -240,7 +240,7 @@ fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, def
 
 /// Serves numbers, which are `c_longlong` to the server, and yes or no, which are `c_int`.
 unsafe extern "C" fn get<M: Upcalls, N: TryFrom<i64> + Default>(_: *const c_char, setting: *mut c_void) -> N {
-    // SAFETY: (here and below) as it was registered.
+    // SAFETY: (here and below) the data is the option that was registered.
     let setting = unsafe { &*setting.cast::<Setting<M::Options>>() };
     let number = enter(0, |module: &M| module.options(|options| (setting.get)(options)));
     N::try_from(number).unwrap_or_default()

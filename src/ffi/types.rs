@@ -1,4 +1,4 @@
-//! The callbacks of the key type: bytes in, bytes out. [`Upcalls`] gives them a meaning.
+//! The callbacks of the key type. They pass bytes; [`Upcalls`] encodes and decodes the values.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -138,7 +138,7 @@ unsafe extern "C" fn mem_usage<M: Upcalls>(
 
 unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, value: *mut c_void) {
     enter((), |module: &M| {
-        // SAFETY: as for rdb_save; the server copies what it digests.
+        // SAFETY: as for rdb_save; the server copies the bytes.
         module.digest(unsafe { stored::<M>(value) }, &mut |part| unsafe {
             api!(RedisModule_DigestAddStringBuffer(digest, part.as_ptr().cast::<c_char>(), part.len()));
         });

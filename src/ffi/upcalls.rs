@@ -1,4 +1,4 @@
-//! The entries from the server that are not commands, in safe types.
+//! The callbacks of the server other than commands, in safe types.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -59,7 +59,7 @@ pub trait Upcalls: Sized + 'static {
     /// Returns the numbers to store beside the keys. The first is below 2^63; 0 means that there is nothing
     /// to store.
     fn stored_numbers(&self) -> [u64; 5];
-    /// Takes in the stored numbers. Returns false if one is invalid.
+    /// Receives the stored numbers. Returns false if one is invalid.
     fn load_numbers(&self, numbers: [u64; 5]) -> bool;
 }
 
@@ -79,7 +79,7 @@ pub enum Notice {
     LoadingFailed,
     /// A connection has closed.
     ClientGone(u64),
-    /// Comes many times a second, by a clock that does not jump.
+    /// Sent many times a second, by a clock that does not jump.
     Tick,
     /// A turn of the event loop begins: everything that the last turn had to write is written. Sent while
     /// [`super::notices::watch_turns`] is on.
@@ -127,8 +127,8 @@ pub struct MainThread<T: 'static>(Cell<Option<&'static T>>);
 
 // SAFETY: every entry of the module that reaches a `MainThread` is called by the server's main thread while
 // it holds the server's global lock. The one entry that other threads call (the key type's `free`) reaches
-// none. A thread of the module's own gets no reference from here: what has cells in it is not `Sync`, so none
-// can be sent there.
+// none. The module's own threads get no reference to one: the module contains cells, so it is not `Sync`, and
+// the compiler lets no reference to it pass to another thread.
 unsafe impl<T> Sync for MainThread<T> {}
 
 impl<T> MainThread<T> {

@@ -38,8 +38,8 @@ pub fn loaded(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// CONFIG SET: of `dlock.fence-mark`, or of an option that names the file. A write to the previous file is
-/// left to finish by itself.
+/// Applies CONFIG SET of `dlock.fence-mark`, or of an option that names the file. A write to the previous
+/// file in progress may finish.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     let file = file::path_of_this_server(ctx, "fence");
     m.with(|s| {
@@ -51,7 +51,7 @@ pub fn configured(m: &Module, ctx: Ctx<'_>) {
     on_tick(m, ctx);
 }
 
-/// A fence came from outside. If it exceeds the mark, the next mark is written now.
+/// Writes the next mark at once if a fence from another server exceeds the current mark.
 pub fn raised(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.fences.mark().is_some_and(|mark| s.fences.last() > mark)) {
         on_tick(m, ctx);
@@ -77,7 +77,7 @@ fn outcome(mark: &mut Mark, now: Instant) -> Option<Outcome> {
     let outcome = match mark.thread.as_ref()?.try_recv() {
         Ok(outcome) => outcome,
         Err(TryRecvError::Disconnected) => Err("the thread that writes it has ended".into()),
-        // The thread is kept: the disk may answer yet.
+        // Keeps the thread, as the write may still finish.
         Err(TryRecvError::Empty) => {
             return mark.marking.is_late(now).then(|| Err("the disk does not answer".into()));
         }
@@ -127,7 +127,7 @@ fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
     }
 }
 
-// One write. It touches nothing but the file, so that a thread can run it.
+// One write. It accesses only the file, so that a thread can run it.
 
 /// Reads the mark that the file contains, and replaces it by a higher one: another run, or another server,
 /// may have issued fences up to the old one.
