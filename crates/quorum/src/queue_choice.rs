@@ -67,7 +67,7 @@ impl QueueOrder {
     }
 }
 
-/// What a client remembers of one lock that was contended lately.
+/// A client's record of one lock that was contended lately.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contention {
     contended_until: Option<Instant>,
@@ -135,12 +135,12 @@ impl Contention {
     }
 }
 
-/// What a client that has the lock finds at a member that refused it.
+/// The holds of other clients at a member that refused the new holder of the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Others {
     /// No hold. The release of a predecessor was in flight.
     Gone,
-    /// A hold that was left behind. Waiters behind it are no reason to go there: their queue does not move.
+    /// A hold that was left behind. Its queue does not move, so waiters there are no reason to join them.
     Leftover,
     /// The hold of a client in its turn there.
     Queue,
@@ -217,8 +217,8 @@ impl Round {
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // It waited in a later queue than the first, as the clients there do: each that returned alone would
-        // keep their head from a majority.
+        // This client waited in a later queue than the first, like other clients. If each returned to the
+        // first queue alone, it would keep the head of the later queue from a majority.
         let stays = self.unnamed().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }

@@ -1,6 +1,7 @@
-//! What follows a failed round of an attempt: the wait queue, a pause, another round, or the end.
+//! Decides how an attempt continues after a failed round: in the wait queue, after a pause, with another
+//! round, or not at all.
 //!
-//! Safety does not depend on it, as each round has a token of its own: a wrong decision here costs time.
+//! Safety does not depend on this decision, as each round has its own token: a wrong one only costs time.
 
 use crate::backoff::Random;
 use crate::queue_choice::{Contention, QueueOrder};
@@ -30,13 +31,13 @@ pub(crate) struct RetryState {
     outage_backoff: Backoff,
 }
 
-/// What the attempt knows about the majority of the members.
+/// Whether a majority of the members has answered this attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Majority {
-    /// It has never answered. The addresses may be wrong.
+    /// No majority has ever answered. The addresses may be wrong.
     NeverSeen,
     Seen,
-    /// It was missing, and the outage was reported.
+    /// No majority answered, and the outage was reported.
     OutageReported,
 }
 
@@ -68,13 +69,13 @@ impl RetryState {
         let waits = terms.deadline != Deadline::NoWait;
         let start = match terms.adopts {
             true => Start::Adopting,
-            // Without a second round, the first one must wait in the queue.
+            // If there is no second round, the first one must wait in the queue.
             false if waits && (terms.one_round || is_contended) => Start::Queued,
             false => Start::AtOnce,
         };
         RetryState {
             start,
-            // An attempt without a wait overtakes no waiter for long.
+            // An attempt without a wait respects no queue: it cannot delay waiters for long.
             order: if waits { order.starting_at(memory.queue(now)) } else { Vec::new() },
             split_votes: 0,
             failed_queues: 0,
@@ -85,7 +86,7 @@ impl RetryState {
     }
 
     /// Returns whether the round may have failed because each of several clients got a part of the votes.
-    /// Only the holders of the lock show it.
+    /// Only the holders of the lock show whether it did.
     pub(crate) fn may_be_split(&self, terms: &Terms, reason: FailureReason) -> bool {
         reason == FailureReason::Taken
             && terms.deadline == Deadline::NoWait
@@ -132,7 +133,7 @@ impl RetryState {
         let follows_others = was_queued && elsewhere.is_some() && elsewhere != queue;
         let moves_on = was_queued && !follows_others;
         let met_at = next_queue.filter(|next| moves_on && memory.meet(*next, common, now));
-        // The last queue does not move either.
+        // True if even the last queue does not move.
         let gives_up = moves_on && next_queue.is_none() && queue.is_some_and(|at| round.is_refused_by(at));
         if gives_up {
             memory.forget_queue();
@@ -174,7 +175,7 @@ impl RetryState {
                 self.start = Start::Queued;
                 Some(Duration::ZERO)
             }
-            // Not at once, or clients that lost to each other would collide again.
+            // A pause, because clients that lost to each other would otherwise collide again.
             _ => Some(self.backoff.next(random.number())),
         };
         Decision { pause, reports_outage, met_at }

@@ -63,7 +63,7 @@ class Attempt:
         owed = OwedRelease(self._key, self.token, lasts, times=times)
         yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
         if self._outstanding or owed.ended is None:
-            # A wait of the owner for that hold would be no deadlock, as the background releases it.
+            # Renamed, because the background releases that hold: a wait of this owner for it is no deadlock.
             self._owner.rename()
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Attempt:
             try:
                 reply = yield from _protocol.send_unless_data(self._command(), self.name)
             except NO_ANSWER as why:
-                # A wait outlasts an outage that its position outlasts.
+                # The wait continues after an outage that ends before its position does.
                 if self.wait is None or now() - answered_at > KEEP:
                     raise
                 silence = why
@@ -96,7 +96,7 @@ class Attempt:
                 self._outstanding = False
                 if self.wait is None or not self._notify:
                     raise
-                # Without the right to the channel, the wait goes by the clock alone.
+                # Without the right to the channel, the wait relies on the clock alone.
                 self._notify = False
                 continue
             except ResponseError as answer:
@@ -164,8 +164,8 @@ class Attempt:
 
     def _listen(self, end: float | None) -> Steps:
         self.wait = wait = yield Listen()
-        # A message from before the subscription would be lost. If the subscription fails, waits go by the
-        # clock alone, and only the first one finds that out.
+        # A message from before the subscription would be lost. If the subscription fails, waits rely on the
+        # clock alone. Only the first wait has to find that out.
         if not wait.registry.tried:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 

@@ -185,7 +185,8 @@ def own_client(client: Any) -> Any:
 def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
     """As `own_client`, for asyncio."""
     if is_cluster(client):
-        # Messages reach every node of a cluster. Not every version of redis-py can subscribe in a cluster.
+        # One node suffices for a cluster, where messages reach every node: not every version of redis-py can
+        # subscribe through a cluster client.
         node = client.get_random_node()
         return _own_async(node.connection_class, node.connection_kwargs) if subscribes else Nodes(client)
     pool = getattr(client, "connection_pool", None)
@@ -290,7 +291,7 @@ class MemberConnection:
             return True
 
     def _ask_run_id(self, connection: Any) -> str | None:
-        """Asks on each new connection, as a member that was restarted is another server."""
+        """Asks for the run id on each new connection: a restarted member is another server."""
         connection.send_command("INFO", "server", check_health=False)
         try:
             return _protocol.run_id(connection.read_response())
@@ -398,7 +399,7 @@ class Nodes:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        # Each with a lock, as one request at a time uses it.
+        # The client of each node, with a lock, as only one request at a time can use it.
         self._owns: dict[Address, tuple[Any, asyncio.Lock]] = {}
         # The nodes that did not answer the last request.
         self._silent: set[Address] = set()
@@ -414,7 +415,8 @@ class Nodes:
             await own.connection_pool.disconnect()
 
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
-        """Asks the node of the key. If it does not answer, another node knows whether the key has moved."""
+        """Sends a command to the node of its key. If that node is silent, asks another node, which redirects
+        the command if the slot has moved."""
         addresses = {_node_address(each) for each in self._cluster.get_nodes()}
         at, asked = _node_address(node), set[Address]()
         if at in self._silent:

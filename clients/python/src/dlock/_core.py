@@ -113,10 +113,10 @@ class Core(Generic[C]):
         return hold if hold is not None and token is not None and hold.token == self._encode(token) else None
 
     def _hold_of_thread(self) -> Hold | None:
-        """Returns the hold for the question whether it is lost, which has no answer in another thread."""
+        """Returns the hold of which to report the loss. Raises `LockError` if another thread acquired it."""
         hold, latest = self._hold(), self._latest
         if hold is None and self.thread_local and latest is not None and not latest.over:
-            text = "Another thread has acquired it: read `lost` there, and pass it on"
+            text = "Another thread has acquired the lock: read `lost` in that thread, and pass it on"
             raise error(LockError, text, self.name)
         return hold
 
@@ -195,7 +195,7 @@ class Core(Generic[C]):
             if inside.token == hold.token:
                 inside.end()
             else:
-                # The earlier holder of this object has lost it.
+                # Another thread or task held the lock through this object, and has lost it.
                 inside.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:

@@ -147,7 +147,7 @@ class Quorum(Generic[C_co]):
                 self._asked_at[member] = asked_at
             questions[member] = self._question(member, question(member), asked_at)
 
-        # The members whose answers came from the server of another member.
+        # The members of this question that turned out to be the server of another member.
         duplicates: set[int] = set()
 
         def noted(member: int, answer: Any, peer: Peer) -> Steps | None:

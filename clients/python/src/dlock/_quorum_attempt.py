@@ -151,7 +151,7 @@ class QuorumAttempt:
             if is_over:
                 return False
             was_queued, turn = turn == QUEUED, AT_ONCE
-            # Other waits of this client have met others elsewhere meanwhile.
+            # Meanwhile, other waits of this client have met other clients at another queue.
             elsewhere = quorum.contention.queue(key, age=length)
             moves = was_queued and elsewhere not in (None, this.queue())
             next_queue = this.next_queue()
@@ -191,8 +191,8 @@ class QuorumAttempt:
         return not quorum.has_holder(holders) and (is_known or this.grants() > 0)
 
     def _meet_others(self, won: Round) -> Steps:
-        """Records where others queue. A member that has refused the new holder is looked at first: the
-        release of the predecessor may have been on the way there."""
+        """Records where others queue. If that member has refused the new holder, reads its holders first: the
+        RELEASE of the predecessor may have been in flight."""
         queue = won.next_queue()
         if queue is None:
             return

@@ -107,7 +107,7 @@ class QuorumCore(Core[C]):
         return self._majority([vote(member) for member in self.redis.all()])
 
     def _majority(self, votes: list[bool | None]) -> int | None:
-        """Returns 1 or 0 once it is certain. A vote is None if it has not been given."""
+        """Returns 1 or 0 once the outcome is certain. A vote is None while there is no answer."""
         if votes.count(True) >= self.redis.majority:
             return 1
         return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
@@ -210,8 +210,8 @@ class Extension:
         return int(extended)
 
     def _restore(self, holders: Holders, member: int, hold: Hold, lease: int) -> Steps:
-        # With a position in the queue, as others may be there already. The next EXTEND finds out whether it
-        # was granted, and retains the position. Without an owner, which does not wait for this.
+        # With QUEUE, as others may already hold the lock or wait there. The next EXTEND shows whether the
+        # ACQUIRE was granted, and retains its position. Without OWNER, because the owner does not wait.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
             if not holders.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():

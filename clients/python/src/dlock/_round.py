@@ -18,10 +18,10 @@ from ._queue import Waiter
 from ._steps import Answers, Sleep
 from ._waits import KEEP
 
-# Number of times that a granted waiter asks the other members: the releases of its predecessor may be on the
-# way to them.
+# Number of times that a granted waiter asks the other members: the RELEASEs of its predecessor may still be
+# in flight.
 TRIES = 12
-# Number of these tries before it goes to the others that queue elsewhere.
+# Number of these tries before it moves to a later queue, where other clients wait.
 BRIEF_TRIES = 5
 # Longest pause between two of these tries, in seconds.
 LONGEST_PAUSE = 0.032
@@ -77,7 +77,7 @@ class Round:
 
     def in_order(self) -> Steps:
         """Asks the first reachable member of the order, and the others once that member has granted. Of
-        several clients, one at a time gets so far."""
+        several clients, only one at a time passes the first member."""
         for queue in self._order:
             since = now()
             yield from self._ask([queue], queue)
@@ -121,8 +121,8 @@ class Round:
         """Returns the member to queue at next. None means the first reachable one.
 
         1. If this queue's member refuses the token, the queue does not move: the next member.
-        2. If a later member refuses it, others queue there and cannot come here: that member.
-        3. If this queue is not the first, the others are here too: this member again."""
+        2. If a later member refuses the token, others queue there and cannot come here: that member.
+        3. If this queue is not the first, the others are here, too: this member again."""
         if self._queue >= len(self._order):
             return None
         queue, later = self._order[self._queue], self._order[self._queue + 1 :]
@@ -197,7 +197,7 @@ class Round:
                 return False
             if grants >= majority or grants + len(awaited) >= majority:
                 return grants >= majority
-            # It is not granted now. More votes may show whether another client can have it.
+            # No majority is possible now. More votes may show whether another client can have the lock.
             return self.has_majority_answered() or not self.may_be_taken() or not awaited
 
         def heard(member: int, answer: Any) -> None:

@@ -125,7 +125,7 @@ class Background:
     """The background work of one client in one event loop. `member`: the client is one of a quorum."""
 
     def __init__(self, client: Any, member: bool, forget: Callable[[], object]) -> None:
-        # Refers to the client, whose id is the name of this object in `_backgrounds`.
+        # Retains the client: its id is part of the key in `_backgrounds`, and must not be reused.
         self.client = client
         self.loop = asyncio.get_running_loop()
         self._member = AsyncMemberConnection(client) if member else None
@@ -137,7 +137,7 @@ class Background:
         self._tasks: set[asyncio.Task[Any]] = set()
         # No watched task is woken before this time.
         self._still_until = 0.0
-        # The next look at each watched task.
+        # The timer of the next check of each watched task, by the id of the task.
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def peer(self) -> Peer:
@@ -155,7 +155,7 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            # The loop may be ending: a task that began now would be left over.
+            # The loop may be ending: it would not finish a task that began now.
             self._still_until = now() + STILL
             return
         if task.exception() is not None:
@@ -172,7 +172,7 @@ class Background:
             self.start(self._disconnect())
 
     async def _disconnect(self) -> None:
-        # The connection of a member stays for a while, so that a lock in a loop does not connect each time.
+        # Keeps the connection of a member for a while: a loop of acquisitions must not connect each time.
         try:
             while self._member is not None and (self._used or self._timers or len(self._tasks) > 1):
                 self._used = False
@@ -186,7 +186,7 @@ class Background:
     # Renewals and releases.
 
     def watch(self, task: Task) -> None:
-        """Wakes the task at its times, until it is finished."""
+        """Wakes the task whenever it is due, until it is finished."""
         self._arm(task)
         task.forget = functools.partial(self._arm, task)
 
@@ -208,14 +208,14 @@ class Background:
             steps = task.wake()
             if steps is not None:
                 self.submit(steps, task)
-        # At once, as a hold can be lost while its renewal hangs.
+        # Without waiting for the steps: a hold can be lost while its renewal hangs.
         self._arm(task)
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         self._used = True
         begun = self.start(self._carry_out(steps))
         if task is not None:
-            # Not in the coroutine, which never runs if it is cancelled before its first step.
+            # A callback, because the coroutine never runs if it is cancelled before its first step.
             begun.add_done_callback(lambda _: self._woken(task))
 
     def _woken(self, task: Task) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from ._clock import now
 
-# Time that the server retains a position without a further request, in seconds. If the waiter dies, a grant
-# to it lasts no longer than that either.
+# Time that the server retains a position without a further request, in seconds. If the waiter dies, the
+# server retains a grant to it no longer than that.
 KEEP = 10.0
 # Pause between two requests of a wait that receives no message, in seconds.
 ASK = KEEP / 3
@@ -26,7 +26,7 @@ IDLE = 10.0
 CONTENDED_FOR = 1.0
 # Time for which clients queue at a later member before they try the first one again, in seconds.
 QUEUE_NOTED_FOR = 2.0
-# Number of resources that are remembered.
+# Maximum number of resources in `Contention`.
 MAX_RESOURCES = 1000
 
 
@@ -126,7 +126,7 @@ class Contention:
 
     def __init__(self) -> None:
         self._until: dict[bytes, float] = {}
-        # The member whose queue others use, and the time until which that counts.
+        # The member where others queue, and the end of the time for which that counts.
         self._queues: dict[bytes, tuple[int, float]] = {}
         # Until this time, no wait looks again for others at another member.
         self._looked_until: dict[bytes, float] = {}
@@ -165,5 +165,5 @@ class Contention:
         return True
 
     def found_no_others(self, key: bytes) -> None:
-        """Allows the next look at once."""
+        """Allows the next wait to look for others at once."""
         self._looked_until.pop(key, None)

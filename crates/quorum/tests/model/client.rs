@@ -29,7 +29,7 @@ pub enum Phase {
         paused: bool,
     },
     Holding {
-        /// What is left of its validity.
+        /// Remaining validity of the hold.
         left: Duration,
         extension: Option<Box<Extension>>,
         /// How many extensions were begun, and whether one of them counted.
@@ -134,7 +134,7 @@ impl State {
         self.send(world, client, sends);
     }
 
-    /// Sends requests, and records those that may time out.
+    /// Sends requests, and records the requests that may time out.
     fn send(&mut self, world: &World, client: usize, sends: impl IntoIterator<Item = Outgoing> + Clone) {
         if let Phase::Acquiring { asked, .. } = &mut self.clients[client].phase
             && world.clients[client].timeouts

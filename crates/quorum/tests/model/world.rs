@@ -41,7 +41,7 @@ pub struct World {
     pub broken: Option<Broken>,
 }
 
-/// What one client does.
+/// The behaviour of one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Script {
     pub acquisitions: u8,
@@ -67,8 +67,8 @@ impl Script {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
-    /// No clock: messages take any time, and this many holds may end at any moment, for any reason. What is
-    /// proved here is true for any clocks.
+    /// No clock: messages take any time, and this many holds may end at any moment, for any reason. A proof
+    /// in such a world applies to all clocks.
     None { lapses: u8 },
     /// Time goes on for ever, and every hold ends exactly `ttl` ticks after its last grant.
     Ticks { ttl: u8 },

@@ -12,7 +12,7 @@ const NODE_TIMEOUT: u64 = 250 * MS;
 /// How long a task holds the lock.
 const HOLD: u64 = 3 * MS;
 
-/// Who competes, and what fails.
+/// The competing clients, and the faults.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub clients: usize,
@@ -24,7 +24,7 @@ pub struct Scenario {
     pub stale: Vec<u8>,
 }
 
-/// The links of one client, or of all, to one member are like this.
+/// A fault of the links between one client, or all clients, and one member.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
     /// `None` means every client.
