@@ -29,10 +29,10 @@ use crate::operators::status::{self, Info};
 use crate::output::escape::escape_control;
 use crate::output::table::cell;
 
-/// The number of locks that are shown. A filter shows others.
+/// Maximum number of locks in the list. A filter or another order shows other locks.
 const MAX_LOCKS: usize = 100;
 
-/// The number of log entries that are shown.
+/// Maximum number of log entries on the screen.
 const MAX_ENTRIES: usize = 5;
 
 pub async fn top(args: Top) -> Result<u8, Abort> {
@@ -58,7 +58,7 @@ async fn watch(
 ) -> Result<u8, Abort> {
     let listen = |kind| signal(kind).map_err(|why| Error::system("signals", why));
     let (mut end, mut hangup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
-    // From another process: Ctrl-C arrives as a key, because the terminal is in raw mode.
+    // SIGINT comes from another process: the terminal is in raw mode, so Ctrl-C arrives as a key.
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut app = App::default();
     let mut next = ask(client, &app.query, Duration::ZERO);
@@ -76,7 +76,7 @@ async fn watch(
                     }
                     Action::Quit => return Ok(0),
                 },
-                // For example a new size of the terminal: the loop draws again.
+                // The next iteration draws again, for example after a change of the terminal's size.
                 Some(_) => {}
             },
             seen = &mut next => {
@@ -95,7 +95,7 @@ async fn watch(
 struct Query {
     sort: Sort,
     filter: String,
-    /// The lock to inspect, by its name. `None` shows the list.
+    /// Name of the lock to inspect. `None` means that the list is shown.
     inspected: Option<Vec<u8>>,
 }
 
@@ -114,19 +114,20 @@ impl Sort {
             Sort::Waiters => locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms))),
             Sort::Held => locks.sort_by_key(|lock| std::cmp::Reverse(lock.held_ms)),
             Sort::Left => locks.sort_by_key(|lock| lock.left_ms),
+            // `list::find` has sorted the locks by name.
             Sort::Name => {}
         }
     }
 }
 
-/// The servers' answers to one round of questions.
+/// The servers' replies to one round of requests.
 struct Seen {
     at: Instant,
     servers: Vec<Inspected<Info>>,
     /// The first [`MAX_LOCKS`] in the order of the query.
     locks: Vec<Lock>,
     all_locks: usize,
-    /// The first server that did not list its locks, with the reason.
+    /// The first server that did not list its locks, with the reason, for the screen.
     unlisted: Option<String>,
     log: Vec<Entry>,
     inspection: Option<String>,
@@ -134,7 +135,7 @@ struct Seen {
 
 type Asking<'a> = Pin<Box<dyn Future<Output = Seen> + 'a>>;
 
-/// Asks the servers, after a pause.
+/// Asks the servers once `after` has passed.
 fn ask<'a>(client: &'a Client, query: &Query, after: Duration) -> Asking<'a> {
     let query = query.clone();
     Box::pin(async move {
@@ -182,7 +183,7 @@ async fn break_lock(client: &Client, resource: &[u8]) -> String {
     }
 }
 
-/// The action that a key asks for.
+/// The effect of a key on the main loop.
 enum Action {
     Nothing,
     Refresh,
@@ -190,14 +191,14 @@ enum Action {
     Quit,
 }
 
-/// The meaning of the keys.
+/// Meaning of the next key.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Mode {
     #[default]
     Locks,
-    /// Keys are typed into the filter.
+    /// The key edits the filter.
     Filter,
-    /// A key answers whether to break the lock of this name.
+    /// The key confirms or declines to break the lock with this name.
     Question(Vec<u8>),
 }
 
@@ -205,7 +206,7 @@ enum Mode {
 struct App {
     query: Query,
     mode: Mode,
-    /// The selected lock, by its name, so that it stays selected when its row changes.
+    /// Name of the selected lock. It stays selected when its row changes.
     selected: Option<Vec<u8>>,
     seen: Option<Seen>,
     grants_per_second: f64,
@@ -291,7 +292,7 @@ impl App {
     }
 }
 
-/// Draws the screen. The tables are those of `status`, `list` and `log`.
+/// Draws the screen, with the tables of `status`, `list` and `log`.
 fn draw(frame: &mut Frame, app: &App) {
     let Some(seen) = &app.seen else {
         return frame.render_widget(Paragraph::new("asking the servers"), frame.area());
@@ -326,7 +327,7 @@ fn summary(app: &App, seen: &Seen) -> Line<'static> {
     Line::from(text).bold()
 }
 
-/// The list of locks, scrolled so that the selected one is visible.
+/// The list of locks, scrolled so that the selected lock is visible.
 fn locks(app: &App, seen: &Seen, area: Rect) -> Paragraph<'static> {
     if let (true, Some(why)) = (seen.locks.is_empty(), &seen.unlisted) {
         return Paragraph::new(why.clone());

@@ -15,11 +15,11 @@ use crate::output::warn;
 use crate::run::program::Program;
 use crate::signals::{Received, STOPS, Sender, Signals, stop};
 
-/// How often to check whether a program that is being ended, and its descendants, have ended.
+/// Pause between checks whether the program and its descendants have ended after SIGTERM.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long to wait after SIGKILL. It does not end a process that hangs in the kernel or belongs to another
-/// user.
+/// Time limit for the end of all processes after SIGKILL. SIGKILL does not end a process that hangs in the
+/// kernel or belongs to another user.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The time that is reserved at the end of a lease to end the program.
@@ -80,7 +80,8 @@ impl Supervision<'_> {
     pub async fn watch(mut self) -> io::Result<Outcome> {
         loop {
             tokio::select! {
-                // In this order, so that after a stop or a suspend a loss is handled before any signal.
+                // Biased, so that the loop handles a loss before any signal when dlock was stopped or the
+                // machine suspended.
                 biased;
                 why = self.guards.lost() => {
                     warn(format_args!("the lock is lost: {}; ending the command", reason(&why)));
@@ -114,18 +115,18 @@ impl Supervision<'_> {
                     self.stop_together()?;
                 }
             }
-            Received::Signal(signal, Sender::Terminal) if self.is_not_for_forwarding(signal) => {}
+            Received::Signal(signal, Sender::Terminal) if self.must_not_forward(signal) => {}
             Received::Signal(signal, _) => self.program.signal(signal),
         }
         Ok(())
     }
 
-    /// Returns whether a signal of the terminal must not be forwarded: it has reached the program too, or is
-    /// not for it.
-    fn is_not_for_forwarding(&self, signal: Signal) -> bool {
+    /// Returns true for a signal of the terminal that the program has received itself, or that is for dlock
+    /// only.
+    fn must_not_forward(&self, signal: Signal) -> bool {
         // When a terminal hangs up, only the leader of its session receives SIGHUP.
         let only_for_dlock = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());
-        // A program in another process group is not stopped by Ctrl-Z for dlock's group.
+        // Ctrl-Z for dlock's process group must not stop a program in another group.
         STOPS.contains(&signal) || (self.program.shares_our_group() && !only_for_dlock)
     }
 
@@ -141,7 +142,8 @@ impl Supervision<'_> {
         Ok(())
     }
 
-    /// Ends the program and its descendants: sends SIGTERM, and SIGKILL when the margin's time is over.
+    /// Ends the program and its descendants: sends SIGTERM, and SIGKILL after `kill_after` or when only the
+    /// reserve of the lease is left.
     async fn end(&mut self) -> io::Result<()> {
         let began = now();
         self.program.signal_all(Signal::SIGTERM)?;
