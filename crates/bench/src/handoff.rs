@@ -55,10 +55,10 @@ struct Contender {
     ping: Vec<u8>,
 }
 
-/// One of the two owners between which the lock goes back and forth.
+/// One of the two owners that hand the lock back and forth.
 struct End {
     conn: Conn,
-    /// The bytes that acquire the lock, and those that pass it on.
+    /// Encoded commands: one acquires the lock, the other hands it over.
     take: Vec<u8>,
     give: Vec<u8>,
 }
@@ -157,7 +157,7 @@ fn bytes(args: &[&str]) -> Vec<u8> {
 const STARTS: usize = 3;
 const BLOCK: usize = 200;
 
-/// Measures all contenders in turns.
+/// Measures the contenders alternately.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let title = "Handoff to one idle waiter";
     let rounds = run.scale(4, 20);

@@ -13,7 +13,7 @@ use crate::server::Server;
 
 const CHANNEL: &str = "a process";
 
-/// How long a position is kept without a repeated ACQUIRE, in ms. Longer than any measurement.
+/// Time in ms for which the server keeps a position without a repeated ACQUIRE. Longer than any measurement.
 pub const QUEUE_MS: &str = "600000";
 
 /// The tasks of one process.
@@ -28,7 +28,7 @@ struct Task {
     asked: Instant,
 }
 
-/// A request whose reply is still to come.
+/// A request without a reply yet.
 enum Request {
     Acquire,
     Release,

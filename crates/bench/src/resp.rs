@@ -50,7 +50,7 @@ impl Command {
     }
 }
 
-/// Only ends a hang.
+/// Read timeout. Generous, because it only ends a hang.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection whose failures are errors of the measurement.
@@ -85,7 +85,7 @@ impl Conn {
         Ok(self.has_received() || self.0.receive_within(time)?)
     }
 
-    /// Returns true if data has arrived that was not read yet.
+    /// Returns true if unread data has arrived.
     pub fn has_received(&self) -> bool {
         !self.0.rest().is_empty()
     }

@@ -12,7 +12,7 @@ pub struct Run {
     pub program: Program,
     pub quick: bool,
     pub form: Form,
-    /// Words of which a contender's name must contain one. Empty means every contender.
+    /// A contender runs if its name contains one of these words. Empty means that every contender runs.
     pub only: Vec<String>,
 }
 

@@ -22,28 +22,31 @@ use crate::table::{Table, median, percentile, si, time};
 
 const ALL: [HoldKind; 2] = [HoldKind::Dlock, HoldKind::Set];
 
-/// Holds of which [`DUE`] expire together.
+/// Total number of holds.
 const HOLDS: u64 = 1_000_000;
+/// Number of holds that expire at the same moment.
 const DUE: u64 = 100_000;
 
 /// Lease of the holds that expire: long enough to acquire all of them.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Duration of the pings, and how long before the leases end they begin.
+/// Duration of one series of pings.
 const WINDOW: Duration = Duration::from_secs(2);
+
+/// Time from the first ping to the end of the leases.
 const BEFORE: Duration = Duration::from_millis(200);
 
 const PING_EVERY: Duration = Duration::from_millis(1);
 
 const NOTES: [&str; 3] = [
-    "Own: without the time in which other processes had the processor that the server or the client needed.",
+    "Own: without the time in which other processes used the processor while the server or the client was ready to run.",
     "Turn: one round of the server's event loop, by the processor time of its main thread. The server answers no client \
      meanwhile.",
     "Left: expired, but still present after the pings. The server's own expiry samples keys, and stops once few of the \
      sampled keys are expired.",
 ];
 
-/// Measures all contenders in turns.
+/// Measures the contenders alternately, one round each.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let title = format!("A ping every millisecond while {DUE} of {HOLDS} holds expire together");
     let rounds = run.scale(3, 8);
@@ -52,7 +55,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
     let mut noise = Row::new("an empty server: the machine's noise".into());
     let mut contenders = Vec::new();
     for kind in ALL.into_iter().filter(|kind| run.wants(kind.name())) {
-        run.progress(&format!("{title}: {} acquires the others", kind.name()));
+        run.progress(&format!("{title}: {} acquires the long holds", kind.name()));
         contenders.push(Contender::start(run, kind)?);
     }
     for nth in 0..rounds {
@@ -69,7 +72,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
 #[derive(Clone, Copy)]
 struct Ping {
     all: f64,
-    /// Without the time in which other processes had the processor that the server or the client needed.
+    /// Without the time in which the server or the client was ready to run but had no processor.
     own: f64,
 }
 
@@ -155,7 +158,7 @@ impl Contender {
     }
 }
 
-/// Pings once per millisecond, or as soon as the previous ping is answered, for this time.
+/// Pings for `time`: every [`PING_EVERY`], or as soon as the previous ping is answered.
 fn ping_for(server: &Server, conn: &mut Conn, time: Duration) -> Result<Vec<Ping>> {
     let start = Instant::now();
     let mut pings = Vec::new();
@@ -177,7 +180,7 @@ fn ping(server: &Server, conn: &mut Conn) -> Result<Ping> {
     Ok(Ping { all: all.as_secs_f64() * 1e6, own: own.as_secs_f64() * 1e6 })
 }
 
-/// Measures the turns of a server's event loop, by `longest_turn.c` in the server.
+/// Measures the turns of a server's event loop, with `longest_turn.c` preloaded into the server.
 struct TurnMeter(Folder);
 
 /// The longest turn since the previous reading.
@@ -195,7 +198,7 @@ impl TurnMeter {
         Ok((program.preloading("crates/bench/src/longest_turn.c", &[("TURNS", &meter.file())]), meter))
     }
 
-    /// Reads the figures and sets them back to zero.
+    /// Reads the figures and resets them to zero.
     fn take(&self) -> Result<LongestTurn> {
         // In place, because the server has mapped the file.
         let file = OpenOptions::new().read(true).write(true).open(self.file())?;
@@ -211,7 +214,8 @@ impl TurnMeter {
     }
 }
 
-/// Counts the longest ping of each round: the longest of all rounds would be the machine's noise.
+/// Reports the median of each round's longest ping. The longest ping of all rounds would mostly show the
+/// machine's noise.
 fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
     let head = [
         "",
@@ -244,7 +248,7 @@ fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
         });
         let (taken, own) = (longest(|ping| ping.all), longest(|ping| ping.own));
         let left = contender.map(|contender| median(&contender.left));
-        // Without most of the expiries, the quotient means nothing.
+        // The quotient is meaningless if most of the holds have not expired.
         let measured = contender.filter(|_| left < Some(DUE as f64 / 2.0));
         let cpu = measured.map(|contender| median(&contender.cpu_per_hold));
         let spread = |[_, least, most]: [f64; 3]| format!("{}..{}", time(least), time(most));

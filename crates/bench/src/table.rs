@@ -50,7 +50,7 @@ pub fn jain(shares: &[f64]) -> f64 {
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// Ratios of two contenders, one for each round, whose blocks were measured one after the other.
+/// Ratios of two contenders, one for each round. Both blocks of a ratio were measured one after the other.
 pub struct Ratios(Vec<f64>);
 
 impl Ratios {
