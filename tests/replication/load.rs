@@ -87,7 +87,7 @@ impl Load {
     pub fn assert_kept(&mut self, master: &Server) {
         self.history.looks.extend(look(&mut master.connect(), &self.plan, self.clock));
         self.assert_sound();
-        let wrong = [self.history.lost(), self.history.come_back(), self.denied.clone()].concat();
+        let wrong = [self.history.lost(), self.history.reappeared(), self.denied.clone()].concat();
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 

@@ -1,8 +1,8 @@
 //! The checker of recorded histories: could a correct server have given these answers?
 //!
-//! A history is data, without a server or a clock. Its times are those of the clients: a request was sent
-//! *before* the server read it, and answered *after* the server decided. So every reported fault is one, on a
-//! slow machine too.
+//! A history is data, without a server or a clock. Its times are measured by the clients: a request is sent
+//! *before* the server reads it, and its reply arrives *after* the server decided. So the checker reports no
+//! false fault, even on a slow machine.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,25 +22,25 @@ pub struct Hold {
     pub key: String,
     pub token: String,
     pub mode: Mode,
-    /// Time before ACQUIRE was sent.
+    /// Time just before ACQUIRE was sent.
     pub asked: At,
-    /// `None` if it was refused or never answered.
+    /// `None` if the request was refused or never answered.
     pub grant: Option<Grant>,
-    /// Time of the answer that the token holds nothing any more.
+    /// Arrival of a reply that shows that the token holds nothing: a refusal, or the reply to RELEASE.
     pub gone: Option<At>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
     pub fence: i64,
-    /// Time after the answer arrived.
+    /// Time just after the reply arrived.
     pub at: At,
-    /// End of the client's reliance on the grant: the end of its lease, counted from before the request was
-    /// sent, or the time before it sent RELEASE.
+    /// Time until which the client relies on the grant: the end of its lease, counted from before the request
+    /// was sent, or the time just before it sent RELEASE.
     pub until: At,
 }
 
-/// The holders and the waiters of a key, from one answer.
+/// The holders and waiters of a key at one moment, as the server reported them.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub key: String,
@@ -70,7 +70,8 @@ pub struct History {
 }
 
 impl History {
-    /// Checks that no two clients relied on incompatible holds, and no more clients than permits.
+    /// Checks that no two clients relied on incompatible holds at the same time, and that no more clients
+    /// relied on permits than there are.
     pub fn exclusion(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, mut holds) in self.relied_on() {
@@ -93,7 +94,8 @@ impl History {
         wrong
     }
 
-    /// Returns the interval of reliance of each granted hold, by key. A break ends it at once.
+    /// Returns, by key, the intervals in which clients relied on their granted holds. An interval ends when a
+    /// BREAK is sent.
     fn relied_on(&self) -> BTreeMap<&str, Vec<(At, At, &Hold)>> {
         let mut by_key: BTreeMap<&str, Vec<(At, At, &Hold)>> = BTreeMap::new();
         for hold in &self.holds {
@@ -107,8 +109,8 @@ impl History {
         by_key
     }
 
-    /// Checks that fences differ, and that a grant requested after another was answered has the greater
-    /// fence.
+    /// Checks that fences differ. A grant that was requested after the reply to another grant must have the
+    /// greater fence.
     pub fn fences(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let granted = || self.holds.iter().filter_map(|hold| Some((hold, hold.grant?)));
@@ -131,19 +133,19 @@ impl History {
                 next += 1;
             }
             if let Some((earlier, _)) = highest.filter(|(_, high)| high.fence > grant.fence) {
-                wrong.push(format!("{} is later than {}", shown(hold), shown(earlier)));
+                wrong.push(format!("{} has a lower fence than the earlier {}", shown(hold), shown(earlier)));
             }
         }
         wrong
     }
 
-    /// Checks the holds that the server showed: each was requested, none had ended, none was missing.
+    /// Checks the reported holders: each was requested, none had ended, and none is missing.
     pub fn memory(&self) -> Vec<String> {
-        self.forged().into_iter().chain(self.come_back()).chain(self.lost()).collect()
+        self.forged().into_iter().chain(self.reappeared()).chain(self.lost()).collect()
     }
 
-    /// Returns shown holders without a request or with another fence than granted, and holders beyond the
-    /// limit.
+    /// Returns reported holders that never asked for the lock or have another fence than granted, and reports
+    /// with too many holders.
     pub fn forged(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let by_token = self.by_token();
@@ -169,26 +171,28 @@ impl History {
         wrong
     }
 
-    /// Returns holds that were shown after their end was acknowledged.
-    pub fn come_back(&self) -> Vec<String> {
+    /// Returns holds that were reported after their end was acknowledged.
+    pub fn reappeared(&self) -> Vec<String> {
         let by_token = self.by_token();
         let seen =
             self.looks.iter().flat_map(|look| look.holders.iter().map(move |(token, _)| (look, token)));
         let back = seen.filter_map(|(look, token)| {
             let hold = by_token.get(token.as_str())?;
-            (hold.gone? < look.asked).then(|| format!("{} is back at {}", shown(hold), look.answered))
+            (hold.gone? < look.asked)
+                .then(|| format!("{} is reported after its end, at {}", shown(hold), look.answered))
         });
         back.collect()
     }
 
-    /// Returns holds that were relied on throughout an answer but are missing in it.
+    /// Returns holds that a client relied on from before a look was requested until after its reply, but that
+    /// the reply does not contain.
     pub fn lost(&self) -> Vec<String> {
         let relied_on = self.relied_on();
         let mut wrong = Vec::new();
         for look in &self.looks {
             let holds = relied_on.get(look.key.as_str()).into_iter().flatten();
-            let all_the_while = holds.filter(|(from, until, _)| *from < look.asked && *until > look.answered);
-            for (_, _, hold) in all_the_while {
+            let throughout = holds.filter(|(from, until, _)| *from < look.asked && *until > look.answered);
+            for (_, _, hold) in throughout {
                 if !look.holders.iter().any(|(token, _)| *token == hold.token) {
                     wrong.push(format!("{} is lost at {}", shown(hold), look.answered));
                 }
@@ -198,7 +202,7 @@ impl History {
     }
 
     /// Checks that waiters were granted in the order of the queue and before later requests, and that no
-    /// client waited for a free lock.
+    /// waiter was left at a free lock.
     pub fn queue(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let by_token = self.by_token();
@@ -223,7 +227,11 @@ impl History {
             let holds = granted.get(look.key.as_str()).map(Vec::as_slice).unwrap_or_default();
             let later = &holds[holds.partition_point(|hold| hold.asked <= look.answered)..];
             for hold in later.iter().filter(|hold| fence(hold) < fence(last)) {
-                wrong.push(format!("{} came later than {}", shown(hold), shown(last)));
+                wrong.push(format!(
+                    "{} asked later than {} and was granted before it",
+                    shown(hold),
+                    shown(last)
+                ));
             }
         }
         wrong

@@ -126,7 +126,7 @@ fn an_ended_hold_that_returns_is_rejected() {
     let mut released = hold("a", 10, 20, 50, 1);
     released.gone = Some(60);
     let with = |looks: Vec<Look>| History { looks, ..of(std::slice::from_ref(&released)) };
-    rejected(with(vec![look(61, 70, &[("a", 1)], &[])]).memory(), "is back");
+    rejected(with(vec![look(61, 70, &[("a", 1)], &[])]).memory(), "is reported after its end");
     fine(&with(vec![look(55, 70, &[("a", 1)], &[])]));
 }
 
@@ -161,7 +161,7 @@ fn a_grant_out_of_queue_order_is_rejected() {
 fn a_newcomer_that_overtakes_the_queue_is_rejected() {
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("late", 26, 40, 50, 2)];
     let seen = look(20, 25, &[("a", 1)], &["b"]);
-    rejected(History { looks: vec![seen], ..of(&holds) }.queue(), "came later");
+    rejected(History { looks: vec![seen], ..of(&holds) }.queue(), "was granted before it");
     // A request before the observation may have been further ahead in the queue.
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("early", 24, 40, 50, 2)];
     fine(&History { looks: vec![look(20, 25, &[("a", 1)], &["b"])], ..of(&holds) });

@@ -98,7 +98,7 @@ impl Tally {
             grants,
             releases,
             lost: [history.lost(), denied].concat(),
-            back: history.come_back(),
+            back: history.reappeared(),
             grace,
             wrong: [history.exclusion(), history.fences(), history.forged()].concat(),
         }
