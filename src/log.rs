@@ -19,7 +19,7 @@ fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
 #[inline(never)]
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
     let Some(rest) = &mut step.queue_effects else { return };
-    for (why, hold) in rest.lost.drain(..) {
+    for (why, hold) in rest.incidents.drain(..) {
         note(m, ctx, Note::of_hold(why.into(), name, &hold, now), now);
     }
     for event in &step.events {

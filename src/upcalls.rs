@@ -14,7 +14,7 @@ use crate::module::{Loading, Module, free_in_background};
 use crate::restart::grace;
 use crate::value::Value;
 use crate::waiters::{self, Answer};
-use crate::{background, clock, effects, events, followers, info, log, timer};
+use crate::{background, clock, effects, followers, info, log, server_events, timer};
 
 /// Read by [`Upcalls::get`] only. Other code receives the module as an argument.
 static MODULE: MainThread<Module> = MainThread::empty();
@@ -60,7 +60,7 @@ impl Upcalls for Module {
     }
 
     fn notice(&self, ctx: Ctx<'_>, notice: Notice) {
-        events::on_notice(self, ctx, notice);
+        server_events::on_notice(self, ctx, notice);
     }
 
     fn evicted(&self, ctx: Ctx<'_>, db: i32, key: &[u8]) {

@@ -2,7 +2,7 @@
 
 use dlock_core::background::Background;
 use dlock_core::codec::Anchor;
-use dlock_core::scheduled::Scheduled;
+use dlock_core::due_locks::DueLocks;
 use dlock_core::{Ephemeral, Lock};
 
 use crate::ffi;
@@ -22,7 +22,7 @@ impl Value {
     /// Returns the bytes of memory, its entry in the schedule and the bindings of its holds to connections
     /// included.
     pub fn memory(&self, key: usize) -> usize {
-        let scheduled = self.lock.slot().map_or(0, |_| Scheduled::ENTRY_SIZE);
+        let scheduled = self.lock.slot().map_or(0, |_| DueLocks::ENTRY_SIZE);
         let bindings = self.lock.bound() * Background::binding_size(key);
         self.lock.size() + scheduled + bindings
     }

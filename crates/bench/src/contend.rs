@@ -32,14 +32,14 @@ enum Clients {
     Queue(Process),
 }
 
-/// One kind on its server.
+/// The clients of one kind, with their server.
 struct Contender {
     kind: Kind,
     server: Server,
     clients: Clients,
 }
 
-/// The result of one block.
+/// The result of one timed stretch.
 struct Sample {
     grants_per_second: f64,
     /// Jain's index over the clients' grants.

@@ -17,8 +17,8 @@ use crate::table::{Ratios, Table, median, percentile};
 enum Way {
     /// From RELEASE to the reply of the waiting ACQUIRE.
     Block,
-    /// From RELEASE to the reply of the ACQUIRE that claims the grant after its message. Clients of dlock
-    /// wait this way.
+    /// From RELEASE, over the message, to the reply of the second ACQUIRE, which claims the grant. The
+    /// clients of dlock wait this way.
     Queue,
     /// From PUBLISH to the subscriber's message: the fastest way to wake a connection.
     Publish,
@@ -131,7 +131,7 @@ impl Contender {
 
         let replies = if *way == Way::Retry { 2 } else { 1 };
         for _ in 0..replies {
-            // Each reply counts one key, element or subscriber.
+            // Each command replies 1: a deleted key, a list element, or a subscriber.
             Expect::Line(":1").check(giver.conn.line()?)?;
         }
         std::mem::swap(giver, taker);

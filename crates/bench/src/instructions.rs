@@ -27,14 +27,15 @@ const COUNTED: [(&str, Way, &[&str]); 5] = [
 ];
 const AOF: &[&str] = &["appendonly yes", "appendfsync no"];
 
-/// A server is counted twice, with few and with more pairs, so the difference leaves out its start and end.
+/// The numbers of pairs of two runs. The difference of their counts leaves out the start and the end of a
+/// server.
 const FEW: u64 = 50 * BATCH;
 const MORE: u64 = 500 * BATCH;
 
 /// The caches of a processor of 2024, with 32 KB for instructions. The same on every machine.
 const CACHES: [&str; 3] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=49152,12,64"];
 
-/// Largest accepted ratio to the recorded figure. Some of the server's housekeeping is counted by chance.
+/// The largest accepted ratio to the recorded figure. The server's housekeeping varies between runs.
 const TOLERANCE: f64 = 1.02;
 
 /// Recorded instructions by server version and contender.

@@ -1,4 +1,4 @@
-//! Clients that wait for a held lock with a connection of their own, each like one kind of lock library.
+//! Clients with one connection each. Each waits for a held lock as one kind of lock library does.
 
 use std::io::Result;
 use std::thread::sleep;

@@ -9,12 +9,12 @@ use crate::clock::now;
 /// in grace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all: one round, with the few retries of [`Retry`](crate::Retry) for masters that are missing.
+    /// Does not wait. Makes one round, and retries it as [`Retry`](crate::Retry) says if masters are missing.
     No,
-    /// At most this long, plus the time limit of one answer.
+    /// Waits at most this long, plus the time limit of one answer.
     For(Duration),
-    /// Until the lock is granted or the future is dropped. As long as no majority has ever answered, only the
-    /// retries of [`Retry`](crate::Retry) are made: the addresses may be wrong.
+    /// Waits until the lock is granted or the future is dropped. As long as no majority has ever answered,
+    /// only the retries of [`Retry`](crate::Retry) are made: the addresses may be wrong.
     Forever,
 }
 
@@ -29,8 +29,8 @@ impl Wait {
     }
 }
 
-/// Random, growing pauses, so that clients that collided do not collide again. Draws the random numbers of a
-/// [`dlock_quorum::Backoff`].
+/// Random, growing pauses, so that clients that collided do not collide again. Supplies the random numbers
+/// that [`dlock_quorum::Backoff`] takes as arguments.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff(dlock_quorum::Backoff);
 

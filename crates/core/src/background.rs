@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use dlock_protocol::{ClientId, Deadline, Instant, Token};
 
 use crate::deliveries::give_back;
+use crate::due_locks::DueLocks;
 use crate::grace::Grace;
 use crate::lock::Lock;
 use crate::queue::{Name, WaiterId, Waiting};
 use crate::schedule::Slot;
-use crate::scheduled::Scheduled;
 use crate::step::{Binding, EndedHolds, QueueEffects};
 use crate::tasks::{Bindings, Pending, Task, split_off_other_resources};
 
@@ -29,7 +29,7 @@ pub struct Background {
 #[derive(Default)]
 pub struct Db {
     /// The locks, by the time at which they are due.
-    pub scheduled: Scheduled,
+    pub scheduled: DueLocks,
     /// The holds that end with a connection.
     bindings: HashMap<ClientId, Bindings>,
 }
@@ -69,9 +69,9 @@ impl Background {
         self.dbs.iter_mut().for_each(|db| db.scheduled.end_bulk());
     }
 
-    /// Number of held locks.
+    /// Number of locks: held, or in a delay.
     pub fn held(&self) -> usize {
-        self.dbs.iter().map(|db| db.scheduled.held()).sum()
+        self.dbs.iter().map(|db| db.scheduled.locks()).sum()
     }
 
     /// Number of holds.
@@ -97,7 +97,7 @@ impl Background {
         due.millis() < before
     }
 
-    /// The slots of the locks of a database, from this one on: see [`Scheduled::slots`].
+    /// The slots of the locks of a database, from this one on: see [`DueLocks::slots`].
     pub fn slots(&self, db: i32, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
         let db = usize::try_from(db).ok().and_then(|db| self.dbs.get(db));
         db.into_iter().flat_map(move |db| db.scheduled.slots(from))
@@ -154,8 +154,8 @@ impl Background {
         bound
     }
 
-    /// Some of the wait queues of one database or all that began after this waiter, which may have to be
-    /// served.
+    /// Notes a slice of the wait queues for serving: of one database, or of all if `of` is `None`, and only
+    /// queues that began after the waiter `behind`.
     pub fn serve(&mut self, waiting: &Waiting, of: Option<i32>, behind: WaiterId) {
         let mut next = None;
         for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
@@ -259,7 +259,7 @@ impl Background {
     /// Returns the number of held locks that moved.
     pub fn swapped(&mut self, waiting: &mut Waiting, first: i32, second: i32) -> usize {
         let one = std::mem::take(self.db(first));
-        let held = one.scheduled.held() + self.db(second).scheduled.held();
+        let held = one.scheduled.locks() + self.db(second).scheduled.locks();
         let other = std::mem::replace(self.db(second), one);
         *self.db(first) = other;
         self.pending.iter_mut().for_each(|task| task.swap_holds(first, second));
@@ -367,7 +367,7 @@ mod tests {
             hold(&mut background, &name(db, "k"), Some(client));
         }
         let emptied = background.flushed(Some(2));
-        let emptied: usize = emptied.iter().map(|db| db.scheduled.held()).sum();
+        let emptied: usize = emptied.iter().map(|db| db.scheduled.locks()).sum();
         assert_eq!((emptied, background.held()), (1, 1));
         assert_eq!(background.demoted(), [(name(0, "k"), Token::new(b"t").unwrap())]);
         background.flushed(None);

@@ -50,6 +50,7 @@ pub mod codec;
 pub mod deadlock;
 pub mod decide;
 pub mod deliveries;
+pub mod due_locks;
 pub mod fences;
 pub mod glob;
 pub mod grace;
@@ -61,7 +62,6 @@ pub mod marking;
 pub mod outcome;
 pub mod queue;
 pub mod schedule;
-pub mod scheduled;
 pub mod step;
 pub mod tasks;
 

@@ -58,7 +58,7 @@ pub struct Step {
     pub events: SmallVec<[Event; 4]>,
     /// A lease was granted or extended: the TTL that another command set on the key must not end the hold.
     pub renewed: bool,
-    /// Age in ms from which a released hold counts as incident in [`QueueEffects::lost`].
+    /// Age in ms from which a released hold counts as incident in [`QueueEffects::incidents`].
     pub long_hold: Option<u32>,
     /// Effects that few operations have, boxed to keep the others small.
     pub queue_effects: Option<Box<QueueEffects>>,
@@ -68,8 +68,9 @@ pub struct Step {
 #[derive(Debug, Default)]
 pub struct QueueEffects {
     pub outcomes: Vec<(Waiter, Outcome)>,
-    /// Holds that did not end by their release, or that lasted long, with the cause of the end.
-    pub lost: Vec<(End, Hold)>,
+    /// Holds to log as incidents, with the cause of their end: holds that did not end by a release, and
+    /// released ones that lasted long.
+    pub incidents: Vec<(End, Hold)>,
     /// In the order of the changes: within one step, a hold can be bound to one connection after another.
     pub bindings: Vec<Binding>,
     /// Holds whose end the caller has to account for.
@@ -180,7 +181,7 @@ impl Step {
 
     #[cold]
     fn lost(&mut self, hold: &Hold, why: End) {
-        self.queue_effects().lost.push((why, hold.clone()));
+        self.queue_effects().incidents.push((why, hold.clone()));
     }
 
     #[cold]

@@ -1,4 +1,5 @@
-//! The locks of one database by the time at which they are due, with their number of holders.
+//! The locks of one database, by the time at which each is due for the background job, with their numbers of
+//! holders.
 //!
 //! It stores names, not values: a value knows its slot, and removes itself when its key is deleted. A lock
 //! that was deleted without notice (a refused RESTORE, a key that expired during a load) is found when it is
@@ -11,20 +12,20 @@ use dlock_protocol::{Bytes, Deadline};
 use crate::schedule::{Schedule, Slot};
 
 #[derive(Default)]
-pub struct Scheduled {
+pub struct DueLocks {
     /// The names. Short ones need no allocation of their own.
     schedule: Schedule<Bytes>,
     holders: usize,
-    /// The number of holders minus one, for locks that have more or fewer than one.
+    /// The number of holders of each lock that does not have exactly one.
     crowds: BTreeMap<Slot, usize>,
 }
 
-impl Scheduled {
+impl DueLocks {
     /// Bytes of a lock in this structure.
     pub const ENTRY_SIZE: usize = Schedule::<Bytes>::ENTRY_SIZE;
 
-    /// Number of locks.
-    pub fn held(&self) -> usize {
+    /// Number of locks: held, or in a delay.
+    pub fn locks(&self) -> usize {
         self.schedule.len()
     }
 
@@ -103,7 +104,7 @@ impl Scheduled {
         }
     }
 
-    /// As [`Scheduled::remove`], unless the slot has become that of another key meanwhile.
+    /// As [`DueLocks::remove`], unless the slot has become that of another key meanwhile.
     pub fn remove_if_of(&mut self, slot: Slot, key: &[u8]) {
         if self.key(slot) == Some(key) {
             self.remove(slot);
@@ -121,17 +122,17 @@ mod tests {
 
     #[test]
     fn a_lock_is_found_by_when_it_is_due_and_its_holders_are_counted() {
-        let mut scheduled = Scheduled::default();
+        let mut scheduled = DueLocks::default();
         let late = scheduled.put(None, at(20), b"late", 3).unwrap();
         let soon = scheduled.put(None, at(10), b"soon", 1).unwrap();
-        assert_eq!((scheduled.held(), scheduled.holders()), (2, 4));
+        assert_eq!((scheduled.locks(), scheduled.holders()), (2, 4));
         assert_eq!(scheduled.first(), Some((at(10), soon)));
         assert_eq!(scheduled.put(Some(late), at(5), b"late", 1), Some(late));
         assert_eq!((scheduled.first(), scheduled.holders()), (Some((at(5), late)), 2));
         let crowd = scheduled.put(None, at(30), b"crowd", 5).unwrap();
         scheduled.remove(late);
         scheduled.remove(late);
-        assert_eq!((scheduled.held(), scheduled.holders()), (2, 6));
+        assert_eq!((scheduled.locks(), scheduled.holders()), (2, 6));
         scheduled.put(Some(crowd), at(30), b"crowd", 7);
         assert_eq!(scheduled.holders(), 8);
         scheduled.remove(crowd);
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn only_what_is_due_first_can_be_put_off() {
-        let mut scheduled = Scheduled::default();
+        let mut scheduled = DueLocks::default();
         let soon = scheduled.put(None, at(10), b"soon", 1).unwrap();
         let late = scheduled.put(None, at(20), b"late", 1).unwrap();
         scheduled.put_off(late, at(30));
@@ -151,11 +152,11 @@ mod tests {
 
     #[test]
     fn a_slot_that_became_another_keys_is_left_alone() {
-        let mut scheduled = Scheduled::default();
+        let mut scheduled = DueLocks::default();
         let slot = scheduled.put(None, at(10), b"new", 1).unwrap();
         scheduled.remove_if_of(slot, b"old");
         assert_eq!(scheduled.key(slot), Some(&b"new"[..]));
         scheduled.remove_if_of(slot, b"new");
-        assert_eq!(scheduled.held(), 0);
+        assert_eq!(scheduled.locks(), 0);
     }
 }

@@ -4,7 +4,7 @@
 use dlock_core::ClientId;
 use dlock_core::codec::Origin;
 use dlock_core::deliveries::Deliveries;
-use dlock_core::scheduled::Scheduled;
+use dlock_core::due_locks::DueLocks;
 use dlock_protocol::error::Error;
 
 use crate::ffi::{Ctx, Flags, Notice, notices};
@@ -126,7 +126,7 @@ const MAX_FREED_INLINE: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
     let (doubts, emptied) = m.with(|s| (s.waiting.deliveries.flushed(db), s.background.flushed(db)));
-    let [held, holders] = [Scheduled::held, Scheduled::holders]
+    let [held, holders] = [DueLocks::locks, DueLocks::holders]
         .map(|count| emptied.iter().map(|db| count(&db.scheduled)).sum::<usize>());
     if held > 0 {
         log::flushed(m, db, &emptied);
