@@ -71,10 +71,10 @@ async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 
     // A client without the authority's certificate, or without its own, cannot connect.
-    for stranger in
+    for untrusted in
         [known(builder()), trusting(), known(builder().root_certificate(Authority::new().0.pem()))]
     {
-        match stranger.build().await {
+        match untrusted.build().await {
             Err(BuildError::Unusable { .. }) => {}
             Err(why) => panic!("{why}"),
             Ok(client) => {
