@@ -7,12 +7,12 @@
 //! as effects: they give the same holds, fences and deadlines.
 //!
 //! - The writer logs a plain command only if readers will make of it exactly the state that it has stored
-//! itself ([`Plain::tells`]). Otherwise it logs an effect.
+//!   itself ([`Plain::tells`]). Otherwise it logs an effect.
 //! - Readers decide nothing. The result replaces the stored lock, as that of an effect does.
 //! - A log is cut at its end only, so a plain command always follows the effect that it builds on. Readers
-//! begin at a snapshot. The writer logs an effect first after each snapshot by a child, and each snapshot
-//! contains the state of the log: for a replica that continues after a restart, for a replica of that one,
-//! and for an old master that continues its own log.
+//!   begin at a snapshot. The writer logs an effect first after each snapshot by a child, and each snapshot
+//!   contains the state of the log: for a replica that continues after a restart, for a replica of that one,
+//!   and for an old master that continues its own log.
 //! - Commands that may not be logged, such as calls by other modules, do not change that state.
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
