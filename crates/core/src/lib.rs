@@ -17,7 +17,7 @@
 //!
 //! The other modules: [`codec`] and [`admission`] read and write bytes, [`grace`], [`marking`] and [`mark`]
 //! are about restarts, [`bounds`] has limits, [`listing`] and [`glob`] are LIST, [`log`] is LOG, [`schedule`]
-//! and [`scheduled`] order locks by the time at which they are due.
+//! and [`due_locks`] order locks by the time at which they are due.
 //!
 //! ```
 //! use dlock_core::{

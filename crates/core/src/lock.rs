@@ -39,7 +39,7 @@ impl Lock {
 
     /// The slot of this lock in the schedule. `None` while the lock is not stored under its key.
     ///
-    /// The slot is part of [`Holding`]: in a field of its own, the value of a key would take 80 bytes instead
+    /// The slot is part of `Holding`: in a field of its own, the value of a key would take 80 bytes instead
     /// of 64.
     pub fn slot(&self) -> Option<Slot> {
         self.holding.slot()
