@@ -153,7 +153,7 @@ def shared_server(request):
 @pytest.fixture(autouse=True)
 def no_contention(monkeypatch):
     """Clears the memory of contended resources, for which a wait would begin in the queue."""
-    monkeypatch.setattr("dlock._attempt._contended", Contention())
+    monkeypatch.setattr("dlock._single_attempt._contended", Contention())
 
 
 @pytest.fixture

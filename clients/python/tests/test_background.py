@@ -98,7 +98,7 @@ def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypat
         lock = dlock.Lock(client, "foo", timeout=10, sleep=1000)
         with pytest.raises(RuntimeError):
             lock.acquire()
-        monkeypatch.setattr("dlock._attempt.ASK", 1000)
+        monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
         waiting = threading.Thread(target=lock.acquire)
         waiting.start()
         until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
@@ -182,7 +182,7 @@ def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, stran
 
 
 def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, strange, monkeypatch):
-    monkeypatch.setattr("dlock._attempt.ASK", 1000)
+    monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     strange.is_on = True
     lock = get_lock(timeout=10, sleep=1000, thread_local=False)

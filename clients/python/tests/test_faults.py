@@ -19,9 +19,9 @@ from redis.retry import Retry
 import dlock
 import dlock.asyncio
 from dlock import _tasks
-from dlock._attempt import Attempt
 from dlock._clock import trusted
 from dlock._owners import of_thread
+from dlock._single_attempt import SingleAttempt
 
 # Before Python 3.11 a task does not show a dropped cancellation.
 needs_cancelling = pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="needs Python 3.11")
@@ -99,8 +99,8 @@ def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, through, prox
 
 def test_the_validity_counts_from_before_the_send(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("dlock._attempt.now", lambda: clock[0])
-    attempt = Attempt(b"foo", "foo", None, 500, (), of_thread())
+    monkeypatch.setattr("dlock._single_attempt.now", lambda: clock[0])
+    attempt = SingleAttempt(b"foo", "foo", None, 500, (), of_thread())
     steps = attempt.run(0.1, True, None)
     next(steps)
     clock[0] = 100.4

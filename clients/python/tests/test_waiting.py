@@ -176,7 +176,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
 
 
 def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
-    monkeypatch.setattr("dlock._attempt.ASK", 1000)
+    monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30, sleep=1000))
     until("a client waits", lambda: waiters(r) == 1)
     holder()
@@ -185,7 +185,7 @@ def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
 
 
 def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch):
-    monkeypatch.setattr("dlock._attempt.ASK", 0.2)
+    monkeypatch.setattr("dlock._single_attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
     monkeypatch.setattr(_waits.WaitRegistry, "heard", lambda *_: None)
@@ -206,7 +206,7 @@ def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
 
 
 def test_a_wait_raises_when_the_server_stays_away(own_server, locks, monkeypatch):
-    monkeypatch.setattr("dlock._attempt.KEEP", 1.0)
+    monkeypatch.setattr("dlock._single_attempt.KEEP", 1.0)
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
@@ -221,7 +221,7 @@ def test_a_wait_without_the_right_to_the_channel_goes_by_the_clock(r, locks, ser
     url = server.url.replace("//", "//plain:secret@")
     client = locks.client(url)
     # Only the first wait awaits the subscription, which never succeeds.
-    for name in "_attempt.SUBSCRIBING", "_threads.LIMIT", "_tasks.LIMIT":
+    for name in "_single_attempt.SUBSCRIBING", "_threads.LIMIT", "_tasks.LIMIT":
         monkeypatch.setattr(f"dlock.{name}", 1000)
     for _ in range(2):
         lock = locks.lock(client, "foo", timeout=30, sleep=0.05, thread_local=False)

@@ -9,8 +9,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from . import _protocol
 from ._clients import check_client
-from ._core import C, Core
 from ._hold import Hold, OwedRelease, UnansweredLeases
+from ._lock_core import C, Core
 from ._members import Heard, Holders, NoQuorumError, Question, Quorum, report
 from ._owners import Owner
 from ._protocol import FOREIGN, Args, DataError, Key, Steps, error, word

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from . import _protocol
-from ._attempt import LATE
 from ._clock import now, trusted
 from ._hold import Owed, UnansweredLeases
 from ._members import Holders, Quorum, report
 from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, is_misuse, word
 from ._queue import Waiter
+from ._single_attempt import LATE
 from ._steps import Answers, Sleep
 from ._waits import KEEP
 

@@ -12,7 +12,7 @@ from redis.lock import Lock as RedisLock
 from . import _owners
 from ._clients import SyncClient, check_client
 from ._clock import now
-from ._core import C, Core, LossEvent
+from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
 from ._quorum_core import QuorumCore, check_quorum
 from ._threads import run

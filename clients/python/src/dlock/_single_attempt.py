@@ -27,7 +27,7 @@ SUBSCRIBING = 1.0
 _contended = Contention()
 
 
-class Attempt:
+class SingleAttempt:
     """One acquisition, with one token."""
 
     def __init__(

@@ -13,12 +13,12 @@ from typing import Any, Callable, Generic, TypeVar, Union
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 from . import _protocol
-from ._attempt import Attempt
 from ._clients import encoder
 from ._clock import now
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import Owner
 from ._protocol import FOREIGN, Args, Key, Steps, error
+from ._single_attempt import SingleAttempt
 from ._steps import SINGLE, Owe, Watch
 
 # The lease of a lock without a timeout, in ms. It is renewed until the release or the end of the process.
@@ -223,7 +223,7 @@ class Core(Generic[C]):
     # Requests to a single server. `_quorum_core.py` asks a majority instead.
 
     def _attempt(self, token: bytes | None, owner: Owner) -> Any:
-        return Attempt(self._key, self.name, token, self._lease(), self._terms(owner), owner)
+        return SingleAttempt(self._key, self.name, token, self._lease(), self._terms(owner), owner)
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
         return lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered)
