@@ -1,5 +1,5 @@
-// The members of a quorum: which server each of them is, which of them may vote, and what they hold. A server
-// votes once, even if the addresses of two members lead to it.
+// The members of a quorum: the identity of each member's server, the members that may vote, and their holds.
+// A server votes once, even if the addresses of two members lead to it.
 
 import { createHash } from "node:crypto";
 import { now } from "./clock.js";
@@ -9,41 +9,44 @@ import { reconnection, UnansweredLeases } from "./renewal.js";
 import { send } from "./requests.js";
 import { type Answers, Ask, at, type Steps } from "./steps.js";
 
-// First and longest pause before a member that did not answer is asked again which server it is, ms.
+// First and longest pause before the client asks a member without a known run id for it again, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 // Length of the digest in the library name, in hexadecimal digits.
 const DIGEST_LENGTH = 8;
-// A connection may take this many times as long as an answer.
+// The members are asked this many times for their run ids: connecting may take longer than one answer.
 const CONNECT_FACTOR = 4;
 
-/** How a member can be reached: its channel. */
+/** The state of a member's connection: `Channel` implements it. */
 export interface Reach {
   readonly address: string;
   readonly isSilent: boolean;
   readonly isReady: boolean;
-  /** Whether no answer will arrive any more. */
+  /** Whether the client has been closed: no answer will arrive any more. */
   readonly isClosed: boolean;
+  /** Number of connections so far. Each may lead to another server. */
   readonly connections: number;
 }
 
-/** The server of a member, and the connection on which it was asked. */
+/** Run id of a member's server, and the number of the connection on which the server sent it. */
 interface Identity {
   readonly runId: string;
   readonly connection: number;
 }
 
-/** A member that may not vote: when to ask it again which server it is, the pause after that, and the
- * reason. */
+/** State of a member that may not vote. */
 interface Missing {
+  /** Time of the next request for its run id, as `now()`. */
   at: number;
+  /** Pause after that request, ms. */
   pause: number;
+  /** The reason why it may not vote. */
   why?: Error;
 }
 
 export class Members {
   readonly majority: number;
-  /** Called when the run id of a member has become known. */
+  /** Called after each reply to INFO. */
   onIdentified: (() => void) | undefined;
   readonly #identities = new Map<number, Identity>();
   readonly #missing = new Map<number, Missing>();
@@ -62,7 +65,7 @@ export class Members {
     return this.reach[member]!.address;
   }
 
-  /** Returns which server a member is; undefined if that is unknown for its present connection. */
+  /** Returns the run id of a member's server; undefined if it is unknown for the present connection. */
   runId(member: number): string | undefined {
     const identity = this.#identities.get(member);
     return identity?.connection === this.reach[member]!.connections ? identity.runId : undefined;
@@ -73,8 +76,9 @@ export class Members {
     return this.#identities.get(member)?.runId;
   }
 
-  /** Returns a function that says whether the member has been connected anew since. Some clients then send a
-   * command again that had no answer, and a second RELEASE does not find what the first one has ended. */
+  /** Returns a function that returns whether the client has reconnected to the member since this call. After
+   * a reconnect, some clients resend each unanswered command. So a RELEASE that finds no hold may be the
+   * second copy, after the first copy has ended the hold. */
   reconnection(member: number): () => boolean {
     return reconnection(this.reach[member]!);
   }
@@ -83,8 +87,8 @@ export class Members {
     return this.reach[member]!.isSilent;
   }
 
-  /** Returns the members that may vote: it is known which server each of them is, and they answer. No
-   * acquisition waits twice for a member that does not answer. */
+  /** Returns the members that may vote: their run ids are known, and they are not silent. So no
+   * acquisition waits for a member that is known not to answer. */
   voters(): readonly number[] {
     return this.all().filter((member) => this.mayVote(member));
   }
@@ -97,30 +101,31 @@ export class Members {
     return this.voters().length >= this.majority;
   }
 
-  /** Whether waiting cannot bring a majority: the user has closed its clients, or their users have no right
-   * to run INFO. */
+  /** Returns true if no majority of the members can vote, now or later: the clients of the other members are
+   * closed, or are not permitted to run INFO. */
   areUnusable(): boolean {
     const isUsable = ({ isClosed }: Reach, member: number) =>
       !isClosed && !["NOPERM", "NOAUTH", "WRONGPASS"].includes(word(this.#missing.get(member)?.why));
     return this.reach.filter(isUsable).length < this.majority;
   }
 
-  /** Returns the start of a digest of all run ids, which is equal for all clients that name the same members,
-   * in every language; undefined while a run id is unknown. */
+  /** Returns the first hexadecimal digits of a digest of all run ids; undefined while a run id is unknown.
+   * Clients with the same members compute the same digest, in every language. */
   digest(): string | undefined {
     const ids = this.all().map((member) => this.runId(member));
     if (ids.includes(undefined)) return undefined;
     return createHash("sha1").update(ids.sort().join(",")).digest("hex").slice(0, DIGEST_LENGTH);
   }
 
-  /** Returns how the leases of one hold at one member are tracked. */
+  /** Returns a new record of the unanswered leases of one hold at one member. */
   unansweredLeases(member: number): UnansweredLeases {
     return new UnansweredLeases(this.reach[member]!);
   }
 
-  /** Finds out which servers the members are. Waits for members that are not known to be silent, and for
-   * silent ones while they are needed for a majority; otherwise those are asked in the background, less and
-   * less often. */
+  /** Asks the members that may not vote for their run ids. Waits for every member that is not known to be
+   * silent. Waits for silent members only until a majority may vote: from then on they are asked in the
+   * background, at growing intervals of up to `LONGEST_PAUSE`. Throws a `LockError` if two members are the
+   * same server. */
   *identifyMembers(end: number): Steps<void> {
     this.#duplicate = undefined;
     for (let tries = 0; tries < CONNECT_FACTOR && (tries === 0 || now() < end); tries++) {
@@ -147,7 +152,7 @@ export class Members {
     this.#missing.set(member, { ...rest, at: now() + pause, pause: Math.min(pause * 2, LONGEST_PAUSE) });
   }
 
-  /** Asks a member which server it is. Throws if the member did not say so. */
+  /** Asks a member for its run id. Throws if the member may not vote. */
   *#identify(member: number): Steps<void> {
     let reply: unknown;
     try {
@@ -159,7 +164,8 @@ export class Members {
     if (why !== undefined) throw why;
   }
 
-  /** Records the reply to INFO. Returns the reason why the member may not vote, if there is one. */
+  /** Records the reply to INFO, which may be an error. Returns the reason why the member may not vote;
+   * undefined if it may. */
   record(member: number, reply: unknown): Error | undefined {
     const why = this.#recordRunId(member, reply);
     const missing = this.#missing.get(member) ?? { at: now(), pause: FIRST_PAUSE };
@@ -187,8 +193,9 @@ export class Members {
     return undefined;
   }
 
-  /** Carries out `steps` at a member, once it is known which server answers there. A reply over a new
-   * connection does not count: another server may have sent it. To be carried out at the member. */
+  /** Carries out `steps`, after asking for the member's run id if it is unknown. Throws `NoAnswerError` if
+   * the client has reconnected before the reply: another server may have sent it. The caller must run these
+   * steps with the member as their server: in an `Ask`, a `Begin` for the member, or `at`. */
   *ask<T>(member: number, steps: Steps<T>): Steps<T> {
     if (this.runId(member) === undefined || !this.reach[member]!.isReady) yield* this.#identify(member);
     const server = this.runId(member);
@@ -208,8 +215,9 @@ export class Members {
     throw new NoAnswerError(`${this.address(member)}: connected anew, so another server may have answered`);
   }
 
-  /** Asks all members. Returns the answer of a majority, once it is certain. The answer of a member counts as
-   * long as its connection leads to the server that gave it. */
+  /** Asks all members. Returns the majority's answer once no further answer can change it, or all answers
+   * (for an error message) if they do not decide. A member's answer counts while its connection leads to the
+   * server that gave the answer. */
   *vote(ask: (member: number) => Steps<boolean>): Steps<boolean | Answers> {
     const servers = new Map<number, string | undefined>();
     const asking = function* (this: Members, member: number): Steps<boolean> {
@@ -232,13 +240,14 @@ export class Members {
     return decide(answers) ?? answers;
   }
 
-  /** Returns what the votes of all members decide; undefined while that is uncertain. */
+  /** Returns true if a majority votes true, and false if no majority can any more; undefined while missing
+   * votes could decide. `votes` has one entry for each member. */
   decide(votes: readonly (boolean | undefined)[]): boolean | undefined {
     if (votes.filter((vote) => vote === true).length >= this.majority) return true;
     return votes.length - votes.filter((vote) => vote === false).length < this.majority ? false : undefined;
   }
 
-  /** Returns the holders of the key, by member; undefined where they are unknown. */
+  /** Returns the holders of the key at each member; undefined for a member that did not show them. */
   *holders(key: Key): Steps<readonly (Tokens | undefined)[]> {
     const voters = this.voters();
     const all = (found: Answers) => found.size === voters.length;
@@ -246,21 +255,22 @@ export class Members {
     return this.all().map((member) => holders(answers.get(member)));
   }
 
-  /** Whether one holder has a majority. */
+  /** Returns whether one token is known to hold the lock at a majority of the members. */
   hasHolder(holders: readonly (Tokens | undefined)[]): boolean {
     const votes = (token: string) => holders.filter((there) => there?.has(token)).length;
     return holders.some((there) => [...(there?.keys() ?? [])].some((token) => votes(token) >= this.majority));
   }
 
-  /** Whether a holder at `queue` holds a majority, or may hold one. If not, none of them will release the
-   * lock there, and the queue does not move. */
+  /** Returns whether the queue of the member `queue` may move: no holder is known there, or a holder there
+   * may have a majority. A member with unknown holders counts for every token. If no holder can have a
+   * majority, none of them will release the lock there, and the queue does not move. */
   mayMove(queue: number, holders: readonly (Tokens | undefined)[]): boolean {
     const votes = (token: string) => holders.filter((there) => there?.has(token) ?? true).length;
     const there = holders[queue];
     return !there?.size || [...there.keys()].some((token) => votes(token) >= this.majority);
   }
 
-  /** Returns the partial holds at a member: those that are not known to belong to a majority. */
+  /** Returns the partial holds at a member: the tokens that are not known to hold the lock at a majority. */
   *partialHolds(key: Key, at: number): Steps<Tokens> {
     const holders = yield* this.holders(key);
     const votes = (token: string) => holders.filter((there) => there?.has(token)).length;
@@ -293,11 +303,11 @@ export class Members {
   }
 }
 
-/** The members that one token has asked for a hold, and what is known of the hold there. */
+/** The members that received an ACQUIRE with one token, and the last confirmation of the hold by each. */
 export class MemberHolds {
-  /** Members that were asked: no other one can hold it. */
+  /** Members that were sent an ACQUIRE with the token. No other member can have the hold. */
   readonly asked = new Set<number>();
-  /** The server that last confirmed the hold, by member, and when. */
+  /** By member: run id of the server that last confirmed the hold, and the time, as `now()`. */
   readonly #confirmed = new Map<number, readonly [runId: string | undefined, when: number]>();
   readonly #leases = new Map<number, UnansweredLeases>();
 
@@ -314,9 +324,10 @@ export class MemberHolds {
     return leases;
   }
 
-  /** Whether a member that does not hold it has forgotten it: it never confirmed the hold, is another server
-   * since, or was not reached for a lease. Otherwise another client has ended the hold there, and it stays
-   * ended. */
+  /** Call it when a member has answered that it does not have the hold. Returns true if the member has
+   * forgotten the hold, and may be asked for it again: it never confirmed the hold, another server has taken
+   * its place, or its last confirmation is older than the lease, in ms. Otherwise another client has ended
+   * the hold there. That is recorded: later calls return false, too, even after the lease. */
   hasForgotten(member: number, lease: number): boolean {
     const confirmed = this.#confirmed.get(member);
     if (confirmed === undefined) return true;
@@ -324,6 +335,7 @@ export class MemberHolds {
     const present = this.members.runId(member);
     const isAnother = before !== undefined && present !== undefined && before !== present;
     if (isAnother || now() >= when + lease) return true;
+    // An infinite time never becomes older than a lease.
     this.#confirmed.set(member, [before, Number.POSITIVE_INFINITY]);
     return false;
   }

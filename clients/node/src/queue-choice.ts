@@ -1,11 +1,12 @@
-// In which member's queue the clients of a quorum wait. The order of all waits comes from one queue, as the
-// heads of two queues would keep each other from a majority.
+// Chooses the member in whose queue the clients of a quorum wait. All clients should wait in the same queue,
+// as the heads of two queues would keep each other from a majority.
 //
 // 1. A client waits at the first member of the common order that it can reach.
-// 2. It leaves a queue that does not move, and a queue whose head is refused by a later member: it goes to
-//    that one.
-// 3. All waits of a client for one lock change together, and new ones begin in that queue for 2 s.
-// 4. Where the last queue does not move either, the client goes back to the first.
+// 2. If that queue does not move, the client goes to the queue of the next member. If a later member refuses
+//    the head of the queue, the head goes to the queue of that member.
+// 3. All waits of a client for one lock change queues together. For 2 s, its new waits begin in the new
+//    queue.
+// 4. If the last queue does not move either, the client begins again with the first one.
 
 import { now } from "./clock.js";
 import type { Members } from "./members.js";
@@ -13,18 +14,18 @@ import type { Key } from "./protocol.js";
 import { Begin, Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, KeyMemory, type Wait } from "./waits.js";
 
-// For how long the clients queue at a later member before they try the first one again, ms.
+// Time for which clients queue at a later member before they try the first one again, ms.
 const QUEUE_MEMORY = 2000;
 // Least pause between two searches for clients that queue elsewhere, ms.
 const SEARCH_PAUSE = 1000;
 // First and longest pause between two checks whether a queue moves, ms.
 const FIRST_CHECK = 30;
 const LONGEST_CHECK = 1000;
-// The pause is at least this many times as long as the check: where answers are late, so are the requests
-// that make the queue move.
+// The pause is at least this multiple of the duration of the check: if answers are late, the releases that
+// would move the queue are late, too.
 const CHECK_FACTOR = 8;
-/** A client gives back a partial hold after less than this time, in ms, if other members refuse it. An older
- * one was left behind. */
+/** Age limit of a partial hold, in ms: a client gives it back earlier if other members refuse the lock. An
+ * older partial hold was left behind by a client that is gone. */
 export const PARTIAL_HOLD_MAX_AGE = 2000;
 
 /** A key of a request. */
@@ -34,7 +35,7 @@ interface Named {
 }
 
 export class QueueChoice {
-  /** The keys that were found taken a short while ago. */
+  /** The keys that were found taken within the last second. */
   readonly contended = new ContendedKeys();
   readonly #noted = new KeyMemory<{ queue: number; when: number }>();
   readonly #searchAt = new KeyMemory<number>();
@@ -42,15 +43,15 @@ export class QueueChoice {
 
   constructor(private readonly members: Members) {}
 
-  /** Returns the order in which the queues of the members are tried. */
+  /** Returns the members in the order in which their queues are tried. */
   order(name: string): readonly number[] {
     const order = this.#commonOrder();
     const noted = this.#votingQueue(name);
     return noted === undefined ? order : order.slice(order.indexOf(noted));
   }
 
-  /** Returns the same order for all clients, however they spell the addresses: by run id. Members that may
-   * not vote come last. */
+  /** Returns all members by run id, so that the order is the same for all clients, however they spell the
+   * addresses. Members that may not vote are last. */
   #commonOrder(): readonly number[] {
     const { members } = this;
     const rank = (member: number) => {
@@ -66,8 +67,9 @@ export class QueueChoice {
     return noted !== undefined && now() < noted.when + age ? noted.queue : undefined;
   }
 
-  /** Notes that other clients queue at a member, and sends the waits of this client there. Nothing leads back
-   * from a later queue to an earlier one while both are in use. */
+  /** Records that other clients queue at the member `queue`, and makes the waits of this client in other
+   * queues leave for it. Does nothing if a later queue is recorded already: while both are in use, no wait
+   * returns to the earlier one. */
   note(name: string, queue: number): void {
     const order = this.#commonOrder();
     const noted = this.#votingQueue(name);
@@ -87,7 +89,7 @@ export class QueueChoice {
     return queue !== undefined && this.members.mayVote(queue) ? queue : undefined;
   }
 
-  /** Returns the watch over a queue, which all waits of this client in it share. */
+  /** Returns the watch over the queue of a member. All waits of this client in that queue share it. */
   watch(queue: number, { key, name }: Named): QueueWatch {
     const id = `${queue} ${name}`;
     const watch = this.#watches.get(id) ?? new QueueWatch(this.members, queue, key);
@@ -99,9 +101,9 @@ export class QueueChoice {
     this.#watches.delete(`${queue} ${name}`);
   }
 
-  /** After a majority was won with `token`: searches, in the background, for other clients at a later member
-   * that refused it. The refusal alone proves nothing: the release of the last holder may still be on its
-   * way. */
+  /** Begins a background search for clients that queue at the member `queue`, which refused `token` although
+   * the token won a majority. The refusal alone proves nothing: the release of the previous holder may still
+   * be on its way to that member. */
   *search(request: Named, queue: number, token: string): Steps<void> {
     if (!this.maySearch(request.name)) return;
     this.#searchAt.set(request.name, now() + SEARCH_PAUSE);
@@ -128,14 +130,14 @@ export class QueueChoice {
   }
 }
 
-/** Checks whether a queue moves. Of all waits of a client in the queue, one at a time checks. They leave it
- * together. */
+/** Checks whether the queue of one member moves, on behalf of all waits of this client in it. One wait at a
+ * time carries out the check. All waits leave the queue together. */
 export class QueueWatch {
   readonly waits = new Set<Wait>();
-  /** How often the waits were told to leave. */
+  /** Number of times that the waits were told to leave. */
   departures = 0;
   #pause = FIRST_CHECK;
-  /** The holders without a majority at the last check. */
+  /** The holders at the last check if none of them could have a majority, else empty. */
   #before = "";
   /** Time of the next check; infinite during a check. */
   #at = now() + FIRST_CHECK;
@@ -150,9 +152,9 @@ export class QueueWatch {
     return this.#at;
   }
 
-  /** Lets all waits leave if, at two checks in a row, the same holders have the lock at this member and no
-   * majority: a hold begins and ends at one member after the other. The last queue is left only if none of
-   * them is young. */
+  /** Makes all waits leave the queue if two checks in a row find the same holders, none of which can have a
+   * majority. Two checks, because a hold begins and ends at one member after the other. The waits leave the
+   * last queue only if every hold there is older than `PARTIAL_HOLD_MAX_AGE`. */
   *check(isLast: boolean): Steps<void> {
     if (now() < this.#at) return;
     this.#at = Number.POSITIVE_INFINITY;
@@ -171,7 +173,7 @@ export class QueueWatch {
     this.#before = stuck;
   }
 
-  /** Lets all waits leave the queue. */
+  /** Makes all waits leave the queue. */
   leave(): void {
     this.departures += 1;
     for (const wait of this.waits) wait.bell.ring();

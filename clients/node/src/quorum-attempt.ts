@@ -1,5 +1,5 @@
-// One acquisition from a quorum: the rounds, and what follows a round that failed: the wait queue, or a
-// random pause. Safety does not depend on it, as each round has a token of its own.
+// One acquisition from a quorum: a sequence of rounds. After a failed round the client waits in a queue, or
+// for a random time. Safety does not depend on this file, as each round has a token of its own.
 
 import { now } from "./clock.js";
 import type { Members } from "./members.js";
@@ -9,18 +9,20 @@ import type { Acquisition, Granted, Request } from "./requests.js";
 import { Round, type Won } from "./round.js";
 import { type Owe, Sleep, type Steps } from "./steps.js";
 
-// An acquisition that does not wait tries again this many times while no client has the lock.
+// After split votes (no client has a majority), an acquisition that does not wait tries again this many
+// times.
 const MAX_SPLIT_VOTES = 20;
 // First and longest pause between two rounds, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 
-/** How the next round asks the members: all at once, one after the other, or from a queue. */
+/** How a round asks the members: all at once, one after the other, or first the member in whose queue it
+ * waits. */
 type Turn = "at once" | "in order" | "queued";
 
 export class QuorumAttempt implements Acquisition {
   #round: Round | undefined;
-  /** Failed rounds that may have left something at a member. */
+  /** Failed rounds that may have left a hold or a queue position at a member. */
   #failed: Round[] = [];
   #pause = FIRST_PAUSE;
 
@@ -49,7 +51,7 @@ export class QuorumAttempt implements Acquisition {
     let turn: Turn = waits && choice.contended.has(name) ? "queued" : "at once";
     let splitVotes = 0;
     yield* members.identifyMembers(end);
-    // An acquisition that does not wait overtakes the queue only for a moment.
+    // An acquisition that does not wait respects no queue: it cannot overtake the waiters for long.
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;
@@ -70,7 +72,7 @@ export class QuorumAttempt implements Acquisition {
       if (now() >= end && waits) return null;
       if (!waits) {
         if (splitVotes++ === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round))) return null;
-        // Clients that tried at the same moment each got a part of the votes.
+        // A split vote: clients that tried at the same moment each got a part of the votes.
         yield new Sleep(Math.random() * length);
         yield* members.identifyMembers(end);
         [turn, order] = ["in order", choice.order(name)];
@@ -93,14 +95,15 @@ export class QuorumAttempt implements Acquisition {
     return new QuorumHold(this.members, this.request, won);
   }
 
-  /** Whether no failed round can have left something at a member. */
+  /** Returns true if no failed round can have left a hold or a queue position at a member. */
   #isClean(member: number): boolean {
     const isLeft = (round: Round) => !this.members.all().every((it) => round.isTakenBackAt(it));
     this.#failed = this.#failed.filter(isLeft);
     return this.#failed.every((round) => round.isTakenBackAt(member));
   }
 
-  /** Decides how the next round of a wait begins, and pauses before it if that is due. */
+  /** Returns how the next round of a wait asks the members, and in which order. Pauses first if the next
+   * round would otherwise collide with those of other clients. */
   *#next(turn: Turn, round: Round, length: number, end: number): Steps<[Turn, readonly number[]]> {
     const { members, choice } = this;
     const { name } = this.request;
@@ -108,11 +111,12 @@ export class QuorumAttempt implements Acquisition {
     const wasQueued = turn === "queued";
     const queue = round.queue();
     const next = round.nextQueue();
-    // Other waits of this client have found clients in another queue meanwhile.
+    // During this round, other waits of this client may have found clients in another queue.
     const elsewhere = choice.noted(name, length);
     const moves = wasQueued && elsewhere !== undefined && elsewhere !== queue;
     if (wasQueued && !moves && next !== undefined) choice.note(name, next);
-    // The last queue does not move either: back to the first.
+    // No later queue is left, and the member of this queue refuses the lock: begin again with the first
+    // queue.
     const returns =
       wasQueued && !moves && next === undefined && queue !== undefined && round.isRefusedBy(queue);
     if (returns) choice.forget(name);
@@ -124,14 +128,14 @@ export class QuorumAttempt implements Acquisition {
       return ["queued", reachable.length > 0 ? reachable : order];
     }
     if (isTaken && (moves || next !== undefined || (returns && order[0] !== queue))) return ["queued", order];
-    // Random, or clients that lost to each other would collide again.
+    // A random pause, as clients that took votes from each other would otherwise collide again.
     yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * this.#pause, end - now()), 0));
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
     return ["at once", order];
   }
 
-  /** Whether one client holds a majority. Where that is unknown, a client holds one that leaves this round no
-   * vote. */
+  /** Returns whether another client has a majority. If a member does not show its holders, another client is
+   * assumed to have one if no member granted this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
     const isKnown = this.members.voters().every((member) => holders[member] !== undefined);

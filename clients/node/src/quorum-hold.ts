@@ -1,9 +1,10 @@
-// A hold of a quorum: its lease, its release, and the hold anew on members that have forgotten it.
+// A hold of a quorum: extension, release, and restoring the hold at members that have forgotten it.
 //
-// A member that restarted without its data, or was away for a lease, holds nothing any more. If one member
-// after the other did so, the hold would be lost, although a majority had it all the time. So such a member
-// is asked for it again: only after a majority has extended the lease without it, and its grant is no vote,
-// as only a later EXTEND is. The comment of crates/quorum/src/extension.rs says why that is safe.
+// A member that restarted without its data, or was unreachable for a whole lease, has forgotten the hold. If
+// the members forgot it one after the other, the hold would be lost, although a majority had it at every
+// moment. So an extension asks such a member for the hold again, but only after a majority has extended
+// without it. The new grant is no vote; a later EXTEND there is. crates/quorum/src/extension.rs says why that
+// is safe.
 
 import { NoAnswerError, NoQuorumError, word } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
@@ -33,8 +34,8 @@ export class QuorumHold implements Granted {
     this.#holds = won.holds;
   }
 
-  /** Returns a hold that was acquired elsewhere: any member may have it. It is not restored, as its owner may
-   * release it meanwhile. */
+  /** Returns a hold that was acquired elsewhere: any member may have it. It is not restored: its other owner
+   * may release it at any time, and restoring would revive it. */
   static adopted(members: Members, request: Request, token: string, validUntil: number): QuorumHold {
     const holds = new MemberHolds(members);
     for (const member of members.all()) holds.asked.add(member);
@@ -57,8 +58,8 @@ export class QuorumHold implements Granted {
     return isExtended;
   }
 
-  /** Extends the lease at one member. The vote does not count while an earlier request can still shorten the
-   * lease. */
+  /** Extends the lease at one member. Returns whether the member has the hold. Throws `NoAnswerError`, so
+   * that its vote does not count, while an earlier unanswered request can still shorten the lease. */
   *#extend(member: number, lease: number): Steps<boolean> {
     const leases = this.#holds.leases(member);
     const command = leases.send(extend(this.request.key, this.token, lease), lease);
@@ -76,14 +77,14 @@ export class QuorumHold implements Granted {
   *#restore(member: number, hold: Renewal, lease: number): Steps<void> {
     if (!this.restores || !this.#holds.hasForgotten(member, lease) || hold.isReleased || hold.isLost())
       return;
-    // A release must be answered twice from now on: the server may read an ACQUIRE without an answer after
-    // the first.
+    // From now on a release needs two answers: after the first RELEASE, the server may still read this
+    // ACQUIRE from a broken connection.
     hold.releases = 2;
     this.#holds.asked.add(member);
     try {
-      // With a position in the queue, as other clients may hold the lock there. The next extension shows
-      // whether it was granted, and keeps the position. Without an owner: the hold does not depend on this
-      // wait.
+      // With a queue position, as another client may hold the lock there. The next extension shows whether
+      // the lock was granted, and retains the position. Without an owner, as the owner does not wait for this
+      // grant.
       const request = { ...this.request, lease, owner: undefined };
       const restoring = tryAcquire(request, this.token, ["QUEUE", String(lease)]);
       if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.note(member);

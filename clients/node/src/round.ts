@@ -1,5 +1,5 @@
-// One round of an acquisition from a quorum, with a token of its own: the votes, the queue, the confirm
-// phase. The rules are those of the Rust client, which a model checker has searched (`crates/quorum`).
+// One round of an acquisition from a quorum, with a token of its own: the votes, the wait in a queue, and the
+// confirm phase. The rules are those of `crates/quorum`, whose states a model checker has searched.
 
 import { now, validity } from "./clock.js";
 import { LockError, NoAnswerError, NoQuorumError, word } from "./errors.js";
@@ -12,17 +12,18 @@ import { type Answers, Ask, Owe, Sleep, type Steps } from "./steps.js";
 import { Waiter } from "./waiter.js";
 import { times } from "./waits.js";
 
-// A client whose turn has come asks the other members this many times: their holds may be about to be
-// released. Fewer times if there is another queue to go to.
+// Once one member has granted, the client asks the other members this many times: the releases of its
+// predecessor may be on the way to them.
 const TRIES = 12;
+// Number of these tries before the client goes to another queue, if there is one.
 const BRIEF_TRIES = 5;
 // First and longest pause between these tries, ms.
 const FIRST_PAUSE = 1;
 const LONGEST_PAUSE = 32;
-// Error words that waiting does not change.
+// Error words of requests that would fail again later.
 const FINAL_WORDS = ["ERR", "WRONGTYPE", "NOPERM", "NOAUTH", "WRONGPASS"];
 
-/** A majority, with its token. */
+/** Outcome of a round with a majority. */
 export interface Won {
   readonly token: string;
   readonly fence: number | null;
@@ -35,15 +36,15 @@ export class Round {
   answers: Answers = new Map();
   readonly holds: MemberHolds;
   readonly token = freshToken();
-  /** The server that gave each answer. */
+  /** Run id of the server that gave each answer, by member. */
   readonly #servers = new Map<number, string | undefined>();
   /** Members that have answered, even after the round was decided. */
   readonly #settled = new Set<number>();
   #fence: number | null = null;
-  /** The queue that decides the turn: an index of the order. */
+  /** Index in `order` of the member whose queue decides the turn. */
   #queue = 0;
   #hasWaited = false;
-  /** Whether it has a majority, and leaves the lock to the waiters ahead. */
+  /** Whether the round had a majority, and gives it back to clients that wait in a queue. */
   #isBehind = false;
   #owed = new Map<number, Owed>();
 
@@ -54,17 +55,18 @@ export class Round {
     private readonly fenced: boolean,
     /** Time limit of an answer, ms. */
     private readonly limit: number,
-    /** The members in whose queues it waits, or whose queues it respects. */
+    /** The members in whose queues this round waits, or whose waiters it does not overtake. */
     private readonly order: readonly number[],
-    /** Whether an earlier round may have left something at a member. A wait has no owner there: it would wait
-     * for itself, which the server would report as a deadlock. */
+    /** Returns true if no earlier round can have left a hold or a queue position at a member. Otherwise a
+     * wait there names no owner: the server could find that the owner waits for itself, and report a
+     * deadlock. */
     private readonly isClean: (member: number) => boolean = () => true,
   ) {
     this.holds = new MemberHolds(members);
   }
 
-  /** Releases everything that it has asked for. Waits for the members that have answered, so that the next
-   * round finds them free. */
+  /** Returns the step that releases the token at every member that was asked for the lock. The step waits for
+   * the members that have answered this round, so that the next round finds them free. */
   owe(): Owe {
     const { members, request, token } = this;
     const lasts = Math.max(request.lease, times.keep) + times.keep;
@@ -78,8 +80,8 @@ export class Round {
     return new Owe(this.#owed, () => answered.every((member) => this.#owed.get(member)!.ended !== undefined));
   }
 
-  /** Whether nothing of this round can be left at a member: it has answered the request, and confirmed the
-   * release. */
+  /** Returns true if no hold or queue position of this round can be left at a member: the member was not
+   * asked, or has answered the request and confirmed the release. */
   isTakenBackAt(member: number): boolean {
     if (!this.holds.asked.has(member)) return true;
     return this.#settled.has(member) && this.#owed.get(member)?.ended !== undefined;
@@ -89,9 +91,9 @@ export class Round {
     return this.answers.has(member) && !(this.answers.get(member) instanceof NoAnswerError);
   }
 
-  /** Asks all members that may vote. The first of the order, where other clients queue, must answer before a
-   * majority counts. If it refuses and a client waits there, the majority is given back: newcomers would
-   * overtake the queue by a majority of the other members. */
+  /** Asks all members that may vote. A majority counts only after the answer of the first member of the
+   * order, where other clients queue. If that member refuses and may have waiters, the round gives the
+   * majority back: a newcomer could otherwise overtake the whole queue by a majority of the other members. */
   *atOnce(): Steps<Won | null> {
     const since = now();
     if (!this.members.hasMajority()) return null;
@@ -106,8 +108,8 @@ export class Round {
     return yield* this.#win(since);
   }
 
-  /** Asks the first reachable member of the order, and the others once it has granted: of several clients,
-   * one at a time gets so far. */
+  /** Asks the first reachable member of the order, and the other members once it has granted. It grants to
+   * one of several clients, and only that client asks the others. */
   *inOrder(): Steps<Won | null> {
     for (; this.#queue < this.order.length; this.#queue += 1) {
       const queue = this.order[this.#queue]!;
@@ -121,8 +123,8 @@ export class Round {
   }
 
   /** Waits in the queue of the first reachable member of the order, and asks all members once it has granted.
-   * The grant itself is no vote, as it is unknown when it began: asked again together with the others, the
-   * member renews the lease, and validity counts from then. */
+   * That grant is no vote, as the time of a grant after a wait is unknown. So the member is asked again
+   * together with the others: that renews the lease, and the validity counts from there. */
   *queued(end: number): Steps<Won | null> {
     const { members, request } = this;
     this.#hasWaited = true;
@@ -137,8 +139,8 @@ export class Round {
       if (waited === "granted") return yield* this.#takeTurn(now(), end);
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
-      // Not a RELEASE, which would end a hold that this member grants later. A token waits in one queue at a
-      // time.
+      // A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold that
+      // this member grants to a later request of this round.
       const leave = new Owed(() => orWrongType(send(cancel(request.key, this.token)), 0), times.keep, 1);
       yield new Owe(new Map([[queue, leave]]), () => true);
     }
@@ -150,9 +152,12 @@ export class Round {
     return this.order[this.#queue];
   }
 
-  /** Returns the queue to go to next, if it is not the first one of the common order: the next one if the
-   * present queue refuses, for it does not move; a later member that refuses, for other clients queue there
-   * and cannot come here; the present queue, if earlier members are out of reach. */
+  /** Returns the member to queue at next; undefined for the first one of the common order.
+   *
+   * 1. If the member of the present queue refuses the token, that queue does not move: the next member.
+   * 2. If a later member refuses the token, other clients queue there and cannot come here: that member.
+   * 3. If `order` leaves out earlier members, and this round has waited or one of them has refused, other
+   *    clients still queue here: the present member again. */
   nextQueue(): number | undefined {
     const queue = this.queue();
     if (queue === undefined) return undefined;
@@ -164,8 +169,8 @@ export class Round {
     return earlier.some((member) => this.#hasWaited || this.isRefusedBy(member)) ? queue : undefined;
   }
 
-  /** Whether other clients have the lock. Otherwise too few members could vote, or the answers came too
-   * late. */
+  /** Returns whether another client may hold the lock, so that waiting makes sense. Otherwise too few members
+   * could vote, or a majority granted too late. */
   isTaken(): boolean {
     if (this.grants() >= this.members.majority) return this.#isBehind;
     const isAble = (member: number) => {
@@ -180,8 +185,8 @@ export class Round {
     return this.members.mayVote(member) && !(this.answers.get(member) instanceof Error);
   }
 
-  /** Returns the error if so many members call the request invalid, or forbid it, that waiting cannot bring a
-   * majority. */
+  /** Returns an error if the members that call the request invalid, or forbid it, leave too few others for a
+   * majority; otherwise undefined. */
   finalError(): unknown {
     const errors = [...this.answers.values()].filter((answer) => FINAL_WORDS.includes(word(answer)));
     if (this.members.all().length - errors.length >= this.members.majority) return undefined;
@@ -203,7 +208,7 @@ export class Round {
     return answer === null || answer === "foreign";
   }
 
-  /** A grant counts as long as the member's connection leads to the server that gave it. */
+  /** A grant counts while the member's connection leads to the server that gave the grant. */
   #isGrantedBy(member: number): boolean {
     const isSame = this.#servers.get(member) === this.members.runId(member);
     return isSame && typeof this.answers.get(member) === "number";
@@ -227,7 +232,7 @@ export class Round {
     }
   }
 
-  /** Its turn has come: asks the other members. */
+  /** Asks the members that have not granted yet, after the member of the queue has. */
   *#takeTurn(since: number, end = Number.POSITIVE_INFINITY): Steps<Won | null> {
     const { members } = this;
     let pause = FIRST_PAUSE;
@@ -235,8 +240,8 @@ export class Round {
       if (!members.hasMajority()) break;
       yield* this.#ask(members.voters().filter((member) => !this.#isGrantedBy(member)));
       if (this.grants() >= members.majority) return yield* this.#win(since);
-      // Two clients that each kept a partial hold until a missing member is back would keep all others from a
-      // majority.
+      // With another queue to go to, the round gives up early: if two clients each kept a part of the votes
+      // until a missing member is back, no client could get a majority.
       const next = this.#hasWaited ? this.nextQueue() : undefined;
       const hasAnotherQueue = next !== undefined && next !== this.queue();
       if (now() >= end || (hasAnotherQueue && tries >= BRIEF_TRIES)) break;
@@ -246,7 +251,8 @@ export class Round {
     return null;
   }
 
-  /** Asks members for their votes until these decide, and `first` has answered. */
+  /** Asks members for their votes until a majority has granted, or can no longer grant, and `first` has
+   * answered. */
   *#ask(asked: readonly number[], first?: number): Steps<void> {
     const { members, request, holds } = this;
     const before = new Map(this.answers);
@@ -287,8 +293,8 @@ export class Round {
     return { token: this.token, fence: this.#fence, validUntil, holds: this.holds };
   }
 
-  /** Brings a majority of the members that granted to one fence. Returns the time from which validity
-   * counts. */
+  /** Sets one fence, the greatest that was granted, at a majority of the members. Returns the time from which
+   * the validity counts; null if no majority confirms a fence. */
   *#confirm(): Steps<number | null> {
     const { members } = this;
     for (let phase = 0; phase < MAX_LATE + members.all().length; phase++) {
@@ -306,7 +312,7 @@ export class Round {
         return since;
       }
       for (const [member, answer] of answers) {
-        // A greater fence is tried next. A hold that is gone does not count.
+        // The next phase tries a greater fence. A member whose hold is gone (null) no longer counts.
         if (typeof answer === "number" || answer === null) this.answers.set(member, answer);
       }
       if ([...answers.values()].some((answer) => word(answer) === "FENCEAHEAD"))
@@ -321,7 +327,7 @@ export class Round {
     return fenceOf(yield* this.members.ask(member, send(command)));
   }
 
-  /** Goes on without the members that granted a fence which is too far ahead for the others. */
+  /** Drops the members that granted a fence which the others call too far ahead (FENCEAHEAD). */
   #dropAhead(counted: readonly number[], fence: number): void {
     for (const member of counted) {
       if (this.#isGrantedBy(member) && (this.answers.get(member) as number) >= fence) {

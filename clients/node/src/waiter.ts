@@ -1,6 +1,6 @@
-// A wait in the queue of one member of a quorum. The position belongs to the token, so all waits share one
-// connection, and a position outlasts it. The member publishes the grant; as a message can be lost, a wait
-// also asks again, which keeps its position.
+// A wait in the queue of one member of a quorum. The queue position belongs to the token, not to a
+// connection: all waits share one connection, and keep their positions when it breaks. The member publishes
+// the grant; as a message can be lost, a wait also repeats its request, which retains the position.
 
 import { now } from "./clock.js";
 import { GraceError, type LockError, NoAnswerError, refusal, word } from "./errors.js";
@@ -11,19 +11,20 @@ import { type Acquired, type Request, tryAcquire } from "./requests.js";
 import { at, Listen, Pause, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
-// The waits at a member together check at least this often whether it has fallen silent, ms.
+// Longest pause after which one of the waits at a member finds out that the member has fallen silent, ms.
 const CHECK = 500;
 // First pause of waits that receive no messages, ms. It grows up to CHECK.
 const FIRST_PAUSE = 100;
 
-/** Outcome of a wait. "granted": this token is the holder at the member, since an unknown time. "left": the
- * time is over, the wait was cancelled, or the queue is to be left. An error: the member does not grant. */
+/** Outcome of a wait. "granted": the token holds the lock at the member, since an unknown time. "left": the
+ * wait timed out, an operator cancelled it, or all waits leave the queue. An error: the member cannot
+ * grant. */
 export type Waited = "granted" | "left" | Error;
 
 /** One token in the queue of one member. */
 export class Waiter {
   #notify = true;
-  /** The member keeps the position for this long, ms. */
+  /** Time for which the member retains the position, ms. */
   #keep = times.keep;
   #pause = FIRST_PAUSE;
 
@@ -53,7 +54,7 @@ export class Waiter {
     }
   }
 
-  /** Asks for the lock, and again whenever it may have been granted, or the position would end. */
+  /** Asks for the lock. Asks again when the lock may have been granted, and before the position expires. */
   *#ask(wait: Wait, watch: QueueWatch, end: number, isLast: boolean): Steps<Waited> {
     const { departures } = watch;
     let answeredAt = now();
@@ -69,9 +70,9 @@ export class Waiter {
       } catch (why) {
         if (this.#askDifferently(why)) continue;
         if (!(why instanceof NoAnswerError)) return this.#refused(why);
-        // A slow member may still keep the position.
+        // The wait continues while the member is only slow, and may still retain the position.
         if (this.members.isSilent(this.queue) || now() > answeredAt + times.keep) {
-          // The other waits at this member find out, too.
+          // Wakes the other waits at this member, which then find it silent, too.
           wait.registry.wakeAll();
           return why;
         }
@@ -96,10 +97,10 @@ export class Waiter {
     return at(this.queue, tryAcquire(this.request, this.token, position));
   }
 
-  /** Whether the member may accept the request in another form: without messages, or for a shorter time. */
+  /** Returns whether to ask again without messages, or for a shorter retention of the position. */
   #askDifferently(why: unknown): boolean {
     if (word(why) === "NOPERM" && this.#notify) {
-      // No right to the channel.
+      // The user has no right to the channel.
       this.#notify = false;
       return true;
     }
@@ -117,13 +118,14 @@ export class Waiter {
     return why as LockError;
   }
 
-  /** Returns the pause of a wait that receives messages. All waits at the member share the check whether it
-   * has fallen silent. */
+  /** Returns the pause of a wait that receives messages, ms. It grows with the number of waits at the member:
+   * it is enough that one of them finds out that the member has fallen silent. */
   #nextCheck({ registry }: Wait): number {
     const longest = Math.min(Math.min(this.limit, CHECK) * registry.size, this.#keep / 3);
     return (0.5 + Math.random() / 2) * longest;
   }
 
+  /** Returns the pause of a wait that receives no messages, ms. */
   #backoff(): number {
     const pause = this.#pause;
     this.#pause = Math.min(pause * 2, CHECK);
