@@ -27,7 +27,7 @@ export class GraceError extends LockError {
   left = 1000;
 }
 
-/** The server has too many waiters already. Retry later. */
+/** The server's wait queue is full. Retry later. */
 export class QueueFullError extends LockError {}
 
 /** The server granted the lock, but each answer took longer than the lease: the ttl is too short. */
@@ -40,8 +40,8 @@ export class NoAnswerError extends LockError {}
  * says how each member answered. */
 export class NoQuorumError extends LockError {}
 
-/** Returns the error word of a server's reply ("GRACE"), or "" for any other value. Errors of the client
- * libraries themselves do not begin with a word in capitals. */
+/** Returns the error word of a server's error reply ("GRACE"), or "" for any other value. The client
+ * libraries' own errors do not begin with a word in capitals. */
 export function word(reply: unknown): string {
   return (reply instanceof Error && /^[A-Z]{2,}(?= )/.exec(reply.message)?.[0]) || "";
 }

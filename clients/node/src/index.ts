@@ -1,4 +1,4 @@
-/** Locks of a Redis or Valkey server with the dlock module, over ioredis or node-redis. */
+/** Locks on a Redis or Valkey server with the dlock module, through a client of ioredis or node-redis. */
 
 export {
   DeadlockError,

@@ -1,4 +1,4 @@
-// The public classes: a lock, and a hold of it.
+// The public classes: `Lock`, and `Hold` for each acquisition.
 
 import { now } from "./clock.js";
 import { NotHeldError, ResourceLockedError } from "./errors.js";
@@ -14,34 +14,36 @@ import { type Steps, Watch } from "./steps.js";
 export interface LockOptions {
   /** Lease in ms, a whole number, 1 or more. Default: 30,000. */
   ttl?: number | undefined;
-  /** Whether to renew the lease after each third of it, until the release. Default: true. */
+  /** Whether to renew the lease in the background, after each third of it, until the release. Default:
+   * true. */
   renew?: boolean | undefined;
-  /** Shares the lock with any number of other sharers, but with no exclusive holder. Default: false. */
+  /** Whether any number of sharers may hold the lock together. They exclude exclusive holders. Default:
+   * false. */
   shared?: boolean | undefined;
   /** Makes the lock a semaphore with this many holders at most. Not for a quorum. */
   permits?: number | undefined;
   /** For a quorum: whether to get a fence that rises over all members, for one more round trip. Default:
    * false. */
   fenced?: boolean | undefined;
-  /** Pause between two tries where the wait queue cannot help, in ms. Default: 100. That is the case while a
-   * lock of redis-py or node-redlock is at the key, or if the user may not subscribe. */
+  /** Pause between two tries where the wait queue cannot help, in ms: while a lock of redis-py or
+   * node-redlock is at the key, or if the user may not subscribe. Default: 100. */
   retryDelay?: number | undefined;
-  /** Owner of each acquisition, 1 to 255 bytes, for the search for deadlocks; null for none. Two acquisitions
-   * may have one owner only if the first one is released after the second one. Default: `using` chooses an
-   * owner for each chain of nested calls; `acquire` and `tryAcquire` have none. */
+  /** Owner of each acquisition for the search for deadlocks, 1 to 255 bytes; null for none. Two acquisitions
+   * may have the same owner only if the first one is released after the second one. Default: `using` chooses
+   * an owner for each chain of nested calls; `acquire` and `tryAcquire` send none. */
   owner?: string | null | undefined;
 }
 
 export interface AcquireOptions {
-  /** Ends the attempt when it is aborted. Nothing of it is left on the servers. */
+  /** When it is aborted, the acquisition ends, and leaves neither a hold nor a queue position behind. */
   signal?: AbortSignal | undefined;
   /** Wait timeout in ms. Default: none. */
   timeout?: number | undefined;
-  /** Takes the place of the lock's `owner`. */
+  /** Owner of this acquisition. Default: the lock's `owner`. */
   owner?: string | null | undefined;
 }
 
-/** A string would be added to the clock as text, and give a time that has passed. */
+/** Throws a `RangeError` unless `ms` is a number. A string would be appended to the clock's time as text. */
 function checkTime(name: string, ms: number): void {
   if (typeof ms !== "number" || Number.isNaN(ms)) {
     throw new RangeError(`${name}: ${ms}; it must be a number of milliseconds`);
@@ -54,8 +56,8 @@ function checkTtl(ttl: number): void {
   }
 }
 
-/** A lock of one server, or of a majority of a quorum. It holds nothing by itself: each acquisition is a
- * `Hold`, and any number of callers may share a `Lock`. */
+/** A lock on one server, or on a majority of a quorum. The object itself holds nothing: each acquisition
+ * returns a `Hold`, and any number of callers may share a `Lock`. */
 export class Lock {
   readonly #service: Service;
   readonly #request: Request;
@@ -107,14 +109,14 @@ export class Lock {
   /** Acquires the lock, runs `routine` and releases the lock. Returns the result of the routine. Throws as
    * `acquire` does, the error of the routine, or `NotHeldError` if the hold was lost meanwhile.
    *
-   * Calls that wait for each other's locks get a `DeadlockError`: nested calls have one owner. Await each
-   * `using` that the routine begins. */
+   * Nested calls have one owner, so that calls which wait for each other's locks get a `DeadlockError`. Await
+   * each `using` that the routine begins. */
   async using<T>(routine: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
     const acquire = (owner: Owner | undefined) => this.#waitFor(options, owner);
     return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());
   }
 
-  /** @internal Returns the hold of a token that was acquired elsewhere. It is not renewed. */
+  /** @internal Returns the hold of a token that another object acquired. The hold is not renewed. */
   adopt(token: string, validFor: number): Hold {
     const granted = this.#service.adopted(this.#request, token, now() + validFor);
     const renewal = this.#renewal(granted, false);
@@ -153,7 +155,7 @@ export class Lock {
     try {
       granted = yield* attempt.run(waits, end);
     } catch (why) {
-      // A server may have granted what it did not answer.
+      // A server may have granted a request that it has not answered.
       const taken = attempt.takeBack();
       if (taken !== undefined) yield taken;
       throw why;
@@ -173,12 +175,12 @@ export class Lock {
   }
 }
 
-/** A lock that is held. Release it, or declare it with `await using`. */
+/** One acquisition of a lock. Release it, or declare it with `await using`. */
 export class Hold implements AsyncDisposable {
   /** Key of the lock. */
   readonly key: string;
-  /** A number greater than that of every earlier hold. Store it with what you write, and reject lower ones.
-   * Null in a quorum without `fenced`. */
+  /** A number greater than the fence of every earlier hold. Store it with the data that the lock protects,
+   * and reject writes with a lower fence. Null in a quorum without `fenced`. */
   readonly fence: number | null;
   readonly #service: Service;
   readonly #granted: Granted;
@@ -201,15 +203,16 @@ export class Hold implements AsyncDisposable {
     return this.#granted.token;
   }
 
-  /** The ms for which it is certainly held, if it is not renewed. 0 if it is lost or released. */
+  /** Time in ms for which the lock is certainly held without another renewal. 0 if the hold is lost or
+   * released. */
   get validFor(): number {
     if (this.#renewal.isLost() || this.#renewal.isReleased) return 0;
     return this.#renewal.validUntil - now();
   }
 
-  /** Aborted when the hold is lost: it was not renewed in time, or another client ended it. A renewed hold is
-   * lost a tenth of its lease before the end. `aborted` reads the clock first, even if the event loop was
-   * blocked. */
+  /** Aborted when the hold is lost: it was not renewed in time, or another client ended it. A renewed hold
+   * counts as lost a tenth of its lease before the end. `aborted` reads the clock first, so it is right even
+   * after the event loop was blocked. */
   get signal(): AbortSignal {
     this.#controller ??= this.#control(new AbortController());
     return this.#controller.signal;
@@ -240,24 +243,25 @@ export class Hold implements AsyncDisposable {
     return held && !this.#renewal.isLost();
   }
 
-  /** Sets the lease to `ttl` ms from now, a whole number, 1 or more; renewals use it from then on. Throws
-   * `NotHeldError` if the hold is lost, and `NoAnswerError` or `NoQuorumError` if the new lease is not
-   * certain: then the shorter one of both counts. */
+  /** Sets the lease to `ttl` ms from now, a whole number, 1 or more. Later renewals use this lease, too.
+   * Throws `NotHeldError` if the hold is lost, and `NoAnswerError` or `NoQuorumError` if the new lease is not
+   * certain: then the shorter of the old and the new lease counts. */
   async extend(ttl: number = this.#renewal.lease): Promise<void> {
     checkTtl(ttl);
-    // The clock first: a lost hold stays lost.
+    // Reads the clock first: a lost hold must not be extended.
     const isLost = this.#renewal.isLost() || this.#renewal.isReleased;
     if (isLost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();
   }
 
-  /** @internal Ends the renewal, with most of a lease left. */
+  /** @internal Ends the renewal. Extends the lease first if less than nine tenths of it are left. */
   async settle(): Promise<void> {
     this.#renewal.isRenewed = false;
     if (this.validFor < (this.#renewal.lease * 9) / 10) await this.extend();
   }
 
-  /** Releases the lock. A second call does nothing. Throws `NotHeldError` if the hold was lost before, and
-   * `NoAnswerError` or `NoQuorumError` if the release is not confirmed: it is repeated in the background. */
+  /** Releases the lock. Does nothing after a release that was confirmed. Throws `NotHeldError` if the hold
+   * was lost before, and `NoAnswerError` or `NoQuorumError` if the release is not confirmed: then it is
+   * repeated in the background. */
   async release(): Promise<void> {
     if (this.#isReleased) return;
     // An earlier release without an answer may have ended the hold.

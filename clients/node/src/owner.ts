@@ -1,10 +1,11 @@
-// Owners of acquisitions, for the server's search for deadlocks. The tokens of one owner count as one party:
-// while one of them waits, the server expects that none of the others is released. So an owner is sent only
-// where that is certain: for `using` within the routine of another `using`, one at a time.
+// Owners of acquisitions, for the server's search for deadlocks. All tokens of one owner count as one party:
+// while one of them waits, the server expects that none of the others is released. So two acquisitions have
+// the same owner only where that is certain: for a `using` within the routine of another `using`, one at a
+// time.
 //
-// `a.using(() => b.using(..))`: one owner, as `a` is released only after `b`.
-// `a.using(() => Promise.all([b.using(..), c.using(..)]))`: `c` gets an owner of its own. It may end before
-// `b`, and then a client that waits for `c` does not wait for `b`.
+// `a.using(() => b.using(..))`: one owner, as `a` is released only after `b`. `a.using(() =>
+// Promise.all([b.using(..), c.using(..)]))`: `c` gets an owner of its own. `c` may be released while `b`
+// still waits, so a client that waits for `c` does not wait for `b`.
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import { freshToken } from "./protocol.js";
@@ -12,8 +13,8 @@ import { freshToken } from "./protocol.js";
 /** The name of an owner, 1 to 255 bytes. */
 export class Owner {
   readonly id: string;
-  /** Set once a hold or a wait of this owner may outlast the routine that it belongs to: then no acquisition
-   * uses it again. */
+  /** Set once a hold or a wait of this owner may outlast the routine that it belongs to. No later acquisition
+   * uses a retired owner. */
   isRetired = false;
 
   constructor(id: string = freshToken()) {
@@ -31,18 +32,19 @@ export class Owner {
 
 /** The routine of one `using`. */
 class Context {
-  /** Number of `using` that were begun in the routine and have not ended. */
+  /** Number of calls of `using` in the routine that have not ended. */
   branches = 0;
   hasEnded = false;
 
-  /** `owner` is undefined if the user wants none. */
+  /** `owner` is undefined if the user chose none (null). */
   constructor(readonly owner: Owner | undefined) {}
 }
 
 const contexts = new AsyncLocalStorage<Context>();
 
-/** Runs `acquire`, a routine and `release` with one owner: the named one, none for null, otherwise that of
- * the surrounding `using` if this is its only branch, or a new one. */
+/** Runs `acquire`, `routine` and `release` with one owner. If `name` is a string, that is the owner; null
+ * means no owner. If `name` is undefined, the owner is that of the surrounding `using` if this is its only
+ * branch, or else a new one. */
 export async function withOwner<H, T>(
   name: string | null | undefined,
   acquire: (owner: Owner | undefined) => Promise<H>,
@@ -61,7 +63,7 @@ export async function withOwner<H, T>(
     try {
       result = await contexts.run(context, async () => routine(hold));
     } catch (why) {
-      // The routine's own error says more than one of the release.
+      // Throws the routine's error, and not that of the release.
       isReleased = await release(hold).then(
         () => true,
         () => false,
@@ -74,7 +76,7 @@ export async function withOwner<H, T>(
   } finally {
     context.hasEnded = true;
     if (outer !== undefined) outer.branches -= 1;
-    // A release may be owed, or a branch that the routine did not await may still wait.
+    // The release may not be confirmed, or a `using` that the routine did not await may still wait.
     if (owner !== undefined && (!isReleased || context.branches > 0)) owner.isRetired = true;
   }
 }

@@ -1,4 +1,4 @@
-// The default export, for `import`; both ways give the same classes.
+// Entry point for `import`, with the default export. `import` and `require` give the same classes.
 
 import { Redlock } from "./redlock.js";
 

@@ -14,17 +14,18 @@ export { ResourceLockedError };
 
 /** Settings of node-redlock. Times are in ms. */
 export interface Settings {
-  /** Not used: the drift is always a hundredth of the lease and 2 ms. */
+  /** Not used: the drift is always 1 % of the lease plus 2 ms. */
   readonly driftFactor: number;
-  /** The wait timeout is retryCount * retryDelay. -1 means no timeout, 0 means one try. An extension without
-   * an answer is retried this many times. */
+  /** The wait timeout is `retryCount * retryDelay`. -1 means no timeout, 0 means one try. Also the number of
+   * retries of an extension that gets no answer. */
   readonly retryCount: number;
-  /** Also the pause between two tries where the wait queue cannot help: while node-redlock holds the
-   * resource. */
+  /** In ms, see `retryCount`. Also the pause between two tries while the wait queue cannot help, as a lock of
+   * node-redlock or redis-py is at the key. */
   readonly retryDelay: number;
   /** Not used. */
   readonly retryJitter: number;
-  /** Only validated: `using` renews after a third of the duration. */
+  /** In ms. Only checked: it must be at least 100 ms below the duration of `using`, which renews after each
+   * third of the duration. */
   readonly automaticExtensionThreshold: number;
 }
 
@@ -36,7 +37,8 @@ const defaults: Settings = {
   automaticExtensionThreshold: 500,
 };
 
-/** The votes of one attempt. */
+/** The votes of one attempt. All clients count for it, or all against it: the outcome of each is not
+ * recorded. */
 export interface ExecutionStats {
   readonly membershipSize: number;
   readonly quorumSize: number;
@@ -49,7 +51,8 @@ export interface ExecutionResult {
   readonly attempts: readonly Promise<ExecutionStats>[];
 }
 
-/** An operation failed on a majority. `cause` is the reason, and so is each vote of the one attempt. */
+/** An operation failed. `cause` is the reason, and `attempts` has one attempt with this reason for each
+ * client. Empty if the lock was released or extended before. */
 export class ExecutionError extends LockError {
   constructor(
     message: string,
@@ -60,7 +63,7 @@ export class ExecutionError extends LockError {
   }
 }
 
-/** Aborted when a resource is lost; `error` is the reason then. */
+/** Aborted when a resource is lost. `error` is the reason, and undefined before. */
 export type RedlockAbortSignal = AbortSignal & { readonly error?: Error };
 
 /** Resources that were acquired together. */
@@ -68,8 +71,8 @@ export class Lock {
   constructor(
     readonly redlock: Redlock,
     readonly resources: string[],
-    /** The token of each resource, separated by commas. A lock made from it elsewhere can extend and
-     * release. */
+    /** The tokens in the order of `resources`, separated by commas. A `Lock` that another process constructs
+     * with this value can extend and release. */
     readonly value: string,
     readonly attempts: readonly Promise<ExecutionStats>[],
     /** End of the validity, as `Date.now()`. 0 after a release or an extension. */
@@ -98,7 +101,7 @@ export class Redlock extends EventEmitter {
   readonly #service: Client | Quorum;
   readonly #holds = new WeakMap<Lock, readonly Hold[]>();
 
-  /** Throws a `TypeError` if there is no client, or something else than a client. */
+  /** Throws a `TypeError` if there is no client, or if one of `clients` is not a client. */
   constructor(clients: Iterable<Client>, settings: Partial<Settings> = {}) {
     super();
     // Without a listener, EventEmitter would throw the error.
@@ -128,7 +131,7 @@ export class Redlock extends EventEmitter {
     owner: string | null,
   ): Promise<Lock> {
     const end = now() + (retryCount < 0 ? Number.POSITIVE_INFINITY : retryCount * retryDelay);
-    // In one order for all clients, so that two with the same resources never wait for each other.
+    // Sorted, so that two clients with the same resources never wait for each other.
     const names = [...new Set(resources)].sort();
     const held = new Map<string, Hold>();
     try {
@@ -163,8 +166,8 @@ export class Redlock extends EventEmitter {
     return lock;
   }
 
-  /** @internal Returns the holds of a lock in the order of its resources, also if it was made from the value
-   * of another lock. */
+  /** @internal Returns the holds of a lock in the order of its resources. Adopts them if the lock was
+   * constructed with the value of another lock. */
   holds(lock: Lock): readonly Hold[] {
     let holds = this.#holds.get(lock);
     if (holds === undefined) {
@@ -181,8 +184,8 @@ export class Redlock extends EventEmitter {
     return holds;
   }
 
-  /** Releases the lock. Throws `ExecutionError` if it was lost before, or if too few servers answered: then
-   * the release continues in the background. */
+  /** Releases the lock. Throws `ExecutionError` if the lock was lost before, or if too few servers answered.
+   * In the second case the release continues in the background. */
   async release(lock: Lock, _settings?: Partial<Settings>): Promise<ExecutionResult> {
     lock.expiration = 0;
     const [failure] = await this.#failures(lock, (hold) => hold.release());
@@ -190,7 +193,7 @@ export class Redlock extends EventEmitter {
     return { attempts: [this.#stats()] };
   }
 
-  /** Sets the lease to `duration` ms. Returns a lock that replaces this one. Throws `ExecutionError`. */
+  /** Sets the lease to `duration` ms. Returns a new lock, which replaces `lock`. Throws `ExecutionError`. */
   async extend(lock: Lock, duration: number, settings?: Partial<Settings>): Promise<Lock> {
     const { retryCount, retryDelay } = merged(this.settings, settings);
     if (lock.expiration === 0) throw new ExecutionError("The lock was released, or extended before", []);
@@ -212,8 +215,8 @@ export class Redlock extends EventEmitter {
     return outcomes.filter((outcome) => outcome.status === "rejected");
   }
 
-  /** Locks the resources, runs the routine and releases the lock, which is renewed meanwhile. The signal is
-   * aborted when a resource is lost. */
+  /** Locks the resources, runs the routine and releases the lock. The lease is renewed until then. The signal
+   * is aborted when a resource is lost. */
   using<T>(
     resources: readonly string[],
     duration: number,
@@ -252,14 +255,14 @@ export class Redlock extends EventEmitter {
     try {
       return await this.#acquire(resources, duration, settings, true, owner?.id ?? null);
     } catch (why) {
-      // One of the resources may not be released yet.
+      // The release of one of the resources may not be confirmed yet.
       if (owner !== undefined) owner.isRetired = true;
       throw why;
     }
   }
 
   #failed(what: string, cause: unknown): unknown {
-    // An invalid call is no vote of a server.
+    // Errors of invalid calls (TypeError, RangeError) come from no server: they are thrown as they are.
     if (!(cause instanceof Error && (cause instanceof LockError || word(cause)))) return cause;
     this.emit("error", cause);
     return new ExecutionError(`${what}: ${cause.message}`, [this.#stats(cause)], cause);
@@ -276,7 +279,7 @@ export class Redlock extends EventEmitter {
   }
 }
 
-/** Ignores settings that are undefined or null. */
+/** Returns `base` with the settings of `given` that are numbers: ignores undefined and null. */
 function merged(base: Settings, given: Partial<Settings> = {}): Settings {
   const set = Object.entries(given).filter(([, value]) => typeof value === "number");
   return { ...base, ...Object.fromEntries(set) };
@@ -286,8 +289,8 @@ function isUnanswered(why: unknown): boolean {
   return why instanceof NoAnswerError || why instanceof NoQuorumError;
 }
 
-/** Returns a signal that is aborted when the first of the holds is lost. It reads the clock first, as theirs
- * do. */
+/** Returns a signal that is aborted when the first of the holds is lost. Its `aborted` reads the clock first,
+ * as `Hold.signal` does. */
 function firstLost(holds: readonly Hold[]): RedlockAbortSignal {
   const signals = holds.map((hold) => hold.signal);
   const signal = AbortSignal.any(signals);

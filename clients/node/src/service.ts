@@ -19,7 +19,7 @@ const LIBRARY = "dlock-client";
 
 export interface Service extends Where {
   attempt(request: Request, fenced: boolean): Acquisition;
-  /** Returns a hold that was acquired elsewhere. */
+  /** Returns a hold that another object acquired. */
   adopted(request: Request, token: string, validUntil: number): Granted;
   isLocked(key: Key, name: string): Steps<boolean>;
 }
@@ -46,8 +46,8 @@ export class Single implements Service {
 }
 
 export interface QuorumOptions {
-  /** Time limit of an answer of one member, in ms, 1 or more. Default: 250. A member that is silent for
-   * longer is not waited for while a majority answers. */
+  /** Time limit of one member's answer, in ms, 1 or more. Default: 250. After a missing answer, the client
+   * does not wait for that member while a majority answers. */
   nodeTimeout?: number | undefined;
 }
 
@@ -60,8 +60,8 @@ export class Quorum implements Service {
   readonly #members: Members;
   readonly #choice: QueueChoice;
 
-  /** Throws a `TypeError` if there is no client, or something else than a client, and a `RangeError` for a
-   * `nodeTimeout` out of range. */
+  /** Throws a `TypeError` if there is no client, or if one of `clients` is not a client, and a `RangeError`
+   * for a `nodeTimeout` out of range. */
   constructor(clients: Iterable<Client>, { nodeTimeout = times.nodeTimeout }: QuorumOptions = {}) {
     if (typeof nodeTimeout !== "number" || !(nodeTimeout >= 1)) {
       throw new RangeError(`nodeTimeout: ${nodeTimeout}; it must be a number of milliseconds, 1 or more`);
@@ -78,6 +78,7 @@ export class Quorum implements Service {
     this.#announce();
   }
 
+  /** Sets the library name of the members' connections, with the digest of the run ids once it is known. */
   #announce(): void {
     const size = this.channels.length;
     const digest = this.#members.digest();
@@ -106,14 +107,15 @@ export class Quorum implements Service {
   }
 }
 
-/** Returns the service for what the user passed as a client. */
+/** Returns the service for the `client` argument of a lock. Throws a `TypeError` if it is not a client. */
 export function serviceFor(client: Client | Quorum): Service {
   if (client instanceof Quorum) return client;
   if (Array.isArray(client)) throw notAClient(client);
   return new Single(client);
 }
 
-/** Returns the key with the prefix that the clients put before it. */
+/** Returns the key with the `keyPrefix` of the clients. Throws a `LockError` if the members' prefixes
+ * differ. */
 export function prefixed(service: Service, key: Key): Key {
   const prefixes = new Set(service.channels.map((channel) => channel.link.prefix));
   if (prefixes.size > 1) {
