@@ -1,4 +1,5 @@
-// One server, as its client reaches it: commands over the client itself, messages over one more connection.
+// The connections to one server: commands are sent over the user's client, and messages are received over a
+// second connection.
 
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import { NoAnswerError, word } from "./errors.js";
@@ -10,8 +11,8 @@ import { times, type Wait, WaitRegistry } from "./waits.js";
 // Pause between two checks of the subscriber, and time limit of its answer, ms.
 const TICK = 1000;
 
-/** Returns whether the server processed the command: it refuses some, but one that is loading processes
- * none. */
+/** Returns whether an error is the server's reply to the command. LOADING does not count: a server that is
+ * loading its data executes no command. */
 function isAnswer(why: unknown): boolean {
   return word(why) !== "" && word(why) !== "LOADING";
 }
@@ -20,7 +21,7 @@ const channels = new WeakMap<Client, Channel>();
 
 export class Channel {
   readonly channels: readonly Channel[] = [this];
-  /** Whether an answer is overdue, or a command could not be sent, and no answer has arrived since. */
+  /** Set when an answer is overdue or a command could not be sent; cleared by the next answer. */
   isSilent = false;
   /** Number of connections so far. Each may lead to another server. */
   connections = 0;
@@ -63,20 +64,20 @@ export class Channel {
     return this.link.isReady();
   }
 
-  /** Whether no answer will arrive any more: the user has closed the client. */
+  /** Whether the user has closed the client: no answer will arrive any more. */
   get isClosed(): boolean {
     return this.link.isClosed();
   }
 
-  /** Sets the library name of the connection in CLIENT LIST, now and after each reconnect. Servers before
-   * Redis 7.2, and users without the right, go without. */
+  /** Sets the library name of the connection in CLIENT LIST, now and after each reconnect. Errors are
+   * ignored: servers before Redis 7.2 do not know the command, and the user may have no right to it. */
   announce(libraryName: string): void {
     if (libraryName === this.#libraryName) return;
     this.#libraryName = libraryName;
     if (this.isReady) this.#sendLibraryName();
   }
 
-  /** `announce`, unless a quorum has announced a name of its own. */
+  /** Like `announce`, but does nothing if a quorum has already set its own name. */
   announceDefault(libraryName: string): void {
     if (this.#libraryName === undefined) this.announce(libraryName);
   }
@@ -86,8 +87,9 @@ export class Channel {
     this.link.call(["CLIENT", "SETINFO", "LIB-NAME", this.#libraryName]).catch(() => {});
   }
 
-  /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms. A command that could not
-   * be sent by then is not sent later, as the clients' own queues would. */
+  /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms. While the client is not
+   * connected, the command waits here and not in the client's own queue, which would still send it after the
+   * limit. */
   async send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
     let left = limit;
     const before = this.#answers;
@@ -100,7 +102,7 @@ export class Channel {
       return await withTimeout(this.#call(command), left, signal);
     } catch (why) {
       if (why instanceof Aborted || isAnswer(why)) throw why;
-      // If the server has answered others meanwhile, it is slow, and not silent.
+      // If the server has answered other commands in the meantime, it is slow, and not silent.
       if (this.#answers === before) this.isSilent = true;
       const { address } = this;
       if (why instanceof TimedOut) throw new NoAnswerError(`${address}: no answer within ${limit} ms`);
@@ -121,9 +123,9 @@ export class Channel {
     return reply;
   }
 
-  /** Resolves once the client is ready, or closed: then each command fails at once. */
+  /** Resolves once the client is ready or closed. A closed client fails each command at once. */
   #whenReady(): Promise<void> {
-    // All commands that wait share one listener.
+    // All waiting commands share one listener.
     this.#ready ??= new Promise<void>((resolve) => {
       this.#endWait = resolve;
       this.link.onceReady(resolve);
@@ -133,13 +135,13 @@ export class Channel {
     return this.#ready;
   }
 
-  /** Opens a wait. The first one opens the subscription. */
+  /** Opens a wait. The first wait opens the subscription. */
   listen(): Wait {
     this.#registry ??= this.#keepSubscribed(new WaitRegistry());
     return this.#registry.open();
   }
 
-  /** Subscribes for the registry, until its last wait has ended. */
+  /** Subscribes for the registry, and closes the subscription once the registry is idle. */
   #keepSubscribed(registry: WaitRegistry): WaitRegistry {
     let subscription = this.link.subscribe(registry);
     let isChecking = false;

@@ -1,13 +1,15 @@
-// Time: a clock that includes suspends, the part of a lease that a holder may rely on, and time limits.
+// Time: a clock that includes suspends, the validity of a lease, and time limits.
 
 import os from "node:os";
 import { performance } from "node:perf_hooks";
 
 // `performance.now` stops while the machine is suspended, and a laptop that wakes up must not believe that it
-// still holds a lock. A step of the wall clock shows that the machine was suspended, or that the clock was
-// set; the uptime tells the two apart. ms
+// still holds a lock. If the wall clock jumps by more than STEP (ms), the machine was suspended or the wall
+// clock was set. The uptime shows which: it advances while the machine is suspended.
 const STEP = 20;
+/** Total time for which the machine was suspended, ms. */
 let suspended = 0;
+/** Wall clock minus `performance.now` at the last jump, ms. */
 let offset = Date.now() - performance.now();
 const uptimeOffset = uptime() - performance.now();
 
@@ -28,8 +30,8 @@ export function now(): number {
   return at + suspended;
 }
 
-/** Returns the ms of a lease of `ttl` ms that its holder may rely on: a hundredth less, for clocks of
- * different rates, and 2 ms less, for their resolution. */
+/** Returns the part of a lease of `ttl` ms that its holder may rely on, in ms: 1 % less, as the rates of two
+ * clocks differ, and 2 ms less, for the resolution of the clocks. */
 export function validity(ttl: number): number {
   return ttl - ttl / 100 - 2;
 }
@@ -42,7 +44,7 @@ export class Aborted {
   constructor(readonly reason: unknown) {}
 }
 
-/** The callbacks of all waits for one signal. They share a listener, as Node warns of more than ten. */
+/** The callbacks of one abort signal. They share one listener, as Node warns of more than ten listeners. */
 class AbortCallbacks extends Set<() => void> {
   readonly callAll = () => {
     for (const callback of this) callback();
@@ -67,8 +69,8 @@ function removeCallback(signal: AbortSignal, callback: () => void): void {
  * work itself continues. */
 export function withTimeout<T>(work: Promise<T>, ms: number, signal?: AbortSignal): Promise<T> {
   return new Promise((resolve, reject) => {
-    // After a blocked event loop the timer fires first: an answer that has arrived meanwhile is read before
-    // the time counts as over.
+    // After a blocked event loop, timers fire before arrived data is read. `setImmediate` lets an answer that
+    // has arrived in time be read first.
     const timer = setTimeout(() => setImmediate(timedOut), Math.min(Math.max(ms, 0), 2 ** 31 - 1));
     const timedOut = () => settle(() => reject(new TimedOut()));
     const aborted = () => settle(() => reject(new Aborted(signal?.reason)));

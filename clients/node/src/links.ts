@@ -35,7 +35,7 @@ export interface NodeRedisClient {
 /** A client of ioredis or of node-redis, for one server. */
 export type Client = IoredisClient | NodeRedisClient;
 
-/** What receives the messages of a subscription. */
+/** Receives the messages of a subscription. */
 export interface Subscriber {
   readonly channel: string;
   onSubscribed(): void;
@@ -48,11 +48,11 @@ export interface Subscription {
   close(): void;
 }
 
-/** A client, whichever library it is of. */
+/** A client of either library. */
 export interface Link {
   /** host:port, or a path. */
   readonly address: string;
-  /** The client puts this before each key. */
+  /** Prefix that the client is configured to put before each key. */
   readonly prefix: string;
   /** Whether all commands go to one server. */
   readonly isOneServer: boolean;
@@ -65,11 +65,11 @@ export interface Link {
   onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
   call(args: Args): Promise<unknown>;
-  /** Opens a connection that listens for the subscriber. */
+  /** Opens a connection that subscribes to the subscriber's channel. */
   subscribe(subscriber: Subscriber): Subscription;
 }
 
-/** Returns the link to a client. Throws a `TypeError` that says what to pass if it is none. */
+/** Returns the link to a client. Throws a `TypeError` that says what to pass if `client` is not a client. */
 export function linkTo(client: Client): Link {
   if (isIoredis(client)) return ioredisLink(client);
   if (!isNodeRedis(client)) throw notAClient(client);
@@ -93,7 +93,7 @@ function isNodeRedis(client: unknown): client is NodeRedisClient {
   );
 }
 
-/** Returns the error for something that is no client. */
+/** Returns the error for a value that is not a client. */
 export function notAClient(given: unknown): TypeError {
   const isObject = typeof given === "object" && given !== null;
   const kind = isObject ? (given.constructor?.name ?? "object") : given === null ? "null" : typeof given;
@@ -149,9 +149,11 @@ function number(reply: unknown): unknown {
   return typeof reply === "string" && /^-?\d+$/.test(reply) ? Number(reply) : reply;
 }
 
-/** ioredis does not know which argument of our commands is the key, so it would send each command to a random
- * node of a cluster, which redirects it: if that node hangs, holds at the other nodes are lost. Several
- * commands in one pipeline, that of `enableAutoPipelining`, would fail. */
+/** Returns a view of the cluster that sends each command to the node of its key.
+ *
+ * ioredis does not know which argument of dlock's commands is the key: it would send them to a random node,
+ * which redirects them. If that node hangs, holds at other nodes would be lost. Auto-pipelining is off, as a
+ * pipeline with keys of several nodes would fail. */
 function routed(cluster: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);
@@ -173,14 +175,14 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
-    // Without the user's type mapping, so that numbers arrive as numbers.
+    // An empty type mapping in place of the user's, so that numbers arrive as numbers.
     call: (args) => client.sendCommand(args, { typeMapping: {} }),
     subscribe(subscriber) {
       const own = client.duplicate();
       let subscribed = false;
       own.on("error", ignore);
       own.on("reconnecting", () => subscriber.onDisconnected());
-      // node-redis has subscribed again by then.
+      // On "ready" after a reconnect, node-redis has already subscribed again.
       own.on("ready", () => subscribed && subscriber.onSubscribed());
       own
         .connect()

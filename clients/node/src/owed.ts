@@ -1,5 +1,5 @@
-// Requests that must be answered in the end: releases, and the removal of a queue position. They are sent in
-// the background until they are confirmed, or until all that they could end has ended.
+// Owed requests: RELEASE and CANCEL, which the background repeats until the server has confirmed them, or
+// until the hold or queue position that they remove has expired by itself.
 
 import { now } from "./clock.js";
 import { word } from "./errors.js";
@@ -9,13 +9,13 @@ import type { Steps, Task } from "./steps.js";
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 
-/** One request to one server. */
+/** One owed request to one server. */
 export class Owed implements Task {
   changed: (() => void) | undefined;
   answered: (() => void) | undefined;
-  /** The sum of the replies; undefined before the first one. */
+  /** Sum of the replies (holds or positions that were removed); undefined before the first reply. */
   ended: number | undefined;
-  /** Whether a try had no answer: it may have ended what later ones did not find. */
+  /** Whether a try had no answer. It may have removed a hold that `ended` does not count. */
   isUnanswered = false;
   readonly #until: number;
   #next = now();
@@ -24,10 +24,10 @@ export class Owed implements Task {
   constructor(
     /** Sends the request once. */
     private readonly request: () => Steps<number>,
-    /** What the request could end has ended by itself after this time, ms. */
+    /** Time after which the hold or position has expired by itself, ms. */
     lasts: number,
-    /** Number of answers that confirm it: 2 if an earlier request, whose answer is missing, may reach the
-     * server after the first one. */
+    /** Number of answers that confirm the request: 2 if an earlier, unanswered ACQUIRE may reach the server
+     * after the first copy of it. */
     private times: number,
   ) {
     this.#until = now() + lasts;

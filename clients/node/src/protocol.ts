@@ -1,4 +1,4 @@
-// The commands and their replies, as data. Sends nothing.
+// Builds commands and reads replies. Sends nothing.
 
 import { randomBytes } from "node:crypto";
 
@@ -8,8 +8,8 @@ export type Key = string | Buffer;
 /** A command with its arguments. */
 export type Args = readonly Key[];
 
-// Random bytes for many tokens at once: one call for each token would cost more than the rest of an
-// acquisition.
+// Random bytes for the next 128 tokens: a call of `randomBytes` for each token would cost more than the rest
+// of an acquisition.
 let pool = Buffer.alloc(0);
 
 /** Returns a new token: 20 random bytes as 27 characters, like DLOCK.TOKEN. */
@@ -48,7 +48,7 @@ export function cancel(key: Key, token: string): Args {
   return ["DLOCK.CANCEL", key, token];
 }
 
-/** Asks for the head of the queue. */
+/** Asks for the first waiter of the queue. */
 export function firstWaiter(key: Key): Args {
   return ["DLOCK.WAITERS", key, "COUNT", "1"];
 }
@@ -64,12 +64,12 @@ export function pttl(key: Key): Args {
 /** Asks for the run id: see `runId`. */
 export const SERVER_INFO: Args = ["INFO", "server"];
 
-/** Returns the run id of INFO's reply; undefined if it has none. */
+/** Returns the run id in a reply to INFO; undefined if there is none. */
 export function runId(reply: unknown): string | undefined {
   return /^run_id:(\w+)/m.exec(String(reply))?.[1];
 }
 
-// The holders of a key with more of them are not read.
+// The client does not read the holders of a key that has this many or more.
 const MAX_HOLDERS = 100;
 
 /** Asks for the holders: see `holders`. */
@@ -77,10 +77,10 @@ export function inspect(key: Key): Args {
   return ["DLOCK.INSPECT", key, "COUNT", String(MAX_HOLDERS)];
 }
 
-/** The tokens that hold a key, with the ms since each grant. */
+/** Age of each hold of a key, by token, in ms. */
 export type Tokens = ReadonlyMap<string, number>;
 
-/** Returns the holders of INSPECT's reply; undefined if it does not name them all. */
+/** Returns the holders in a reply to INSPECT; undefined if the reply does not contain all of them. */
 export function holders(reply: unknown): Tokens | undefined {
   if (reply === null) return new Map();
   if (reply === undefined || reply instanceof Error) return undefined;

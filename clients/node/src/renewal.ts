@@ -1,24 +1,24 @@
-// How long a hold is valid, when it is renewed, and when it is lost. Does no I/O and starts no timer: the
-// watcher of a `Task` wakes it, and carries out the steps that it then wants.
+// The validity of a hold, its renewal and its loss. Does no I/O and starts no timer: `run.ts` wakes each
+// `Task` at its times, and carries out the steps that the task returns.
 
 import { now, validity } from "./clock.js";
 import { NotHeldError, word } from "./errors.js";
 import type { Args } from "./protocol.js";
 import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
-/** The validity of one hold, as its owner may rely on it. */
+/** The validity of one hold: the time for which its owner may rely on it. */
 export class Renewal implements Task {
   changed: (() => void) | undefined;
   isReleased = false;
   loss: NotHeldError | undefined;
   onLost: (() => void) | undefined;
-  /** The servers may keep the hold for this long, ms. */
+  /** Longest lease that was requested, ms: the servers may retain the hold for this time. */
   longestLease: number;
   /** Number of releases that each member of a quorum must answer. */
   releases = 1;
   #retryAt: number | undefined;
   #failure = "";
-  // A renewal, and an extension by the owner, take turns: their answers could arrive in either order.
+  // Set during a renewal or an extension by the owner: two EXTENDs at once could be answered in either order.
   #isExtending = false;
 
   constructor(
@@ -34,7 +34,7 @@ export class Renewal implements Task {
     this.longestLease = lease;
   }
 
-  /** Reads the clock first: a hold past its validity is lost, even if nothing has noticed yet. */
+  /** Returns whether the hold is lost. Marks it as lost first if its validity has ended. */
   isLost(): boolean {
     if (this.loss === undefined && !this.isReleased && now() >= this.validUntil) {
       this.lose(`its lease ended${this.#failure}`);
@@ -58,14 +58,15 @@ export class Renewal implements Task {
     return this.isReleased || this.loss !== undefined;
   }
 
-  /** A renewed hold is lost a tenth of its lease before its validity ends: time for its owner to stop. */
+  /** Returns when to declare the hold lost: a renewed hold a tenth of its lease before its validity ends, so
+   * that its owner has time to stop. */
   #lostAt(): number {
     return this.validUntil - (this.isRenewed ? this.lease / 10 : 0);
   }
 
   wakeAt(): number {
     if (!this.isRenewed || this.#isExtending) return this.#lostAt();
-    // After a third of the lease, so that two thirds are left for retries.
+    // Renewed after a third of the lease, so that two thirds are left for retries.
     return Math.min(this.#retryAt ?? this.validUntil - (this.lease * 2) / 3, this.#lostAt());
   }
 
@@ -91,8 +92,8 @@ export class Renewal implements Task {
     }
   }
 
-  /** Extends the hold for its owner, after an extension that is under way. Returns whether the token holds
-   * the lock. */
+  /** Sets the lease at the owner's request, after the end of any renewal that is under way. Returns whether
+   * the token holds the lock. */
   *extending(lease: number): Steps<boolean> {
     while (this.#isExtending) yield new Sleep(5);
     this.#isExtending = true;
@@ -101,7 +102,8 @@ export class Renewal implements Task {
       this.lease = lease;
       return isHeld;
     } catch (why) {
-      // The servers may have set the shorter lease, or may do so later: longer ones are not certain any more.
+      // Without an answer, a server may have set the new lease, or may do so later. Renewals ask for the
+      // shorter of both leases, as a longer one would never be certain.
       if (!word(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {
@@ -113,11 +115,11 @@ export class Renewal implements Task {
   *#extend(lease: number): Steps<boolean> {
     if (this.isLost()) return false;
     const sent = now();
-    // A shorter lease counts from the request on: the answer may be lost.
+    // A shorter lease limits the validity from now on, as its answer may be lost.
     this.validUntil = Math.min(this.validUntil, sent + validity(lease));
     this.longestLease = Math.max(this.longestLease, lease);
     const isHeld = yield* this.setLease(this, lease);
-    // The owner has been told of the loss, or could know of it, and may have stopped.
+    // The owner may have seen the loss, and stopped its work.
     if (this.isLost()) return false;
     if (!isHeld) {
       this.lose("it was taken away");
@@ -128,7 +130,7 @@ export class Renewal implements Task {
   }
 }
 
-/** Returns a function that says whether a server has been connected anew since. */
+/** Returns a function that returns whether the client has reconnected to the server since this call. */
 export function reconnection(server: { readonly connections: number }): () => boolean {
   const { connections } = server;
   return () => server.connections !== connections;
@@ -140,9 +142,10 @@ interface SentLease {
   readonly connection: number;
 }
 
-/** The leases that unanswered requests of one hold may still set at one server. A reply shows that all
- * earlier requests on its connection were carried out. A request on an earlier connection can arrive at any
- * time: from then on a longer lease is not certain there. */
+/** The leases that unanswered requests of one hold may still set at one server. A reply shows that the server
+ * has carried out all earlier requests on the same connection. A request on an earlier connection may still
+ * arrive at any time: until the hold ends, a longer lease than that of the request is not certain at this
+ * server. */
 export class UnansweredLeases {
   #sent: SentLease[] = [];
 
@@ -167,7 +170,8 @@ export class UnansweredLeases {
   }
 
   #replied(request: SentLease): void {
-    // A client that sends a request again over a new connection receives the reply to its copy.
+    // The client has resent the request over a new connection, and this is the reply to that copy: the first
+    // copy may still arrive.
     if (request.connection !== this.server.connections) return;
     const at = this.#sent.indexOf(request);
     this.#sent = this.#sent.filter(

@@ -1,5 +1,5 @@
-// One command to one server: sends it, and reads its reply. A reply of another kind than the command has is
-// an error: a client that does not send the command must never look as if it held a lock.
+// One command to one server: sends it, and reads its reply. A reply of an unexpected type is an error: with a
+// client that does not send the command (a pipeline, a mock), an acquisition must never seem to succeed.
 
 import { LockError, word } from "./errors.js";
 import { type Args, acquire, type Key, pttl } from "./protocol.js";
@@ -14,7 +14,7 @@ export interface Request {
   readonly key: Key;
   /** The key as text. */
   readonly name: string;
-  /** ms */
+  /** Lease length in ms. */
   readonly lease: number;
   /** Options of ACQUIRE: SHARED or PERMITS. */
   readonly mode: Args;
@@ -25,7 +25,7 @@ export interface Request {
   readonly retryDelay: number;
 }
 
-/** A lock that was granted to a token. */
+/** A hold: a lock that was granted to a token. */
 export interface Granted {
   readonly token: string;
   /** Null for a quorum without a confirm phase. */
@@ -35,19 +35,21 @@ export interface Granted {
   /** Sets the lease. Returns whether the token holds the lock. */
   setLease(hold: Renewal, lease: number): Steps<boolean>;
   isHeld(): Steps<boolean>;
-  /** Ends the hold. Returns whether there was one; undefined if an unanswered release may have ended it. A
-   * release without an answer continues in the background for as long as the hold can last. */
+  /** Ends the hold. Returns whether the hold still existed; undefined if an earlier, unanswered release may
+   * have ended it. A release without an answer is repeated in the background until the hold has expired. */
   release(hold: Renewal): Steps<boolean | undefined>;
 }
 
 /** An acquisition: one attempt to get the lock, with any number of requests. */
 export interface Acquisition {
-  /** Acquires the lock, at the latest at `end`. If `waits` is false, does not wait for other clients. Returns
-   * null if another client has the lock; then nothing of it is left on the servers. */
+  /** Acquires the lock. Waits for other clients until `end`, or not at all if `waits` is false. Returns null
+   * if another client has the lock; then neither a hold nor a queue position is left on the servers. */
   run(waits: boolean, end: number): Steps<Granted | null>;
-  /** Returns the step that takes back what the servers may have granted; undefined if they were not asked. */
+  /** Returns the step that releases whatever the servers may have granted; undefined if no request was
+   * sent. */
   takeBack(): Owe | undefined;
-  /** Whether it is certain that nothing of a failed acquisition is left on the servers. */
+  /** Returns true if it is certain that a failed acquisition left no hold or queue position on the
+   * servers. */
   isTakenBack(): boolean;
 }
 
@@ -68,13 +70,13 @@ export function* tryAcquire(request: Request, token: string, position: Args = []
     if (word(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request)) return "foreign";
     const type = yield* typeOf(key);
-    // A string that has gone meanwhile was a lock.
+    // The string that was at the key is gone: it was a lock that has been released.
     if (type === "none" || type === LOCK_TYPE) return "foreign";
     throw occupied(request.name, type, why);
   }
 }
 
-/** Returns the fence of a reply to ACQUIRE or CONFIRM; null for null. */
+/** Returns the fence in a reply to ACQUIRE or CONFIRM; null for a null reply. */
 export function fenceOf(reply: unknown): number | null {
   if (reply === null || Number.isSafeInteger(reply)) return reply as number | null;
   throw unexpected(reply);
@@ -94,8 +96,8 @@ function unexpected(reply: unknown): LockError {
   );
 }
 
-/** Carries out `steps`, which return an integer reply. Returns `otherwise` if something else than a lock is
- * at the key: it has replaced the hold. */
+/** Carries out `steps`, which return an integer reply. Returns `otherwise` if the key no longer holds a lock:
+ * another command has replaced it. */
 export function* orWrongType(steps: Steps<unknown>, otherwise: number): Steps<number> {
   try {
     return integerOf(yield* steps);
@@ -105,7 +107,7 @@ export function* orWrongType(steps: Steps<unknown>, otherwise: number): Steps<nu
   }
 }
 
-/** One command as steps. */
+/** Returns steps that send one command and return its reply. */
 export function* send(command: Args | Send): Steps<unknown> {
   return yield command;
 }
@@ -115,7 +117,7 @@ function* isForeignLock({ key }: Request): Steps<boolean> {
   try {
     return /^[0-9a-f]{32}$/.test(String(yield ["GET", key]));
   } catch (why) {
-    // The key is no string, or the user may not read it.
+    // The value is not a string, or the user may not read it.
     if (word(why)) return false;
     throw why;
   }

@@ -19,20 +19,20 @@ import {
 } from "./steps.js";
 import { times } from "./waits.js";
 
-// Time limit of an answer in the background, ms.
+// Time limit of an answer to a background task, ms.
 const BACKGROUND_ANSWER = 1000;
-// Longest timer before the clock is read again: timers stop while the machine is suspended. ms
+// Longest timer, ms. Timers stop while the machine is suspended, so the clock is read again after this time.
 const TICK = 1000;
 
-/** A server, or the members of a quorum. */
+/** The servers that carry out steps: a single one, or the members of a quorum. */
 export interface Where {
   readonly channels: readonly Channel[];
-  /** Time limit of an answer in ms, for the members of a quorum. */
+  /** Time limit of an answer in ms; undefined for `times.answer`. */
   readonly limit?: number;
 }
 
-/** Carries out `steps` and returns their result. When `signal` is aborted, throws `Aborted` into them; what
- * they still yield to clean up is carried out. */
+/** Carries out `steps` and returns their result. When `signal` is aborted, throws `Aborted` into the steps
+ * once. Carries out the steps that they yield after that to clean up, and throws the signal's reason. */
 export async function run<T>(
   steps: Steps<T>,
   where: Where,
@@ -73,7 +73,7 @@ function perform(step: Step, where: Where, limit: number, signal: AbortSignal | 
   return owe(step as Owe, where);
 }
 
-/** Resolves when `end` does, at the latest after `ms`. */
+/** Resolves when `end` resolves, or after `ms`. */
 async function pause(end: Promise<unknown>, ms: number, signal?: AbortSignal): Promise<void> {
   try {
     await withTimeout(end, ms, signal);
@@ -118,7 +118,7 @@ function owe(step: Owe, where: Where): Promise<void> {
   return pause(enough, times.patience);
 }
 
-/** Wakes the task at its times. Keeps no process alive. */
+/** Wakes the task at its times until it is finished. Its timer does not keep the process alive. */
 function watch(task: Task, where: Where): void {
   let timer: NodeJS.Timeout | undefined;
   const arm = () => {
@@ -134,7 +134,7 @@ function watch(task: Task, where: Where): void {
         run(steps, where, undefined, BACKGROUND_ANSWER).then(arm, (why) => process.emitWarning(why));
       }
     }
-    // The task may have to be woken again before these steps end: a hold can be lost while its renewal hangs.
+    // Armed before the steps end, as a hold can be lost while its renewal hangs.
     arm();
   };
   task.changed = arm;

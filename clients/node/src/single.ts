@@ -1,4 +1,4 @@
-// A lock of a single server: one acquisition with its wait in the queue, and the hold.
+// A lock on a single server: one acquisition with its wait in the queue, and the hold.
 
 import { now, validity } from "./clock.js";
 import { GraceError, LateError, LockError, NoAnswerError, refusal, word } from "./errors.js";
@@ -18,12 +18,12 @@ import {
 import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, times, type Wait } from "./waits.js";
 
-// The grace period may end earlier than the server said: it is asked again after at most this, ms.
+// Longest pause during a grace period, ms: an operator can end it earlier than the server said.
 const GRACE_CHECK = 2000;
 
 const contended = new ContendedKeys();
 
-/** A server, as its client reaches it. */
+/** State of a server's connection: `Channel` implements it. */
 interface Server {
   readonly address: string;
   readonly isClosed: boolean;
@@ -33,18 +33,20 @@ interface Server {
 /** One acquisition, with one token. */
 export class SingleAttempt implements Acquisition {
   readonly #token = freshToken();
+  /** Whether a request was sent, so that the server may have granted the lock. */
   #isAsked = false;
   #owed: Owed | undefined;
-  /** Undefined until it waits. */
+  /** Undefined until the acquisition waits in the queue. */
   #wait: Wait | undefined;
   #notify = true;
-  /** The server keeps the position for this long, ms. */
+  /** Time for which the server retains the position, ms. */
   #keep = times.keep;
-  /** The last failure, if no answer has arrived since. */
+  /** The error of the last request if it had no answer. */
   #unanswered: NoAnswerError | undefined;
-  /** Send time of the first request whose answer would grant: a request that is sent again keeps it, as the
-   * server may count the lease from the first one. */
+  /** Send time of the first request since the last answer: the server may have granted any of these requests,
+   * so it may count the lease from the first one. */
   #sentAt: number | undefined;
+  /** Time of the last answer. */
   #answeredAt = now();
 
   constructor(
@@ -62,7 +64,7 @@ export class SingleAttempt implements Acquisition {
   }
 
   isTakenBack(): boolean {
-    // A request without an answer may still be carried out.
+    // The server may still carry out a request without an answer.
     return this.#unanswered === undefined && (this.#owed === undefined || this.#owed.ended !== undefined);
   }
 
@@ -70,7 +72,7 @@ export class SingleAttempt implements Acquisition {
     try {
       const granted = yield* this.#acquire(waits, end);
       if (granted === null && this.#unanswered !== undefined) throw this.#unanswered;
-      // Removes the position, or a grant that has just been made.
+      // Removes the position, or ends a hold that was granted at this moment.
       const leave = send(release(this.request.key, this.#token));
       if (granted === null && this.#wait !== undefined) yield* orWrongType(leave, 0);
       return granted;
@@ -126,7 +128,7 @@ export class SingleAttempt implements Acquisition {
     return acquired;
   }
 
-  /** Returns the hold; null if its answer took longer than the lease. */
+  /** Returns the hold; null if the answer took longer than the lease. */
   #granted(fence: number): Granted | null {
     const validUntil = this.#sentAt! + validity(this.request.lease);
     this.#sentAt = undefined;
@@ -137,22 +139,22 @@ export class SingleAttempt implements Acquisition {
   *#listen(end: number): Steps<void> {
     const wait: Wait = yield new Listen();
     this.#wait = wait;
-    // A message before the subscription would be lost. If there is none, only the first wait of the client
-    // waits to find that out.
+    // A message from before the subscription would be lost. If the client cannot subscribe, only its first
+    // wait is delayed to find that out.
     if (!wait.registry.isSettled) yield new Pause(wait, Math.min(times.connect, end - now()));
   }
 
-  /** Returns the time after which to ask again, if no message arrives. */
+  /** Returns the time after which to ask again if no message arrives, ms. */
   #nextAsk(): number {
     if (!this.#notify || !this.#wait?.registry.isSubscribed) return this.request.retryDelay;
     return Math.min(times.ask, this.#keep / 3);
   }
 
-  /** Whether the server may accept the request in another form: without messages, or for a shorter time. */
+  /** Returns whether to ask again without messages, or for a shorter retention of the position. */
   #askDifferently(why: unknown): boolean {
     if (this.#wait === undefined) return false;
     if (word(why) === "NOPERM" && this.#notify) {
-      // No right to the channel.
+      // The user has no right to the channel.
       this.#notify = false;
       return true;
     }
@@ -164,15 +166,15 @@ export class SingleAttempt implements Acquisition {
     return false;
   }
 
-  /** Returns the pause during an outage. A wait outlasts one that its position outlasts, but not its
-   * client. */
+  /** Returns the pause before the next request after one without an answer, ms. Throws `why` if the
+   * acquisition is not waiting, if its position may have expired, or if the client is closed. */
   #outage(why: NoAnswerError): number {
     this.#unanswered = why;
     if (this.#wait === undefined || this.server.isClosed || now() - this.#answeredAt > times.keep) throw why;
     return this.request.retryDelay;
   }
 
-  /** Returns the time after which to ask again a server that is in its grace period. Throws any other
+  /** Returns the pause before the next request to a server in its grace period, ms. Throws any other
    * error. */
   #refused(why: unknown, waits: boolean, end: number): number {
     this.#sentAt = undefined;
@@ -219,7 +221,7 @@ export class SingleHold implements Granted {
     try {
       return (yield* ask()) > 0 || (isAnew() ? undefined : false);
     } catch (why) {
-      // A server that refuses to write keeps the hold.
+      // Also after an error reply: a server that refuses writes retains the hold.
       const owed = new Owed(ask, longestLease, 2);
       yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
       throw why;

@@ -1,10 +1,10 @@
-// The steps that the deciding code yields; `run.ts` carries them out and returns each outcome. So the
-// decisions do no I/O, and tests play them without a server.
+// Steps: the I/O that a generator asks for by yielding data. `run.ts` carries each step out and sends its
+// outcome back. So the generators do no I/O themselves, and tests run them without a server.
 
 import type { Args } from "./protocol.js";
 import type { Wait } from "./waits.js";
 
-/** Decisions: a generator that yields steps, receives their outcomes, and returns a `T`. */
+/** A generator that yields steps, receives their outcomes, and returns a `T`. */
 // biome-ignore lint/suspicious/noExplicitAny: the type of an outcome depends on its step
 export type Steps<T> = Generator<Step, T, any>;
 
@@ -37,13 +37,14 @@ export class Pause {
   ) {}
 }
 
-/** Work in the background, done at times that the task chooses. */
+/** Background work at times that the task chooses. */
 export interface Task {
   /** Set by the watcher: call it when `finished` or `wakeAt` has changed. */
   changed: (() => void) | undefined;
   finished(): boolean;
   /** When to call `wake`, as `now()`. */
   wakeAt(): number;
+  /** Returns the steps that are due, if any. */
   wake(): Steps<void> | undefined;
 }
 
@@ -52,20 +53,22 @@ export class Watch {
   constructor(readonly task: Task) {}
 }
 
-/** Send releases in the background until they are confirmed. Wait a moment for `enough` of them. */
+/** Send owed requests in the background until they are confirmed. Wait for `enough` of the answers, at most
+ * for `times.patience`. */
 export class Owe {
   constructor(
-    /** By member of a quorum; a single server is number 0. */
+    /** By the number of the member; a single server is number 0. */
     readonly owed: ReadonlyMap<number, Task & { answered: (() => void) | undefined }>,
     readonly enough: () => boolean,
   ) {}
 }
 
-/** The answers of members by their number: what their steps returned or threw. */
+/** The answers by the number of the member: the value that its steps returned, or the error that they
+ * threw. */
 export type Answers = Map<number, unknown>;
 
-/** Carry out steps at several members in parallel. The outcome is the answers, once there are `enough`; the
- * other steps continue. */
+/** Carry out steps at several members in parallel. The outcome is the answers so far, once they are `enough`
+ * or complete. The steps at the other members continue. */
 export class Ask {
   constructor(
     readonly members: readonly number[],

@@ -9,25 +9,25 @@ import { now } from "./clock.js";
 export const times = {
   /** Time limit of an answer of a single server. */
   answer: 5_000,
-  /** Default time limit of an answer of a member of a quorum. */
+  /** Default time limit of one member's answer in a quorum. */
   nodeTimeout: 250,
-  /** The caller waits for releases that are owed for at most this. */
+  /** Longest time that a caller waits for owed releases. */
   patience: 500,
-  /** The server keeps a position for this long after each request for it. A grant to a waiter that has died
-   * lasts no longer either. */
+  /** Time that the server retains a queue position after each request for it. A grant to a waiter that has
+   * died lasts no longer either. */
   keep: 10_000,
-  /** A wait asks again after this time without a message. */
+  /** Pause between two requests of a wait that receives no message. */
   ask: 3_333,
-  /** The start of a wait is delayed by at most this for the subscription. */
+  /** Longest time that a wait is delayed for the first subscription of its client. */
   connect: 1_000,
-  /** After this time without a message the client sends PING to its subscriber; without an answer it connects
-   * anew. */
+  /** After this time without a message the client sends a PING over the subscriber's connection. If the PING
+   * has no answer, the subscriber reconnects. */
   silence: 3_000,
-  /** The subscriber stays connected for this long after the last wait. */
+  /** Time that the subscriber stays connected after the last wait. */
   idle: 10_000,
 };
 
-/** A flag with a wake-up: set by `ring`, until `clear`. */
+/** A flag that wakes its waiter: `ring` sets it, `clear` clears it. */
 export class Bell {
   #rung = false;
   #wake: (() => void) | undefined;
@@ -45,12 +45,13 @@ export class Bell {
     this.#rung = false;
   }
 
+  /** Resolves when the flag is set. Has one waiter at a time. */
   rung(): Promise<void> {
     return this.#rung ? Promise.resolve() : new Promise((resolve) => (this.#wake = resolve));
   }
 }
 
-/** A wait, and the last message about it. */
+/** One wait, and the last message about it. */
 export class Wait {
   readonly bell = new Bell();
   granted = false;
@@ -128,13 +129,13 @@ export class WaitRegistry {
   }
 }
 
-// A key stays contended for this long after it was found taken, ms.
+// Time for which a key counts as contended after it was found taken, ms.
 const CONTENDED = 1000;
-// A memory of more keys is emptied.
+// Number of keys in a `KeyMemory`.
 const MAX_KEYS = 1000;
 
-/** The keys that were found taken a short while ago: the next acquisition of one of them enters the queue
- * with its first request. */
+/** The keys that were found taken within the last `CONTENDED` ms. The next acquisition of such a key enters
+ * the queue with its first request. */
 export class ContendedKeys {
   readonly #until = new KeyMemory<number>();
 
@@ -147,7 +148,7 @@ export class ContendedKeys {
   }
 }
 
-/** A map of at most `MAX_KEYS` keys. */
+/** A map of at most `MAX_KEYS` keys. It is emptied before it would exceed them. */
 export class KeyMemory<T> extends Map<string, T> {
   override set(name: string, value: T): this {
     if (this.size >= MAX_KEYS && !this.has(name)) this.clear();
