@@ -42,7 +42,7 @@ def test_silent_members_are_not_awaited_while_a_majority_answers():
     # One question at a time.
     _, step = asking(quorum)
     assert sorted(step.questions) == [1, 2, 4]
-    step.heard(3, "an answer, at last", Peer("server 3"))
+    step.on_answer(3, "an answer, at last", Peer("server 3"))
     _, step = asking(quorum)
     assert sorted(step.questions) == [1, 2, 3, 4]
     assert not step.enough({1: 1, 2: 1, 4: 1})
@@ -58,14 +58,14 @@ def test_a_member_that_was_never_asked_is_awaited_once():
     quorum = quorum_of(5)
     for member in 3, 4:
         del quorum.run_ids[member]
-    steps = quorum.meet()
+    steps = quorum.identify_members()
     step = next(steps)
     assert sorted(step.questions) == [3, 4]
-    step.heard(3, redis.TimeoutError(), Peer(None))
+    step.on_answer(3, redis.TimeoutError(), Peer(None))
     # The other member has not answered in time either.
     with pytest.raises(StopIteration):
         steps.send({3: redis.TimeoutError()})
-    assert list(quorum.meet()) == []
+    assert list(quorum.identify_members()) == []
     _, step = asking(quorum)
     assert step.enough({0: 1, 1: 1, 2: 1})
 
@@ -136,10 +136,10 @@ def test_a_noted_queue_sends_all_waits_to_it_and_none_back():
     watches = [QueueWatch(quorum, member, b"foo") for member in quorum.all()]
     quorum.queue_watches.update({(member, b"foo"): watch for member, watch in enumerate(watches)})
     quorum.note_queue(b"foo", 1)
-    assert [watch.left for watch in watches] == [1, 0, 1]
+    assert [watch.departures for watch in watches] == [1, 0, 1]
     quorum.note_queue(b"foo", 0)
     assert quorum.order(b"foo") == [1, 2]
-    assert [watch.left for watch in watches] == [1, 0, 1]
+    assert [watch.departures for watch in watches] == [1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,22 @@ def test_a_noted_queue_sends_all_waits_to_it_and_none_back():
 )
 def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, after, waiters, order):
     quorum = quorum_of(3)
-    attempt = QuorumAttempt(quorum, b"foo", "foo", b"own", 10_000, lambda: (), of_thread(), False)
+    attempt = QuorumAttempt(
+        quorum,
+        key=b"foo",
+        name="foo",
+        token=b"own",
+        lease=10_000,
+        terms=lambda: (),
+        owner=of_thread(),
+        fenced=False,
+    )
     won = attempt._begin(quorum.order(b"foo"))
     won.answers = {0: 5, 1: 6, 2: None}
-    (begun,) = attempt._meet_others(won)
+    (begun,) = attempt._note_other_waiters(won)
     assert begun.member is None
-    # One wait looks at a time. The next look is at once if the last one found no others.
-    assert list(attempt._meet_others(won)) == []
+    # One wait searches at a time. The next search may begin at once if the last one found no other clients.
+    assert list(attempt._note_other_waiters(won)) == []
     steps = begun.steps
     next(steps)
     steps.send(inspected({2: before}))
@@ -169,7 +178,7 @@ def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, 
         steps.send(inspected({2: after}))
         steps.send({2: waiters})
     assert quorum.order(b"foo") == order
-    assert quorum.contention.may_look(b"foo") == (not (set(before) & set(after) - {b"own"}))
+    assert quorum.contention.may_search(b"foo") == (not (set(before) & set(after) - {b"own"}))
 
 
 def inspected(tokens):
@@ -203,8 +212,8 @@ def test_waits_leave_a_queue_that_does_not_move_and_the_last_one_later(monkeypat
     watch = QueueWatch(quorum, 2, b"foo")
     for _ in range(2):
         watch._at = 0
-        assert list(watch.look(is_last)) == []
-    assert watch.left == left
+        assert list(watch.check(is_last)) == []
+    assert watch.departures == left
 
 
 def test_a_member_that_does_not_answer_a_release_is_silent():

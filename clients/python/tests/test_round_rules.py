@@ -41,8 +41,8 @@ def test_an_address_that_leads_to_another_members_server_does_not_vote():
     this = Round(quorum, Request(b"foo", "foo", LEASE, (), False), b"token", [])
     steps = this.at_once()
     step = next(steps)
-    step.heard(0, 5, Peer("server 0"))
-    step.heard(1, 6, Peer("server 0"))
+    step.on_answer(0, 5, Peer("server 0"))
+    step.on_answer(1, 6, Peer("server 0"))
     assert not step.enough({0: 5, 1: 6})
     with pytest.raises(StopIteration) as end:
         steps.send({0: 5, 1: 6, 2: None})

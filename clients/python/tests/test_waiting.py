@@ -188,7 +188,7 @@ def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch)
     monkeypatch.setattr("dlock._single_attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
-    monkeypatch.setattr(_waits.WaitRegistry, "heard", lambda *_: None)
+    monkeypatch.setattr(_waits.WaitRegistry, "on_message", lambda *_: None)
     holder()
     waiter.join(20)
     assert waiter.outcome is True

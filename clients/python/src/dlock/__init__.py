@@ -1,4 +1,4 @@
-"""Locks of a Redis or Valkey server with the dlock module, over redis-py or valkey-py."""
+"""Locks on a Redis or Valkey server with the dlock module, through a client of redis-py or valkey-py."""
 
 from redis.exceptions import LockError, LockNotOwnedError
 

@@ -1,5 +1,5 @@
-"""The clients of redis-py and valkey-py: which of them a lock accepts, and the connections of the background,
-which reach the same server with short time limits."""
+"""The clients of redis-py and valkey-py: checks of the user's client, and the connections of the background
+to the same server, which have short time limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ._steps import LIMIT, Peer
 # The name of the background's connections in CLIENT LIST (Redis 7.2, Valkey 8).
 LIBRARY_NAME = "dlock-client"
 
-# Number of connections that are left open for the sake of a late ACQUIRE.
+# Number of connections with a late ACQUIRE that each `MemberConnection` leaves open.
 MAX_LATE = 100
 
 Address = tuple[str, int]
@@ -45,7 +45,7 @@ class SyncClient(Protocol):
 
 
 class AsyncClient(Protocol):
-    """The same classes of `redis.asyncio` and `valkey.asyncio`."""
+    """`redis.asyncio.Redis`, and the other classes of `SyncClient` in their asyncio packages."""
 
     def execute_command(self, *args: Any, **options: Any) -> Awaitable[Any]: ...
 
@@ -78,7 +78,7 @@ def _client_classes() -> Iterator[tuple[type, bool, bool]]:
     """Yields the classes of clients, whether they are for asyncio, and whether they are for clusters."""
     for package, names in LIBRARIES.items():
         for module, is_async in (package, False), (f"{package}.asyncio", True):
-            # A module that is not loaded has made no client.
+            # If a module is not loaded, no object can be a client of it.
             loaded = sys.modules.get(module)
             for name, is_cluster in zip(names, (False, True)):
                 if loaded is not None:
@@ -114,7 +114,7 @@ def _got(client: Any, is_async: bool) -> str:
 
 
 def translated(why: BaseException) -> BaseException:
-    """Returns the error of redis-py for an error of valkey-py, and any other error as it is."""
+    """Translates an error of valkey-py to that of redis-py. Returns any other error as it is."""
     if _package(type(why)) != "valkey":
         return why
     for base in type(why).__mro__:
@@ -152,7 +152,7 @@ def _package(kind: Any) -> str:
 
 
 def _of(kind: Any, name: str) -> Any:
-    """Returns a member of the package that the class comes from."""
+    """Returns the object with this name from the package of the class `kind`."""
     module, _, attribute = f"{_package(kind)}.{name}".rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
@@ -218,8 +218,8 @@ def _connect_function(kind: Any, options: Mapping[str, Any]) -> tuple[str, Calla
 
 
 def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a connection of the background: the client's, with short time limits and without
-    retries."""
+    """Returns the options of a background connection: the options of the client's connections, with short
+    time limits and without retries."""
     names = "socket_timeout", "socket_connect_timeout"
     limits = {name: min(options.get(name) or LIMIT, LIMIT) for name in names}
     is_async = ".asyncio" in kind.__module__ or inspect.iscoroutinefunction(kind.connect)
@@ -362,7 +362,7 @@ class AsyncMemberConnection:
         return self._connection
 
     async def _is_stale(self, connection: Any) -> bool:
-        # redis-py has renamed it.
+        # Versions of redis-py name the method differently.
         can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
         try:
             return bool(await can_read())
@@ -389,17 +389,17 @@ class AsyncMemberConnection:
 
 
 async def _disconnect(connection: Any) -> None:
-    # Without waiting for the end of the connection: a busy server may not notice it in time.
+    # Without waiting until the connection is closed, which a busy server may delay.
     await connection.disconnect(nowait=True)
 
 
 class Nodes:
-    """A cluster, for renewals from asyncio: each node over a connection of its own. redis-py's client can
-    stop every request while it finds out what happened to a node that does not answer."""
+    """The nodes of a cluster, for renewals from asyncio, each over a connection of its own. redis-py's client
+    may delay the requests to all nodes while it finds out what happened to one that does not answer."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        # The client of each node, with a lock, as only one request at a time can use it.
+        # By address: a client, and a lock, as only one request at a time may use the client.
         self._owns: dict[Address, tuple[Any, asyncio.Lock]] = {}
         # The nodes that did not answer the last request.
         self._silent: set[Address] = set()
@@ -415,8 +415,8 @@ class Nodes:
             await own.connection_pool.disconnect()
 
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
-        """Sends a command to the node of its key. If that node is silent, asks another node, which redirects
-        the command if the slot has moved."""
+        """Asks the node of the key. If it does not answer, asks another node, which redirects if the key has
+        moved."""
         addresses = {_node_address(each) for each in self._cluster.get_nodes()}
         at, asked = _node_address(node), set[Address]()
         if at in self._silent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 # CLOCK_BOOTTIME advances while the machine is suspended, so a client notices after a resume that its lease
-# has ended. On macOS, CLOCK_MONOTONIC advances, too, and `time.monotonic` does not.
+# has ended. On macOS, CLOCK_MONOTONIC does so, too, unlike `time.monotonic`.
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 

@@ -1,7 +1,8 @@
-"""Holds, with their validity, renewal and loss; and owed commands, which are sent until they are confirmed.
+"""Holds, with their validity, renewal and loss; and owed commands, which are repeated until they are
+confirmed.
 
-Both are tasks: a driver asks a `Task` when to wake it, and carries out the steps that the task then returns.
-This module does no I/O and starts no thread."""
+Both are tasks: a driver wakes a `Task` at its times, and carries out the steps that the task returns. This
+module does no I/O and starts no thread."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class UnansweredLeases:
 
 
 class Hold:
-    """A lock that is held by a token, with the validity that its owner may rely on."""
+    """The hold of one token, with its validity: the time for which its owner may rely on it."""
 
     def __init__(
         self,
@@ -82,15 +83,19 @@ class Hold:
         # Returns steps that set the lease, and return whether the token holds the lock.
         self._ask = ask
         self.pid = os.getpid()
+        # Number of times that a reentrant hold was entered.
         self.depth = 1
+        # True once the hold was released, or replaced in its lock object.
         self.over = False
+        # The reason of the loss.
         self.loss: str | None = None
         # True after a RELEASE without an answer, which may have ended the hold.
         self.release_sent = False
-        # The members that have not answered an ACQUIRE, and may execute it after a RELEASE.
+        # The members with an unanswered ACQUIRE, which they may execute after a RELEASE.
         self.orphaned: set[int] = set()
         # The members that may hold the lock for this token. None means all.
         self.members_asked: set[int] | None = None
+        # Called when the hold is lost or over.
         self.wakers: list[Callable[[], object]] = []
         # Ends the watch over the hold. Set by the driver that watches it.
         self.forget: Callable[[], object] | None = None
@@ -180,7 +185,7 @@ class Hold:
             if not self.over:
                 yield from self.extend(self.lease)
             self._retry_at = None
-        # Any exception: clusters and credential providers raise classes of their own.
+        # Catches any exception, as clusters and credential providers raise classes of their own.
         except Exception as why:
             self._failure = f"{type(why).__name__}: {why}"
 
@@ -216,14 +221,14 @@ class Hold:
 
 
 class Owed:
-    """A command that is sent until it is confirmed, but no longer than `lasts` seconds."""
+    """A command that is repeated until it is confirmed, for at most `lasts` seconds."""
 
     def __init__(self, command: Args, lasts: float, *, times: int | None = 1) -> None:
         """``lasts``: the seconds after which the command is pointless. ``times``: the number of answers that
         confirm it; None means that it is repeated until ``lasts`` is over."""
         # Sum of the replies. None before the first reply.
         self.ended: int | None = None
-        # True after a request without an answer. It may have ended a hold that `ended` does not count.
+        # True after a request without an answer, which may have ended a hold that `ended` does not count.
         self.unanswered = False
         self.forget: Callable[[], object] | None = None
         self.answered: Callable[[], object] | None = None

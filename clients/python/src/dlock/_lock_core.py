@@ -1,5 +1,6 @@
-"""The lock itself, as steps: each method yields a command as a tuple, or a class of `_steps.py`, and receives
-the outcome. `lock.py` carries the steps out with threads, `asyncio.py` with tasks."""
+"""The logic of a lock, without I/O. Methods that return `Steps` yield each command as a tuple, or an object
+of `_steps.py`, and receive the outcome. `lock.py` has the steps carried out in threads, `asyncio.py` in
+tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ C = TypeVar("C")
 
 
 class Core(Generic[C]):
-    """What `Lock` and `asyncio.Lock` share."""
+    """The common base class of `Lock` and `asyncio.Lock`."""
 
     def __init__(
         self,
@@ -78,21 +79,22 @@ class Core(Generic[C]):
         self._owner_given = None if owner is None else self._encode(owner)
 
     def register_scripts(self) -> None:
-        """Does nothing: there are no scripts."""
+        """Does nothing: dlock has no scripts. `redis.lock.Lock` has this method."""
 
     def _check(self, redis: Any) -> None:
-        """Raises TypeError unless this is a client of the right kind."""
+        """Raises TypeError unless ``redis`` is a client of the right kind."""
         raise NotImplementedError
 
     def _owner(self) -> Owner:
-        """Returns the current thread or task: it may enter a reentrant hold again."""
+        """Returns the owner of the current thread or task. The owner of a reentrant hold may enter it
+        again."""
         raise NotImplementedError
 
     def _terms(self, owner: Owner) -> Args:
         """Returns ACQUIRE's terms: the mode and the owner.
 
-        If several threads use one object, any of them may release the hold while the one that acquired it
-        waits. Then the server must not take that thread for the owner, and no owner is sent."""
+        Sends no owner if threads share the hold (`thread_local` is False): the thread that acquired the lock
+        may wait for another lock while a second thread releases this one, which would be no deadlock."""
         if self._owner_given is not None:
             return (*self._mode, "OWNER", self._owner_given) if self._owner_given else self._mode
         return (*self._mode, *owner.terms()) if self.thread_local else self._mode
@@ -113,22 +115,24 @@ class Core(Generic[C]):
         return hold if hold is not None and token is not None and hold.token == self._encode(token) else None
 
     def _hold_of_thread(self) -> Hold | None:
-        """Returns the hold of which to report the loss. Raises `LockError` if another thread acquired it."""
+        """Returns the hold of this thread, for `lost`. Raises `LockError` if another thread has acquired the
+        lock with this object: `lost` would show False there, whatever happens to that hold."""
         hold, latest = self._hold(), self._latest
         if hold is None and self.thread_local and latest is not None and not latest.over:
-            text = "Another thread has acquired the lock: read `lost` in that thread, and pass it on"
+            text = "Another thread has acquired the lock: read `lost` in that thread, and pass the event on"
             raise error(LockError, text, self.name)
         return hold
 
     def _held(self, doing: str) -> bytes:
-        """Returns the token, for a command of its holder."""
+        """Returns the token of the hold. Raises `LockError` if this object holds nothing; `doing` is the
+        action for the message."""
         token = self.local.token
         if token is None:
             raise error(
                 LockError, f"Cannot {doing} a lock that's not owned or is already unlocked.", self.name
             )
         hold = self._hold()
-        # A hold belongs to the process that acquired it: the end of a fork must not release it.
+        # A hold belongs to the process that acquired it: a forked child that exits must not release it.
         if hold is not None and hold.pid != os.getpid():
             raise self._not_owned(doing, "another process acquired it")
         return self._encode(token)
@@ -145,7 +149,8 @@ class Core(Generic[C]):
     def _acquiring(
         self, sleep: Number | None, blocking: bool | None, limit: Number | None, token: Any
     ) -> Steps:
-        """Acquires. Arguments that are None have the values of the lock object."""
+        """Acquires the lock. Returns whether it was granted. An argument that is None has the value of the
+        lock object's attribute."""
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
         limit = self.blocking_timeout if limit is None else limit
@@ -172,7 +177,7 @@ class Core(Generic[C]):
             raise
         except BaseException:
             # The server may have granted a request that it has not answered.
-            if attempt.asked:
+            if attempt.request_sent:
                 yield from attempt.take_back()
             raise
         finally:
@@ -195,14 +200,14 @@ class Core(Generic[C]):
             if inside.token == hold.token:
                 inside.end()
             else:
-                # Another thread or task held the lock through this object, and has lost it.
+                # Another token has been granted, so this object's earlier hold is lost.
                 inside.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
             try:
                 yield Watch(hold)
             except BaseException:
-                # No thread can be started, and the caller does not know that it has the lock.
+                # No thread can be started. Releases, as the caller gets an error and no hold.
                 yield from self._releasing()
                 raise
         return True
@@ -212,7 +217,8 @@ class Core(Generic[C]):
 
     @contextlib.contextmanager
     def _leaving(self) -> Iterator[None]:
-        """Surrounds the release at the end of a ``with``."""
+        """Context of the release at the end of a ``with``: logs a `LockError` unless
+        `raise_on_release_error`."""
         try:
             yield
         except LockError:
@@ -220,7 +226,7 @@ class Core(Generic[C]):
                 raise
             logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
 
-    # Requests to a single server. `_quorum_core.py` asks a majority instead.
+    # Requests to a single server. `QuorumCore` overrides these methods.
 
     def _attempt(self, token: bytes | None, owner: Owner) -> Any:
         return SingleAttempt(self._key, self.name, token, self._lease(), self._terms(owner), owner)
@@ -243,7 +249,7 @@ class Core(Generic[C]):
         return (yield from _protocol.send_or(_protocol.holds(self._key, token), 0))
 
     def _ask_pttl(self, token: bytes) -> Steps:
-        """Returns the ms left of the token's lease, -2 for none."""
+        """Returns the ms left of the token's lease; -2 if the token has no hold."""
         return (yield from _protocol.send_or(_protocol.pttl(self._key, token), -2))
 
     def _ask_locked(self) -> Steps:
@@ -252,22 +258,22 @@ class Core(Generic[C]):
         return left is FOREIGN or left != -2
 
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
-        """Returns whether the release ended the hold. None if a request without an answer may have ended
-        it. Releases in the background, for `lasts` seconds, if there is no answer."""
+        """Returns whether the release ended the hold; None if an earlier copy of it, whose answer was lost,
+        may have ended it. After an error, the background repeats the release for up to `lasts` seconds."""
         name = _protocol.Counted("DLOCK.RELEASE")
         try:
             ended = yield from _protocol.send_or(_protocol.release(self._key, token, name), 0)
         except GeneratorExit:
             raise
         except BaseException:
-            # Not only without an answer: a server that refuses writes retains the hold.
+            # Also after an error reply: a server that refuses writes retains the hold.
             self._owner().rename()
             owed = OwedRelease(self._key, token, lasts)
             yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
             raise
         return True if ended else None if name.sent > 1 else False
 
-    # For the holder.
+    # Methods for the holder.
 
     def _releasing(self, given: Any = None) -> Steps:
         """Releases the hold of the token `given`, or of the lock's own token."""
@@ -289,7 +295,7 @@ class Core(Generic[C]):
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
         loss = None if hold is None else hold.loss
-        # A missing answer is no loss, if there was none before.
+        # If an earlier, unanswered RELEASE may have ended the hold, it was not lost.
         if not ended and (loss is not None or not (sent_before or ended is None)):
             raise self._not_owned("release", loss or "it expired, or was taken away")
 
@@ -319,7 +325,7 @@ class Core(Generic[C]):
         if hold is None:
             held = yield from self._ask_extend(token, ttl, UnansweredLeases())
         else:
-            # The clock first: a lost hold is not revived.
+            # Reads the clock first: a lost hold must not be extended.
             held = not hold.is_lost() and (yield from hold.extending(ttl))
         if not held:
             raise self._not_owned(doing, (hold and hold.loss) or "it expired, or was taken away")
@@ -337,18 +343,18 @@ class Core(Generic[C]):
 
 
 class State:
-    """``local`` of a lock that threads share: the hold of any of them."""
+    """Value of ``local`` with `thread_local=False`: all threads share the hold."""
 
     token: bytes | str | None = None
     hold: Hold | None = None
 
 
 class LocalState(threading.local, State):
-    """``local`` of a lock whose threads each see only their own hold."""
+    """Value of ``local`` with `thread_local=True`: each thread has its own hold."""
 
 
 class LossEvent:
-    """Whether a hold is lost."""
+    """The part of `Lost` that threads and asyncio share."""
 
     def __init__(self, hold: Hold | None) -> None:
         self._hold = hold

@@ -1,4 +1,4 @@
-"""The members of a quorum: their identities, their answers, and which of them are silent."""
+"""The members of a quorum: their identities, their answers and their silences, and the holders of a lock."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from ._protocol import FOREIGN, NO_ANSWER, Args, Steps
 from ._steps import Answers, Ask, Owe, Peer
 from ._waits import Contention
 
-# In place of a run id that the user may not read.
+# Prefix of a stand-in for a run id that the user may not read.
 UNKNOWN = "unknown "
 
-# A silent member gets one question at a time, and the next one after this time, in seconds.
-QUESTION = 2.0
+# Pause between two questions to a silent member, in seconds.
+QUESTION_PAUSE = 2.0
 
-# The client does not ask for the holders of a resource that has more of them.
+# The client does not read the holders of a resource that has this many or more.
 MAX_HOLDERS = 100
 
 # Hex digits of the digest in the library name.
 DIGEST_LENGTH = 8
 
 Question = Callable[[int], Steps]
-Heard = Callable[[int, Any], "Steps | None"]
+OnAnswer = Callable[[int, Any], "Steps | None"]
 C_co = TypeVar("C_co", covariant=True)
 
 
 class NoQuorumError(LockError):
-    """Too few masters answered, or could grant the lock. It is unknown whether another client holds it. The
-    text has the state of each master."""
+    """Too few masters answered, or could grant the lock. Whether another client holds the lock is unknown.
+    The message has the state of each master."""
 
 
 class Quorum(Generic[C_co]):
-    """Independent masters, with one client for each: three or five, all for threads or all for asyncio. All
-    processes must name the same masters."""
+    """Three or five independent masters, with one client for each: all clients for threads, or all for
+    asyncio. All processes must name the same masters."""
 
     def __init__(self, members: Iterable[C_co]) -> None:
         self.members = list(members)
@@ -57,7 +57,7 @@ class Quorum(Generic[C_co]):
         self.run_ids: dict[int, str] = {}
         self.contention = Contention()
         self.queue_watches: dict[tuple[int, bytes], Any] = {}
-        # The members that did not answer the last question: since when, and the error.
+        # The silent members, which did not answer the last question: the time since then, and the error.
         self._silent: dict[int, tuple[float, Exception]] = {}
         # The time of the last question to a silent member.
         self._asked_at: dict[int, float] = {}
@@ -70,7 +70,8 @@ class Quorum(Generic[C_co]):
         return range(len(self.members))
 
     def is_silent(self, member: int) -> bool:
-        """Returns whether the member did not answer the last question. Then no client queues there."""
+        """Returns whether the member did not answer the last question. This client does not queue at a silent
+        member."""
         return member in self._silent
 
     def get_encoder(self) -> Any:
@@ -97,9 +98,10 @@ class Quorum(Generic[C_co]):
         return order if noted is None else order[order.index(noted) :]
 
     def note_queue(self, key: bytes, queue: int) -> None:
-        """Records that others queue at this member, and sends all waits of this client there. One by one they
-        would take long to leave a queue, and the heads of two queues keep each other from a majority. While
-        both queues are in use, no wait returns from a later queue to an earlier one."""
+        """Records that other clients queue at the member `queue`, and makes the waits of this client in other
+        queues leave for it. All at once, as the heads of two queues keep each other from a majority. Does
+        nothing if a later queue is recorded already: while both are in use, no wait returns to the earlier
+        one."""
         order, noted = self._common_order(), self._noted(key)
         if noted is not None and order.index(noted) > order.index(queue):
             return
@@ -130,7 +132,7 @@ class Quorum(Generic[C_co]):
         members: Iterable[int],
         question: Question,
         enough: Callable[[Answers, list[int]], bool],
-        heard: Heard = lambda member, answer: None,
+        on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
         """Asks members in parallel. Returns the answers once `enough` accepts them; it receives the answers
         and the members whose answers are still awaited. While a majority answers, silent members are not
@@ -141,7 +143,7 @@ class Quorum(Generic[C_co]):
         questions: dict[int, Steps] = {}
         for member in members:
             if self.is_silent(member):
-                if asked_at < self._asked_at.get(member, -math.inf) + QUESTION:
+                if asked_at < self._asked_at.get(member, -math.inf) + QUESTION_PAUSE:
                     answers[member] = TimeoutError("it has not answered yet")
                     continue
                 self._asked_at[member] = asked_at
@@ -154,7 +156,7 @@ class Quorum(Generic[C_co]):
             self.note(member, answer, peer)
             if member in self._duplicate_members:
                 duplicates.add(member)
-            then = None if member in duplicates else heard(member, answer)
+            then = None if member in duplicates else on_answer(member, answer)
             return self._naming(member, answer, peer, then)
 
         def known(found: Answers) -> Answers:
@@ -175,7 +177,7 @@ class Quorum(Generic[C_co]):
         return self.ask(self.all(), lambda member: _protocol.send(command), all_answered)
 
     def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
-        # The member fell silent after this question was asked, so that the caller no longer waits for it.
+        # The member fell silent after the caller asked, so the caller no longer waits for the answer.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why
@@ -190,13 +192,14 @@ class Quorum(Generic[C_co]):
         return [m for m in asked if m not in answers and not (some and m in self._silent)]
 
     def note(self, member: int, answer: Any, peer: Peer) -> None:
-        """Records what an answer says about the member itself."""
+        """Updates the state of the member after an answer: its run id, its silence, and whether it is a
+        duplicate."""
         self._asked_at.pop(member, None)
         if isinstance(answer, NO_ANSWER):
             self.note_silence(member, answer)
             return
-        # First written and then compared, so that of two members that answer at once, at least one sees the
-        # other. Two addresses of one server would vote twice.
+        # Two addresses of one server would vote twice. The run id is written before the comparison, so that
+        # if two threads do this at once, at least one of them sees the other's run id.
         self.run_ids[member] = peer.run_id or f"{UNKNOWN}{member}"
         others = [m for m in self.all() if m != member and m not in self._duplicate_members]
         if any(self.run_ids[member] == self.run_ids.get(other) for other in others):
@@ -210,7 +213,8 @@ class Quorum(Generic[C_co]):
             self._silent.setdefault(member, (now(), why))
 
     def _naming(self, member: int, answer: Any, peer: Peer, then: Steps | None) -> Steps | None:
-        """Returns the steps after an answer: `then`, and a new library name if it has changed."""
+        """Returns the steps after an answer: `then`, and the command for the library name if the name has
+        changed."""
         name = self.library_name()
         if isinstance(answer, NO_ANSWER) or self._sent_names.get(member) == (peer, name):
             return then
@@ -223,8 +227,8 @@ class Quorum(Generic[C_co]):
         enough: Callable[[], bool],
         failed: Callable[[], object] = lambda: None,
     ) -> Owe:
-        """Returns the step that sends owed commands. A member that does not answer them is silent. ``failed``
-        is called whenever one of them fails."""
+        """Returns the step that sends owed commands. A member that does not answer one of them becomes
+        silent. Calls ``failed`` after each failed try."""
 
         def fails(member: int, why: Exception) -> None:
             self.note_silence(member, why)
@@ -234,12 +238,13 @@ class Quorum(Generic[C_co]):
             each.failed = functools.partial(fails, member)
         return Owe(owed, enough)
 
-    def meet(self) -> Steps:
-        """Asks the members that were never asked for their run ids, which the order of the queues needs."""
-        strangers = [m for m in self.all() if m not in self.run_ids and not self.is_silent(m)]
-        if strangers:
+    def identify_members(self) -> Steps:
+        """Asks the members without a run id for it, as the order of the queues depends on the run ids. Raises
+        ValueError if two members are the same server."""
+        unidentified = [m for m in self.all() if m not in self.run_ids and not self.is_silent(m)]
+        if unidentified:
             command = "INFO", "server"
-            yield from self.ask(strangers, lambda member: _protocol.send(command), all_answered)
+            yield from self.ask(unidentified, lambda member: _protocol.send(command), all_answered)
         self.refuse_duplicate_members()
 
     def refuse_duplicate_members(self) -> None:
@@ -252,8 +257,8 @@ class Quorum(Generic[C_co]):
     # Holders.
 
     def holders(self, key: bytes) -> Steps:
-        """Returns the tokens that hold the resource, with the ms since each grant, by member. None stands for
-        a member that does not show them."""
+        """Returns, for each member, the tokens that hold the resource there, with the ms since each grant.
+        None for a member that does not show them."""
         answers = yield from self.ask_all(_protocol.inspect(key, MAX_HOLDERS))
         return [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
 
@@ -264,15 +269,17 @@ class Quorum(Generic[C_co]):
         return any(sum(token in there for there in known) >= self.majority for token in tokens)
 
     def may_move(self, queue: int, holders: list[dict[bytes, int] | None]) -> bool:
-        """Returns whether a holder at `queue` has a majority, or may have one. If none has, no holder
-        releases the lock there, and the queue does not move."""
+        """Returns whether the queue of the member `queue` may move: no holder is known there, or a holder
+        there may have a majority. If no holder can have a majority, none of them will release the lock there,
+        and the queue does not move."""
         there = holders[queue]
         return not there or any(
             sum(known is None or token in known for known in holders) >= self.majority for token in there
         )
 
     def partial_holds(self, key: bytes, at: int) -> Steps:
-        """Returns the holds at a member whose tokens have no majority, as far as is known."""
+        """Returns the partial holds at a member: the tokens that are not known to hold a majority, with the
+        ms since each grant."""
         holders = yield from self.holders(key)
 
         def votes(token: bytes) -> int:
@@ -289,11 +296,11 @@ class Quorum(Generic[C_co]):
 
 
 class Holders:
-    """The members that hold the lock for one token, as far as is known."""
+    """The last confirmation of one token's hold by each member."""
 
     def __init__(self, quorum: Quorum[Any]) -> None:
         self._quorum = quorum
-        # The run id of each member, and the time of its confirmation.
+        # By member: its run id at the confirmation, and the time of the confirmation.
         self._noted: dict[int, tuple[str | None, float]] = {}
 
     def note(self, member: int) -> None:
@@ -301,12 +308,15 @@ class Holders:
         self._noted[member] = self._quorum.run_ids.get(member), now()
 
     def has_forgotten(self, member: int, lease: float) -> bool:
-        """Returns whether a member without the hold has forgotten it: it never had it, it has restarted, or
-        it was not reached for a lease, in seconds. Otherwise an operator has ended the hold there, and it
-        stays ended."""
+        """Call it when a member has answered that it does not have the hold. Returns True if the member has
+        forgotten the hold, and may be asked for it again: it never confirmed the hold, another server has
+        taken its place, or its last confirmation is older than the lease, in seconds. Otherwise another
+        client has ended the hold there. That is recorded: later calls return False, too, even after the
+        lease."""
         run_id, when = self._noted.get(member, (None, 0.0))
         if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
             return True
+        # An infinite time never becomes older than a lease.
         self._noted[member] = run_id, math.inf
         return False
 

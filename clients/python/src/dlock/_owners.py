@@ -1,5 +1,5 @@
-"""Owners: the parties of the server's deadlock search. One thread or one task is one owner, because it
-releases nothing while it waits."""
+"""Owners: the parties of the server's deadlock search. Each thread or task is one owner, because it releases
+nothing while it waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import weakref
 
 from ._protocol import Args
 
-# Characters of a thread's or task's name that its owner shows.
+# Number of characters of the thread's or task's name that the owner's name contains.
 NAME_LENGTH = 64
 
 
@@ -29,8 +29,8 @@ class Owner:
         return ("OWNER", f"{self._id}.{self._renamed}".encode("utf-8", "replace"))
 
     def rename(self) -> None:
-        """Takes another name for later requests. Called when the server may still have a hold that this owner
-        does not have any more: a wait of the owner for that hold is no deadlock, as it ends by itself."""
+        """Changes the owner's name in later requests. Called when the server may still have a hold that this
+        owner has given up: a wait of the owner for that hold is no deadlock, as the hold ends by itself."""
         self._renamed += 1
 
 

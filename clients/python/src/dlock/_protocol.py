@@ -1,5 +1,5 @@
-"""The commands, their replies and their errors. Sends nothing: a generator here yields a command and receives
-the reply."""
+"""Builds commands, and reads replies and errors. Sends nothing: a generator here yields a command and
+receives the reply."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ INTEGER_COMMANDS = {
 # The lock of redis-py, of valkey-py and of node-redlock is a string of 32 hex digits.
 FOREIGN_TOKEN = re.compile(rb"[0-9a-f]{32}\Z")
 
-# A key can change between the questions about its type: the client asks again this many times.
+# Number of tries to find out the type of a key, which can change between two commands.
 TYPE_TRIES = 3
 
 
@@ -69,11 +69,11 @@ class LateError(LockError):
 
 
 class DataError(LockError):
-    """The key holds data, and no lock."""
+    """The key holds data instead of a lock."""
 
 
 def error(kind: type[LockError], text: str, name: Key) -> LockError:
-    """Returns a lock error with the name of its lock; redis-py 5.0 has no argument for it."""
+    """Returns a lock error with the name of the lock, for which redis-py 5.0 has no argument."""
     made = kind(text)
     made.lock_name = name  # type: ignore[assignment]
     return made
@@ -218,11 +218,11 @@ def send_unless_data(command: Args, name: Key) -> Steps:
                     continue
                 if FOREIGN_TOKEN.match(_bytes(value)):
                     return FOREIGN
-            # The key has changed meanwhile: it is free, or a lock of dlock.
+            # The key has changed in the meantime: it is free, or holds a lock of dlock.
             elif kind in ("none", "dlock-key"):
                 continue
         except ResponseError:
-            # Without the right to ask, or with a value that is no string any more.
+            # The user has no right to ask, or the value is no longer a string.
             kind = "value of another type"
         text = f"WRONGTYPE the key holds a {kind}, and no lock: choose another name, the same for all clients"
         if kind == "string":
@@ -232,8 +232,8 @@ def send_unless_data(command: Args, name: Key) -> Steps:
 
 
 def holders(answer: Any, count: int) -> dict[bytes, int] | None:
-    """Returns the tokens in an answer to INSPECT, with the ms since each grant. None if the answer does not
-    show them, or if it may not show all."""
+    """Returns the tokens in an answer to INSPECT, with the ms since each grant. None if the answer is not a
+    list of holders, or may not contain all of them."""
     if answer is None:
         return {}
     listed = _pairs(answer).get("holders")

@@ -1,6 +1,7 @@
-"""A wait in the queue of one member of a quorum. The position belongs to the token, so that all waits share
-one connection, and outlast it. The member publishes a grant; as a message can be lost, a wait also asks
-again, which retains its position. This module yields steps and does no I/O."""
+"""A wait in the queue of one member of a quorum. The queue position belongs to the token, not to a
+connection: all waits share one connection, and keep their positions when it breaks. The member publishes the
+grant; as a message can be lost, a wait also repeats its request, which retains the position. This module
+yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -16,42 +17,44 @@ from ._protocol import FOREIGN, NO_ANSWER, Args, GraceError, Key, Steps, is_misu
 from ._steps import Listen, Pause
 from ._waits import KEEP, Wait
 
-# Longest pause, in seconds, after which the waits at a member find out together that it has fallen silent.
+# Longest pause, in seconds, after which one of the waits at a member finds out that the member has fallen
+# silent.
 CHECK = 0.5
 # First pause of a wait that receives no messages, in seconds. It doubles up to CHECK.
 FIRST_PAUSE = 0.1
-# First pause and longest pause between two looks at a queue, in seconds.
-FIRST_LOOK = 0.125
-LONGEST_LOOK = 1.0
-# The pause is at least this multiple of the time that the look took: if answers are late, the releases that
-# would move the queue are late too.
-LOOK_FACTOR = 8
+# First pause and longest pause between two checks whether a queue moves, in seconds.
+FIRST_CHECK = 0.125
+LONGEST_CHECK = 1.0
+# The pause is at least this multiple of the duration of the check: if answers are late, the releases that
+# would move the queue are late, too.
+CHECK_FACTOR = 8
 # Age, in ms, up to which a granted waiter may retain a partial hold while other members refuse it. An older
 # partial hold was left behind.
 PARTIAL_HOLD_MAX_AGE = 2000
 
 
 class QueueWatch:
-    """Finds out whether the queue of one member moves, for all waits there: one of them looks at a time. They
-    leave the queue together, as the heads of two queues keep each other from a majority."""
+    """Checks whether the queue of one member moves, on behalf of all waits of this client in it. One wait at
+    a time carries out the check. All waits leave the queue together, as the heads of two queues keep each
+    other from a majority."""
 
     def __init__(self, quorum: Quorum[object], queue: int, key: bytes) -> None:
         self.waits: set[Wait] = set()
         # Number of times that the waits were sent away.
-        self.left = 0
+        self.departures = 0
         self._quorum = quorum
         self._name = queue, key
-        self._pause = FIRST_LOOK
+        self._pause = FIRST_CHECK
         self._before: set[bytes] | None = None
-        # Time of the next look. Infinite while a wait looks.
-        self._at = now() + FIRST_LOOK
+        # Time of the next check. Infinite during a check.
+        self._at = now() + FIRST_CHECK
 
     def wake_at(self) -> float:
         return self._at
 
-    def look(self, is_last: bool) -> Steps:
-        """Sends the waits away if the same holders, none of which may have a majority, are found twice in a
-        row. Twice, because a hold begins and ends at one master after the other."""
+    def check(self, is_last: bool) -> Steps:
+        """Makes all waits leave the queue if two checks in a row find the same holders, none of which can
+        have a majority. Two checks, because a hold begins and ends at one member after the other."""
         if now() < self._at:
             return
         queue, key = self._name
@@ -59,10 +62,10 @@ class QueueWatch:
         try:
             holders = yield from self._quorum.holders(key)
         finally:
-            self._pause = min(2 * self._pause, LONGEST_LOOK)
-            self._at = now() + max(self._pause, LOOK_FACTOR * (now() - began))
+            self._pause = min(2 * self._pause, LONGEST_CHECK)
+            self._at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
         there = None if self._quorum.may_move(queue, holders) else holders[queue]
-        # From the last queue the waits return to the first one, and not because of young holds.
+        # The waits leave the last queue only if every hold there is older than PARTIAL_HOLD_MAX_AGE.
         if there is not None and is_last and min(there.values()) < PARTIAL_HOLD_MAX_AGE:
             there = None
         if there is not None and set(there) == self._before:
@@ -71,7 +74,7 @@ class QueueWatch:
 
     def send_away(self) -> None:
         """Makes all waits leave the queue."""
-        self.left += 1
+        self.departures += 1
         for wait in list(self.waits):
             wait.event.set()
 
@@ -106,8 +109,9 @@ class Waiter:
         self._keep = int(KEEP * 1000)
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
-        """Waits for the grant. Returns True once it has come; None if the time is over, an operator cancelled
-        the wait, or the waits leave the queue; an error if the member does not grant."""
+        """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
+        operator cancelled it, or all waits leave the queue; an error if the member cannot grant.
+        ``may_move_on`` is False if the wait must stay in this queue."""
         wait: Wait = yield Listen(self._queue)
         watches = self._quorum.queue_watches
         name = self._queue, self._key
@@ -124,8 +128,9 @@ class Waiter:
     def _asking(
         self, wait: Wait, watch: QueueWatch | None, sleep: float, end: float | None, is_last: bool
     ) -> Steps:
-        """Asks for the lock, and again whenever it may have been granted, or the position would be lost."""
-        left = 0 if watch is None else watch.left
+        """Asks for the lock. Asks again when the lock may have been granted, and before the position
+        expires."""
+        departures = 0 if watch is None else watch.departures
         unheard = FIRST_PAUSE
         lost = 0
         while True:
@@ -134,21 +139,22 @@ class Waiter:
             if isinstance(answer, int):
                 return True
             if isinstance(answer, NoPermissionError) and self._notify:
-                # Without the right to the channel, the wait goes by the clock alone.
+                # The user has no right to the channel: the wait continues without messages.
                 self._notify = False
                 continue
             if isinstance(answer, NO_ANSWER):
-                # The other waits there find out too.
+                # Wakes the other waits at this member, which then find it silent, too.
                 wait.registry.wake_all()
                 lost += 1
-                # A connection can break once: the member retains the position.
+                # After one broken connection the wait asks again: the member retains the position.
                 if lost > 1 or isinstance(answer, TimeoutError):
                     return answer
                 continue
             lost = 0
             if isinstance(answer, ResponseError):
                 if end is not None and _protocol.is_own_deadlock(answer):
-                    # As with redis-py, a wait for a lock that the thread holds itself ends with its limit.
+                    # The owner waits for a lock that it holds itself. As with redis-py, such a wait times
+                    # out.
                     self._terms = _protocol.without_owner(self._terms)
                     continue
                 refusal = _protocol.refusal(answer, self._name)
@@ -163,7 +169,8 @@ class Waiter:
             if answer is FOREIGN:
                 pause = sleep
             elif wait.listening and self._notify:
-                # All waits there share the check whether the member has fallen silent.
+                # The pause grows with the number of waits at the member: it is enough that one of them finds
+                # out that the member has fallen silent.
                 longest = min(CHECK * len(wait.registry.waits), self._keep / 3000)
                 pause = random.uniform(longest / 2, longest)
             else:
@@ -175,12 +182,12 @@ class Waiter:
                     until = min(until, end)
                 yield Pause(wait, max(until - now(), 0))
                 if watch is not None and not wait.event.is_set():
-                    yield from watch.look(is_last)
+                    yield from watch.check(is_last)
                 if end is not None and now() >= end:
                     break
             if wait.granted:
                 return True
-            leaves = watch is not None and watch.left != left
+            leaves = watch is not None and watch.departures != departures
             if wait.cancelled or leaves or (end is not None and now() >= end):
                 return None
 

@@ -1,5 +1,6 @@
-"""An acquisition from a quorum: what follows a failed round. Safety does not depend on it, as each round has
-a token of its own. The rules are those of `crates/quorum`. This module yields steps and does no I/O."""
+"""One acquisition from a quorum: a sequence of rounds. After a failed round, the acquisition waits in a
+queue, or for a random time. Safety does not depend on this module, as each round has a token of its own. The
+rules are those of `crates/quorum`. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -17,22 +18,24 @@ from ._round import Request, Round
 from ._steps import Begin, Sleep
 from ._waits import KEEP
 
-# Number of tries of an acquisition that does not wait, while no client has a majority.
+# Number of further tries of an acquisition that does not wait, after split votes: no client has a majority.
 MAX_SPLIT_VOTES = 20
 # First and longest pause between two rounds, in seconds.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
-# How a round gets its turn: it asks all members at once, one after the other, or waits in a queue.
+# How a round asks the members: all at once, one after the other, or first the member in whose queue it waits.
 AT_ONCE, IN_ORDER, QUEUED = "at once", "in order", "queued"
 
 
 class QuorumAttempt:
-    """One acquisition. Each round has a token of its own. With a token from the caller there is one round."""
+    """One acquisition. Each round has a token of its own. If the caller gave the token, there is only one
+    round."""
 
     def __init__(
         self,
         quorum: Quorum[Any],
+        *,
         key: bytes,
         name: Key,
         token: bytes | None,
@@ -41,10 +44,13 @@ class QuorumAttempt:
         owner: Owner,
         fenced: bool,
     ) -> None:
-        """``terms``: returns the terms of the next round."""
-        self.asked = False
+        """``token``: the caller's token, or None for a fresh token in each round. ``lease``: in ms.
+        ``terms``: returns ACQUIRE's terms for the next round."""
+        # True once a request may have been sent, so that `take_back` is needed after a failure.
+        self.request_sent = False
         self.lease = lease
-        self.given = token is not None
+        # True if the caller gave the token, and may use it again.
+        self.token_given = token is not None
         self._quorum = quorum
         self._key = key
         self._name = name
@@ -55,7 +61,7 @@ class QuorumAttempt:
         self._pause = FIRST_PAUSE
         self._begin([])
 
-    # The hold's part of the round that succeeded.
+    # The state of the last round. `Core` makes the hold from it if the round succeeded.
 
     @property
     def token(self) -> bytes:
@@ -86,19 +92,19 @@ class QuorumAttempt:
         return self._round.orphaned
 
     def take_back(self) -> Steps:
-        """Releases what the members may hold or grant for the token of the round."""
+        """Releases the token of the last round at all members that were asked for the lock."""
         lasts = max(self.lease / 1000, KEEP) + KEEP
         # A token from the caller may be used again, and must not be released late.
-        times = 1 if self.given else 2
+        times = 1 if self.token_given else 2
         key, token = self._key, self._round.token
         owed = {m: OwedRelease(key, token, lasts, times=times) for m in self._round.members_asked}
-        # The next round begins after the members that answered have released.
+        # The next round should find the members free, so this waits for the members that answered the round.
         answers = self._round.answers.items()
         reached = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
         ]
-        # A wait of the owner for a hold that the background releases would be no deadlock. Where nothing
-        # fails, the RELEASE precedes such a wait on the connection.
+        # The owner is renamed if the background may still release a hold: a wait of the owner for that hold
+        # would be no deadlock. If all requests succeed, the RELEASE precedes such a wait on the connection.
         rename = self._owner.rename
         if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
             rename()
@@ -108,66 +114,69 @@ class QuorumAttempt:
         pass
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
-        """Returns whether a majority granted the lock. Raises `NoQuorumError` if no majority could."""
+        """Returns whether a majority granted the lock. Raises `NoQuorumError` if too few members could
+        vote."""
         quorum, key = self._quorum, self._key
-        yield from quorum.meet()
+        yield from quorum.identify_members()
         # An acquisition that does not wait respects no queue: it cannot overtake the waiters for long.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
-        turn = QUEUED if blocking and (self.given or contended) else AT_ONCE
+        turn = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
         has_majority_answered = contended
         splits = 0
         while True:
             began = now()
-            this = self._begin(order)
-            self.asked = True
+            round_ = self._begin(order)
+            self.request_sent = True
             if turn == QUEUED:
-                won = yield from this.queued(sleep, end, may_move_on=not self.given)
-                has_majority_answered |= this.has_majority_answered()
+                won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
+                has_majority_answered |= round_.has_majority_answered()
                 if not won and not has_majority_answered and end is not None and now() >= end:
-                    # Only the member of the queue was asked. The others show whether a majority can vote.
-                    won = yield from this.at_once()
+                    # So far only the member of the queue was asked. Asking the others shows whether a
+                    # majority can vote.
+                    won = yield from round_.at_once()
             else:
-                won = yield from (this.in_order() if turn == IN_ORDER else this.at_once())
+                won = yield from (round_.in_order() if turn == IN_ORDER else round_.at_once())
             if won:
-                yield from self._meet_others(this)
+                yield from self._note_other_waiters(round_)
                 return True
             length = now() - began
             yield from self.take_back()
             quorum.refuse_duplicate_members()
-            misuse = this.misuse()
+            misuse = round_.misuse()
             if misuse is not None:
                 raise misuse
-            has_majority_answered |= this.has_majority_answered()
-            is_taken = this.may_be_taken()
-            if not blocking and is_taken and (yield from self._is_split(this, splits)):
+            has_majority_answered |= round_.has_majority_answered()
+            is_taken = round_.may_be_taken()
+            if not blocking and is_taken and (yield from self._is_split(round_, splits)):
                 splits += 1
                 turn, order = IN_ORDER, quorum.order(key)
                 yield Sleep(random.uniform(0, length))
                 continue
-            is_over = not blocking or self.given or (end is not None and now() >= end)
+            is_over = not blocking or self.token_given or (end is not None and now() >= end)
             if is_over and not is_taken:
-                raise error(NoQuorumError, "No majority can grant: " + this.report(), self._name)
+                raise error(NoQuorumError, "No majority can grant: " + round_.report(), self._name)
             if is_over:
                 return False
             was_queued, turn = turn == QUEUED, AT_ONCE
-            # Meanwhile, other waits of this client have met other clients at another queue.
+            # During this round, other waits of this client may have found clients in another queue.
             elsewhere = quorum.contention.queue(key, age=length)
-            moves = was_queued and elsewhere not in (None, this.queue())
-            next_queue = this.next_queue()
+            moves = was_queued and elsewhere not in (None, round_.queue())
+            next_queue = round_.next_queue()
             if was_queued and not moves and next_queue is not None:
                 quorum.note_queue(key, next_queue)
-            # The last queue does not move either: back to the first.
-            queue = this.queue()
+            # No later queue is left, and the member of this queue refuses the lock: begin again with the
+            # first queue.
+            queue = round_.queue()
             returns = was_queued and not moves and next_queue is None
-            returns = returns and queue is not None and this.has_refused(queue)
+            returns = returns and queue is not None and round_.has_refused(queue)
             if returns:
                 quorum.contention.forget_queue(key)
             order = quorum.order(key)
             if is_taken and not was_queued:
                 quorum.contention.note(key)
                 turn = QUEUED
-                order = [member for member in order if this.is_reachable(member)] or order
+                order = [member for member in order if round_.is_reachable(member)] or order
             elif is_taken and (moves or next_queue is not None or (returns and order[0] != queue)):
                 turn = QUEUED
             else:
@@ -179,29 +188,33 @@ class QuorumAttempt:
         self._round = Round(self._quorum, request, token, order)
         return self._round
 
-    def _is_split(self, this: Round, splits: int) -> Steps:
-        """Returns whether no client has a majority, because clients that tried at the same time each got a
-        part of the votes. From then on they ask the members in order, so that one of them wins."""
+    def _is_split(self, round_: Round, splits: int) -> Steps:
+        """Returns whether the votes are split: no client has a majority, because clients that tried at the
+        same time each got a part of the votes. Then they ask the members in order, so that one of them
+        wins."""
         quorum = self._quorum
-        if self.given or quorum.majority == 1 or splits == MAX_SPLIT_VOTES:
+        if self.token_given or quorum.majority == 1 or splits == MAX_SPLIT_VOTES:
             return False
         holders = yield from quorum.holders(self._key)
-        # A member that does not show its holders may have a holder with a majority.
+        # If a member does not show its holders, another client may have a majority, unless a member granted.
         is_known = all(holders[member] is not None or quorum.is_silent(member) for member in quorum.all())
-        return not quorum.has_holder(holders) and (is_known or this.grants() > 0)
+        return not quorum.has_holder(holders) and (is_known or round_.grants() > 0)
 
-    def _meet_others(self, won: Round) -> Steps:
-        """Records where others queue. If that member has refused the new holder, reads its holders first: the
-        RELEASE of the predecessor may have been in flight."""
+    def _note_other_waiters(self, won: Round) -> Steps:
+        """Records the member at which other clients queue. If that member refused this token, first searches
+        in the background: the refusal may only show that the predecessor's release had not arrived there
+        yet."""
         queue = won.next_queue()
         if queue is None:
             return
         if not won.has_refused(queue):
             self._quorum.note_queue(self._key, queue)
-        elif self._quorum.contention.may_look(self._key):
-            yield Begin(self._look_for_others(queue, won.token))
+        elif self._quorum.contention.may_search(self._key):
+            yield Begin(self._find_others(queue, won.token))
 
-    def _look_for_others(self, queue: int, own: bytes) -> Steps:
+    def _find_others(self, queue: int, own: bytes) -> Steps:
+        """Records that other clients queue at the member `queue` if two looks find the same partial hold
+        there."""
         quorum, key = self._quorum, self._key
         began = now()
         before = yield from quorum.partial_holds(key, queue)
@@ -210,7 +223,7 @@ class QuorumAttempt:
         staying = [held for token, held in after.items() if token in before and token != own]
         if not staying:
             quorum.contention.found_no_others(key)
-        # An old partial hold without waiters was left behind.
+        # An old partial hold without waiters was left behind by a client that is gone.
         elif min(staying) < PARTIAL_HOLD_MAX_AGE or (yield from quorum.has_waiters(key, queue)):
             quorum.note_queue(key, queue)
 

@@ -1,4 +1,5 @@
-"""A lock over a quorum: its requests to a majority once it is held. `_quorum_attempt.py` acquires it."""
+"""A lock over a quorum: its requests to the members, and the majority of their answers. `_quorum_attempt.py`
+acquires the lock."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from redis.exceptions import RedisError, ResponseError
 from . import _protocol
 from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
-from ._lock_core import C, Core
-from ._members import Heard, Holders, NoQuorumError, Question, Quorum, report
+from ._lock_core import C, Core, Number
+from ._members import Holders, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._owners import Owner
 from ._protocol import FOREIGN, Args, DataError, Key, Steps, error, word
 from ._quorum_attempt import QuorumAttempt
@@ -19,12 +20,45 @@ from ._steps import Answers, Begin
 
 
 class QuorumCore(Core[C]):
-    """A `Core` whose requests go to a majority."""
+    """A `Core` that asks all members of a quorum. The majority decides."""
 
     redis: Quorum[Any]
 
-    def __init__(self, quorum: C, name: Key, *arguments: Any, fenced: bool = False, **options: Any) -> None:
-        super().__init__(quorum, name, *arguments, **options)
+    def __init__(
+        self,
+        quorum: C,
+        name: Key,
+        timeout: Number | None = None,
+        sleep: Number = 0.1,
+        blocking: bool = True,
+        blocking_timeout: Number | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        fenced: bool = False,
+        shared: bool = False,
+        permits: int | None = None,
+        reentrant: bool = False,
+        auto_renew: bool | None = None,
+        on_lost: Callable[[str], object] | None = None,
+        owner: str | bytes | None = None,
+    ) -> None:
+        super().__init__(
+            quorum,
+            name,
+            timeout,
+            sleep,
+            blocking,
+            blocking_timeout,
+            thread_local,
+            raise_on_release_error,
+            shared=shared,
+            permits=permits,
+            reentrant=reentrant,
+            auto_renew=auto_renew,
+            on_lost=on_lost,
+            owner=owner,
+        )
         self.fenced = fenced
 
     def _attempt(self, token: bytes | None, owner: Owner) -> Any:
@@ -32,18 +66,18 @@ class QuorumCore(Core[C]):
             raise ValueError("permits need a single server: majorities cannot count them")
         return QuorumAttempt(
             self.redis,
-            self._key,
-            self.name,
-            token,
-            self._lease(),
-            lambda: self._terms(owner),
-            owner,
-            self.fenced,
+            key=self._key,
+            name=self.name,
+            token=token,
+            lease=self._lease(),
+            terms=lambda: self._terms(owner),
+            owner=owner,
+            fenced=self.fenced,
         )
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
-        # A token from the caller may be released elsewhere while this object would ask for it again.
-        holders = None if attempt.given else attempt.holders
+        # Another object may release a token from the caller: asking for the hold again could then revive it.
+        holders = None if attempt.token_given else attempt.holders
         return Extension(self.redis, self._key, self._mode, holders, self._decided).ask
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
@@ -59,7 +93,7 @@ class QuorumCore(Core[C]):
         return int((yield from self._decided(question, lambda member, answer: answer > 0)))
 
     def _ask_pttl(self, token: bytes) -> Steps:
-        """Returns the ms left of the lease on a majority, -2 for none."""
+        """Returns the ms for which a majority still has the hold; -2 if no majority has it."""
         lefts: list[int] = []
         command = _protocol.pttl(self._key, token)
 
@@ -107,7 +141,8 @@ class QuorumCore(Core[C]):
         return self._majority([vote(member) for member in self.redis.all()])
 
     def _majority(self, votes: list[bool | None]) -> int | None:
-        """Returns 1 or 0 once the outcome is certain. A vote is None while there is no answer."""
+        """Returns 1 if a majority votes True, 0 if no majority can any more, and None while missing votes
+        (None) could decide."""
         if votes.count(True) >= self.redis.majority:
             return 1
         return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
@@ -117,14 +152,15 @@ class QuorumCore(Core[C]):
         question: Question,
         yes: Callable[[int, Any], bool | None],
         found: list[int] | None = None,
-        heard: Heard = lambda member, answer: None,
+        on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
-        """Returns whether a majority says yes. Appends the answers of the members that do to `found`."""
+        """Asks all members. Returns whether `yes` is true for the answers of a majority. Appends the answers
+        for which it is true to `found`. Raises `NoQuorumError` if too few members answered."""
 
         def vote(member: int, answers: Answers) -> bool | None:
             answer = answers.get(member)
             if isinstance(answer, Exception):
-                # The hold is gone: another command has replaced it by data.
+                # The hold is gone: another command has stored data under the key.
                 return False if type(answer) is ResponseError and word(answer) == "WRONGTYPE" else None
             return None if answer is None else yes(member, answer)
 
@@ -134,7 +170,7 @@ class QuorumCore(Core[C]):
         def enough(answers: Answers, awaited: list[int]) -> bool:
             return not awaited or self._majority(votes(answers)) is not None
 
-        answers = yield from self.redis.ask(self.redis.all(), question, enough, heard)
+        answers = yield from self.redis.ask(self.redis.all(), question, enough, on_answer)
         decided = self._majority(votes(answers))
         if decided is None:
             for answer in answers.values():
@@ -156,15 +192,15 @@ def check_quorum(quorum: Any, user: str, *, is_async: bool) -> None:
 
 
 class Extension:
-    """EXTEND on all members, and the hold anew on the members that have forgotten it.
+    """Sends EXTEND to all members, and restores the hold at the members that have forgotten it.
 
-    A member that restarted without its data, or that was away for a lease, has no hold any more. If one after
-    the other did so, the hold would be lost although a majority had it all the time. So such a member is
-    asked for it again, by the rule of `crates/quorum/src/extension.rs`: only once a majority has extended
-    without it. Its grant is no vote, only a later EXTEND is.
+    A member that restarted without its data, or was unreachable for a whole lease, has forgotten the hold. If
+    the members forgot it one after the other, the hold would be lost, although a majority had it at every
+    moment. So such a member is asked for the hold again, but only after a majority has extended without it.
+    The new grant is no vote; a later EXTEND there is. `crates/quorum/src/extension.rs` says why that is safe.
 
-    A member with an unanswered EXTEND or CONFIRM of a shorter lease does not vote for a longer one: it may
-    still set the shorter lease."""
+    While an EXTEND or CONFIRM with a shorter lease is unanswered at a member, that member's vote for a longer
+    lease does not count: it may still set the shorter one."""
 
     def __init__(
         self,
@@ -174,7 +210,8 @@ class Extension:
         holders: Holders | None,
         decided: Callable[..., Steps],
     ) -> None:
-        """``holders``: None if a member that has forgotten the hold is not asked for it again."""
+        """``holders``: None if the hold must not be restored at members that have forgotten it. ``decided``:
+        see `QuorumCore._decided`."""
         self._quorum = quorum
         self._key = key
         self._mode = mode
@@ -182,18 +219,19 @@ class Extension:
         self._decided = decided
 
     def ask(self, hold: Hold, lease: int) -> Steps:
-        """Returns 1 if a majority has the new lease, in ms."""
+        """Sets the lease, in ms. Returns 1 if a majority has set it, else 0."""
         extended = False
         not_held: dict[int, Steps] = {}
 
-        def heard(member: int, answer: Any) -> Steps | None:
+        def on_answer(member: int, answer: Any) -> Steps | None:
             if self._holders is None:
                 return None
             if answer == 1:
                 self._holders.note(member)
             elif answer == 0:
                 not_held[member] = self._restore(self._holders, member, hold, lease)
-            # An answer can come from another thread during the decision: one of the two takes the steps.
+            # May run in another thread while the loop below runs: `pop` ensures that only one of the two
+            # carries out the steps.
             return not_held.pop(member, None) if extended else None
 
         def yes(member: int, answer: Any) -> bool | None:
@@ -202,7 +240,7 @@ class Extension:
             return bool(answer == 1)
 
         question = _extend(self._key, hold.token, lease, hold.unanswered)
-        extended = bool((yield from self._decided(question, yes, heard=heard)))
+        extended = bool((yield from self._decided(question, yes, on_answer=on_answer)))
         for member in list(not_held) if extended else ():
             steps = not_held.pop(member, None)
             if steps is not None:
@@ -210,8 +248,9 @@ class Extension:
         return int(extended)
 
     def _restore(self, holders: Holders, member: int, hold: Hold, lease: int) -> Steps:
-        # With QUEUE, as others may already hold the lock or wait there. The next EXTEND shows whether the
-        # ACQUIRE was granted, and retains its position. Without OWNER, because the owner does not wait.
+        # With a queue position, as another client may hold the lock there. The next EXTEND shows whether the
+        # lock was granted, and retains the position. Without an owner, as the owner does not wait for this
+        # grant.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
             if not holders.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
@@ -222,7 +261,7 @@ class Extension:
             if (yield from _protocol.send(command)) is not None:
                 holders.note(member)
         except RedisError:
-            pass  # in its grace period, for example: the next extension asks again
+            pass  # for example in the member's grace period: the next extension asks again
 
 
 def _extend(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) -> Question:

@@ -1,5 +1,6 @@
-"""One round of an acquisition from a quorum, with one token: votes in, verdict out. The rules are those of
-`crates/quorum`, which a model checker has searched. This module yields steps and does no I/O."""
+"""One round of an acquisition from a quorum, with one token: the votes, the wait in a queue, and the confirm
+phase. The rules are those of `crates/quorum`, whose states a model checker has searched. This module yields
+steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from ._waits import KEEP
 # Number of times that a granted waiter asks the other members: the RELEASEs of its predecessor may still be
 # in flight.
 TRIES = 12
-# Number of these tries before it moves to a later queue, where other clients wait.
+# Number of these tries before the round ends and the client goes to another queue, if there is one.
 BRIEF_TRIES = 5
 # Longest pause between two of these tries, in seconds.
 LONGEST_PAUSE = 0.032
@@ -40,7 +41,8 @@ class Request(NamedTuple):
 
 
 class Round:
-    """One token's round. `order` has the members at whose queues it waits, or whose queues it respects."""
+    """The round of one token. `order`: the members in whose queues the round waits, or whose waiters it does
+    not overtake."""
 
     def __init__(self, quorum: Quorum[Any], request: Request, token: bytes, order: list[int]) -> None:
         self.token = token
@@ -51,7 +53,7 @@ class Round:
         self.unanswered = UnansweredLeases()
         # The members that may hold the lock for the token.
         self.members_asked: set[int] = set()
-        # The asked members without an answer to an ACQUIRE, which they may execute after a RELEASE.
+        # The members with an unanswered ACQUIRE, which they may execute after a RELEASE.
         self.orphaned: set[int] = set()
         self._quorum = quorum
         self._request = request
@@ -76,8 +78,8 @@ class Round:
         return (yield from self._won(since))
 
     def in_order(self) -> Steps:
-        """Asks the first reachable member of the order, and the others once that member has granted. Of
-        several clients, only one at a time passes the first member."""
+        """Asks the first reachable member of the order, and the other members once it has granted. It grants
+        to one of several clients, and only that client asks the others."""
         for queue in self._order:
             since = now()
             yield from self._ask([queue], queue)
@@ -89,11 +91,11 @@ class Round:
         return False
 
     def queued(self, sleep: float, end: float | None, may_move_on: bool) -> Steps:
-        """Waits in the queue of the first reachable member of the order, and asks all members once that one
-        has granted.
+        """Waits in the queue of the first reachable member of the order, and asks all members once that
+        member has granted.
 
-        The moment of a grant after a wait is unknown, and its lease can be short. So that grant is no vote:
-        the member is asked again together with the others, which renews the lease, and the validity counts
+        That grant is no vote, as the time of a grant after a wait is unknown, and its lease can be short. So
+        the member is asked again together with the others: that renews the lease, and the validity counts
         from there."""
         key, name, lease, terms, _ = self._request
         self._has_waited = True
@@ -108,7 +110,8 @@ class Round:
             if answer is None:
                 return False
             self.orphaned.add(queue)
-            # No position is kept in two queues. A RELEASE instead would end a later grant of this member.
+            # A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold
+            # that this member grants to a later request of this round.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue += 1
         return False
@@ -120,9 +123,10 @@ class Round:
     def next_queue(self) -> int | None:
         """Returns the member to queue at next. None means the first reachable one.
 
-        1. If this queue's member refuses the token, the queue does not move: the next member.
-        2. If a later member refuses the token, others queue there and cannot come here: that member.
-        3. If this queue is not the first, the others are here, too: this member again."""
+        1. If the member of the present queue refuses the token, that queue does not move: the next member.
+        2. If a later member refuses the token, other clients queue there and cannot come here: that member.
+        3. If the order leaves out earlier members, and this round has waited or one of them has refused,
+           other clients still queue here: the present member again."""
         if self._queue >= len(self._order):
             return None
         queue, later = self._order[self._queue], self._order[self._queue + 1 :]
@@ -151,8 +155,8 @@ class Round:
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
 
     def misuse(self) -> Exception | None:
-        """Returns an error of the members that call the request invalid or hold data under the key. None if a
-        majority without them is possible."""
+        """Returns an error if the members that call the request invalid, or have data at the key, leave too
+        few others for a majority; otherwise None."""
         errors = [
             answer for answer in self.answers.values() if is_misuse(answer) or isinstance(answer, DataError)
         ]
@@ -169,13 +173,14 @@ class Round:
         return report(self._quorum, self.answers)
 
     def _ask_others(self, since: float, end: float | None) -> Steps:
-        """Asks the other members after one has granted. Their holders may be about to release."""
+        """Asks the members that have not granted yet, after the member of the queue has. Asks up to `TRIES`
+        times, as their holders may be about to release."""
         for tries in range(TRIES):
             yield from self._ask([m for m in self._quorum.all() if not self._has_granted(m)])
             if (yield from self._won(since)):
                 return True
-            # The holders of the other votes queue at another member. If two clients each retained a part of
-            # the votes until a missing member is back, no client could get a majority.
+            # With another queue to go to, the round gives up early: if two clients each kept a part of the
+            # votes until a missing member is back, no client could get a majority.
             moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue])
             is_late = self.grants() >= self._quorum.majority or (end is not None and now() >= end)
             if is_late or (moves_on and tries >= BRIEF_TRIES):
@@ -184,7 +189,8 @@ class Round:
         return False
 
     def _ask(self, members: list[int], first: int | None = None) -> Steps:
-        """Asks until a majority has granted, or cannot grant, and `first` has answered."""
+        """Asks members for their votes until a majority has granted, or can no longer grant, and `first` has
+        answered."""
         key, name, lease, terms, _ = self._request
         self.members_asked.update(members)
         before = {member: answer for member, answer in self.answers.items() if member not in members}
@@ -197,10 +203,10 @@ class Round:
                 return False
             if grants >= majority or grants + len(awaited) >= majority:
                 return grants >= majority
-            # No majority is possible now. More votes may show whether another client can have the lock.
+            # This round cannot get a majority. Further votes may show whether another client can have one.
             return self.has_majority_answered() or not self.may_be_taken() or not awaited
 
-        def heard(member: int, answer: Any) -> None:
+        def on_answer(member: int, answer: Any) -> None:
             if isinstance(answer, int):
                 holders.note(member)
 
@@ -213,7 +219,7 @@ class Round:
                 self.orphaned.add(member)
                 raise
 
-        answers = yield from self._quorum.ask(members, question, enough, heard)
+        answers = yield from self._quorum.ask(members, question, enough, on_answer)
         self.answers = {**before, **answers}
 
     def _won(self, since: float) -> Steps:
@@ -230,8 +236,8 @@ class Round:
         return now() < self.valid_until
 
     def _confirm(self) -> Steps:
-        """Brings a majority of the members whose grant counts to one fence. Returns the time from which the
-        validity counts."""
+        """Sets one fence, the greatest that was granted, at a majority of the members. Returns the time from
+        which the validity counts; None if no majority confirms a fence."""
         key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
         for _ in range(LATE + len(self._quorum.members)):
             counted = {m: self.answers[m] for m in self.answers if self._has_granted(m)}
@@ -258,11 +264,11 @@ class Round:
                 return since
             ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # A greater fence is the next to try. A hold that is gone does not count.
+                # The next pass tries a greater fence. A member whose hold is gone (None) no longer counts.
                 if isinstance(answer, int) or answer is None:
                     self.answers[member] = answer
             if ahead:
-                # The fence came from a clock that is ahead: continue without the masters that granted it.
+                # The fence came from a clock that is ahead: continues without the members that granted it.
                 for member in counted:
                     if self._has_granted(member) and self.answers[member] >= fence:
                         self.answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")

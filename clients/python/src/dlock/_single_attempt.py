@@ -1,4 +1,5 @@
-"""One acquisition from a single server: a try, the wait queue, the claim."""
+"""One acquisition from a single server: the first try, and the wait in the queue. Yields steps and does no
+I/O."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from ._protocol import FOREIGN, NO_ANSWER, Args, Key, Steps, error, is_misuse
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep
 from ._waits import ASK, KEEP, Contention, Wait
 
-# Number of tries while each grant arrives after the end of its lease.
+# An acquisition fails after this many grants that arrived after the end of their leases.
 LATE = 3
 
 # Longest pause during a grace period, in seconds, as an operator can end it.
 GRACE_CHECK = 2.0
 
-# Longest time that a wait begins with the first subscription of its client, in seconds.
+# Longest time that a wait is delayed for the first subscription of its client, in seconds.
 SUBSCRIBING = 1.0
 
 # The resources that this process found taken.
@@ -38,14 +39,16 @@ class SingleAttempt:
         self.lease = lease
         self.fence = 0
         self.valid_until = 0.0
-        self.asked = False
+        # True once a request may have been sent, so that `take_back` is needed after a failure.
+        self.request_sent = False
         self.wait: Wait | None = None
         # Only a quorum has members.
         self.members_asked: set[int] | None = None
         self.orphaned: set[int] = set()
         self.unanswered = UnansweredLeases()
         self._key = key
-        self._given = token is not None
+        # True if the caller gave the token, and may use it again.
+        self._token_given = token is not None
         self._terms = terms
         self._owner = owner
         self._notify = True
@@ -55,15 +58,16 @@ class SingleAttempt:
         self._keep = KEEP
 
     def take_back(self) -> Steps:
-        """Releases what the server may hold or grant for the token."""
+        """Ends the hold or queue position that the server may have for the token."""
         # A token that may be used again must not be released late. A fresh one is released until the end of
         # the lease, as an ACQUIRE without a reply can arrive after any RELEASE over another connection.
-        times = None if self._outstanding and not self._given else 1
+        times = None if self._outstanding and not self._token_given else 1
         lasts = max(self.lease / 1000, KEEP) + KEEP
         owed = OwedRelease(self._key, self.token, lasts, times=times)
         yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
         if self._outstanding or owed.ended is None:
-            # Renamed, because the background releases that hold: a wait of this owner for it is no deadlock.
+            # The background still releases the hold, so a wait of the owner for that hold would be no
+            # deadlock.
             self._owner.rename()
 
     def close(self) -> None:
@@ -71,7 +75,8 @@ class SingleAttempt:
             self.wait.close()
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
-        """Returns whether the lock was granted. If it was not, nothing is left on the server."""
+        """Returns whether the lock was granted. If not, neither a hold nor a queue position is left on the
+        server."""
         sent: float | None = None
         answered_at = now()
         silence: Exception | None = None
@@ -82,13 +87,14 @@ class SingleAttempt:
             pause = sleep
             if self.wait is not None:
                 self.wait.event.clear()
-            # A request that is sent again keeps the time of the first send: the server may count from there.
+            # A repeated request retains the time of the first send: the server may count the lease from
+            # there.
             sent = now() if sent is None else sent
-            self.asked = self._outstanding = True
+            self.request_sent = self._outstanding = True
             try:
                 reply = yield from _protocol.send_unless_data(self._command(), self.name)
             except NO_ANSWER as why:
-                # The wait continues after an outage that ends before its position does.
+                # A wait continues during an outage for as long as the server may retain its position.
                 if self.wait is None or now() - answered_at > KEEP:
                     raise
                 silence = why
@@ -96,7 +102,7 @@ class SingleAttempt:
                 self._outstanding = False
                 if self.wait is None or not self._notify:
                     raise
-                # Without the right to the channel, the wait relies on the clock alone.
+                # The user has no right to the channel: the wait continues without messages.
                 self._notify = False
                 continue
             except ResponseError as answer:
@@ -106,7 +112,8 @@ class SingleAttempt:
                     self._keep = self.lease / 1000
                     continue
                 if end is not None and _protocol.is_own_deadlock(answer):
-                    # As with redis-py, a wait for a lock that the thread holds itself ends with its limit.
+                    # The owner waits for a lock that it holds itself. As with redis-py, such a wait times
+                    # out.
                     self._terms = _protocol.without_owner(self._terms)
                     continue
                 pause = self._refused(answer, blocking, end)
@@ -146,7 +153,7 @@ class SingleAttempt:
             if self.wait.cancelled:
                 break
         if silence is not None:
-            # Without an answer it is unknown whether another client holds the lock.
+            # After a missing answer it is unknown whether another client holds the lock.
             raise silence
         if self.wait is not None:
             try:
@@ -164,8 +171,8 @@ class SingleAttempt:
 
     def _listen(self, end: float | None) -> Steps:
         self.wait = wait = yield Listen()
-        # A message from before the subscription would be lost. If the subscription fails, waits rely on the
-        # clock alone. Only the first wait has to find that out.
+        # A message from before the subscription would be lost. If the client cannot subscribe, only its first
+        # wait is delayed to find that out.
         if not wait.registry.tried:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 

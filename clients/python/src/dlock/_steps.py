@@ -9,16 +9,16 @@ from typing import Any, Callable, Protocol
 from ._protocol import Steps
 from ._waits import Wait
 
-# In place of a member's number: the only server.
+# Stands for the single server, where a quorum has the number of a member.
 SINGLE = -1
 
 Answers = dict[int, Any]
 
 # Time limits of the drivers, in seconds.
 
-# Limit of the background for one reply.
+# Limit of one reply to the background.
 LIMIT = 1.0
-# Limit of a quorum for one answer: for the connection and for the reply.
+# Limit of one answer of a quorum's member, including the time to connect.
 ASK_LIMIT = 2 * LIMIT
 # Time that a caller waits for an owed release.
 PATIENCE = 0.5
@@ -27,7 +27,9 @@ TICK = 1.0
 
 
 class Task(Protocol):
-    """A recurring job of the background."""
+    """Background work at times that the task chooses."""
+
+    # Ends the watch over the task once it is finished. Set by the driver.
 
     forget: Callable[[], object] | None
 
@@ -35,7 +37,8 @@ class Task(Protocol):
 
     def wake_at(self) -> float: ...
 
-    def wake(self) -> Steps | None: ...
+    def wake(self) -> Steps | None:
+        """Returns the steps that are due, if any."""
 
     def woken(self) -> None:
         """Called when the steps of `wake` have ended, or were dropped before they began."""
@@ -56,8 +59,8 @@ class Sleep:
 
 
 class Listen:
-    """Opens a wait, and begins to listen for its messages. Returns the `Wait` at once, so that the caller can
-    close it after any failure."""
+    """Opens a wait, and begins to listen for its messages. The outcome is the `Wait`, before the subscription
+    is live, so that the caller can close the wait after any failure."""
 
     def __init__(self, member: int = SINGLE) -> None:
         self.member = member
@@ -79,8 +82,8 @@ class Watch:
 
 
 class Owe:
-    """Sends owed commands in the background until they are confirmed, and sleeps up to `PATIENCE` seconds
-    for `enough` of the answers."""
+    """Sends owed commands in the background until they are confirmed. Waits for `enough` of the answers, at
+    most for `PATIENCE` seconds."""
 
     def __init__(self, owed: Mapping[int, OwedTask], enough: Callable[[], bool]) -> None:
         # By the number of the member, or SINGLE.
@@ -99,19 +102,19 @@ class Begin:
 class Ask:
     """Asks members in parallel until there are `enough` answers, and returns the answers so far.
 
-    Each question is a generator of its own, which returns a reply or an error. `heard` receives every answer,
-    including the late ones, with the `Peer` at the other end of the connection. It returns steps to carry out
-    there next, or None."""
+    Each question is a generator, which returns a reply or an error. `on_answer` is called for every answer,
+    also for late ones, with the member, the answer and the `Peer` that sent it. It returns steps to carry out
+    at that member next, or None."""
 
     def __init__(
         self,
         questions: Mapping[int, Steps],
         enough: Callable[[Answers], bool],
-        heard: Callable[[int, Any, Peer], Steps | None],
+        on_answer: Callable[[int, Any, Peer], Steps | None],
     ) -> None:
         self.questions = questions
         self.enough = enough
-        self.heard = heard
+        self.on_answer = on_answer
 
 
 class Peer:

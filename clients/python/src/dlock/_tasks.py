@@ -1,5 +1,5 @@
-"""Carries out steps in an event loop: renewals, owed releases and messages of each client have connections of
-their own, as in `_threads.py`."""
+"""Carries out steps in an event loop. The background work of each client (renewals, owed releases, messages)
+has connections of its own, as in `_threads.py`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from ._steps import (
 )
 from ._waits import IDLE, Wait, WaitRegistry
 
-# After a background task was cancelled, no other one begins for this time, in seconds.
-STILL = 0.1
+# Time for which no background work begins after the cancellation of a background task, in seconds.
+PAUSE_AFTER_CANCEL = 0.1
 
 
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
-    # redis-py can drop a cancellation, and so can `wait_for` before Python 3.12. The task shows it from
-    # Python 3.11 on; before, the call continues.
+    # redis-py can swallow a CancelledError, and so can `wait_for` before Python 3.12. From Python 3.11 on,
+    # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before, the call
+    # continues.
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
     heeded = cancelling()
     failure: BaseException | None = None
@@ -63,7 +64,7 @@ async def run(steps: Steps, client: Any) -> Any:
     except StopIteration as end:
         return end.value
     finally:
-        # Its traceback refers to this frame: the two would keep each other in memory.
+        # The error's traceback refers to this frame, and the frame to the error: this breaks the cycle.
         failure = None
 
 
@@ -101,7 +102,7 @@ async def _ask(step: Ask, client: Any) -> Answers:
     answered = asyncio.Event()
 
     def report(member: int, carrier: Background, answer: Any) -> Steps | None:
-        then = step.heard(member, answer, carrier.peer())
+        then = step.on_answer(member, answer, carrier.peer())
         answers[member] = answer
         answered.set()
         return then
@@ -122,10 +123,12 @@ async def _until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
 
 
 class Background:
-    """The background work of one client in one event loop. `member`: the client is one of a quorum."""
+    """The background work of one client in one event loop. `member` is true if the client is a member of a
+    quorum. `forget` removes this object from `_backgrounds`."""
 
     def __init__(self, client: Any, member: bool, forget: Callable[[], object]) -> None:
-        # Retains the client: its id is part of the key in `_backgrounds`, and must not be reused.
+        # The reference keeps the client and its pool alive: the key in `_backgrounds` contains the id of the
+        # pool (of the client if it has no pool), which a new object could otherwise reuse.
         self.client = client
         self.loop = asyncio.get_running_loop()
         self._member = AsyncMemberConnection(client) if member else None
@@ -135,9 +138,9 @@ class Background:
         self._turn = asyncio.Lock()
         self._registry: WaitRegistry | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        # No watched task is woken before this time.
-        self._still_until = 0.0
-        # The timer of the next check of each watched task, by the id of the task.
+        # No watched task is woken before this time, as `now()`.
+        self._paused_until = 0.0
+        # The timer of each watched task, by the id of the task.
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def peer(self) -> Peer:
@@ -147,7 +150,7 @@ class Background:
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
-        # The loop itself keeps only weak references.
+        # The event loop has only weak references to its tasks.
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -155,15 +158,15 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            # The loop may be ending: it would not finish a task that began now.
-            self._still_until = now() + STILL
+            # The loop may be shutting down, and would not carry out a task that begins now.
+            self._paused_until = now() + PAUSE_AFTER_CANCEL
             return
         if task.exception() is not None:
             logger.error("a background task failed", exc_info=task.exception())
-        self._rest()
+        self._disconnect_if_idle()
 
-    def _rest(self) -> None:
-        """Ends this background if nothing is left to do."""
+    def _disconnect_if_idle(self) -> None:
+        """Closes the connection if no work is left. Then removes this object from `_backgrounds`."""
         if self._timers or self._tasks:
             return
         if self._own is None or self._own is self.client:
@@ -172,7 +175,8 @@ class Background:
             self.start(self._disconnect())
 
     async def _disconnect(self) -> None:
-        # Keeps the connection of a member for a while: a loop of acquisitions must not connect each time.
+        # The connection to a member stays open for `IDLE` seconds after its last use, so that a loop of
+        # acquisitions does not connect each time.
         try:
             while self._member is not None and (self._used or self._timers or len(self._tasks) > 1):
                 self._used = False
@@ -195,27 +199,28 @@ class Background:
         if armed is not None:
             armed.cancel()
         if task.finished():
-            self._rest()
+            self._disconnect_if_idle()
         else:
             pause = min(max(self._wake_at(task) - now(), 0), TICK)
-            self._timers[id(task)] = self.loop.call_later(pause, self._look, task)
+            self._timers[id(task)] = self.loop.call_later(pause, self._check, task)
 
     def _wake_at(self, task: Task) -> float:
-        return max(task.wake_at(), self._still_until)
+        return max(task.wake_at(), self._paused_until)
 
-    def _look(self, task: Task) -> None:
+    def _check(self, task: Task) -> None:
         if not task.finished() and self._wake_at(task) <= now():
             steps = task.wake()
             if steps is not None:
                 self.submit(steps, task)
-        # Without waiting for the steps: a hold can be lost while its renewal hangs.
+        # Without waiting for the steps, as a hold can be lost while its renewal hangs.
         self._arm(task)
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         self._used = True
         begun = self.start(self._carry_out(steps))
         if task is not None:
-            # A callback, because the coroutine never runs if it is cancelled before its first step.
+            # As a callback, and not in the coroutine: a coroutine that is cancelled before its first step
+            # never runs.
             begun.add_done_callback(lambda _: self._woken(task))
 
     def _woken(self, task: Task) -> None:
@@ -227,7 +232,7 @@ class Background:
             # A node that hangs must not delay requests to the others.
             await run(steps, self._reached())
         else:
-            # Sent one after the other, so that a RELEASE follows the ACQUIRE that it takes back.
+            # One command at a time, so that a RELEASE follows the ACQUIRE that it takes back.
             async with self._turn:
                 await run(steps, self._reached())
 
@@ -250,8 +255,8 @@ class Background:
                 try:
                     await self._subscription(registry)
                 except Exception as why:
-                    # A connection that fails at the same moment hides a cancellation. The task shows it from
-                    # Python 3.11 on; before, the loop is delayed until the registry is idle.
+                    # This error may have replaced a CancelledError. From Python 3.11 on, `Task.cancelling`
+                    # shows that. Before, this task continues until the registry is idle.
                     if getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)
@@ -267,7 +272,7 @@ class Background:
         try:
             await pubsub.subscribe(registry.channel)
             while not registry.is_idle():
-                registry.heard(await pubsub.get_message(timeout=LIMIT))
+                registry.on_message(await pubsub.get_message(timeout=LIMIT))
                 action = registry.on_silence()
                 if action == "ping":
                     await pubsub.ping()
@@ -280,19 +285,21 @@ class Background:
                 await client.connection_pool.disconnect()
 
 
+# By the id of the pool, the id of the event loop, and whether the client is a member of a quorum.
 _backgrounds: dict[tuple[int, int, bool], Background] = {}
 
 
 def background(client: Any, *, member: bool = False) -> Background:
-    """Returns the background of this client in this event loop. Clients that share a pool share it."""
+    """Returns the background of this client in this event loop. Clients with the same connection pool share
+    one."""
     loop = asyncio.get_running_loop()
-    name = id(getattr(client, "connection_pool", client)), id(loop), member
-    found = _backgrounds.get(name)
+    key = id(getattr(client, "connection_pool", client)), id(loop), member
+    found = _backgrounds.get(key)
     if found is None or found.loop is not loop:
         for known, old in list(_backgrounds.items()):
             if old.loop.is_closed():
                 del _backgrounds[known]
-        found = _backgrounds[name] = Background(client, member, lambda: _backgrounds.pop(name, None))
+        found = _backgrounds[key] = Background(client, member, lambda: _backgrounds.pop(key, None))
     return found
 
 

@@ -1,9 +1,9 @@
 """Carries out steps with threads.
 
-Besides the caller's thread there are background threads, while they have work: one for the process that
-watches the clock, and for each client one that renews and releases and one that listens. They have
-connections of their own, with short time limits, so that neither a hung server nor a full pool delays them
-for long. All are daemon threads."""
+Besides the caller's thread there are background threads while there is work: one for the whole process, which
+wakes tasks; and for each client one that renews and releases, and one that receives messages. The threads of
+a client have connections of their own, with short time limits, so that neither a hung server nor a full pool
+delays them for long. All are daemon threads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(steps: Steps, client: Any) -> Any:
         step = next(steps)
         while True:
             try:
-                # Without another call for a command, because every acquisition passes here.
+                # A command is sent here and not in `_perform`: every acquisition would pay for the call.
                 outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
             except BaseException as why:
                 step = steps.throw(translated(why))
@@ -108,14 +108,15 @@ def _ask(step: Ask, client: Any) -> Answers:
 def _report_answer(
     step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], background: Background, member: int, answer: Any
 ) -> Steps | None:
-    then = step.heard(member, answer, background.peer())
+    then = step.on_answer(member, answer, background.peer())
     inbox.put((member, answer))
     return then
 
 
 class Background:
     """The background work of one client. Except in a cluster, its commands are sent one after the other, so
-    that a RELEASE follows the ACQUIRE that it takes back. `member`: the client is one of a quorum."""
+    that a RELEASE follows the ACQUIRE that it takes back. `member` is true if the client is a member of a
+    quorum."""
 
     def __init__(self, client: Any, member: bool) -> None:
         self.client = client
@@ -205,7 +206,7 @@ class Background:
                 pubsub = client.pubsub()
                 pubsub.subscribe(registry.channel)
                 while not self._is_done(registry):
-                    registry.heard(pubsub.get_message(timeout=LIMIT))
+                    registry.on_message(pubsub.get_message(timeout=LIMIT))
                     action = registry.on_silence()
                     if action == "ping":
                         pubsub.ping()
@@ -252,7 +253,7 @@ class Clock:
                 self._changed.notify()
 
     def _background(self, client: Any, member: bool) -> Background:
-        # Clients that share a pool share the background.
+        # Clients with the same connection pool share a background.
         key = id(getattr(client, "connection_pool", client)), member
         found = self._backgrounds.get(key)
         if found is None:
@@ -295,7 +296,8 @@ class Clock:
                     self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
                     continue
             for task, background in due:
-                # Any exception, even `sys.exit` in a callback: the clock must go on for the other tasks.
+                # Catches any exception, even `sys.exit` in a callback: the clock must continue for the other
+                # tasks.
                 try:
                     steps = task.wake()
                     if steps is not None:

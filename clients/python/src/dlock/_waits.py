@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 from ._clock import now
 
-# Time that the server retains a position without a further request, in seconds. If the waiter dies, the
-# server retains a grant to it no longer than that.
+# Time that the server retains a queue position after each request for it, in seconds. A grant to a waiter
+# that has died lasts no longer either.
 KEEP = 10.0
 # Pause between two requests of a wait that receives no message, in seconds.
 ASK = KEEP / 3
@@ -26,12 +26,12 @@ IDLE = 10.0
 CONTENDED_FOR = 1.0
 # Time for which clients queue at a later member before they try the first one again, in seconds.
 QUEUE_NOTED_FOR = 2.0
-# Maximum number of resources in `Contention`.
+# Number of resources in each memory, which is emptied before it would exceed them.
 MAX_RESOURCES = 1000
 
 
 class Wait:
-    """One wait, and the messages that it has received."""
+    """One wait, and the last message about it."""
 
     def __init__(self, registry: WaitRegistry, number: str, event: Any) -> None:
         self.registry = registry
@@ -58,10 +58,12 @@ class WaitRegistry:
         self.waits: dict[str, Wait] = {}
         # Whether the subscription is live.
         self.ready = False
-        # Whether the first attempt to subscribe has ended.
+        # Whether the first attempt to subscribe has ended, in success or failure.
         self.tried = False
-        self.heard_at = now()
-        self.asked = False
+        # When the listener last received something.
+        self.received_at = now()
+        # True after a PING without an answer.
+        self.ping_sent = False
         self.idle_since = now()
         self._event = event
         self._numbers = itertools.count(1)
@@ -74,12 +76,12 @@ class WaitRegistry:
     def is_idle(self) -> bool:
         return not self.waits and now() - self.idle_since > IDLE
 
-    def heard(self, message: dict[str, Any] | None) -> None:
-        """Takes a message of the subscription. None if no message came for a while."""
+    def on_message(self, message: dict[str, Any] | None) -> None:
+        """Handles a message of the subscription, or None if redis-py's `get_message` timed out."""
         if message is None:
             return
-        self.heard_at = now()
-        self.asked = False
+        self.received_at = now()
+        self.ping_sent = False
         if message["type"] in ("subscribe", "ssubscribe"):
             self.ready = self.tried = True
             # Messages from before the subscription are lost: every wait asks the server.
@@ -97,19 +99,19 @@ class WaitRegistry:
     def on_silence(self) -> str:
         """Returns the next action of a listener that receives nothing: "ping", "reconnect" or an empty
         string."""
-        quiet = now() - self.heard_at
-        if quiet > 2 * SILENCE and self.asked:
+        quiet = now() - self.received_at
+        if quiet > 2 * SILENCE and self.ping_sent:
             return "reconnect"
-        if quiet > SILENCE and not self.asked:
-            self.asked = True
+        if quiet > SILENCE and not self.ping_sent:
+            self.ping_sent = True
             return "ping"
         return ""
 
     def disconnected(self) -> None:
         self.ready = False
         self.tried = True
-        self.asked = False
-        self.heard_at = now()
+        self.ping_sent = False
+        self.received_at = now()
         self.wake_all()
 
     def wake_all(self) -> None:
@@ -118,18 +120,18 @@ class WaitRegistry:
 
 
 class Contention:
-    """The resources that this client found taken a short while ago, and the members where it met their other
-    waiters.
+    """The resources that this client found taken a short while ago, and the members at which other clients
+    queue for them.
 
     A client that may wait for a contended resource queues at once: if it asked all masters first, it would
     briefly take votes from the waiter that has just been granted the lock."""
 
     def __init__(self) -> None:
         self._until: dict[bytes, float] = {}
-        # The member where others queue, and the end of the time for which that counts.
+        # The member at which other clients queue, and the time until which the entry counts.
         self._queues: dict[bytes, tuple[int, float]] = {}
-        # Until this time, no wait looks again for others at another member.
-        self._looked_until: dict[bytes, float] = {}
+        # Until this time, no wait begins another search for clients at another member.
+        self._no_search_until: dict[bytes, float] = {}
 
     def note(self, key: bytes) -> None:
         if len(self._until) >= MAX_RESOURCES:
@@ -140,7 +142,7 @@ class Contention:
         return now() < self._until.get(key, 0.0)
 
     def note_queue(self, key: bytes, queue: int) -> None:
-        """Records the member whose queue others use: see `Round.next_queue`."""
+        """Records the member at which other clients queue: see `Round.next_queue`."""
         if len(self._queues) >= MAX_RESOURCES:
             self._queues.clear()
         self._queues[key] = queue, now() + QUEUE_NOTED_FOR
@@ -149,21 +151,21 @@ class Contention:
         self._queues.pop(key, None)
 
     def queue(self, key: bytes, age: float = QUEUE_NOTED_FOR) -> int | None:
-        """Returns the member whose queue others use. None unless it was noted within the last `age`
+        """Returns the member at which other clients queue. None unless it was recorded within the last `age`
         seconds."""
         queue, until = self._queues.get(key, (None, 0.0))
         return queue if now() + QUEUE_NOTED_FOR < until + age else None
 
-    def may_look(self, key: bytes) -> bool:
-        """Returns whether to look for others at another member. One wait looks at a time, at most once per
-        `CONTENDED_FOR` seconds."""
-        if now() < self._looked_until.get(key, 0.0):
+    def may_search(self, key: bytes) -> bool:
+        """Returns whether the caller may now search for clients that queue at another member. Returns True at
+        most once per `CONTENDED_FOR` seconds."""
+        if now() < self._no_search_until.get(key, 0.0):
             return False
-        if len(self._looked_until) >= MAX_RESOURCES:
-            self._looked_until.clear()
-        self._looked_until[key] = now() + CONTENDED_FOR
+        if len(self._no_search_until) >= MAX_RESOURCES:
+            self._no_search_until.clear()
+        self._no_search_until[key] = now() + CONTENDED_FOR
         return True
 
     def found_no_others(self, key: bytes) -> None:
-        """Allows the next wait to look for others at once."""
-        self._looked_until.pop(key, None)
+        """Allows the next search at once."""
+        self._no_search_until.pop(key, None)

@@ -1,5 +1,5 @@
-"""`Lock` over `redis.asyncio.Redis`, `redis.asyncio.RedisCluster` or a Sentinel's client, and the same of
-valkey-py."""
+"""`Lock` and `Redlock` for asyncio. `Lock` takes a `redis.asyncio.Redis`, a `redis.asyncio.RedisCluster` or a
+client of a Sentinel, or their counterparts of valkey-py."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ T = TypeVar("T", bound="Awaitable[Any]")
 
 
 class Lost(LossEvent):
-    """An event that is set when the hold is lost: as `asyncio.Event`, read only."""
+    """A read-only `asyncio.Event` that is set when the hold is lost."""
 
     async def wait(self) -> bool:
-        """Waits until the hold is lost or released, and returns whether it is lost."""
+        """Waits until the hold is lost or released. Returns whether the hold is lost."""
         hold = self._hold
         if hold is None:
             return False
         event = asyncio.Event()
-        # Another thread may find the loss.
+        # Another thread may detect the loss.
         wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
         hold.wakers.append(wake)
         try:
@@ -45,7 +45,7 @@ class Lost(LossEvent):
 
 
 class Awaitable(Core[C]):
-    """The methods for asyncio."""
+    """The public methods of `Lock` and `Redlock`, for asyncio."""
 
     async def __aenter__(self: T) -> T:
         if await self.acquire():
@@ -67,8 +67,8 @@ class Awaitable(Core[C]):
         blocking_timeout: Number | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Acquires the lock, and returns whether it did: see `dlock.Lock.acquire`. A cancelled call leaves
-        neither a hold nor a position in the queue behind."""
+        """Acquires the lock. Returns whether it was granted: see `dlock.Lock.acquire`. A cancelled call
+        leaves neither a hold nor a queue position behind."""
         return bool(await run(self._acquiring(None, blocking, blocking_timeout, token), self.redis))
 
     async def release(self) -> None:
@@ -76,12 +76,13 @@ class Awaitable(Core[C]):
         await run(self._releasing(), self.redis)
 
     async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
-        """Adds seconds to the lease, or sets the lease to them with ``replace_ttl``."""
+        """Adds ``additional_time`` seconds to the lease. With ``replace_ttl``, sets the lease to that
+        time."""
         await run(self._extending(additional_time, replace_ttl), self.redis)
         return True
 
     async def reacquire(self) -> Literal[True]:
-        """Sets the lease to the timeout again."""
+        """Sets the lease to the full ``timeout`` again."""
         await run(self._reacquiring(), self.redis)
         return True
 
@@ -90,7 +91,7 @@ class Awaitable(Core[C]):
         return bool(await run(self._asking_locked(), self.redis))
 
     async def owned(self) -> bool:
-        """Returns whether this object holds the lock."""
+        """Asks the server whether this object holds the lock."""
         return bool(await run(self._asking_owned(), self.redis))
 
     @property
@@ -103,21 +104,35 @@ class Awaitable(Core[C]):
 
 
 class Lock(Awaitable[AsyncClient], RedisLock):
-    """A lock of the server, in place of `redis.asyncio.lock.Lock`: the same arguments, methods, attributes
-    and errors, with the additions of `dlock.Lock`. The owner, and the holder of a reentrant lock, is the
-    task."""
+    """A lock on a server, in place of `redis.asyncio.lock.Lock`: with the same arguments, methods, attributes
+    and errors.
+
+    In addition to redis-py's arguments:
+
+    - ``shared``: any number of sharers may hold the lock together, but not with an exclusive holder.
+    - ``permits``: at most this many holders at a time: a semaphore. Not together with ``shared``.
+    - ``reentrant``: the task that holds the lock may acquire it again, and releases it as often.
+    - ``auto_renew``: renews the lease in the background, after each third of it. Always on without a
+      ``timeout``.
+    - ``on_lost``: a function that is called with the reason when the hold is lost, in the event loop. It must
+      be a plain function, and must not block.
+    - ``owner``: name of the owner in the server's deadlock search, by default the task. An empty name
+      excludes this lock from the search.
+
+    See also the properties `fence` and `lost`."""
 
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.asyncio.Lock", is_async=True)
 
-    # The building blocks of redis-py's methods, for programs that call them. The methods here do not.
+    # redis-py's methods call these; the methods of this class do not. They are here for programs that call
+    # them.
 
     async def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""
         return bool(await run(self._acquiring(None, False, None, token), self.redis))
 
     async def do_release(self, expected_token: str | bytes) -> None:
-        """Ends the hold of this token, in whichever object it was acquired."""
+        """Ends the hold of this token, even if another object acquired it."""
         await run(self._releasing(expected_token), self.redis)
 
     async def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
@@ -130,8 +145,11 @@ class Lock(Awaitable[AsyncClient], RedisLock):
 
 
 class Redlock(QuorumCore[Quorum[AsyncClient]], Awaitable[Quorum[AsyncClient]]):
-    """A lock over a quorum of independent masters: as `Lock`, and a majority decides. ``fenced`` asks, with
-    one more round trip, for a fence that rises over the whole quorum."""
+    """A lock on a majority of a `Quorum` of independent masters, with the methods and arguments of `Lock`.
+    Permits are not possible: acquiring raises `ValueError`.
+
+    With ``fenced``, `fence` is a number that rises over the whole quorum, for one more round trip. Without
+    it, and with more than one member, `fence` is None."""
 
     def _check(self, redis: Any) -> None:
         check_quorum(redis, "dlock.asyncio.Redlock", is_async=True)

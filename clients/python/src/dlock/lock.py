@@ -1,4 +1,5 @@
-"""`Lock` over `redis.Redis`, `redis.RedisCluster` or a Sentinel's client, and the same of valkey-py."""
+"""`Lock` and `Redlock` for threads. `Lock` takes a `redis.Redis`, a `redis.RedisCluster` or a client of a
+Sentinel, or their counterparts of valkey-py."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ T = TypeVar("T", bound="Blocking[Any]")
 
 
 class Lost(LossEvent):
-    """An event that is set when the hold is lost: as `threading.Event`, read only."""
+    """A read-only `threading.Event` that is set when the hold is lost."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the hold is lost or released, at most for ``timeout`` seconds. Returns whether it is
-        lost."""
+        """Waits until the hold is lost or released, at most for ``timeout`` seconds. Returns whether the hold
+        is lost."""
         end = math.inf if timeout is None else now() + timeout
         hold = self._hold
         if hold is None:
@@ -42,7 +43,7 @@ class Lost(LossEvent):
 
 
 class Blocking(Core[C]):
-    """The methods for threads."""
+    """The public methods of `Lock` and `Redlock`, for threads."""
 
     def __enter__(self: T) -> T:
         if self.acquire():
@@ -65,12 +66,12 @@ class Blocking(Core[C]):
         blocking_timeout: Number | None = None,
         token: str | bytes | None = None,
     ) -> bool:
-        """Acquires the lock, and returns whether it did. Waits in the queue, first come, first served, at
-        most for ``blocking_timeout`` seconds; not at all if ``blocking`` is False.
+        """Acquires the lock. Returns whether it was granted. Waits in the queue, first come, first served, at
+        most for ``blocking_timeout`` seconds; does not wait if ``blocking`` is False.
 
-        ``sleep`` is the pause between two requests, in seconds, where the server's queue cannot help: another
-        library holds the key, or messages do not arrive. ``token`` names the holder and must be unique: a
-        request with the token that holds the lock is granted."""
+        ``sleep`` is the pause between two requests, in seconds, while the server's queue cannot help: a lock
+        of another library is at the key, or messages do not arrive. ``token`` identifies the holder and must
+        be unique: the server grants every request with the token that holds the lock."""
         return bool(run(self._acquiring(sleep, blocking, blocking_timeout, token), self.redis))
 
     def release(self) -> None:
@@ -78,12 +79,13 @@ class Blocking(Core[C]):
         run(self._releasing(), self.redis)
 
     def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
-        """Adds seconds to the lease, or sets the lease to them with ``replace_ttl``."""
+        """Adds ``additional_time`` seconds to the lease. With ``replace_ttl``, sets the lease to that
+        time."""
         run(self._extending(additional_time, replace_ttl), self.redis)
         return True
 
     def reacquire(self) -> Literal[True]:
-        """Sets the lease to the timeout again."""
+        """Sets the lease to the full ``timeout`` again."""
         run(self._reacquiring(), self.redis)
         return True
 
@@ -92,7 +94,7 @@ class Blocking(Core[C]):
         return bool(run(self._asking_locked(), self.redis))
 
     def owned(self) -> bool:
-        """Returns whether this object holds the lock, in this thread."""
+        """Asks the server whether this object holds the lock, in this thread."""
         return bool(run(self._asking_owned(), self.redis))
 
     @property
@@ -105,25 +107,35 @@ class Blocking(Core[C]):
 
 
 class Lock(Blocking[SyncClient], RedisLock):
-    """A lock of the server, in place of `redis.lock.Lock`: the same arguments, methods, attributes and
+    """A lock on a server, in place of `redis.lock.Lock`: with the same arguments, methods, attributes and
     errors.
 
-    In addition, ``shared`` and ``permits`` choose the mode; ``reentrant`` lets the holder enter again;
-    ``auto_renew`` renews the lease in the background (always without a timeout); ``on_lost`` is called with
-    the reason when the hold is lost, and must not block; ``owner`` is the party of the deadlock search, by
-    default the thread. See also `fence` and `lost`."""
+    In addition to redis-py's arguments:
+
+    - ``shared``: any number of sharers may hold the lock together, but not with an exclusive holder.
+    - ``permits``: at most this many holders at a time: a semaphore. Not together with ``shared``.
+    - ``reentrant``: the thread that holds the lock may acquire it again, and releases it as often.
+    - ``auto_renew``: renews the lease in the background, after each third of it. Always on without a
+      ``timeout``.
+    - ``on_lost``: a function that is called with the reason when the hold is lost, from a thread of dlock. It
+      must not block.
+    - ``owner``: name of the owner in the server's deadlock search, by default the thread. An empty name
+      excludes this lock from the search.
+
+    See also the properties `fence` and `lost`."""
 
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.Lock", is_async=False)
 
-    # The building blocks of redis-py's methods, for programs that call them. The methods here do not.
+    # redis-py's methods call these; the methods of this class do not. They are here for programs that call
+    # them.
 
     def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""
         return bool(run(self._acquiring(None, False, None, token), self.redis))
 
     def do_release(self, expected_token: str | bytes) -> None:
-        """Ends the hold of this token, in whichever object it was acquired."""
+        """Ends the hold of this token, even if another object acquired it."""
         run(self._releasing(expected_token), self.redis)
 
     def do_extend(self, additional_time: Number, replace_ttl: bool) -> Literal[True]:
@@ -136,8 +148,11 @@ class Lock(Blocking[SyncClient], RedisLock):
 
 
 class Redlock(QuorumCore[Quorum[SyncClient]], Blocking[Quorum[SyncClient]]):
-    """A lock over a quorum of independent masters: as `Lock`, and a majority decides. ``fenced`` asks, with
-    one more round trip, for a fence that rises over the whole quorum."""
+    """A lock on a majority of a `Quorum` of independent masters, with the methods and arguments of `Lock`.
+    Permits are not possible: acquiring raises `ValueError`.
+
+    With ``fenced``, `fence` is a number that rises over the whole quorum, for one more round trip. Without
+    it, and with more than one member, `fence` is None."""
 
     def _check(self, redis: Any) -> None:
         check_quorum(redis, "dlock.Redlock", is_async=False)
