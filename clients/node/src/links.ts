@@ -152,8 +152,8 @@ function number(reply: unknown): unknown {
 /** Returns a view of the cluster that sends each command to the node of its key.
  *
  * ioredis does not know which argument of dlock's commands is the key: it would send them to a random node,
- * which redirects them. If that node hangs, holds at other nodes would be lost. Auto-pipelining is off, as a
- * pipeline with keys of several nodes would fail. */
+ * which redirects them. If that node hangs, holds at other nodes would be lost. Auto-pipelining is off, as
+ * several such commands in one pipeline would fail. */
 function routed(cluster: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);

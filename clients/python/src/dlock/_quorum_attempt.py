@@ -213,7 +213,7 @@ class QuorumAttempt:
             yield Begin(self._find_others(queue, won.token))
 
     def _find_others(self, queue: int, own: bytes) -> Steps:
-        """Records that other clients queue at the member `queue` if two looks find the same partial hold
+        """Records that other clients queue at the member `queue` if two searches find the same partial hold
         there."""
         quorum, key = self._quorum, self._key
         began = now()
