@@ -26,7 +26,7 @@ fn assert_grace(conn: &mut Conn, command: &str) {
     let (left, told) = told.split_once(' ').expect("a word of why");
     let left: u64 = left.parse().expect("ms");
     assert!(
-        told.contains("may have forgotten") && told.contains("CONFIG SET dlock.restart-grace 0"),
+        told.contains("may have lost holds") && told.contains("CONFIG SET dlock.restart-grace 0"),
         "{told}"
     );
     assert!((1..=600_000).contains(&left), "{command}: {left}");
