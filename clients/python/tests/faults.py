@@ -30,6 +30,7 @@ class Proxy:
         self.accepted = 0
         self._pairs = set()
         self._stalled = set()
+        self._breaks = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -41,8 +42,10 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
-    def stall(self):
-        """Passes nothing on the connections of this moment. New connections work."""
+    def stall(self, *, breaks=False):
+        """Passes nothing on the connections of this moment. New connections work. ``breaks``: a connection is
+        closed for the client once it has sent something, which reaches the server after `resume`."""
+        self._breaks = breaks
         self._stalled = set(self._pairs)
 
     def resume(self):
@@ -73,11 +76,14 @@ class Proxy:
             return
         pair = (client, server)
         self._pairs.add(pair)
-        matched = False
+        matched = is_broken = False
         try:
             while True:
                 ready, _, _ = select.select(pair, [], [], 0.02)
                 if self.silent or pair in self._stalled:
+                    if self._breaks and client in ready and not is_broken:
+                        client.shutdown(socket.SHUT_WR)
+                        is_broken = True
                     time.sleep(0.01)
                     continue
                 for end in ready:

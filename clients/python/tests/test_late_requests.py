@@ -59,8 +59,38 @@ def test_a_late_shorter_extend_at_a_single_server_limits_the_validity(through, p
     with pytest.raises(TimeoutError):
         lock.extend(15, replace_ttl=True)
     proxy.silent = False
-    assert lock.extend(60, replace_ttl=True)
+    with pytest.raises(TimeoutError, match="Only 15 s are certain"):
+        lock.extend(60, replace_ttl=True)
     assert lock.local.hold.valid_until <= now() + 15
+    assert lock.extend(15, replace_ttl=True)
+
+
+def test_a_late_copy_of_a_shorter_extend_limits_the_validity(r, locks, proxy):
+    client = locks.client(proxy.url, **locks.retries(3))
+    lock = locks.lock(client, "foo", timeout=60)
+    lock.acquire()
+    proxy.stall(breaks=True)
+    # The client sends it again over a new connection.
+    assert lock.extend(15, replace_ttl=True)
+    with pytest.raises(TimeoutError, match="Only 15 s are certain"):
+        lock.extend(60, replace_ttl=True)
+    assert lock.local.hold.valid_until <= now() + 15
+    assert r.execute_command("DLOCK.PTTL", "foo") > 30_000
+    proxy.resume()
+    until("the first copy arrives", lambda: r.execute_command("DLOCK.PTTL", "foo") <= 15_000)
+
+
+def test_a_renewal_is_not_due_at_once_while_a_shorter_lease_is_unanswered(through, proxy):
+    lock = through(timeout=60, socket_timeout=1, auto_renew=True)
+    lock.acquire()
+    hold = lock.local.hold
+    proxy.silent = True
+    with pytest.raises(TimeoutError):
+        lock.extend(15, replace_ttl=True)
+    proxy.silent = False
+    until("the hold is renewed", lambda: hold.valid_until > now() + 14)
+    assert hold.wake_at() > now()
+    lock.release()
 
 
 def request(name):
@@ -91,6 +121,21 @@ def test_a_lease_is_unanswered_after_a_request_that_may_have_arrived(failure, is
     assert leases.shortest(2) == math.inf
 
 
+@pytest.mark.parametrize("copies, shortest", [(1, math.inf), (2, 5000)])
+@pytest.mark.parametrize("error", [None, ResponseError("NOREPLICAS")])
+def test_an_answer_to_the_last_copy_of_a_request_leaves_the_lease_of_the_first_unanswered(
+    error, copies, shortest
+):
+    leases = UnansweredLeases()
+    steps = leases.send(1, "DLOCK.EXTEND", request, 5000)
+    command = next(steps)
+    for _ in range(copies):
+        command[0].encode()
+    with pytest.raises(StopIteration if error is None else ResponseError):
+        steps.send(1) if error is None else steps.throw(error)
+    assert leases.shortest(1) == shortest
+
+
 def test_an_answered_lease_leaves_the_others_unanswered():
     leases = UnansweredLeases()
     steps = [leases.send(1, "DLOCK.EXTEND", request, lease) for lease in (5000, 9000)]
@@ -114,6 +159,22 @@ def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
     command[0].encode()
     with pytest.raises(StopIteration):
         step.questions[1].throw(TimeoutError())
+    assert this.unanswered.shortest(1) == 5000
+
+
+def test_an_answer_to_the_last_copy_of_a_confirm_leaves_the_lease_of_the_first_unanswered():
+    quorum = dlock.Quorum([redis.Redis() for _ in range(3)])
+    for member in quorum.all():
+        quorum.note(member, 7, Peer(f"server {member}"))
+    this = Round(quorum, Request(b"foo", "foo", 5000, (), True), b"token", [])
+    steps = this.at_once()
+    next(steps)
+    step = steps.send({0: 7, 1: 7})
+    command = next(step.questions[1])
+    for _ in range(2):
+        command[0].encode()
+    with pytest.raises(StopIteration):
+        step.questions[1].send(7)
     assert this.unanswered.shortest(1) == 5000
 
 
@@ -168,6 +229,69 @@ def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy
     proxy.resume()
     until("the acquire arrives", lambda: calls(r, "dlock.acquire") == 1)
     until("the hold is released", lambda: not r.exists("foo"))
+
+
+def test_a_late_copy_of_an_acquire_at_a_single_server_is_released(r, locks, proxy):
+    client = locks.client(proxy.url, **locks.retries(3))
+    lock = locks.lock(client, "foo", timeout=60)
+    assert lock.locked() is False
+    proxy.stall(breaks=True)
+    # The client sends it again over a new connection.
+    lock.acquire()
+    lock.release()
+    until("three RELEASEs arrive", lambda: calls(r, "dlock.release") >= 3)
+    assert calls(r, "dlock.acquire") == 1
+    proxy.resume()
+    until("the first copy arrives", lambda: calls(r, "dlock.acquire") == 2)
+    until("the hold is released", lambda: not r.exists("foo"))
+
+
+def test_a_late_copy_of_an_acquire_that_was_refused_is_released(r, locks, proxy):
+    client = locks.client(proxy.url, **locks.retries(3))
+    lock = locks.lock(client, "foo", timeout=60)
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000) is not None
+    assert lock.locked() is True
+    proxy.stall(breaks=True)
+    assert lock.acquire(blocking=False) is False
+    assert r.execute_command("DLOCK.RELEASE", "foo", "another") == 1
+    proxy.resume()
+    until("the first copy arrives", lambda: calls(r, "dlock.acquire") == 3)
+    until("the hold is released", lambda: not r.exists("foo"))
+
+
+@pytest.mark.parametrize("is_granted", [True, False])
+def test_an_acquire_of_a_broken_connection_is_released_after_its_round(members, is_granted):
+    lock = members.lock(timeout=600)
+    with lock:
+        until("all members have the hold", lambda: members.held() == [True] * 3)
+    until("no member has a hold", lambda: not any(members.held()))
+    members.settle()
+    broken = range(1 if is_granted else 2)
+    for member in broken:
+        members.proxies[member].stall(breaks=True)
+
+    def counts(command):
+        return [calls(members.direct[member], command) for member in broken]
+
+    acquired, released = counts("dlock.acquire"), counts("dlock.release")
+    if is_granted:
+        with lock:
+            pass
+    else:
+        with pytest.raises(dlock.NoQuorumError):
+            lock.acquire(blocking=False)
+    until(
+        "three RELEASEs arrive",
+        lambda: all(after >= before + 3 for before, after in zip(released, counts("dlock.release"))),
+    )
+    assert counts("dlock.acquire") == acquired
+    for member in broken:
+        members.proxies[member].resume()
+    until(
+        "the late ACQUIRE arrives",
+        lambda: all(after > before for before, after in zip(acquired, counts("dlock.acquire"))),
+    )
+    until("no member has a hold", lambda: not any(members.held()))
 
 
 def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, masters):

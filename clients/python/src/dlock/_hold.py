@@ -13,7 +13,7 @@ import random
 import threading
 from typing import Callable
 
-from redis.exceptions import ResponseError
+from redis.exceptions import ResponseError, TimeoutError
 
 from . import _protocol
 from ._clock import now, trusted
@@ -35,20 +35,21 @@ class UnansweredLeases:
         self._leases: dict[int, list[int]] = {}
 
     def send(self, member: int, name: str, command: Callable[[Counted], Args], lease: int) -> Steps:
-        """Sends a command that sets the lease, and records the lease until the answer arrives."""
-        counted = Counted(name)
+        """Sends a command that sets the lease, and records the lease until every copy of it is answered.
+        redis-py may have sent an earlier copy over a broken connection: its answer never arrives, so that its
+        lease stays recorded."""
+        counted, answers = Counted(name), 0
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
         try:
             reply = yield from _protocol.send(command(counted))
+            answers = 1
         except ResponseError:
-            leases.remove(lease)  # the server did nothing
+            answers = 1  # the server did nothing
             raise
-        except BaseException:
-            if not counted.sent:
+        finally:
+            if counted.sent <= answers:
                 leases.remove(lease)
-            raise
-        leases.remove(lease)
         return reply
 
     def shortest(self, member: int) -> float:
@@ -91,7 +92,7 @@ class Hold:
         self.loss: str | None = None
         # True after a RELEASE without an answer, which may have ended the hold.
         self.release_sent = False
-        # The members with an unanswered ACQUIRE, which they may execute after a RELEASE.
+        # The members with an unanswered ACQUIRE, or copy of it, which they may execute after a RELEASE.
         self.orphaned: set[int] = set()
         # The members that may hold the lock for this token. None means all.
         self.members_asked: set[int] | None = None
@@ -100,6 +101,8 @@ class Hold:
         # Ends the watch over the hold. Set by the driver that watches it.
         self.forget: Callable[[], object] | None = None
         self._retry_at: float | None = None
+        # The ms of the lease that are certain. Less than the lease while a shorter one is unanswered.
+        self._certain: float = lease
         self._failure = ""
         # Held by a renewal or an extension: two EXTENDs at once could arrive or be answered in either order.
         self._turn = threading.Lock()
@@ -139,7 +142,7 @@ class Hold:
     def _lost_at(self) -> float:
         """Returns when to declare the hold lost. For a renewed hold that is a tenth of the lease before the
         end, so that its owner has time to stop."""
-        return self.valid_until - (self.lease / 10_000 if self.renewed else 0)
+        return self.valid_until - (self._certain / 10_000 if self.renewed else 0)
 
     def finished(self) -> bool:
         return self.over if self.loss is None else self._reported
@@ -152,7 +155,7 @@ class Hold:
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
         # Renewed after a third of the lease, so that there is time for more tries.
-        return min(self.valid_until - self.lease / 1000 * 2 / 3, self._lost_at())
+        return min(self.valid_until - self._certain / 1000 * 2 / 3, self._lost_at())
 
     def wake(self) -> Steps | None:
         if now() >= self._lost_at():
@@ -191,14 +194,19 @@ class Hold:
 
     def extending(self, lease: int) -> Steps:
         """Sets the lease at the owner's request, after the end of any renewal under way. Returns whether the
-        token holds the lock."""
+        token holds the lock. Raises `TimeoutError` if an unanswered request may still shorten the lease."""
         while not self._turn.acquire(blocking=False):
             # An interrupted extension may never release `_turn`.
             if self.is_lost():
                 return False
             yield Sleep(0.005)
         try:
-            return (yield from self.extend(lease))
+            held = yield from self.extend(lease)
+            shortest = self.unanswered.shortest(SINGLE)
+            if held and shortest < lease:
+                text = f"Only {shortest / 1000:g} s are certain: an earlier, shorter extension has no answer"
+                raise TimeoutError(text + " yet. Release the lock to start anew")
+            return held
         finally:
             self._turn.release()
 
@@ -217,15 +225,18 @@ class Hold:
             return False
         certain = min(lease, self.unanswered.shortest(SINGLE))
         self.valid_until = sent + trusted(certain / 1000)
+        self._certain = min(self.lease, self.unanswered.shortest(SINGLE))
         return True
 
 
 class Owed:
     """A command that is repeated until it is confirmed, for at most `lasts` seconds."""
 
-    def __init__(self, command: Args, lasts: float, *, times: int | None = 1) -> None:
+    def __init__(
+        self, command: Args, lasts: float, *, times: int = 1, repeats: Callable[[], bool] = lambda: False
+    ) -> None:
         """``lasts``: the seconds after which the command is pointless. ``times``: the number of answers that
-        confirm it; None means that it is repeated until ``lasts`` is over."""
+        confirm it. ``repeats``: returns whether it is repeated until ``lasts`` is over."""
         # Sum of the replies. None before the first reply.
         self.ended: int | None = None
         # True after a request without an answer, which may have ended a hold that `ended` does not count.
@@ -234,14 +245,15 @@ class Owed:
         self.answered: Callable[[], object] | None = None
         self.failed: Callable[[Exception], object] | None = None
         self._command = command
-        self._times = math.inf if times is None else times
+        self._times = times
+        self._repeats = repeats
         self._until = now() + lasts
         self._next = now()
         self._pause = 0.05
         self._longest_pause = max(2.0, lasts / 20)
 
     def finished(self) -> bool:
-        return self._times == 0 or now() > self._until
+        return now() > self._until or (self._times <= 0 and not self._repeats())
 
     def wake_at(self) -> float:
         return self._next
@@ -252,7 +264,7 @@ class Owed:
 
     def woken(self) -> None:
         self._next = now() + self._pause
-        if self._times == math.inf:
+        if self._repeats():
             self._slow_down()
 
     def _send(self) -> Steps:
@@ -276,8 +288,16 @@ class OwedRelease(Owed):
     """A RELEASE. By default it needs two answers: after the first RELEASE, the server may still read an
     ACQUIRE from an earlier, broken connection."""
 
-    def __init__(self, key: bytes, token: bytes, lasts: float, *, times: int | None = 2) -> None:
-        super().__init__(_protocol.release(key, token), lasts, times=times)
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        lasts: float,
+        *,
+        times: int = 2,
+        repeats: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(_protocol.release(key, token), lasts, times=times, repeats=repeats)
 
 
 def _forked() -> None:

@@ -19,7 +19,7 @@ from ._clock import now
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import Owner
 from ._protocol import FOREIGN, Args, Key, Steps, error
-from ._single_attempt import SingleAttempt
+from ._single_attempt import SingleAttempt, late_for
 from ._steps import SINGLE, Owe, Watch
 
 # The lease of a lock without a timeout, in ms. It is renewed until the release or the end of the process.
@@ -260,6 +260,14 @@ class Core(Generic[C]):
     def _ask_release(self, token: bytes, lasts: float) -> Steps:
         """Returns whether the release ended the hold; None if an earlier copy of it, whose answer was lost,
         may have ended it. After an error, the background repeats the release for up to `lasts` seconds."""
+        hold = self._hold()
+        is_orphaned = hold is not None and hold.token == token and SINGLE in hold.orphaned
+        if is_orphaned:
+            lasts = late_for(lasts)
+
+        def owed() -> OwedRelease:
+            return OwedRelease(self._key, token, lasts, repeats=lambda: is_orphaned)
+
         name = _protocol.Counted("DLOCK.RELEASE")
         try:
             ended = yield from _protocol.send_or(_protocol.release(self._key, token, name), 0)
@@ -268,9 +276,14 @@ class Core(Generic[C]):
         except BaseException:
             # Also after an error reply: a server that refuses writes retains the hold.
             self._owner().rename()
-            owed = OwedRelease(self._key, token, lasts)
-            yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
+            again = owed()
+            yield Owe({SINGLE: again}, lambda: again.ended is not None)
             raise
+        if is_orphaned:
+            # An ACQUIRE without a reply may arrive after this RELEASE. A wait of the owner for that hold is
+            # no deadlock: the background releases it.
+            self._owner().rename()
+            yield Owe({SINGLE: owed()}, lambda: True)
         return True if ended else None if name.sent > 1 else False
 
     # Methods for the holder.

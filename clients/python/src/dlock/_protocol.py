@@ -119,8 +119,8 @@ def fresh_token() -> bytes:
     return base64.urlsafe_b64encode(os.urandom(20))[:27]
 
 
-def acquire(key: bytes, token: bytes, ttl: int, terms: Args) -> Args:
-    return ("DLOCK.ACQUIRE", key, token, ttl, *terms)
+def acquire(key: bytes, token: bytes, ttl: int, terms: Args, name: str = "DLOCK.ACQUIRE") -> Args:
+    return (name, key, token, ttl, *terms)
 
 
 def queued(keep: int, channel: str, message: str, *, notify: bool) -> Args:

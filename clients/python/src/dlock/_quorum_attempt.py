@@ -89,15 +89,21 @@ class QuorumAttempt:
 
     @property
     def orphaned(self) -> set[int]:
-        return self._round.orphaned
+        # A token from the caller may be used again, and must not be released late.
+        return set() if self.token_given else self._round.orphaned
 
     def take_back(self) -> Steps:
         """Releases the token of the last round at all members that were asked for the lock."""
         lasts = max(self.lease / 1000, KEEP) + KEEP
         # A token from the caller may be used again, and must not be released late.
         times = 1 if self.token_given else 2
-        key, token = self._key, self._round.token
-        owed = {m: OwedRelease(key, token, lasts, times=times) for m in self._round.members_asked}
+        key, token, orphaned = self._key, self._round.token, self.orphaned
+
+        def release(member: int) -> OwedRelease:
+            # A member may fail to answer its ACQUIRE only after this.
+            return OwedRelease(key, token, lasts, times=times, repeats=lambda: member in orphaned)
+
+        owed = {member: release(member) for member in self._round.members_asked}
         # The next round should find the members free, so this waits for the members that answered the round.
         answers = self._round.answers.items()
         reached = [

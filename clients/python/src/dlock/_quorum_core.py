@@ -120,7 +120,13 @@ class QuorumCore(Core[C]):
         asked = None if hold is None else hold.members_asked
         # A member that was never asked owes no release.
         members = self.redis.all() if asked is None else sorted(asked)
-        owed = {m: OwedRelease(self._key, token, lasts, times=2 if m in orphaned else 1) for m in members}
+
+        def release(member: int) -> OwedRelease:
+            # A member may fail to answer its ACQUIRE only after this.
+            times = 2 if member in orphaned else 1
+            return OwedRelease(self._key, token, lasts, times=times, repeats=lambda: member in orphaned)
+
+        owed = {member: release(member) for member in members}
         yield self.redis.owe(owed, lambda: self._released(owed) is not None, self._owner().rename)
         released = self._released(owed)
         if released is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import LockError, NoPermissionError, ResponseError
 
 from . import _protocol
 from ._clock import now, trusted
 from ._hold import OwedRelease, UnansweredLeases
 from ._owners import Owner
-from ._protocol import FOREIGN, NO_ANSWER, Args, Key, Steps, error, is_misuse
+from ._protocol import FOREIGN, NO_ANSWER, Args, Counted, Key, Steps, error, is_misuse
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep
 from ._waits import ASK, KEEP, Contention, Wait
 
@@ -26,6 +26,12 @@ SUBSCRIBING = 1.0
 
 # The resources that this process found taken.
 _contended = Contention()
+
+
+def late_for(lease: float) -> float:
+    """Returns the seconds for which a late ACQUIRE is released again: until its lease and its position in the
+    queue would have ended."""
+    return max(lease, KEEP) + KEEP
 
 
 class SingleAttempt:
@@ -44,7 +50,6 @@ class SingleAttempt:
         self.wait: Wait | None = None
         # Only a quorum has members.
         self.members_asked: set[int] | None = None
-        self.orphaned: set[int] = set()
         self.unanswered = UnansweredLeases()
         self._key = key
         # True if the caller gave the token, and may use it again.
@@ -52,18 +57,24 @@ class SingleAttempt:
         self._terms = terms
         self._owner = owner
         self._notify = True
-        # True while an ACQUIRE has no reply: the server may execute it at any time.
+        # True once an ACQUIRE, or a copy of it, has no reply: the server may execute it at any time.
         self._outstanding = False
         # Time that the server retains the position, in seconds.
         self._keep = KEEP
 
+    @property
+    def orphaned(self) -> set[int]:
+        """Returns the server if it may execute an ACQUIRE after a RELEASE. A token from the caller may be
+        used again, and must not be released late."""
+        return {SINGLE} if self._outstanding and not self._token_given else set()
+
     def take_back(self) -> Steps:
         """Ends the hold or queue position that the server may have for the token."""
-        # A token that may be used again must not be released late. A fresh one is released until the end of
-        # the lease, as an ACQUIRE without a reply can arrive after any RELEASE over another connection.
-        times = None if self._outstanding and not self._token_given else 1
-        lasts = max(self.lease / 1000, KEEP) + KEEP
-        owed = OwedRelease(self._key, self.token, lasts, times=times)
+        # Until the end of the lease, as an ACQUIRE without a reply can arrive after any RELEASE over another
+        # connection.
+        lasts = late_for(self.lease / 1000)
+        orphaned = bool(self.orphaned)
+        owed = OwedRelease(self._key, self.token, lasts, times=1, repeats=lambda: orphaned)
         yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
         if self._outstanding or owed.ended is None:
             # The background still releases the hold, so a wait of the owner for that hold would be no
@@ -90,23 +101,21 @@ class SingleAttempt:
             # A repeated request retains the time of the first send: the server may count the lease from
             # there.
             sent = now() if sent is None else sent
-            self.request_sent = self._outstanding = True
             try:
-                reply = yield from _protocol.send_unless_data(self._command(), self.name)
+                reply = yield from self._ask()
             except NO_ANSWER as why:
                 # A wait continues during an outage for as long as the server may retain its position.
                 if self.wait is None or now() - answered_at > KEEP:
                     raise
                 silence = why
             except NoPermissionError:
-                self._outstanding = False
                 if self.wait is None or not self._notify:
                     raise
                 # The user has no right to the channel: the wait continues without messages.
                 self._notify = False
                 continue
             except ResponseError as answer:
-                self._outstanding, silence = False, None
+                silence = None
                 if self.wait is not None and is_misuse(answer) and self._keep > self.lease / 1000:
                     # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
                     self._keep = self.lease / 1000
@@ -119,7 +128,7 @@ class SingleAttempt:
                 pause = self._refused(answer, blocking, end)
                 sent = None
             else:
-                self._outstanding, silence = False, None
+                silence = None
                 answered_at = now()
                 if type(reply) is int:
                     self.fence = reply
@@ -155,19 +164,37 @@ class SingleAttempt:
         if silence is not None:
             # After a missing answer it is unknown whether another client holds the lock.
             raise silence
-        if self.wait is not None:
+        if self.orphaned:
+            yield from self.take_back()
+        elif self.wait is not None:
             try:
                 yield from _protocol.send_or(_protocol.release(self._key, self.token), 0)
             except NO_ANSWER:
                 yield from self.take_back()
         return False
 
-    def _command(self) -> Args:
+    def _ask(self) -> Steps:
+        """Sends ACQUIRE. A reply settles it if redis-py has sent it only once."""
+        name = Counted("DLOCK.ACQUIRE")
+        before, is_answered = self._outstanding, False
+        self.request_sent = self._outstanding = True
+        try:
+            reply = yield from _protocol.send_unless_data(self._command(name), self.name)
+            is_answered = True
+        except (ResponseError, LockError):
+            is_answered = True
+            raise
+        finally:
+            if is_answered and name.sent <= 1:
+                self._outstanding = before
+        return reply
+
+    def _command(self, name: str) -> Args:
         terms = self._terms
         if self.wait is not None:
             keep, channel, number = int(self._keep * 1000), self.wait.registry.channel, self.wait.number
             terms += _protocol.queued(keep, channel, number, notify=self._notify)
-        return _protocol.acquire(self._key, self.token, self.lease, terms)
+        return _protocol.acquire(self._key, self.token, self.lease, terms, name)
 
     def _listen(self, end: float | None) -> Steps:
         self.wait = wait = yield Listen()
