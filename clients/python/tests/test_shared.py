@@ -154,7 +154,7 @@ def test_lost_raises_in_another_thread(r, server, kind):
     seen = []
 
     def look(lock):
-        with pytest.raises(LockError, match="pass it on"):
+        with pytest.raises(LockError, match="pass the event on"):
             lock.lost.is_set()
         seen.append(True)
 
