@@ -30,7 +30,8 @@ export interface LockOptions {
   retryDelay?: number | undefined;
   /** Owner of each acquisition for the search for deadlocks, 1 to 255 bytes; null for none. Two acquisitions
    * may have the same owner only if the first one is released after the second one. Default: `using` chooses
-   * an owner for each chain of nested calls; `acquire` and `tryAcquire` send none. */
+   * an owner for each chain of nested calls, which is right if the routine awaits each inner `using`;
+   * `acquire` and `tryAcquire` send none. */
   owner?: string | null | undefined;
 }
 
@@ -110,7 +111,11 @@ export class Lock {
    * `acquire` does, the error of the routine, or `NotHeldError` if the hold was lost meanwhile.
    *
    * Nested calls have one owner, so that calls which wait for each other's locks get a `DeadlockError`. Await
-   * each `using` that the routine begins. */
+   * each `using` that the routine begins. If this lock is released while an inner `using` still waits, another
+   * client that waits for this lock can get a `DeadlockError` although there is no deadlock. That happens if
+   * another branch of a `Promise.all` fails (use `Promise.allSettled`), if a `Promise.race` ends first (use the
+   * `timeout` option), and if the routine calls `hold.release()`. `owner: null` for the inner `using` avoids
+   * it, too. */
   async using<T>(routine: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
     const acquire = (owner: Owner | undefined) => this.#waitFor(options, owner);
     return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());

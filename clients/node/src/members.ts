@@ -309,7 +309,9 @@ export class MemberHolds {
   readonly asked = new Set<number>();
   /** By member: run id of the server that last confirmed the hold, and the time, as `now()`. */
   readonly #confirmed = new Map<number, readonly [runId: string | undefined, when: number]>();
+  /** By member: the requests without an answer that set the lease of the hold, and those that ask for it. */
   readonly #leases = new Map<number, UnansweredLeases>();
+  readonly #acquires = new Map<number, UnansweredLeases>();
 
   constructor(private readonly members: Members) {}
 
@@ -322,6 +324,13 @@ export class MemberHolds {
     const leases = this.#leases.get(member) ?? this.members.unansweredLeases(member);
     this.#leases.set(member, leases);
     return leases;
+  }
+
+  /** Returns the record of each ACQUIRE with the token that the member has not answered. */
+  acquires(member: number): UnansweredLeases {
+    const acquires = this.#acquires.get(member) ?? this.members.unansweredLeases(member);
+    this.#acquires.set(member, acquires);
+    return acquires;
   }
 
   /** Call it when a member has answered that it does not have the hold. Returns true if the member has

@@ -8,6 +8,8 @@ import type { Steps, Task } from "./steps.js";
 // First and longest pause between two tries, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
+// While an ACQUIRE has no answer, the pause may grow to this part of the time that the request is owed.
+const LONGEST_PART = 1 / 20;
 
 /** One owed request to one server. */
 export class Owed implements Task {
@@ -25,10 +27,12 @@ export class Owed implements Task {
     /** Sends the request once. */
     private readonly request: () => Steps<number>,
     /** Time after which the hold or position has expired by itself, ms. */
-    lasts: number,
-    /** Number of answers that confirm the request: 2 if an earlier, unanswered ACQUIRE may reach the server
-     * after the first copy of it. */
+    private readonly lasts: number,
+    /** Number of answers that confirm the request. */
     private times: number,
+    /** Returns false while an earlier ACQUIRE without an answer may reach the server after the request. Then
+     * an answer confirms nothing, and the request is sent again. */
+    private readonly isSettled: () => boolean = () => true,
   ) {
     this.#until = now() + lasts;
   }
@@ -47,9 +51,11 @@ export class Owed implements Task {
   }
 
   *#send(): Steps<void> {
+    const isSettled = this.isSettled();
     try {
       this.ended = (this.ended ?? 0) + (yield* this.request());
-      this.times -= 1;
+      if (isSettled) this.times -= 1;
+      else this.#pause = Math.min(this.#pause * 2, Math.max(LONGEST_PAUSE, this.lasts * LONGEST_PART));
       this.answered?.();
     } catch (why) {
       this.isUnanswered ||= !word(why);

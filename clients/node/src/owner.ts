@@ -5,7 +5,8 @@
 //
 // `a.using(() => b.using(..))`: one owner, as `a` is released only after `b`. `a.using(() =>
 // Promise.all([b.using(..), c.using(..)]))`: `c` gets an owner of its own. `c` may be released while `b`
-// still waits, so a client that waits for `c` does not wait for `b`.
+// still waits, so a client that waits for `c` does not wait for `b`. `b` has the owner of `a`, which is wrong
+// if `a` is released before `b` is acquired: the README names these cases.
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import { freshToken } from "./protocol.js";

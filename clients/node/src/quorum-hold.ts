@@ -86,7 +86,8 @@ export class QuorumHold implements Granted {
       // the lock was granted, and retains the position. Without an owner, as the owner does not wait for this
       // grant.
       const request = { ...this.request, lease, owner: undefined };
-      const restoring = tryAcquire(request, this.token, ["QUEUE", String(lease)]);
+      const position = ["QUEUE", String(lease)];
+      const restoring = tryAcquire(request, this.token, this.#holds.acquires(member), position);
       if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.note(member);
     } catch (why) {
       // In its grace period, for example: the next extension asks again.
@@ -105,7 +106,9 @@ export class QuorumHold implements Granted {
     const owed = new Map<number, Owed>();
     const connections = new Map<number, () => boolean>();
     for (const member of this.#holds.asked) {
-      owed.set(member, new Owed(() => this.#release(member, this.request.key), longestLease, releases));
+      const isSettled = () => this.#holds.acquires(member).isEmpty;
+      const ask = () => this.#release(member, this.request.key);
+      owed.set(member, new Owed(ask, longestLease, releases, isSettled));
       connections.set(member, this.members.reconnection(member));
     }
     const vote = (member: number, surely: boolean) => {

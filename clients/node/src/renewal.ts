@@ -151,6 +151,11 @@ export class UnansweredLeases {
 
   constructor(private readonly server: { readonly connections: number }) {}
 
+  /** Whether each request has its answer, over the connection that carried the request. */
+  get isEmpty(): boolean {
+    return this.#sent.length === 0;
+  }
+
   /** Returns the step that sends a command which sets the lease to `lease` ms. */
   send(command: Args, lease: number): Send {
     let request: SentLease;

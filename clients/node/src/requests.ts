@@ -3,7 +3,7 @@
 
 import { LockError, word } from "./errors.js";
 import { type Args, acquire, type Key, pttl } from "./protocol.js";
-import type { Renewal } from "./renewal.js";
+import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
 
 // Type of a lock's key, as TYPE names it.
@@ -60,12 +60,18 @@ export const MAX_LATE = 3;
  * the key, which has no queue. */
 export type Acquired = number | null | "foreign";
 
-/** Sends ACQUIRE. Throws a `LockError` that names the type if data is at the key. */
-export function* tryAcquire(request: Request, token: string, position: Args = []): Steps<Acquired> {
+/** Sends ACQUIRE, and records it in `unanswered` until its answer arrives. Throws a `LockError` that names the
+ * type if data is at the key. */
+export function* tryAcquire(
+  request: Request,
+  token: string,
+  unanswered: UnansweredLeases,
+  position: Args = [],
+): Steps<Acquired> {
   const { key, lease, mode, owner } = request;
   const terms = owner === undefined ? mode : [...mode, "OWNER", owner];
   try {
-    return fenceOf(yield acquire(key, token, lease, [...terms, ...position]));
+    return fenceOf(yield unanswered.send(acquire(key, token, lease, [...terms, ...position]), lease));
   } catch (why) {
     if (word(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request)) return "foreign";

@@ -72,19 +72,18 @@ export class Round {
     const lasts = Math.max(request.lease, times.keep) + times.keep;
     for (const member of this.holds.asked) {
       const ask = () => orWrongType(members.ask(member, send(release(request.key, token))), 0);
-      // Twice: a server may read an ACQUIRE without an answer after the first RELEASE, from another
-      // connection.
-      this.#owed.set(member, new Owed(ask, lasts, 2));
+      this.#owed.set(member, new Owed(ask, lasts, 2, () => this.holds.acquires(member).isEmpty));
     }
     const answered = [...this.holds.asked].filter((member) => this.#hasAnswered(member));
     return new Owe(this.#owed, () => answered.every((member) => this.#owed.get(member)!.ended !== undefined));
   }
 
   /** Returns true if no hold or queue position of this round can be left at a member: the member was not
-   * asked, or has answered the request and confirmed the release. */
+   * asked, or has answered each request and confirmed the release. */
   isTakenBackAt(member: number): boolean {
     if (!this.holds.asked.has(member)) return true;
-    return this.#settled.has(member) && this.#owed.get(member)?.ended !== undefined;
+    const hasAnswered = this.#settled.has(member) && this.holds.acquires(member).isEmpty;
+    return hasAnswered && this.#owed.get(member)?.ended !== undefined;
   }
 
   #hasAnswered(member: number): boolean {
@@ -134,7 +133,8 @@ export class Round {
       this.holds.asked.add(queue);
       const isLast = !this.order.slice(this.#queue + 1).some((later) => members.mayVote(later));
       const owned = this.isClean(queue) ? request : { ...request, owner: undefined };
-      const waiter = new Waiter(members, this.choice, queue, owned, this.token, this.limit);
+      const unanswered = this.holds.acquires(queue);
+      const waiter = new Waiter(members, this.choice, queue, owned, this.token, unanswered, this.limit);
       const waited = yield* this.#settling(queue, waiter.wait(end, isLast));
       if (waited === "granted") return yield* this.#takeTurn(now(), end);
       this.#note(queue, waited === "left" ? null : waited);
@@ -261,7 +261,8 @@ export class Round {
       holds.asked.add(member);
     }
     const vote = function* (this: Round, member: number): Steps<unknown> {
-      const acquired = yield* this.#settling(member, members.ask(member, tryAcquire(request, this.token)));
+      const acquire = tryAcquire(request, this.token, holds.acquires(member));
+      const acquired = yield* this.#settling(member, members.ask(member, acquire));
       this.#servers.set(member, members.runId(member));
       if (typeof acquired === "number") holds.note(member);
       return acquired;

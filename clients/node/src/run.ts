@@ -111,7 +111,8 @@ function owe(step: Owe, where: Where): Promise<void> {
   const enough = new Promise<void>((resolve) => {
     for (const [member, owed] of step.owed) {
       owed.answered = () => step.enough() && resolve();
-      watch(owed, where.channels[member]!);
+      const channel = where.channels[member]!;
+      watch(owed, channel, () => owed.finished() || channel.isClosed);
     }
     if (step.enough()) resolve();
   });
@@ -119,16 +120,16 @@ function owe(step: Owe, where: Where): Promise<void> {
 }
 
 /** Wakes the task at its times until it is finished. Its timer does not keep the process alive. */
-function watch(task: Task, where: Where): void {
+function watch(task: Task, where: Where, isFinished = () => task.finished()): void {
   let timer: NodeJS.Timeout | undefined;
   const arm = () => {
     clearTimeout(timer);
-    if (task.finished()) return;
+    if (isFinished()) return;
     timer = setTimeout(check, Math.min(Math.max(task.wakeAt() - now(), 0), TICK));
     timer.unref();
   };
   const check = () => {
-    if (!task.finished() && task.wakeAt() <= now()) {
+    if (!isFinished() && task.wakeAt() <= now()) {
       const steps = task.wake();
       if (steps !== undefined) {
         run(steps, where, undefined, BACKGROUND_ANSWER).then(arm, (why) => process.emitWarning(why));

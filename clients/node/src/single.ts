@@ -33,6 +33,7 @@ interface Server {
 /** One acquisition, with one token. */
 export class SingleAttempt implements Acquisition {
   readonly #token = freshToken();
+  readonly #acquires: UnansweredLeases;
   /** Whether a request was sent, so that the server may have granted the lock. */
   #isAsked = false;
   #owed: Owed | undefined;
@@ -52,30 +53,36 @@ export class SingleAttempt implements Acquisition {
   constructor(
     private readonly request: Request,
     private readonly server: Server,
-  ) {}
+  ) {
+    this.#acquires = new UnansweredLeases(server);
+  }
 
   takeBack(): Owe | undefined {
     if (!this.#isAsked) return undefined;
     const { key, lease } = this.request;
     const ask = () => orWrongType(send(release(key, this.#token)), 0);
-    const owed = new Owed(ask, Math.max(lease, times.keep) + times.keep, 2);
+    const owed = new Owed(ask, Math.max(lease, times.keep) + times.keep, 2, () => this.#acquires.isEmpty);
     this.#owed = owed;
     return new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
   }
 
   isTakenBack(): boolean {
     // The server may still carry out a request without an answer.
-    return this.#unanswered === undefined && (this.#owed === undefined || this.#owed.ended !== undefined);
+    const isReleased = this.#owed === undefined || this.#owed.ended !== undefined;
+    return this.#unanswered === undefined && this.#acquires.isEmpty && isReleased;
   }
 
   *run(waits: boolean, end: number): Steps<Granted | null> {
     try {
       const granted = yield* this.#acquire(waits, end);
-      if (granted === null && this.#unanswered !== undefined) throw this.#unanswered;
+      if (granted !== null) return granted;
+      if (this.#unanswered !== undefined) throw this.#unanswered;
       // Removes the position, or ends a hold that was granted at this moment.
       const leave = send(release(this.request.key, this.#token));
-      if (granted === null && this.#wait !== undefined) yield* orWrongType(leave, 0);
-      return granted;
+      if (this.#wait !== undefined) yield* orWrongType(leave, 0);
+      // A copy of a request may still arrive over a broken connection.
+      if (!this.#acquires.isEmpty) yield this.takeBack()!;
+      return null;
     } finally {
       this.#wait?.close();
     }
@@ -121,7 +128,7 @@ export class SingleAttempt implements Acquisition {
     const wait = this.#wait;
     const position =
       wait === undefined ? [] : queued(this.#keep, wait.registry.channel, wait.number, this.#notify);
-    const acquired = yield* tryAcquire(this.request, this.#token, position);
+    const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, position);
     this.#answeredAt = now();
     this.#unanswered = undefined;
     if (typeof acquired !== "number") this.#sentAt = undefined;
@@ -133,7 +140,7 @@ export class SingleAttempt implements Acquisition {
     const validUntil = this.#sentAt! + validity(this.request.lease);
     this.#sentAt = undefined;
     if (this.#answeredAt >= validUntil) return null;
-    return new SingleHold(this.request, this.server, this.#token, fence, validUntil);
+    return new SingleHold(this.request, this.server, this.#token, fence, validUntil, this.#acquires);
   }
 
   *#listen(end: number): Steps<void> {
@@ -196,6 +203,8 @@ export class SingleHold implements Granted {
     readonly token: string,
     readonly fence: number | null,
     readonly validUntil: number,
+    /** The ACQUIREs with the token that have no answer. */
+    private readonly acquires = new UnansweredLeases(server),
   ) {
     this.#leases = new UnansweredLeases(server);
   }
@@ -218,13 +227,17 @@ export class SingleHold implements Granted {
   *release({ longestLease }: Renewal): Steps<boolean | undefined> {
     const isAnew = reconnection(this.server);
     const ask = () => orWrongType(send(release(this.request.key, this.token)), 0);
+    const owed = new Owed(ask, longestLease, 2, () => this.acquires.isEmpty);
+    let ended: number;
     try {
-      return (yield* ask()) > 0 || (isAnew() ? undefined : false);
+      ended = yield* ask();
     } catch (why) {
       // Also after an error reply: a server that refuses writes retains the hold.
-      const owed = new Owed(ask, longestLease, 2);
       yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
       throw why;
     }
+    // A copy of the ACQUIRE may still arrive over a broken connection.
+    if (!this.acquires.isEmpty) yield new Owe(new Map([[0, owed]]), () => true);
+    return ended > 0 || (isAnew() ? undefined : false);
   }
 }

@@ -7,6 +7,7 @@ import { GraceError, type LockError, NoAnswerError, refusal, word } from "./erro
 import type { Members } from "./members.js";
 import { queued } from "./protocol.js";
 import type { QueueChoice, QueueWatch } from "./queue-choice.js";
+import type { UnansweredLeases } from "./renewal.js";
 import { type Acquired, type Request, tryAcquire } from "./requests.js";
 import { at, Listen, Pause, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
@@ -34,6 +35,7 @@ export class Waiter {
     private readonly queue: number,
     private readonly request: Request,
     private readonly token: string,
+    private readonly unanswered: UnansweredLeases,
     /** Time limit of an answer, ms. */
     private readonly limit: number,
   ) {}
@@ -94,7 +96,7 @@ export class Waiter {
 
   #tryAcquire({ registry, number }: Wait): Steps<Acquired> {
     const position = queued(this.#keep, registry.channel, number, this.#notify);
-    return at(this.queue, tryAcquire(this.request, this.token, position));
+    return at(this.queue, tryAcquire(this.request, this.token, this.unanswered, position));
   }
 
   /** Returns whether to ask again without messages, or for a shorter retention of the position. */

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { UnansweredLeases } from "../dist/renewal.js";
 import { isLocked, tryAcquire } from "../dist/requests.js";
 
 const request = { key: "foo", name: "foo", lease: 1000, mode: [], owner: undefined, retryDelay: 10 };
@@ -22,7 +23,10 @@ for (const [what, get, type, acquired, locked] of [
 ]) {
   test(`${what} is a lock that was taken`, () => {
     const replies = [WRONG_TYPE, get, ...(type === undefined ? [] : [type])];
-    assert.equal(play(tryAcquire(request, "token"), ...replies), acquired);
+    assert.equal(
+      play(tryAcquire(request, "token", new UnansweredLeases({ connections: 1 })), ...replies),
+      acquired,
+    );
     assert.equal(play(isLocked("foo", "foo"), WRONG_TYPE, type ?? "string"), locked);
   });
 }
@@ -30,7 +34,13 @@ for (const [what, get, type, acquired, locked] of [
 test("data is an error even if the user may not read its type", () => {
   const forbidden = new Error("NOPERM this user has no permissions to run the 'get' command");
   assert.throws(
-    () => play(tryAcquire(request, "token"), WRONG_TYPE, forbidden, forbidden),
+    () =>
+      play(
+        tryAcquire(request, "token", new UnansweredLeases({ connections: 1 })),
+        WRONG_TYPE,
+        forbidden,
+        forbidden,
+      ),
     /^LockError: WRONGTYPE foo: the key holds something else/,
   );
 });

@@ -1,0 +1,115 @@
+// An ACQUIRE without an answer that arrives after its RELEASE: the client releases it again, until the lease
+// of that ACQUIRE would have ended.
+
+import assert from "node:assert/strict";
+import { after, beforeEach, test } from "node:test";
+import { Hold, Lock, NoAnswerError, NoQuorumError, Quorum } from "dlock";
+import { now } from "../dist/clock.js";
+import { Owed } from "../dist/owed.js";
+import { onEach, Server, until } from "./support.mjs";
+
+// No lease ends during a test.
+const MINUTES = 600_000;
+// More releases than a client sends to a server that has answered each ACQUIRE.
+const RELEASES = 5;
+
+onEach(
+  (bench) => {
+    const masters = [];
+    let proxies;
+    let clients;
+    beforeEach(async () => {
+      while (masters.length < 3) masters.push(await Server.start(bench.program));
+      for (const master of masters) await master.clear();
+      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
+      clients = await Promise.all(proxies.map(({ url }) => bench.client(url)));
+    });
+    after(() => Promise.all(masters.map((master) => master.stop())));
+
+    /** Calls `acquire` over connections that stall at `at`, and replaces these connections. Returns the hold,
+     * or the error. */
+    async function acquireOverStalled(at, acquire) {
+      for (const { proxy } of at) proxy.stall();
+      const accepted = at.map(({ proxy }) => proxy.accepted);
+      const asked = at.map(({ proxy }) => proxy.asked("DLOCK.ACQUIRE"));
+      const outcome = acquire().catch((why) => why);
+      await until("ACQUIRE is sent", () =>
+        at.every(({ proxy }, i) => proxy.asked("DLOCK.ACQUIRE") > asked[i]),
+      );
+      for (const { proxy } of at) proxy.breakStalled();
+      await until("the client connects anew", () => at.every(({ proxy }, i) => proxy.accepted > accepted[i]));
+      return outcome;
+    }
+
+    /** Delivers the ACQUIRE after several releases, and waits until the lock is free. */
+    async function isFreedAfterTheLateArrival({ master, proxy }, before) {
+      await until("the release is repeated", async () => {
+        return (await master.calls("dlock.release")) >= before + RELEASES;
+      });
+      const acquires = await master.calls("dlock.acquire");
+      await proxy.deliver();
+      assert((await master.calls("dlock.acquire")) > acquires, "the ACQUIRE has arrived");
+      await until("the lock is free", async () => !(await master.exists()));
+    }
+
+    const placesOf = (...at) => at.map((i) => ({ master: masters[i], proxy: proxies[i] }));
+    const releases = (at) => Promise.all(at.map(({ master }) => master.calls("dlock.release")));
+
+    for (const [name, at, isAcquired] of [
+      ["a failed acquisition releases an ACQUIRE that arrives late at a majority", [0, 1], false],
+      ["a released hold releases an ACQUIRE that arrives late at one member", [0], true],
+    ]) {
+      test(name, async () => {
+        const quorum = new Quorum(clients, { nodeTimeout: 10_000 });
+        await (await new Lock(quorum, "other").acquire()).release();
+        await until("each member has released it", async () =>
+          (await Promise.all(masters.map((master) => master.exists("other")))).every((held) => !held),
+        );
+        Object.assign(quorum, { limit: 2000 });
+        const places = placesOf(...at);
+        const before = await releases(places);
+        const lock = new Lock(quorum, "foo", { ttl: MINUTES, renew: false });
+        const outcome = await acquireOverStalled(places, () => lock.tryAcquire());
+        if (outcome instanceof Hold) await outcome.release();
+        else assert(!isAcquired && outcome instanceof NoQuorumError, outcome);
+        await Promise.all(places.map((place, i) => isFreedAfterTheLateArrival(place, before[i])));
+      });
+    }
+
+    test("an ACQUIRE that arrives late at a single server is released", async () => {
+      const [place] = placesOf(0);
+      const [before] = await releases([place]);
+      const lock = new Lock(clients[0], "foo", { ttl: MINUTES, renew: false });
+      assert.equal(await lock.locked(), false, "the client is connected");
+      // node-redis fails when the connection breaks, and ioredis sends the command again.
+      const outcome = await acquireOverStalled([place], () => lock.acquire());
+      if (outcome instanceof Hold) await outcome.release();
+      else assert(outcome instanceof NoAnswerError, outcome);
+      await isFreedAfterTheLateArrival(place, before);
+    });
+  },
+  { isParallel: true },
+);
+
+/** Sends the owed request until it is finished, or `most` times, and returns the number of tries. */
+function tries(owed, most) {
+  for (let count = 0; count < most; count++) {
+    if (owed.finished()) return count;
+    const sending = owed.wake();
+    sending.next();
+    sending.next(1);
+  }
+  return most;
+}
+
+test("an owed request needs its answers after the earlier requests have theirs", () => {
+  let isSettled = false;
+  const request = function* () {
+    return yield [];
+  };
+  const owed = new Owed(request, MINUTES, 2, () => isSettled);
+  assert.equal(tries(owed, 20), 20);
+  assert(owed.wakeAt() - now() > 2000, "the pauses grow");
+  isSettled = true;
+  assert.equal(tries(owed, 20), 2);
+});
