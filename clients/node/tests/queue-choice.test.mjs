@@ -102,7 +102,7 @@ for (const [what, before, after, waiters, order] of [
     const answers = new Map(
       replies.map((reply, member) => {
         const steps = ask.steps(member);
-        own = steps.next().value[2];
+        own = steps.next().value.command[2];
         return [member, steps.next(reply).value];
       }),
     );
