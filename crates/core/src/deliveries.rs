@@ -14,7 +14,7 @@ use dlock_protocol::{ClientId, Deadline, Delay, Fence, Token};
 use smallvec::SmallVec;
 
 use crate::outcome::Granted;
-use crate::queue::{Name, WaiterId, swap};
+use crate::queue::waiter::{Name, WaiterId, swap};
 
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {

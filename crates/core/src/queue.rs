@@ -13,7 +13,7 @@ use crate::deliveries::{Deliveries, give_back};
 use crate::outcome::Outcome;
 use crate::schedule::Schedule;
 
-mod waiter;
+pub(crate) mod waiter;
 
 pub use waiter::{Limits, Name, Newcomer, Owner, Party, Queued, Rank, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
