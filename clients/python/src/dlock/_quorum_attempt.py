@@ -207,30 +207,29 @@ class QuorumAttempt:
         return not quorum.has_holder(holders) and (is_known or round_.grants() > 0)
 
     def _note_other_waiters(self, won: Round) -> Steps:
-        """Records the member at which other clients queue. If that member refused this token, first searches
-        in the background: the refusal may only show that the predecessor's release had not arrived there
-        yet."""
+        """Records the member at which other clients queue. If that member refused this token, first looks
+        there in the background: the refusal may also be due to a predecessor whose RELEASE was in flight."""
         queue = won.next_queue()
         if queue is None:
             return
         if not won.has_refused(queue):
             self._quorum.note_queue(self._key, queue)
-        elif self._quorum.contention.may_search(self._key):
-            yield Begin(self._find_others(queue, won.token))
+        elif self._quorum.contention.begin_look(self._key):
+            yield Begin(self._look_for_others(queue, won.token))
 
-    def _find_others(self, queue: int, own: bytes) -> Steps:
-        """Records that other clients queue at the member `queue` if two searches find the same partial hold
-        there."""
+    def _look_for_others(self, queue: int, own: bytes) -> Steps:
+        """Records that other clients queue at the member `queue` if two looks, one round trip apart, find the
+        same young partial hold there. The queue behind an old one does not move, so waiters there are no
+        reason to join them."""
         quorum, key = self._quorum, self._key
         began = now()
         before = yield from quorum.partial_holds(key, queue)
         yield Sleep(now() - began)
         after = yield from quorum.partial_holds(key, queue)
-        staying = [held for token, held in after.items() if token in before and token != own]
-        if not staying:
-            quorum.contention.found_no_others(key)
-        # An old partial hold without waiters was left behind by a client that is gone.
-        elif min(staying) < PARTIAL_HOLD_MAX_AGE or (yield from quorum.has_waiters(key, queue)):
+        ages = [age for token, age in after.items() if token in before and token != own]
+        if not ages:
+            quorum.contention.end_look(key)
+        elif min(ages) < PARTIAL_HOLD_MAX_AGE:
             quorum.note_queue(key, queue)
 
     def _backoff(self, end: float | None) -> Any:

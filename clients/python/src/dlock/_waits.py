@@ -130,8 +130,8 @@ class Contention:
         self._until: dict[bytes, float] = {}
         # The member at which other clients queue, and the time until which the entry counts.
         self._queues: dict[bytes, tuple[int, float]] = {}
-        # Until this time, no wait begins another search for clients at another member.
-        self._no_search_until: dict[bytes, float] = {}
+        # Until this time, no attempt looks again for other clients at a later queue.
+        self._looked_until: dict[bytes, float] = {}
 
     def note(self, key: bytes) -> None:
         if len(self._until) >= MAX_RESOURCES:
@@ -156,16 +156,16 @@ class Contention:
         queue, until = self._queues.get(key, (None, 0.0))
         return queue if now() + QUEUE_NOTED_FOR < until + age else None
 
-    def may_search(self, key: bytes) -> bool:
-        """Returns whether the caller may now search for clients that queue at another member. Returns True at
-        most once per `CONTENDED_FOR` seconds."""
-        if now() < self._no_search_until.get(key, 0.0):
+    def begin_look(self, key: bytes) -> bool:
+        """Returns whether to look for other clients at a later queue now: one attempt at a time does, once
+        per `CONTENDED_FOR` seconds."""
+        if now() < self._looked_until.get(key, 0.0):
             return False
-        if len(self._no_search_until) >= MAX_RESOURCES:
-            self._no_search_until.clear()
-        self._no_search_until[key] = now() + CONTENDED_FOR
+        if len(self._looked_until) >= MAX_RESOURCES:
+            self._looked_until.clear()
+        self._looked_until[key] = now() + CONTENDED_FOR
         return True
 
-    def found_no_others(self, key: bytes) -> None:
-        """Allows the next search at once."""
-        self._no_search_until.pop(key, None)
+    def end_look(self, key: bytes) -> None:
+        """Records that the look found no hold of other clients. The next one may follow at once."""
+        self._looked_until.pop(key, None)
