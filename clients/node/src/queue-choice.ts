@@ -1,12 +1,13 @@
-// Chooses the member in whose queue the clients of a quorum wait. All clients should wait in the same queue,
-// as the heads of two queues would keep each other from a majority.
+// The choice of the queue in which a client waits.
 //
-// 1. A client waits at the first member of the common order that it can reach.
-// 2. If that queue does not move, the client goes to the queue of the next member. If a later member refuses
-//    the head of the queue, the head goes to the queue of that member.
-// 3. All waits of a client for one lock change queues together. For 2 s, its new waits begin in the new
-//    queue.
-// 4. If the last queue does not move either, the client begins again with the first one.
+// All clients sort the members by run id, missing ones last, and wait at the first, so that they meet. A
+// client moves to a later queue if the member of that queue refuses it in its turn (clients that cannot reach
+// the first member wait there), or if no holder at its own member can have a majority (its queue does not
+// move). It takes its other waits for the lock along, and starts there until it has met no client there for
+// 2 s. From the last queue it returns to the first if that does not move either and its holds are older than
+// 2 s.
+//
+// Safety does not depend on the choice: a wrong queue costs time.
 
 import { now } from "./clock.js";
 import type { Members } from "./members.js";
@@ -14,10 +15,10 @@ import type { Key } from "./protocol.js";
 import { Begin, Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, KeyMemory, type Wait } from "./waits.js";
 
-// Time for which clients queue at a later member before they try the first one again, ms.
-const QUEUE_MEMORY = 2000;
-// Least pause between two searches for clients that queue elsewhere, ms.
-const SEARCH_PAUSE = 1000;
+// Time for which a client starts at the queue where it met others, ms.
+const QUEUE_KEPT_FOR = 2000;
+// Least pause between two looks for other clients, ms.
+const LOOK_PAUSE = 1000;
 // First and longest pause between two checks whether a queue moves, ms.
 const FIRST_CHECK = 30;
 const LONGEST_CHECK = 1000;
@@ -37,8 +38,10 @@ interface Named {
 export class QueueChoice {
   /** The keys that were found taken within the last second. */
   readonly contended = new ContendedKeys();
-  readonly #noted = new KeyMemory<{ queue: number; when: number }>();
-  readonly #searchAt = new KeyMemory<number>();
+  /** The queue where other clients were met, and when. */
+  readonly #met = new KeyMemory<{ queue: number; when: number }>();
+  /** Until then the client does not look again for other clients. */
+  readonly #lookedUntil = new KeyMemory<number>();
   readonly #watches = new Map<string, QueueWatch>();
 
   constructor(private readonly members: Members) {}
@@ -46,8 +49,8 @@ export class QueueChoice {
   /** Returns the members in the order in which their queues are tried. */
   order(name: string): readonly number[] {
     const order = this.#commonOrder();
-    const noted = this.#votingQueue(name);
-    return noted === undefined ? order : order.slice(order.indexOf(noted));
+    const met = this.#presentQueue(name);
+    return met === undefined ? order : order.slice(order.indexOf(met));
   }
 
   /** Returns all members by run id, so that the order is the same for all clients, however they spell the
@@ -61,31 +64,30 @@ export class QueueChoice {
     return [...members.all()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
   }
 
-  /** Returns the queue that was noted for a key at most `age` ms ago; undefined for none. */
-  noted(name: string, age = QUEUE_MEMORY): number | undefined {
-    const noted = this.#noted.get(name);
-    return noted !== undefined && now() < noted.when + age ? noted.queue : undefined;
+  /** Returns the queue where other clients were met within the last `age` ms; undefined for none. */
+  queueMetWithin(name: string, age: number): number | undefined {
+    const met = this.#met.get(name);
+    return met !== undefined && now() < met.when + age ? met.queue : undefined;
   }
 
-  /** Records that other clients queue at the member `queue`, and makes the waits of this client in other
-   * queues leave for it. Does nothing if a later queue is recorded already: while both are in use, no wait
-   * returns to the earlier one. */
-  note(name: string, queue: number): void {
+  /** Records that other clients wait at the member `queue`, and makes this client's waits in other queues
+   * leave for it: not from a later queue to an earlier one while both are in use. */
+  meet(name: string, queue: number): void {
     const order = this.#commonOrder();
-    const noted = this.#votingQueue(name);
-    if (noted !== undefined && order.indexOf(noted) > order.indexOf(queue)) return;
-    this.#noted.set(name, { queue, when: now() });
+    const met = this.#presentQueue(name);
+    if (met !== undefined && order.indexOf(met) > order.indexOf(queue)) return;
+    this.#met.set(name, { queue, when: now() });
     for (const member of this.members.all()) {
       if (member !== queue) this.#watches.get(`${member} ${name}`)?.leave();
     }
   }
 
-  forget(name: string): void {
-    this.#noted.delete(name);
+  forgetQueue(name: string): void {
+    this.#met.delete(name);
   }
 
-  #votingQueue(name: string): number | undefined {
-    const queue = this.noted(name);
+  #presentQueue(name: string): number | undefined {
+    const queue = this.queueMetWithin(name, QUEUE_KEPT_FOR);
     return queue !== undefined && this.members.mayVote(queue) ? queue : undefined;
   }
 
@@ -101,32 +103,26 @@ export class QueueChoice {
     this.#watches.delete(`${queue} ${name}`);
   }
 
-  /** Begins a background search for clients that queue at the member `queue`, which refused `token` although
-   * the token won a majority. The refusal alone proves nothing: the release of the previous holder may still
-   * be on its way to that member. */
-  *search(request: Named, queue: number, token: string): Steps<void> {
-    if (!this.maySearch(request.name)) return;
-    this.#searchAt.set(request.name, now() + SEARCH_PAUSE);
-    yield new Begin(this.#findOthers(request, queue, token));
+  /** Looks in the background whether other clients wait at the member `queue`, which refused `token` although
+   * the token has the lock. At most one look begins within LOOK_PAUSE, unless it found no hold. */
+  *lookForOthers(request: Named, queue: number, token: string): Steps<void> {
+    if (now() < (this.#lookedUntil.get(request.name) ?? 0)) return;
+    this.#lookedUntil.set(request.name, now() + LOOK_PAUSE);
+    yield new Begin(this.#look(request, queue, token));
   }
 
-  maySearch(name: string): boolean {
-    return (this.#searchAt.get(name) ?? 0) <= now();
-  }
-
-  *#findOthers({ key, name }: Named, queue: number, token: string): Steps<void> {
+  /** Looks twice at the partial holds at `queue`: a release that was on its way has arrived by the second
+   * time. Waiters behind a hold that was left behind are no reason to join them, as their queue does not
+   * move. */
+  *#look({ key, name }: Named, queue: number, token: string): Steps<void> {
     const { members } = this;
     const began = now();
     const before = yield* members.partialHolds(key, queue);
     yield new Sleep(now() - began);
     const after = yield* members.partialHolds(key, queue);
     const staying = [...after].filter(([holder]) => before.has(holder) && holder !== token);
-    if (staying.length === 0) {
-      this.#searchAt.delete(name);
-      return;
-    }
-    const isYoung = staying.some(([, held]) => held < PARTIAL_HOLD_MAX_AGE);
-    if (isYoung || (yield* members.hasWaiters(key, queue)) === true) this.note(name, queue);
+    if (staying.length === 0) this.#lookedUntil.delete(name);
+    if (staying.some(([, held]) => held < PARTIAL_HOLD_MAX_AGE)) this.meet(name, queue);
   }
 }
 

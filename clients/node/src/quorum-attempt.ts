@@ -90,8 +90,8 @@ export class QuorumAttempt implements Acquisition {
   *#hold(won: Won, round: Round): Steps<Granted> {
     const queue = round.nextQueue();
     const { name } = this.request;
-    if (queue !== undefined && !round.isRefusedBy(queue)) this.choice.note(name, queue);
-    else if (queue !== undefined) yield* this.choice.search(this.request, queue, won.token);
+    if (queue !== undefined && !round.isRefusedBy(queue)) this.choice.meet(name, queue);
+    else if (queue !== undefined) yield* this.choice.lookForOthers(this.request, queue, won.token);
     return new QuorumHold(this.members, this.request, won);
   }
 
@@ -112,14 +112,14 @@ export class QuorumAttempt implements Acquisition {
     const queue = round.queue();
     const next = round.nextQueue();
     // During this round, other waits of this client may have found clients in another queue.
-    const elsewhere = choice.noted(name, length);
+    const elsewhere = choice.queueMetWithin(name, length);
     const moves = wasQueued && elsewhere !== undefined && elsewhere !== queue;
-    if (wasQueued && !moves && next !== undefined) choice.note(name, next);
+    if (wasQueued && !moves && next !== undefined) choice.meet(name, next);
     // No later queue is left, and the member of this queue refuses the lock: begin again with the first
     // queue.
     const returns =
       wasQueued && !moves && next === undefined && queue !== undefined && round.isRefusedBy(queue);
-    if (returns) choice.forget(name);
+    if (returns) choice.forgetQueue(name);
     yield* members.identifyMembers(end);
     const order = choice.order(name);
     if (isTaken && !wasQueued) {

@@ -31,6 +31,10 @@ export interface Won {
   readonly holds: MemberHolds;
 }
 
+function isRefusal(answer: unknown): boolean {
+  return answer === null || answer === "foreign";
+}
+
 export class Round {
   /** The answers to ACQUIRE by member: a fence, null, "foreign" or an error. */
   answers: Answers = new Map();
@@ -204,8 +208,7 @@ export class Round {
   }
 
   isRefusedBy(member: number): boolean {
-    const answer = this.answers.get(member);
-    return answer === null || answer === "foreign";
+    return isRefusal(this.answers.get(member));
   }
 
   /** A grant counts while the member's connection leads to the server that gave the grant. */
@@ -274,8 +277,19 @@ export class Round {
       const missing = asked.length - answers.size;
       return grants >= members.majority || grants + missing < members.majority;
     };
-    const answers: Answers = yield new Ask(asked, vote.bind(this), enough);
+    const late = (member: number, answer: unknown) => this.#answeredLate(member, answer);
+    const answers: Answers = yield new Ask(asked, vote.bind(this), enough, late);
     this.answers = new Map([...before, ...answers]);
+  }
+
+  /** Takes an answer that arrives after the round was decided. If the round has won, a refusal by the member
+   * of a later queue shows that other clients may wait there. Returns the steps that look there, also after a
+   * wait in another queue than the first: the clients of that queue may have moved on. */
+  #answeredLate(member: number, answer: unknown): Steps<void> | undefined {
+    const hasWon = this.grants() >= this.members.majority && !this.#isBehind;
+    const isLaterQueue = this.order.indexOf(member) > this.#queue;
+    if (!hasWon || !isLaterQueue || !isRefusal(answer)) return undefined;
+    return this.choice.lookForOthers(this.request, member, this.token);
   }
 
   *#win(since: number): Steps<Won | null> {

@@ -88,7 +88,11 @@ function ask(step: Ask, where: Where, limit: number, signal: AbortSignal | undef
     let isDecided = step.members.length === 0 || step.enough(answers);
     if (isDecided) resolve(answers);
     const note = (member: number, answer: unknown) => {
-      if (isDecided) return;
+      if (isDecided) {
+        const steps = step.late(member, answer);
+        if (steps !== undefined) begin(steps, where, limit);
+        return;
+      }
       answers.set(member, answer);
       isDecided = step.enough(answers) || answers.size === step.members.length;
       if (isDecided) resolve(answers);

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { after, beforeEach, test } from "node:test";
 import { Lock, NoQuorumError, Quorum } from "dlock";
-import { Members } from "../dist/members.js";
+import { info, threeMembers, unknownMembers } from "./members.mjs";
 import { onEach, Server, until } from "./support.mjs";
 
 onEach(
@@ -101,15 +101,7 @@ onEach(
 );
 
 test("a member votes only while its connection leads to the server that answered", () => {
-  const reach = ["a", "b", "c"].map((address) => ({
-    address,
-    isSilent: false,
-    isReady: true,
-    isClosed: false,
-    connections: 1,
-  }));
-  const members = new Members(reach);
-  for (const member of members.all()) members.record(member, `run_id:${member}\r\n`);
+  const { members, reach } = threeMembers();
   const voting = members.vote(function* () {
     return (yield ["PING"]) === 1;
   });
@@ -126,21 +118,14 @@ test("a member votes only while its connection leads to the server that answered
 });
 
 test("an address that led to another member's server is no error of a later acquisition", () => {
-  const reach = ["a", "b", "c"].map((address) => ({
-    address,
-    isSilent: false,
-    isReady: true,
-    isClosed: false,
-    connections: 1,
-  }));
-  const members = new Members(reach);
-  for (const [member, id] of [0, 1, 0].entries()) members.record(member, `run_id:${id}\r\n`);
+  const { members } = unknownMembers();
+  for (const [member, id] of [0, 1, 0].entries()) members.record(member, info(id));
   const identifying = members.identifyMembers(Number.POSITIVE_INFINITY);
   const { value: ask } = identifying.next();
   assert.deepEqual(ask.members, [2]);
   const steps = ask.steps(2);
   steps.next();
-  steps.next("run_id:2\r\n");
+  steps.next(info(2));
   assert(identifying.next(new Map([[2, undefined]])).done);
   assert.deepEqual(members.voters(), [0, 1, 2]);
 });

@@ -3,35 +3,20 @@
 
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
-import { Lock, NoQuorumError, Quorum } from "dlock";
-import { Members } from "../dist/members.js";
+import { Lock, NoAnswerError, NoQuorumError, Quorum } from "dlock";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { QuorumAttempt } from "../dist/quorum-attempt.js";
 import { Round } from "../dist/round.js";
+import { run } from "../dist/run.js";
 import { Ask, Begin, Sleep } from "../dist/steps.js";
 import { times } from "../dist/waits.js";
+import { request, threeMembers } from "./members.mjs";
 import { onEach, Server, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const MINUTES = 600_000;
-const request = { key: "foo", name: "foo", lease: 10_000, mode: [], owner: undefined, retryDelay: 100 };
-
-/** Three members that may vote. */
-function threeMembers() {
-  const reach = ["a", "b", "c"].map((address) => ({
-    address,
-    isSilent: false,
-    isReady: true,
-    isClosed: false,
-    connections: 1,
-  }));
-  const members = new Members(reach);
-  for (const member of members.all()) members.record(member, `# Server\r\nrun_id:${member}\r\n`);
-  return members;
-}
-
 const holders = (tokens) => [
   "holders",
   Object.entries(tokens).map(([token, held]) => ["token", token, "held", held]),
@@ -46,8 +31,10 @@ function play(steps, answer) {
     if (step instanceof Ask) {
       const found = answer(looks++);
       turn = steps.next(new Map(step.members.map((member) => [member, holders(found[member] ?? {})])));
-    } else if (step instanceof Sleep) turn = steps.next();
-    else turn = steps.next([]);
+    } else {
+      assert(step instanceof Sleep);
+      turn = steps.next();
+    }
   }
   return turn.value;
 }
@@ -64,7 +51,7 @@ for (const [order, answers, queue] of [
   [[1, 2], [null, 6, 7], 1],
 ]) {
   test(`the next queue after ${answers.map(String)} in the order ${order} is ${queue}`, () => {
-    const members = threeMembers();
+    const { members } = threeMembers();
     const round = new Round(members, new QueueChoice(members), request, false, 1000, order);
     round.queued(Number.POSITIVE_INFINITY).next();
     round.answers = new Map([...answers.entries()].filter(([, answer]) => answer !== undefined));
@@ -73,60 +60,104 @@ for (const [order, answers, queue] of [
 }
 
 test("all waits go to a later queue together, and none goes back", () => {
-  const members = threeMembers();
+  const { members } = threeMembers();
   const choice = new QueueChoice(members);
   const watches = members.all().map((member) => choice.watch(member, request));
   const left = () => watches.map((watch) => watch.departures);
-  choice.note("foo", 1);
+  choice.meet("foo", 1);
   assert.deepEqual(left(), [1, 0, 1]);
-  choice.note("foo", 0);
+  choice.meet("foo", 0);
   assert.deepEqual(choice.order("foo"), [1, 2]);
   assert.deepEqual(left(), [1, 0, 1]);
 });
 
-for (const [what, before, after, waiters, order] of [
-  ["a hold that stays", { x: 5 }, { x: 1999 }, false, [2]],
-  ["a hold that was left behind", { x: 5 }, { x: 2000 }, false, [0, 1, 2]],
-  ["an old hold with a waiter", { x: 5 }, { x: 2000 }, true, [2]],
-  ["a hold that follows another one", { x: 5 }, { y: 5 }, false, [0, 1, 2]],
-  ["its own hold", { own: 5 }, { own: 5 }, false, [0, 1, 2]],
+/** Asks for the lock. `replies` are the replies to ACQUIRE by member; the other members have not answered. */
+function acquire(replies) {
+  const { members } = threeMembers();
+  const choice = new QueueChoice(members);
+  const acquiring = new QuorumAttempt(members, choice, request, false, 1000).run(
+    true,
+    Number.POSITIVE_INFINITY,
+  );
+  const { value: ask } = acquiring.next();
+  let token;
+  const answers = new Map(
+    Object.entries(replies).map(([member, reply]) => {
+      const steps = ask.steps(Number(member));
+      token = steps.next().value.command[2];
+      return [Number(member), steps.next(reply).value];
+    }),
+  );
+  assert(ask.enough(answers));
+  return { choice, token, ask, next: acquiring.next(answers) };
+}
+
+for (const [what, before, after, order] of [
+  ["a hold that stays", { x: 5 }, { x: 1999 }, [2]],
+  ["a hold that was left behind", { x: 5 }, { x: 2000 }, [0, 1, 2]],
+  ["a hold that follows another one", { x: 5 }, { y: 5 }, [0, 1, 2]],
+  ["its own hold", { own: 5 }, { own: 5 }, [0, 1, 2]],
 ]) {
-  test(`a winner that was refused finds at the member: ${what}`, () => {
-    const members = threeMembers();
-    const choice = new QueueChoice(members);
-    const attempt = new QuorumAttempt(members, choice, request, false, 1000);
-    const acquiring = attempt.run(true, Number.POSITIVE_INFINITY);
-    const { value: ask } = acquiring.next();
-    const replies = [5, 6, null];
-    let own;
-    const answers = new Map(
-      replies.map((reply, member) => {
-        const steps = ask.steps(member);
-        own = steps.next().value.command[2];
-        return [member, steps.next(reply).value];
-      }),
-    );
-    assert(ask.enough(answers));
-    const { value: begun } = acquiring.next(answers);
-    assert(begun instanceof Begin);
+  const find = ({ choice, token }, steps) => {
     const named = (found) =>
-      Object.fromEntries(Object.entries(found).map(([t, h]) => [t === "own" ? own : t, h]));
-    const steps = begun.steps;
-    let turn = steps.next();
-    for (const found of [before, after]) {
-      assert(turn.value instanceof Ask);
-      turn = steps.next(new Map([[2, holders(named(found))]]));
-      if (turn.value instanceof Sleep) turn = steps.next();
-    }
-    if (!turn.done) steps.next(waiters ? ["a waiter"] : []);
+      Object.fromEntries(Object.entries(found).map(([t, h]) => [t === "own" ? token : t, h]));
+    play(steps, (look) => ({ 2: named([before, after][look]) }));
     assert.deepEqual(choice.order("foo"), order);
-    // The next search may begin at once only if nothing was found.
-    assert.equal(choice.maySearch("foo"), !Object.keys(before).some((it) => it in after && it !== "own"));
+    // The next look may begin at once only if nothing was found.
+    const isFound = Object.keys(before).some((it) => it in after && it !== "own");
+    assert.equal(choice.lookForOthers(request, 2, token).next().done, isFound);
+  };
+
+  test(`a winner that was refused finds at the member: ${what}`, () => {
+    const won = acquire({ 0: 5, 1: 6, 2: null });
+    assert(won.next.value instanceof Begin);
+    find(won, won.next.value.steps);
+  });
+
+  test(`a winner that is refused late finds at the member: ${what}`, () => {
+    const won = acquire({ 0: 5, 1: 6 });
+    assert(won.next.done);
+    const { value: begin } = won.ask.late(2, null).next();
+    find(won, begin.steps);
   });
 }
 
+test("a late answer is no reason to look for other clients unless a later queue refuses a winner", () => {
+  assert.equal(acquire({ 0: 5, 1: 6 }).ask.late(2, 7), undefined);
+  assert.equal(acquire({ 0: 5, 2: 7 }).ask.late(1, new NoAnswerError("slow")), undefined);
+  assert.equal(acquire({ 0: null, 1: null }).ask.late(2, null), undefined, "the round was lost");
+});
+
+test("an answer after the outcome of an Ask is late, and begins steps over all members", async () => {
+  let answerLate;
+  const replies = [1, 2, new Promise((resolve) => (answerLate = resolve))];
+  const channels = replies.map((reply) => ({ send: async () => reply }));
+  for (const channel of channels) channel.channels = [channel];
+  const seen = [];
+  const steps = (function* () {
+    const late = function* (...answer) {
+      seen.push(answer);
+      seen.push(yield ["PING"]);
+    };
+    const ask = function* () {
+      return yield ["PING"];
+    };
+    return yield new Ask([0, 1, 2], ask, (answers) => answers.size === 2, late);
+  })();
+  assert.deepEqual(
+    [...(await run(steps, { channels }))],
+    [
+      [0, 1],
+      [1, 2],
+    ],
+  );
+  answerLate(3);
+  await until("the late steps have ended", () => seen.length === 2);
+  assert.deepEqual(seen, [[2, 3], 1]);
+});
+
 test("the holder of a majority has no partial hold", () => {
-  const members = threeMembers();
+  const { members } = threeMembers();
   const parts = play(members.partialHolds("foo", 2), () => [{ x: 5 }, {}, { x: 5, y: 5 }]);
   assert.deepEqual([...parts.keys()], ["y"]);
 });
@@ -137,7 +168,7 @@ for (const [isLast, held, left] of [
   [true, 2000, 1],
 ]) {
   test(`the waits leave ${isLast ? "the last" : "an earlier"} queue that does not move ${left} times: hold of ${held} ms`, () => {
-    const members = threeMembers();
+    const { members } = threeMembers();
     const watch = new QueueChoice(members).watch(2, request);
     for (let looks = 0; looks < 2; looks++) {
       while (performance.now() < watch.wakeAt());

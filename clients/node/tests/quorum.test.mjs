@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { after, beforeEach, test } from "node:test";
 import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
-import { Members } from "../dist/members.js";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { times } from "../dist/waits.js";
+import { info, unknownMembers } from "./members.mjs";
 import { onEach, pause, Server, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
@@ -168,26 +168,19 @@ onEach(
     });
 
     test("a member has a new place in the order after a restart", () => {
-      const reach = ["a", "b", "c"].map((address) => ({
-        address,
-        isSilent: false,
-        isReady: true,
-        isClosed: false,
-        connections: 1,
-      }));
-      const members = new Members(reach);
+      const { members, reach } = unknownMembers();
       const choice = new QueueChoice(members);
       const ask = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
       const first = ask();
       assert(!first.enough(new Map()));
-      for (const member of [0, 1, 2]) members.record(member, `# Server\r\nrun_id:${member}5\r\n`);
+      for (const member of [0, 1, 2]) members.record(member, info(`${member}5`));
       assert.deepEqual(choice.order("foo"), [0, 1, 2]);
       assert.equal(ask(), undefined);
       reach[0].connections = 2;
       assert.deepEqual(members.voters(), [1, 2], "another server may be there");
       const again = ask();
       assert.deepEqual(again.members, [0]);
-      members.record(0, "# Server\r\nrun_id:20\r\n");
+      members.record(0, info("20"));
       assert.deepEqual(choice.order("foo"), [1, 0, 2]);
     });
 

@@ -4,9 +4,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { LockError } from "dlock";
 import { now, validity } from "../dist/clock.js";
-import { Members } from "../dist/members.js";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { Round } from "../dist/round.js";
+import { request, threeMembers } from "./members.mjs";
 
 const LEASE = 10_000;
 const ahead = new LockError("FENCEAHEAD its clock is behind");
@@ -17,17 +17,8 @@ class ConfirmPhases {
   #turn;
 
   constructor(grants, lease = LEASE) {
-    const reach = ["a", "b", "c"].map((address) => ({
-      address,
-      isSilent: false,
-      isReady: true,
-      isClosed: false,
-      connections: 1,
-    }));
-    const members = new Members(reach);
-    for (const member of members.all()) members.record(member, `# Server\r\nrun_id:${member}\r\n`);
-    const request = { key: "foo", name: "foo", lease, mode: [], owner: undefined, retryDelay: 100 };
-    this.round = new Round(members, new QueueChoice(members), request, true, 1000, []);
+    const { members } = threeMembers();
+    this.round = new Round(members, new QueueChoice(members), { ...request, lease }, true, 1000, []);
     this.#steps = this.round.atOnce();
     this.#answerAll(this.#steps.next().value, grants);
     this.#turn = this.#steps.next(new Map(grants.map((grant, member) => [member, grant])));

@@ -4,15 +4,14 @@
 import assert from "node:assert/strict";
 import { after, afterEach, beforeEach, test } from "node:test";
 import { Lock, NoAnswerError, Quorum } from "dlock";
-import { Members } from "../dist/members.js";
 import { times } from "../dist/waits.js";
+import { info, unknownMembers } from "./members.mjs";
 import { onEach, Server, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const MINUTES = 600_000;
-const ORDERLY = "# Server\r\nrun_id:";
 
 onEach(
   (bench) => {
@@ -276,21 +275,14 @@ onEach(
 );
 
 test("identifyMembers waits once for each member, and for silent ones only while they are needed", () => {
-  const reach = ["a", "b", "c"].map((address) => ({
-    address,
-    isSilent: false,
-    isReady: true,
-    isClosed: false,
-    connections: 1,
-  }));
-  const members = new Members(reach);
+  const { members, reach } = unknownMembers();
   const asks = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
   const fails = (member) => {
     reach[member].isSilent = true;
     members.record(member, new NoAnswerError("away"));
   };
   const first = asks();
-  for (const member of [0, 1]) members.record(member, `${ORDERLY}${member}\r\n`);
+  for (const member of [0, 1]) members.record(member, info(member));
   assert(
     !first.enough(new Map([0, 1].map((member) => [member, ""]))),
     "it waits for a member that was never asked",
