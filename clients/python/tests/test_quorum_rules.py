@@ -8,11 +8,11 @@ import redis
 
 import dlock
 from dlock._hold import OwedRelease
-from dlock._owners import of_thread
 from dlock._queue import QueueWatch
-from dlock._quorum_attempt import QuorumAttempt
 from dlock._round import Request, Round
-from dlock._steps import Peer
+from dlock._steps import Begin, Listen, Peer
+
+REQUEST = Request(b"foo", "foo", 10_000, (), False)
 
 
 def quorum_of(members, silent=()):
@@ -70,7 +70,7 @@ def test_a_member_that_was_never_asked_is_awaited_once():
 
 def test_a_round_in_order_asks_the_others_after_the_first_grant():
     quorum = quorum_of(3)
-    this = Round(quorum, Request(b"foo", "foo", 10_000, (), False), b"token", quorum.order(b"foo"))
+    this = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
     steps = this.in_order()
     step = next(steps)
     # The others are not asked before the first one has granted.
@@ -84,7 +84,7 @@ def test_a_round_in_order_asks_the_others_after_the_first_grant():
 
 
 def test_a_round_records_the_members_that_did_not_answer_its_acquire():
-    this = Round(quorum_of(3), Request(b"foo", "foo", 10_000, (), False), b"token", [])
+    this = Round(quorum_of(3), REQUEST, b"token", [])
     steps = this.at_once()
     step = next(steps)
     for member in 1, 2:
@@ -114,7 +114,7 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
     ],
 )
 def test_next_queue_follows_the_answers(order, answers, queue):
-    this = Round(quorum_of(3), Request(b"foo", "foo", 10_000, (), False), b"token", order)
+    this = Round(quorum_of(3), REQUEST, b"token", order)
     next(this.queued(0.1, None, True))
     this.answers = answers
     assert this.next_queue() == queue
@@ -140,21 +140,6 @@ def test_a_noted_queue_sends_all_waits_to_it_and_none_back():
     assert [watch.departures for watch in watches] == [1, 0, 1]
 
 
-def attempt_of(quorum):
-    """Returns an attempt to acquire ``foo``, and its round, which waits in no queue."""
-    attempt = QuorumAttempt(
-        quorum,
-        key=b"foo",
-        name="foo",
-        token=b"own",
-        lease=10_000,
-        terms=lambda: (),
-        owner=of_thread(),
-        fenced=False,
-    )
-    return attempt, attempt._begin(quorum.order(b"foo"))
-
-
 @pytest.mark.parametrize(
     "before, after, order",
     [
@@ -167,12 +152,12 @@ def attempt_of(quorum):
 )
 def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, after, order):
     quorum = quorum_of(3)
-    attempt, won = attempt_of(quorum)
+    won = Round(quorum, REQUEST, b"own", quorum.order(b"foo"))
     won.answers = {0: 5, 1: 6, 2: None}
-    (begun,) = attempt._note_other_waiters(won)
+    (begun,) = won.meet_others()
     assert begun.member is None
     # One look at a time. The next one may follow at once if the last one found no other clients.
-    assert list(attempt._note_other_waiters(won)) == []
+    assert list(won.meet_others()) == []
     steps = begun.steps
     next(steps)
     steps.send(inspected({2: before}))
@@ -181,6 +166,40 @@ def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, 
         steps.send(inspected({2: after}))
     assert quorum.order(b"foo") == order
     assert quorum.contention.begin_look(b"foo") == (not (set(before) & set(after) - {b"own"}))
+
+
+def looks(step, member, answer):
+    """Returns the looks that an answer begins."""
+    steps = step.on_answer(member, answer, Peer(f"server {member}")) or ()
+    return [each for each in steps if isinstance(each, Begin)]
+
+
+def test_a_late_refusal_of_a_later_queue_is_a_reason_to_look_there():
+    quorum = quorum_of(3)
+    this = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
+    steps = this.at_once()
+    step = next(steps)
+    # An answer that is not late.
+    assert looks(step, 2, None) == []
+    with pytest.raises(StopIteration):
+        steps.send({0: 7, 1: 7})
+    assert list(this.meet_others()) == []
+    assert looks(step, 2, 7) == []
+    # Not a later queue.
+    assert looks(step, 0, None) == []
+    assert len(looks(step, 2, None)) == 1
+    # One look at a time.
+    assert looks(step, 2, None) == []
+
+
+def test_a_late_refusal_is_a_reason_to_look_after_a_wait_in_a_later_queue_too():
+    this = Round(quorum_of(3), REQUEST, b"token", [1, 2])
+    steps = this.queued(0.1, None, True)
+    assert isinstance(next(steps), Listen)
+    this.answers = {0: 7, 1: 7}
+    assert this.next_queue() == 1
+    assert list(this.meet_others()) == []
+    assert len(list(this._answered_late(2, None))) == 1
 
 
 def inspected(tokens):

@@ -216,6 +216,23 @@ def test_a_hold_on_one_master_alone_delays_no_client(members, masters):
     assert members.held()[first]
 
 
+def test_a_late_refusal_of_a_later_queue_shows_where_other_clients_wait(members, masters, monkeypatch):
+    # The hold of the other client must count as young for the whole test.
+    monkeypatch.setattr("dlock._round.PARTIAL_HOLD_MAX_AGE", 600_000)
+    last = in_order(members, masters)[2]
+    assert members.direct[last].execute_command("DLOCK.ACQUIRE", "foo", "other", 600_000)
+    # Its refusals arrive after the grants of the others.
+    members.proxies[last].delay = 0.1
+
+    def is_met():
+        with members.lock(timeout=10):
+            pass
+        members.settle()
+        return members.quorum.order(b"foo") == [last]
+
+    until("the client waits where the other one does", is_met)
+
+
 def test_a_hold_broken_on_a_restarted_member_stays_broken_there(members, masters):
     with members.lock(timeout=2):
         until("all members have the hold", lambda: members.held() == [True] * 3)

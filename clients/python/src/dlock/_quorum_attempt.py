@@ -13,9 +13,8 @@ from ._hold import OwedRelease, UnansweredLeases
 from ._members import Holders, NoQuorumError, Quorum
 from ._owners import Owner
 from ._protocol import NO_ANSWER, Args, Key, Steps, error
-from ._queue import PARTIAL_HOLD_MAX_AGE
 from ._round import Request, Round
-from ._steps import Begin, Sleep
+from ._steps import Sleep
 from ._waits import KEEP
 
 # Number of further tries of an acquisition that does not wait, after split votes: no client has a majority.
@@ -144,7 +143,7 @@ class QuorumAttempt:
             else:
                 won = yield from (round_.in_order() if turn == IN_ORDER else round_.at_once())
             if won:
-                yield from self._note_other_waiters(round_)
+                yield from round_.meet_others()
                 return True
             length = now() - began
             yield from self.take_back()
@@ -205,32 +204,6 @@ class QuorumAttempt:
         # If a member does not show its holders, another client may have a majority, unless a member granted.
         is_known = all(holders[member] is not None or quorum.is_silent(member) for member in quorum.all())
         return not quorum.has_holder(holders) and (is_known or round_.grants() > 0)
-
-    def _note_other_waiters(self, won: Round) -> Steps:
-        """Records the member at which other clients queue. If that member refused this token, first looks
-        there in the background: the refusal may also be due to a predecessor whose RELEASE was in flight."""
-        queue = won.next_queue()
-        if queue is None:
-            return
-        if not won.has_refused(queue):
-            self._quorum.note_queue(self._key, queue)
-        elif self._quorum.contention.begin_look(self._key):
-            yield Begin(self._look_for_others(queue, won.token))
-
-    def _look_for_others(self, queue: int, own: bytes) -> Steps:
-        """Records that other clients queue at the member `queue` if two looks, one round trip apart, find the
-        same young partial hold there. The queue behind an old one does not move, so waiters there are no
-        reason to join them."""
-        quorum, key = self._quorum, self._key
-        began = now()
-        before = yield from quorum.partial_holds(key, queue)
-        yield Sleep(now() - began)
-        after = yield from quorum.partial_holds(key, queue)
-        ages = [age for token, age in after.items() if token in before and token != own]
-        if not ages:
-            quorum.contention.end_look(key)
-        elif min(ages) < PARTIAL_HOLD_MAX_AGE:
-            quorum.note_queue(key, queue)
 
     def _backoff(self, end: float | None) -> Any:
         """Returns a random pause, as clients that lost to each other would collide again at once."""

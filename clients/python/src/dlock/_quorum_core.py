@@ -250,7 +250,7 @@ class Extension:
         for member in list(not_held) if extended else ():
             steps = not_held.pop(member, None)
             if steps is not None:
-                yield Begin(steps, member)
+                yield Begin(steps, self._quorum, member)
         return int(extended)
 
     def _restore(self, holders: Holders, member: int, hold: Hold, lease: int) -> Steps:

@@ -14,9 +14,9 @@ from ._clock import now, trusted
 from ._hold import Owed, UnansweredLeases
 from ._members import Holders, Quorum, report
 from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, is_misuse, word
-from ._queue import Waiter
+from ._queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._single_attempt import LATE
-from ._steps import Answers, Sleep
+from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP
 
 # Number of times that a granted waiter asks the other members: the RELEASEs of its predecessor may still be
@@ -26,6 +26,9 @@ TRIES = 12
 BRIEF_TRIES = 5
 # Longest pause between two of these tries, in seconds.
 LONGEST_PAUSE = 0.032
+
+# Answers of a member where another client holds the lock.
+REFUSED = None, FOREIGN
 
 # Error words that are a refusal, and no failure of the member.
 REFUSALS = "DEADLOCK", "QUEUEFULL"
@@ -61,6 +64,8 @@ class Round:
         # Index in the order of the member whose queue decides the turn.
         self._queue = 0
         self._has_waited = False
+        # True once the lock is acquired: later answers only show where other clients wait.
+        self._has_met_others = False
 
     def at_once(self) -> Steps:
         """Asks all members at once. A majority counts only after the answer of the first member of the order,
@@ -139,6 +144,19 @@ class Round:
         stays = any(self._has_waited or self.has_refused(member) for member in earlier)
         return queue if stays else None
 
+    def meet_others(self) -> Steps:
+        """Called once the lock is acquired. Records the member at which other clients queue. If that member
+        refused this token, first looks there in the background: the refusal may also be due to a predecessor
+        whose RELEASE was in flight."""
+        self._has_met_others = True
+        queue = self.next_queue()
+        if queue is None:
+            return
+        if self.has_refused(queue):
+            yield from self._look_at(queue)
+        else:
+            self._quorum.note_queue(self._request.key, queue)
+
     def may_be_taken(self) -> bool:
         """Returns whether a majority of the members could vote, so that another client may hold the lock.
         Otherwise no client can acquire it now."""
@@ -164,7 +182,7 @@ class Round:
         return None if possible else errors[0]
 
     def has_refused(self, member: int) -> bool:
-        return member in self.answers and self.answers[member] in (None, FOREIGN)
+        return member in self.answers and self.answers[member] in REFUSED
 
     def grants(self) -> int:
         return sum(self._has_granted(member) for member in self.answers)
@@ -206,9 +224,10 @@ class Round:
             # This round cannot get a majority. Further votes may show whether another client can have one.
             return self.has_majority_answered() or not self.may_be_taken() or not awaited
 
-        def on_answer(member: int, answer: Any) -> None:
+        def on_answer(member: int, answer: Any) -> Steps | None:
             if isinstance(answer, int):
                 holders.note(member)
+            return self._answered_late(member, answer) if self._has_met_others else None
 
         command = _protocol.acquire(key, self.token, lease, terms)
 
@@ -221,6 +240,34 @@ class Round:
 
         answers = yield from self._quorum.ask(members, question, enough, on_answer)
         self.answers = {**before, **answers}
+
+    def _answered_late(self, member: int, answer: Any) -> Steps | None:
+        """Takes an answer that arrives after the lock was acquired. Returns the steps of a look if other
+        clients may wait at the member, a later queue. Looks there also after a wait in another queue than the
+        first: the clients of that queue may have moved on."""
+        queue = self.next_queue()
+        is_looking = queue is not None and self.has_refused(queue)
+        is_refusal_of_later_queue = answer in REFUSED and member in self._order[self._queue + 1 :]
+        return self._look_at(member) if is_refusal_of_later_queue and not is_looking else None
+
+    def _look_at(self, queue: int) -> Steps:
+        if self._quorum.contention.begin_look(self._request.key):
+            yield Begin(self._look_for_others(queue), self._quorum)
+
+    def _look_for_others(self, queue: int) -> Steps:
+        """Records that other clients queue at the member `queue` if two looks, one round trip apart, find the
+        same young partial hold there. The queue behind an old one does not move, so waiters there are no
+        reason to join them."""
+        quorum, key = self._quorum, self._request.key
+        began = now()
+        before = yield from quorum.partial_holds(key, queue)
+        yield Sleep(now() - began)
+        after = yield from quorum.partial_holds(key, queue)
+        ages = [age for token, age in after.items() if token in before and token != self.token]
+        if not ages:
+            quorum.contention.end_look(key)
+        elif min(ages) < PARTIAL_HOLD_MAX_AGE:
+            quorum.note_queue(key, queue)
 
     def _won(self, since: float) -> Steps:
         if self.grants() < self._quorum.majority:

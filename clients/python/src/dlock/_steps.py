@@ -92,10 +92,11 @@ class Owe:
 
 
 class Begin:
-    """Carries out these steps in the background, over all members or over one."""
+    """Carries out these steps in the background, over all members of the quorum or over one."""
 
-    def __init__(self, steps: Steps, member: int | None = None) -> None:
+    def __init__(self, steps: Steps, quorum: Any, member: int | None = None) -> None:
         self.steps = steps
+        self.quorum = quorum
         self.member = member
 
 

@@ -82,9 +82,9 @@ async def _perform(step: Any, client: Any) -> Any:
         return await _ask(step, client)
     elif isinstance(step, Begin):
         if step.member is None:
-            background(client.members[0], member=True).start(run(step.steps, client))
+            background(step.quorum.members[0], member=True).start(run(step.steps, step.quorum))
         else:
-            background(client.members[step.member], member=True).submit(step.steps)
+            background(step.quorum.members[step.member], member=True).submit(step.steps)
     elif isinstance(step, Owe):
         answered = asyncio.Event()
         for member, owed in step.owed.items():

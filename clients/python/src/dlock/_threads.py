@@ -71,9 +71,9 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Begin):
         if step.member is None:
             # In a thread of its own: these steps ask questions, which the members' threads carry out.
-            _start(run, "dlock-steps", step.steps, client)
+            _start(run, "dlock-steps", step.steps, step.quorum)
             return None
-        return _clock.background(client.members[step.member], member=True).submit(step.steps)
+        return _clock.background(step.quorum.members[step.member], member=True).submit(step.steps)
     assert isinstance(step, Owe)
     answered = threading.Event()
     for member, owed in step.owed.items():
