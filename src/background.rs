@@ -15,9 +15,8 @@ use crate::effects::{self, Target};
 use crate::ffi::verdict::{Rehearsal, Verdict};
 use crate::ffi::{Ctx, Flags, c_text};
 use crate::module::Module;
-use crate::restart::grace;
 use crate::value::Key;
-use crate::{clock, log, timer, waiters};
+use crate::{clock, grace, log, timer, waiters};
 
 /// The command of the dry run before each write.
 static ACQUIRE: Rehearsal = Rehearsal {

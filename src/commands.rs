@@ -10,10 +10,10 @@ use dlock_protocol::reply::{self, Reply};
 use rand::TryRng;
 
 use crate::effects::Target;
+use crate::fence_mark;
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
 use crate::module::Module;
-use crate::restart::mark;
 
 mod acquire;
 mod guarded;
@@ -74,7 +74,7 @@ impl Command for Confirm {
         let target = open(m, ctx, args, parsed.key)?;
         match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, skew)) {
             Confirmed::Fence(fence) => {
-                mark::raised(m, ctx);
+                fence_mark::raised(m, ctx);
                 Some(fence).write(&mut ctx);
             }
             Confirmed::NotHeld => None::<Fence>.write(&mut ctx),

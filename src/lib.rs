@@ -24,12 +24,13 @@ mod clock;
 mod commands;
 mod config;
 mod effects;
+mod fence_mark;
 mod ffi;
 mod followers;
+mod grace;
 mod info;
 mod log;
 mod module;
-mod restart;
 mod server_events;
 mod stats;
 mod timer;
@@ -41,7 +42,6 @@ mod warnings;
 use commands::table;
 use ffi::{Ctx, docs, notices, setup, types, verdict};
 use module::Module;
-use restart::{grace, mark};
 
 ffi::setup::on_load!(Module, load);
 
@@ -70,7 +70,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         setup::categorize(ctx, command.registration.name, categories);
     }
     grace::at_start(module);
-    mark::start(module, ctx);
+    fence_mark::start(module, ctx);
     must(notices::subscribe::<Module>(ctx), "an event")?;
     must(notices::subscribe_to_evictions::<Module>(ctx), "a subscription to evictions")?;
     must(setup::register_info::<Module>(ctx), "the INFO section")?;

@@ -9,8 +9,7 @@ use dlock_protocol::error::Error;
 
 use crate::ffi::{Ctx, Flags, Notice, notices};
 use crate::module::{Loading, Module, free_in_background};
-use crate::restart::{grace, mark};
-use crate::{background, clock, effects, followers, log, timer, waiters, warnings};
+use crate::{background, clock, effects, fence_mark, followers, grace, log, timer, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -29,7 +28,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::Configured => {
             may_be_followed(m);
             grace::configured(m, ctx);
-            mark::configured(m, ctx);
+            fence_mark::configured(m, ctx);
             warnings::configured(m, ctx);
             // dlock.max-holders-per-key may admit more holders now.
             m.with(|s| s.serve(None));
@@ -52,7 +51,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
                 s.background.loading_ended();
             });
             grace::loading_ended(m, ctx);
-            mark::loaded(m, ctx);
+            fence_mark::loaded(m, ctx);
         }
         Notice::ClientGone(id) => {
             let unread = waiters::unread(m, ctx, ClientId(id));
@@ -74,7 +73,7 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     }
     followers::update(m, ctx);
     grace::on_tick(m, ctx);
-    mark::on_tick(m, ctx);
+    fence_mark::on_tick(m, ctx);
     if m.with(|s| !s.waiting.is_empty()) {
         if ctx.flags().contains(Flags::CLUSTER) && ctx.cluster_is_down() {
             background::end_waits(m, Error::ClusterDown);

@@ -11,10 +11,9 @@ use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
 use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
 use crate::module::{Loading, Module, free_in_background};
-use crate::restart::grace;
 use crate::value::Value;
 use crate::waiters::{self, Answer};
-use crate::{background, clock, effects, followers, info, log, server_events, timer};
+use crate::{background, clock, effects, followers, grace, info, log, server_events, timer};
 
 /// Read by [`Upcalls::get`] only. Other code receives the module as an argument.
 static MODULE: MainThread<Module> = MainThread::empty();

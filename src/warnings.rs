@@ -58,7 +58,7 @@ fn text(m: &Module, warning: Warnings) -> Option<String> {
             bounds.grace?.millis(),
             bounds.max_ttl.millis()
         ),
-        // `restart::mark` logs failed writes.
+        // `fence_mark` logs failed writes.
         _ if m.with(|s| s.config.fence_mark) => return None,
         _ => "dlock.fence-mark is no: fences fall if all data is lost and the clock is set back".into(),
     })
