@@ -3,8 +3,7 @@
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
 
-use super::name::{KeyName, OwnedString};
-use super::raw::{api, c_string, rm};
+use super::raw::{KeyName, OwnedString, api, c_string, rm};
 
 /// The context that the server passes to each callback of the module. Valid while that callback runs.
 #[derive(Clone, Copy)]

@@ -9,8 +9,7 @@ use nix::errno::Errno;
 use super::ctx::{Ctx, Reply};
 use super::docs::KeyUse;
 use super::key::WrongType;
-use super::name::KeyName;
-use super::raw::{api, bytes_of, guard, rm};
+use super::raw::{KeyName, api, bytes_of, guard, rm};
 use super::setup::{Args, Command, Entry, run};
 use super::verdict::has_dry_runs;
 

@@ -3,8 +3,7 @@
 use std::marker::PhantomData;
 
 use super::ctx::Ctx;
-use super::name::KeyName;
-use super::raw::{api, rm};
+use super::raw::{KeyName, api, rm};
 use super::types;
 
 /// The key holds a value of another type.

@@ -7,8 +7,7 @@ use std::mem::MaybeUninit;
 use dlock_protocol::options::{Kind, Spec};
 
 use super::ctx::{Ctx, LogLevel};
-use super::name::KeyName;
-use super::raw::{api, broken, bytes_of, c_string, guard, never_freed, rm};
+use super::raw::{KeyName, api, broken, bytes_of, c_string, guard, never_freed, rm};
 use super::upcalls::{Section, Upcalls, enter};
 
 /// Makes a function the server's first call into the module, before it loads its data. The error says why the

@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 use nix::errno::Errno;
 
 use super::ctx::{Ctx, Reply};
-use super::name::{KeyName, OwnedString};
-use super::raw::{api, bytes_of, rm};
+use super::raw::{KeyName, OwnedString, api, bytes_of, rm};
 
 /// The user of the running command.
 pub struct User<'a>(Rights, PhantomData<Ctx<'a>>);

@@ -10,8 +10,7 @@ use std::sync::OnceLock;
 use nix::errno::Errno;
 
 use super::ctx::{Ctx, Reply};
-use super::name::KeyName;
-use super::raw::{api, rm};
+use super::raw::{KeyName, api, rm};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
