@@ -16,7 +16,7 @@ use crate::ffi::verdict::{Rehearsal, Verdict};
 use crate::ffi::{Ctx, Flags, c_text};
 use crate::module::Module;
 use crate::value::Key;
-use crate::{clock, grace, log, timer, waiters};
+use crate::{clock, grace, log, waiters};
 
 /// The command of the dry run before each write.
 static ACQUIRE: Rehearsal = Rehearsal {
@@ -36,12 +36,12 @@ const STRETCH_MICROS: u64 = 500;
 const RETRY_MILLIS: u64 = 25;
 
 pub fn on_timer(m: &Module, ctx: Ctx<'_>) {
-    timer::fired(m);
+    m.timer_fired();
     run(m, ctx);
 }
 
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
-    if timer::is_late(m) {
+    if m.disarm_late_timer() {
         run(m, ctx);
     }
 }
@@ -49,7 +49,7 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
 fn run(m: &Module, ctx: Ctx<'_>) {
     let start = clock::now().micros();
     if !finish_waits(m, start) {
-        return timer::arm_in(m, 0, clock::now().millis());
+        return m.arm_timer_in(0, clock::now().millis());
     }
     if !ctx.flags().contains(Flags::MASTER) {
         // A replica ends no hold by itself. Its promotion arms the timer.
@@ -59,9 +59,9 @@ fn run(m: &Module, ctx: Ctx<'_>) {
     loop {
         let now = clock::now();
         if now.micros() > start + STRETCH_MICROS {
-            return timer::arm_in(m, 0, now.millis());
+            return m.arm_timer_in(0, now.millis());
         }
-        let Some(task) = m.with(|s| s.next_task(now)) else { return timer::rearm(m) };
+        let Some(task) = m.with(|s| s.next_task(now)) else { return m.rearm_timer() };
         match task.name().map_or(Verdict::Allowed, |name| server.verdict(&name)) {
             Verdict::Refused => {
                 m.with(|s| s.background.put_back(task));
@@ -268,7 +268,7 @@ fn end_due_waits(m: &Module, start: u64) {
         now = clock::now();
     }
     let next = m.with(|s| s.waiting.next_due()).map_or(u64::MAX, |until| until.left(now));
-    timer::arm_in(m, next.min(RETRY_MILLIS), now.millis());
+    m.arm_timer_in(next.min(RETRY_MILLIS), now.millis());
 }
 
 /// Puts a task off while the server is out of memory. No lock is granted then, so the waiters keep waiting.
@@ -332,7 +332,7 @@ pub fn end_waits(m: &Module, why: Error) {
         s.waits_end.is_some()
     });
     if any {
-        timer::arm_in(m, 0, clock::now().millis());
+        m.arm_timer_in(0, clock::now().millis());
     }
 }
 

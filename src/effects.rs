@@ -14,7 +14,7 @@ use dlock_protocol::event;
 use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
 use crate::module::{LogPosition, Module};
 use crate::value::{Key, Value};
-use crate::{clock, followers, log, timer, waiters};
+use crate::{clock, followers, log, waiters};
 
 /// The command that is written to replicas and the append only file.
 pub const SET: &CStr = c_text!(table::SET.name);
@@ -142,7 +142,7 @@ impl<'a> Target<'a> {
         self.key.close();
         self.announce(&step.events, deleted, facts);
         if facts.due_sooner {
-            timer::rearm(self.m);
+            self.m.rearm_timer();
         }
         if step.queue_effects.is_some() {
             self.answer_waiters(step, now);
@@ -199,7 +199,7 @@ impl<'a> Target<'a> {
     fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
         let Some(rest) = step.queue_effects.take() else { return };
         if rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
-            timer::rearm(self.m);
+            self.m.rearm_timer();
         }
         let answers = rest.outcomes.into_iter();
         answers.for_each(|(waiter, outcome)| waiters::answer(self.m, waiter, outcome, now));

@@ -33,7 +33,6 @@ mod log;
 mod module;
 mod server_events;
 mod stats;
-mod timer;
 mod upcalls;
 mod value;
 mod waiters;

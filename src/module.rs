@@ -16,8 +16,10 @@ use dlock_core::tasks::Task;
 use dlock_core::{EndedHolds, Fences, Instant, Name, Step, Terms, WaiterId, Waiting, give_back};
 use dlock_protocol::error::Error;
 
+use crate::clock;
 use crate::config::Config;
-use crate::ffi::{Ctx, Handle, notices::Timer};
+use crate::ffi::notices::{self, Timer};
+use crate::ffi::{Ctx, Handle};
 use crate::stats::Stats;
 use crate::value::Value;
 
@@ -45,6 +47,51 @@ impl Module {
     #[inline]
     pub fn with<R>(&self, run: impl FnOnce(&mut State) -> R + Send) -> R {
         run(&mut self.state.borrow_mut())
+    }
+}
+
+/// Longest time that the timer is armed for, in ms.
+const MAX_TIMER_MILLIS: u64 = 24 * 3600 * 1000;
+
+/// The one timer, armed for the next task of the background job. It runs by the wall clock, so it is only a
+/// hint: the job reads the server clock.
+impl Module {
+    /// Arms the timer for the next task, unless it is armed for then or sooner.
+    #[inline(never)]
+    pub fn rearm_timer(&self) {
+        let now = clock::now().millis();
+        let Some(due) = self.with(|s| s.next_due()) else { return };
+        self.arm_timer_in(due.saturating_sub(now).min(MAX_TIMER_MILLIS), now);
+    }
+
+    /// Arms the timer to fire in `ms`, unless it is armed for then or sooner. `now` is in ms of the server
+    /// clock.
+    pub fn arm_timer_in(&self, ms: u64, now: u64) {
+        let late = match self.with(|s| s.timer) {
+            Some((_, due)) if due <= now + ms => return,
+            other => other,
+        };
+        if let Some((timer, _)) = late {
+            notices::disarm(self.ctx, timer);
+        }
+        let timer = notices::arm::<Module>(self.ctx, ms);
+        self.with(|s| s.timer = Some((timer, now + ms)));
+    }
+
+    /// Notes that the timer has fired.
+    pub fn timer_fired(&self) {
+        self.with(|s| s.timer = None);
+    }
+
+    /// Disarms the timer if it is overdue, as it is after the wall clock was set back. Returns whether it was.
+    pub fn disarm_late_timer(&self) -> bool {
+        let now = clock::now().millis();
+        let Some((timer, _)) = self.with(|s| s.timer).filter(|(_, due)| due + 2 < now) else {
+            return false;
+        };
+        notices::disarm(self.ctx, timer);
+        self.timer_fired();
+        true
     }
 }
 

@@ -9,7 +9,7 @@ use dlock_protocol::error::Error;
 
 use crate::ffi::{Ctx, Flags, Notice, notices};
 use crate::module::{Loading, Module, free_in_background};
-use crate::{background, clock, effects, fence_mark, followers, grace, log, timer, waiters, warnings};
+use crate::{background, clock, effects, fence_mark, followers, grace, log, waiters, warnings};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -64,7 +64,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             }
         }
     }
-    timer::rearm(m);
+    m.rearm_timer();
 }
 
 fn on_tick(m: &Module, ctx: Ctx<'_>) {

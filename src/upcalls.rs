@@ -13,7 +13,7 @@ use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waite
 use crate::module::{Loading, Module, free_in_background};
 use crate::value::Value;
 use crate::waiters::{self, Answer};
-use crate::{background, clock, effects, followers, grace, info, log, server_events, timer};
+use crate::{background, clock, effects, followers, grace, info, log, server_events};
 
 /// Read by [`Upcalls::get`] only. Other code receives the module as an argument.
 static MODULE: MainThread<Module> = MainThread::empty();
@@ -117,7 +117,7 @@ impl Upcalls for Module {
             }
         });
         if loading.is_none() {
-            timer::rearm(self);
+            self.rearm_timer();
         }
         Ok(value)
     }
@@ -208,6 +208,6 @@ impl Module {
                 s.background.note(Task::Vanished(name.to_owned()));
             }
         });
-        timer::rearm(self);
+        self.rearm_timer();
     }
 }

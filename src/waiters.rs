@@ -19,7 +19,7 @@ use dlock_protocol::notify::Ended;
 use crate::ffi::{self, Ctx, Handle, Waited, notices, user};
 use crate::module::Module;
 use crate::value::Key;
-use crate::{clock, log, timer};
+use crate::{clock, log};
 
 // Joining.
 
@@ -101,7 +101,7 @@ fn block(m: &Module, ctx: Ctx<'_>, waiter: WaiterId) -> Result<(), String> {
         return Err(Error::CannotWait.into());
     };
     m.with(|s| s.connections.block(waiter, handle));
-    timer::rearm(m);
+    m.rearm_timer();
     Ok(())
 }
 
@@ -166,7 +166,7 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
         Outcome::Granted(..) if !may_be_notified(waiter, queued) => {
             let Waiter { id, name, request, .. } = waiter.clone();
             m.with(|s| s.background.note(Task::Undelivered(name, request.token, id)));
-            timer::rearm(m);
+            m.rearm_timer();
             Ended::Refused
         }
         Outcome::Granted(..) => Ended::Granted,
@@ -271,7 +271,7 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
         Some(())
     });
     if undelivered.is_some() {
-        timer::rearm(m);
+        m.rearm_timer();
     }
 }
 
@@ -310,6 +310,6 @@ pub fn gone(m: &Module, handle: Handle) {
     // A handle must be used once only, and that of an answered waiter has been used.
     if left.is_some() {
         unblock(m, handle, None);
-        timer::rearm(m);
+        m.rearm_timer();
     }
 }

@@ -14,7 +14,7 @@ use crate::effects::Target;
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, user};
 use crate::module::Module;
-use crate::{background, clock, log, timer, waiters};
+use crate::{background, clock, log, waiters};
 
 pub struct Acquire;
 
@@ -117,7 +117,7 @@ fn answer<'a>(
         }
         Acquired::Queued(position) => {
             // A call for a position that the token has already can end it sooner.
-            timer::rearm(m);
+            m.rearm_timer();
             match block {
                 Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,
                 None => None::<Fence>.write(&mut ctx),
