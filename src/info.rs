@@ -1,14 +1,17 @@
-//! The section of INFO: counters since the start, and gauges. docs/info.md describes each field.
+//! The section of INFO (docs/info.md describes each field), and the warnings to the operator about the
+//! configuration: a word in INFO while a warning holds, and a line in the server's log when it begins to hold.
 
 use std::ffi::CStr;
 
-use crate::clock;
-use crate::ffi::Section;
-use crate::module::Module;
-use crate::warnings;
+use dlock_core::marking::Status;
 
+use crate::clock;
+use crate::ffi::{Announced, Ctx, LogLevel, Section};
+use crate::module::{Module, Warnings};
+
+/// Writes the fields: counters since the start, and gauges.
 pub fn write(m: &Module, section: &Section) {
-    let (now, warnings) = (clock::now(), warnings::check(m));
+    let (now, warnings) = (clock::now(), check_warnings(m));
     let fields: Vec<(&CStr, u64)> = m.with(|s| {
         let stats = &s.stats;
         vec![
@@ -52,4 +55,58 @@ pub fn write(m: &Module, section: &Section) {
     section.text(c"held_ms", &m.with(|s| s.stats.held.cumulative()));
     section.text(c"warning_words", &warnings.words());
     section.text(c"fence_mark_status", m.with(|s| s.mark.status().word()));
+}
+
+// Warnings.
+
+/// Reads the server's options again, and logs the warnings that begin to hold.
+pub fn configured(m: &Module, ctx: Ctx<'_>) {
+    let policy = ctx.eviction_policy();
+    m.with(|s| s.evictions.configured(&policy));
+    check_warnings(m);
+}
+
+/// Returns the warnings that hold now, and logs the new ones.
+fn check_warnings(m: &Module) -> Warnings {
+    let announces = m.ctx().announced().contains(Announced::MODULE | Announced::KEYSPACE);
+    let (found, new) = m.with(|s| {
+        let bounds = s.config.bounds;
+        let mut found = Warnings::default();
+        found.set(Warnings::EVICTION, s.evictions.take_locks());
+        found.set(Warnings::EVENTS, !announces);
+        found.set(Warnings::GRACE, bounds.grace.is_some_and(|grace| grace < bounds.max_ttl));
+        found.set(Warnings::MARK, !s.config.fence_mark || s.mark.status() == Status::Failing);
+        let before = std::mem::replace(&mut s.warnings, found);
+        (found, found - before)
+    });
+    for text in new.iter().filter_map(|warning| log_line(m, warning)) {
+        m.ctx().log(LogLevel::Warning, &text);
+    }
+    found
+}
+
+/// Returns the line for the log. `None` if the cause is logged elsewhere.
+fn log_line(m: &Module, warning: Warnings) -> Option<String> {
+    let bounds = m.with(|s| s.config.bounds);
+    Some(match warning {
+        Warnings::EVICTION => {
+            "maxmemory-policy allkeys-* evicts locks that are held, like any key, when memory is short, and others \
+             are granted them then: use noeviction, or volatile-*"
+                .into()
+        }
+        Warnings::EVENTS => {
+            "no client is notified when a lock becomes free: notify-keyspace-events must contain K and d (module \
+             events), for example \"Kd\""
+                .into()
+        }
+        Warnings::GRACE => format!(
+            "dlock.restart-grace is {} ms, so leases of up to dlock.max-ttl, {} ms, are refused: set both to the \
+             longest lease that you need",
+            bounds.grace?.millis(),
+            bounds.max_ttl.millis()
+        ),
+        // `fence_mark` logs failed writes.
+        _ if m.with(|s| s.config.fence_mark) => return None,
+        _ => "dlock.fence-mark is no: fences fall if all data is lost and the clock is set back".into(),
+    })
 }

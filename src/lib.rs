@@ -36,7 +36,6 @@ mod stats;
 mod upcalls;
 mod value;
 mod waiters;
-mod warnings;
 
 use commands::table;
 use ffi::{Ctx, docs, notices, setup, types, verdict};
@@ -73,6 +72,6 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     must(notices::subscribe::<Module>(ctx), "an event")?;
     must(notices::subscribe_to_evictions::<Module>(ctx), "a subscription to evictions")?;
     must(setup::register_info::<Module>(ctx), "the INFO section")?;
-    warnings::configured(module, ctx);
+    info::configured(module, ctx);
     Ok(())
 }

@@ -299,7 +299,7 @@ impl Mark {
 }
 
 bitflags::bitflags! {
-    /// Warnings to the operator: see [`crate::warnings`].
+    /// Warnings to the operator: see [`crate::info`].
     #[derive(Clone, Copy, Default, PartialEq, Eq)]
     pub struct Warnings: u8 {
         const EVICTION = 1;

@@ -9,7 +9,7 @@ use dlock_protocol::error::Error;
 
 use crate::ffi::{Ctx, Flags, Notice, notices};
 use crate::module::{Loading, Module, free_in_background};
-use crate::{background, clock, effects, fence_mark, followers, grace, log, waiters, warnings};
+use crate::{background, clock, effects, fence_mark, followers, grace, info, log, waiters};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -29,7 +29,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             may_be_followed(m);
             grace::configured(m, ctx);
             fence_mark::configured(m, ctx);
-            warnings::configured(m, ctx);
+            info::configured(m, ctx);
             // dlock.max-holders-per-key may admit more holders now.
             m.with(|s| s.serve(None));
         }
