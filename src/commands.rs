@@ -1,34 +1,72 @@
 //! The commands, each a short function: parse, open the key, let the core decide, reply. [`crate::effects`]
-//! carries out the decision.
+//! carries out the decision. The folder has the longer ones; [`table`] registers all of them.
 
-use dlock_core::Fence;
-use dlock_core::codec::Plain;
+use dlock_core::codec::{self, Origin, Plain, Reader};
 use dlock_core::decide::Confirmed;
+use dlock_core::{Fence, Lock};
 use dlock_protocol::command;
-use dlock_protocol::error::Error;
-use dlock_protocol::reply::{self, Reply};
+use dlock_protocol::error::{Error, Misuse};
+use dlock_protocol::reply::{self, Reply, Sink};
 use rand::TryRng;
 
-use crate::effects::Target;
-use crate::fence_mark;
-use crate::ffi::Ctx;
+use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
-use crate::module::Module;
+use crate::ffi::{Ctx, Flags, WrongType};
+use crate::module::{LogPosition, Module};
+use crate::value::Key;
+use crate::{clock, fence_mark};
 
 mod acquire;
 mod guarded;
 mod listing;
-mod open_key;
 mod read_commands;
-mod replay;
 pub mod table;
 
-pub use acquire::Acquire;
-pub use guarded::{Fenced, Guard};
-pub use listing::{List, Log};
-use open_key::{Done, misuse, open};
-pub use read_commands::{Holds, Inspect, Pttl, Waiters};
-pub use replay::Effect;
+/// Result of a command. The error is the reply.
+type Done = Result<(), String>;
+
+/// Returns the reply to arguments that cannot be parsed. Takes a reference, so that the parsed command is not
+/// moved.
+#[cold]
+fn misuse(why: &Misuse) -> String {
+    why.to_string()
+}
+
+fn open<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, String> {
+    Target::open(m, ctx, args.key, key)
+}
+
+/// Reads the lock of the command's key without changing it. Works on replicas.
+fn read_lock<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
+    let mut key = Key::open_for_read(ctx, args.key).map_err(|WrongType| Error::WrongType)?;
+    let free = Lock::default();
+    let lock = key.value().map_or(&free, |value| &value.lock);
+    Ok(read(lock))
+}
+
+/// Replies of the protocol are written to the connection of the command.
+impl Sink for Ctx<'_> {
+    #[inline]
+    fn int(&mut self, number: i64) {
+        self.reply_int(number);
+    }
+
+    fn null(&mut self) {
+        self.reply_null();
+    }
+
+    fn bulk(&mut self, bytes: &[u8]) {
+        self.reply_bytes(bytes);
+    }
+
+    fn array(&mut self, len: usize) {
+        self.reply_array(len);
+    }
+
+    fn map(&mut self, len: usize) {
+        self.reply_map(len);
+    }
+}
 
 pub struct Release;
 
@@ -36,8 +74,8 @@ impl Command for Release {
     type Module = Module;
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        if replay::is_read(m, ctx) {
-            return replay::plain(m, ctx, args, Some(Plain::Release));
+        if is_read(m, ctx) {
+            return replay_plain(m, ctx, args, Some(Plain::Release));
         }
         let parsed = command::Release::parse(args.bytes);
         let parsed = parsed.as_ref().map_err(misuse)?;
@@ -148,4 +186,75 @@ impl Command for WriteProbe {
         ctx.reply_null();
         Ok(())
     }
+}
+
+// The log of a master, or the append only file: it contains effects, and plain commands that were logged
+// verbatim. Replaying makes no decisions: see [`dlock_core::codec::Plain`].
+
+/// Returns whether the running command comes from a log.
+fn is_read(m: &Module, ctx: Ctx<'_>) -> bool {
+    m.with(|s| s.followers.may_read) && comes_from_a_log(ctx)
+}
+
+/// Like [`is_read`], if this server may read a log.
+fn comes_from_a_log(ctx: Ctx<'_>) -> bool {
+    ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING)
+}
+
+/// The command that carries an effect.
+pub struct Effect;
+
+impl Command for Effect {
+    type Module = Module;
+
+    fn run<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+        if !is_read(m, ctx) {
+            return Err(Error::Effect.into());
+        }
+        apply(m, ctx, args, |reader| {
+            let &[_, change] = args.bytes else { return Err(Error::Effect.into()) };
+            // After an effect that cannot be read, the position in the log is unknown.
+            m.with(|s| s.replication_position = None);
+            let effect = reader.effect(change).map_err(|bad| {
+                m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
+                format!("ERR {}", bad.why)
+            })?;
+            let leads_to = Some(effect.known());
+            m.with(|s| s.replication_position = leads_to);
+            Ok((effect, LogPosition { builds_on: None, leads_to }))
+        })
+    }
+}
+
+/// Applies a plain command of a log. `None` means that the command is not plain, which is an error there.
+#[inline(never)]
+fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<Plain<'a>>) -> Done {
+    apply(m, ctx, args, |reader| {
+        let builds_on = m.with(|s| s.replication_position).filter(|_| plain != Some(Plain::Release));
+        let effect = m.with(|s| {
+            let effect = plain.and_then(|plain| reader.plain(plain, &mut s.replication_position));
+            // After a command that cannot be read, the position in the log is unknown.
+            effect.is_none().then(|| s.replication_position = None);
+            effect.ok_or(Error::Effect)
+        })?;
+        let leads_to = builds_on.and(m.with(|s| s.replication_position));
+        Ok((effect, LogPosition { builds_on, leads_to }))
+    })
+}
+
+fn apply<'a>(
+    m: &'a Module,
+    ctx: Ctx<'a>,
+    args: &Args<'a>,
+    read: impl FnOnce(Reader) -> Result<(codec::Effect, LogPosition), String>,
+) -> Done {
+    let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
+    let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
+    let done = read(reader).and_then(|(effect, position)| {
+        let &[key, ..] = args.bytes else { return Err(Error::Effect.into()) };
+        effects::apply(open(m, ctx, args, key)?, effect, &position)
+    });
+    done.inspect_err(|_| m.with(|s| s.stats.effects_skipped += 1))?;
+    ctx.reply_simple(c"OK");
+    Ok(())
 }

@@ -8,8 +8,7 @@ use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
 use dlock_protocol::reply::Reply;
 
-use super::open_key::{Done, misuse};
-use super::replay;
+use super::{Done, comes_from_a_log, misuse, replay_plain};
 use crate::effects::Target;
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, user};
@@ -23,7 +22,7 @@ impl Command for Acquire {
 
     fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let (may_read, longest) = m.with(|s| (s.followers.may_read, s.config.bounds.longest_lease()));
-        if may_read && replay::comes_from_a_log(ctx) {
+        if may_read && comes_from_a_log(ctx) {
             return replayed(m, ctx, args);
         }
         let parsed = command::Acquire::parse(args.bytes, longest);
@@ -49,7 +48,7 @@ impl Command for Acquire {
 #[inline(never)]
 fn replayed<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Acquire::parse(args.bytes, Ttl::MAX).ok();
-    replay::plain(m, ctx, args, parsed.and_then(|parsed| plain(&parsed, args.bytes)))
+    replay_plain(m, ctx, args, parsed.and_then(|parsed| plain(&parsed, args.bytes)))
 }
 
 /// Runs an ACQUIRE with QUEUE or EPHEMERAL.

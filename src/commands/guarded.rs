@@ -7,7 +7,7 @@
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
 
-use super::open_key::{Done, read_lock};
+use super::{Done, read_lock};
 use crate::clock;
 use crate::ffi::docs::KeyUse;
 use crate::ffi::inner::{Carrier, Checks, Refused};

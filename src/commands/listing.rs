@@ -7,7 +7,7 @@ use dlock_core::{Fence, Mode, Name};
 use dlock_protocol::command;
 use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged, Reply};
 
-use super::open_key::Done;
+use super::Done;
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
 use crate::module::Module;

@@ -7,7 +7,7 @@ use dlock_protocol::command;
 use dlock_protocol::error::shortened;
 use dlock_protocol::reply::{Holder, Inspection, Left, Reply, Waiting};
 
-use super::open_key::{Done, read_lock};
+use super::{Done, read_lock};
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
 use crate::module::Module;
