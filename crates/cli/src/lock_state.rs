@@ -6,7 +6,7 @@ use dlock_client::{Holder, Inspected, Inspection};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use crate::output::table::{cell, short};
+use crate::output::{cell, short};
 
 /// The number of servers that form a majority of `servers`.
 pub fn majority(servers: usize) -> usize {

@@ -1,8 +1,8 @@
-//! What dlock prints: results on standard output, messages on standard error. Text from outside (servers,
-//! arguments, files) is escaped first: see [`escape`].
-
-pub mod escape;
-pub mod table;
+//! What dlock prints: results on standard output, messages on standard error, tables.
+//!
+//! Text from outside (servers, arguments, files) is escaped before it is printed for people, and only here: a
+//! resource name or an error message with control sequences could overwrite other output or reconfigure the
+//! terminal. Output for programs, such as the token that `acquire` prints, is not escaped.
 
 use std::fmt;
 use std::io::{self, Write, stderr, stdout};
@@ -11,7 +11,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use escape::escape_control;
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
 
 /// An error of writing to standard output.
 pub struct NotPrinted(pub io::Error);
@@ -63,5 +64,113 @@ pub fn wait_printed(limit: Duration) {
             String::new()
         });
         let _ = is_printed.recv_timeout(limit);
+    }
+}
+
+// Text from outside.
+
+/// Returns the text on one line, with control characters escaped.
+pub fn escape_control(text: impl fmt::Display) -> String {
+    let text = text.to_string();
+    if !text.contains(is_hidden) {
+        return text;
+    }
+    let escaped = |char: char| {
+        if is_hidden(char) { char.escape_default().collect() } else { String::from(char) }
+    };
+    text.chars().map(escaped).collect()
+}
+
+/// Returns JSON of the same value in which control characters are escaped. Only strings can contain them.
+pub fn escape_json(value: &serde_json::Value) -> String {
+    let escaped = |char: char| {
+        if is_hidden(char) { format!("\\u{:04x}", char as u32) } else { String::from(char) }
+    };
+    value.to_string().chars().map(escaped).collect()
+}
+
+/// Returns whether a terminal interprets the character instead of showing it: controls (C0, DEL, C1), line
+/// separators, and changes of the writing direction. All of them have at most four hex digits.
+fn is_hidden(char: char) -> bool {
+    let marks = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}');
+    let turns = marks || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') || turns
+}
+
+// Tables for people, and the format of times, names and tokens in them.
+
+pub fn table(head: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(head);
+    table
+}
+
+/// The number of characters of a text that a cell shows. A resource name may have megabytes, and the widest
+/// cell widens its column.
+const MAX_WIDTH: usize = 64;
+
+/// A cell with text from outside: escaped, and cut to [`MAX_WIDTH`] characters.
+pub fn cell(text: impl fmt::Display) -> String {
+    cut(&escape_control(text), MAX_WIDTH)
+}
+
+/// The beginning of a token. The whole token is not shown: with it, any client could release the hold.
+pub fn short(token: &str) -> String {
+    escape_control(cut(token, 8))
+}
+
+/// The first `most` characters of a text, with an ellipsis if it is longer.
+pub fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A time in whole seconds, or in milliseconds if it is below one second.
+pub fn time(ms: u64) -> String {
+    let time = Duration::from_millis(ms);
+    let shown = if ms < 1000 { time } else { Duration::from_secs(time.as_secs()) };
+    humantime::format_duration(shown).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts, and how they are shown.
+    const HOSTILE: [(&str, &str); 7] = [
+        ("\x1b[2Jé", "\\u{1b}[2Jé"),
+        ("a\r\nb\tc", "a\\r\\nb\\tc"),
+        ("\x1b]0;title\x07", "\\u{1b}]0;title\\u{7}"),
+        ("\u{9b}2J\u{7f}\0", "\\u{9b}2J\\u{7f}\\u{0}"),
+        ("invoice\u{202e}24", "invoice\\u{202e}24"),
+        ("\u{2066}a\u{2069}\u{2028}", "\\u{2066}a\\u{2069}\\u{2028}"),
+        ("größe \\ 大 👍🏽", "größe \\ 大 👍🏽"),
+    ];
+
+    #[test]
+    fn control_characters_and_changes_of_the_writing_direction_are_escaped() {
+        for (text, shown) in HOSTILE {
+            assert_eq!(escape_control(text), shown);
+        }
+    }
+
+    #[test]
+    fn escaped_json_has_the_same_value() {
+        for (text, _) in HOSTILE {
+            let value = serde_json::json!({ text: [text] });
+            let shown = escape_json(&value);
+            assert!(!shown.contains(is_hidden), "{shown}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).expect("JSON"), value);
+        }
+    }
+
+    #[test]
+    fn cells_times_and_tokens_are_shortened() {
+        assert_eq!((time(999), time(61_900)), ("999ms".into(), "1m 1s".into()));
+        assert_eq!(short("a\nb"), "a\\nb");
+        assert_eq!(cell("a\nb".repeat(20)), format!("{}…", "a\\nb".repeat(16)));
+        assert_eq!((short("abc"), short("ééééééééé")), ("abc".into(), "éééééééé…".into()));
     }
 }

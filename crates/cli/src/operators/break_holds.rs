@@ -9,8 +9,7 @@ use dlock_client::{Answer, Client, Inspected};
 use crate::args::Break;
 use crate::exit::{Abort, Error, Failure};
 use crate::operators::inspect::View;
-use crate::output::escape::escape_control;
-use crate::output::{print, warn};
+use crate::output::{escape_control, print, warn};
 
 pub async fn break_holds(args: Break) -> Result<u8, Abort> {
     let client = args.servers.client().await?;

@@ -13,8 +13,7 @@ use crate::args::Doctor;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::majority;
 use crate::operators::status::{self, Info};
-use crate::output::escape::{self, escape_control};
-use crate::output::print;
+use crate::output::{escape_control, escape_json, print};
 
 /// The largest difference between clocks that are synchronised.
 const MAX_SKEW: Duration = Duration::from_secs(1);
@@ -62,7 +61,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     }
     check_rights(&client, args.resource.as_bytes(), &mut findings).await;
     print(&if args.json {
-        escape::json(&json!({ "findings": findings }))
+        escape_json(&json!({ "findings": findings }))
     } else {
         text(&findings, infos.len())
     })?;

@@ -10,9 +10,7 @@ use serde_json::{Value, json};
 use crate::args::Inspect;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::State;
-use crate::output::escape::{self, escape_control};
-use crate::output::print;
-use crate::output::table::{cell, short, table, time};
+use crate::output::{cell, escape_control, escape_json, print, short, table, time};
 
 /// The number of waiters that are shown per server.
 const MAX_WAITERS: u32 = 1000;
@@ -20,7 +18,7 @@ const MAX_WAITERS: u32 = 1000;
 pub async fn inspect(args: Inspect) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
     let seen = View::of(&client, &args.resource).await;
-    print(&if args.json { escape::json(&seen.json()) } else { seen.text() })?;
+    print(&if args.json { escape_json(&seen.json()) } else { seen.text() })?;
     Ok(if seen.state() == State::NoQuorum { Failure::NoQuorum.code() } else { 0 })
 }
 

@@ -11,8 +11,7 @@ use serde_json::json;
 use crate::args::List;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::{self, Holding, State, display_name, majority};
-use crate::output::table::{cell, table, time};
-use crate::output::{escape, print, warn};
+use crate::output::{cell, escape_json, print, table, time, warn};
 
 /// The number of inspections that are under way at the same time.
 const MAX_INSPECTIONS: usize = 32;
@@ -24,7 +23,7 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     locks = with_holders(&client, locks).await;
     let answered = client.members() - silent.len();
     if args.json {
-        print(&escape::json(&json!({ "locks": locks, "unanswered": silent })))?;
+        print(&escape_json(&json!({ "locks": locks, "unanswered": silent })))?;
     } else {
         silent.iter().for_each(|silent| warn(format_args!("{}: {}", silent.server, silent.why)));
         // "no locks" would be wrong if no server answered.

@@ -11,8 +11,7 @@ use serde_json::json;
 use crate::args::Log;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::majority;
-use crate::output::table::{cell, table, time};
-use crate::output::{escape, print, warn};
+use crate::output::{cell, escape_json, print, table, time, warn};
 
 /// The interval at which --follow asks the servers.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -104,7 +103,7 @@ fn show(entries: &[Entry], json: bool) -> Result<(), Abort> {
         for (server, entry) in entries {
             let mut object = json!(entry);
             object["server"] = json!(server);
-            print(&escape::json(&object))?;
+            print(&escape_json(&object))?;
         }
         return Ok(());
     }

@@ -12,9 +12,7 @@ use crate::args::Metrics;
 use crate::exit::{Abort, Failure};
 use crate::operators::list;
 use crate::operators::status::{self, Info, State};
-use crate::output::escape::escape_control;
-use crate::output::print;
-use crate::output::table::cut;
+use crate::output::{cut, escape_control, print};
 
 /// The number of characters of a resource's name that are shown: it may have megabytes.
 const MAX_NAME: usize = 256;

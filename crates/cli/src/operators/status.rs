@@ -9,16 +9,14 @@ use serde_json::{Value, json};
 use crate::args::Status;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::majority;
-use crate::output::escape::{self, escape_control};
-use crate::output::print;
-use crate::output::table::{cell, table, time};
+use crate::output::{cell, escape_control, escape_json, print, table, time};
 
 pub async fn status(args: Status) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let servers = ask(&client).await;
     let state = State::of(&servers);
     if args.json {
-        print(&escape::json(
+        print(&escape_json(
             &json!({ "status": state, "servers": servers.iter().map(json).collect::<Vec<_>>() }),
         ))?;
     } else {

@@ -26,8 +26,7 @@ use crate::operators::inspect::View;
 use crate::operators::list::{self, Lock};
 use crate::operators::log::{self, Entry};
 use crate::operators::status::{self, Info};
-use crate::output::escape::escape_control;
-use crate::output::table::cell;
+use crate::output::{cell, escape_control};
 
 /// Maximum number of locks in the list. A filter or another order shows other locks.
 const MAX_LOCKS: usize = 100;

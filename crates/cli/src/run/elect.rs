@@ -10,8 +10,7 @@ use serde_json::json;
 use crate::args::{Elect, LockArgs};
 use crate::exit::{Abort, Error, Failure};
 use crate::lock_state::{self, State};
-use crate::output::escape::{self, escape_control};
-use crate::output::{print, warn};
+use crate::output::{escape_control, escape_json, print, warn};
 use crate::run::command::{self, Held};
 use crate::run::session::{Session, Wanted, flush, unless_signalled};
 use crate::run::supervise::Margin;
@@ -102,7 +101,7 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
             let shown = leader.as_ref().map(lock_state::display_name);
             let fence = fence.flatten();
             print(&match (&shown, fence) {
-                _ if args.json => escape::json(&json!({
+                _ if args.json => escape_json(&json!({
                     "name": args.name.to_string_lossy(), "known": known, "leader": shown, "fence": fence,
                     "address": leader.as_ref().map(|leader| &leader.address), "since": since,
                 })),

@@ -10,8 +10,7 @@ use terminal_size::terminal_size_of;
 use tokio::task::JoinHandle;
 
 use crate::exit::PRINTING;
-use crate::output::escape::escape_control;
-use crate::output::{print_later, wait_printed};
+use crate::output::{escape_control, print_later, wait_printed};
 
 /// Returns to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";

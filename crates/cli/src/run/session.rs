@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use crate::args::{LockArgs, Servers};
 use crate::exit::{Abort, Error, Failure, end_by};
 use crate::lock_state::{self, Holding};
-use crate::output::{table, warn};
+use crate::output::{time, warn};
 use crate::run::parent_run::OWNER;
 use crate::run::position::PositionDisplay;
 use crate::signals::Signals;
@@ -193,7 +193,7 @@ async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
     let masters = client.inspect(resource.as_bytes()).await;
     let Holding { holder, fence } = lock_state::holder(&masters)?;
-    let (name, held) = (lock_state::display_name(&holder), table::time(holder.held_ms));
+    let (name, held) = (lock_state::display_name(&holder), time(holder.held_ms));
     let fence = fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
     Some(format!("{taken} is taken by {name} for {held}{fence}"))
 }

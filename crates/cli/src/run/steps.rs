@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use crate::args::{self, Extend, Release, WaitFree};
 use crate::exit::{Abort, Error, Failure};
-use crate::output::{NotPrinted, escape, print};
+use crate::output::{NotPrinted, escape_json, print};
 use crate::run::session::{Countdown, Wanted, flush, unless_signalled, with_lock};
 use crate::signals::Signals;
 
@@ -53,7 +53,7 @@ async fn keep(guard: Guard, args: &args::Acquire, signals: &mut Signals) -> Resu
     let line = if args.json {
         let valid_ms = guard.valid_until().saturating_since(now()).as_millis() as u64;
         let resource = args.resource.to_string_lossy();
-        escape::json(&json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }))
+        escape_json(&json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }))
     } else {
         fence.map_or(token.clone(), |fence| format!("{token} {fence}"))
     };
