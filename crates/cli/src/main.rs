@@ -32,7 +32,7 @@ use exit::{Abort, Error, Failure};
 use operators::{break_holds, doctor, exporter, inspect, list, log, metrics, status, top};
 use output::NotPrinted;
 use run::session::unless_ended;
-use run::{command, elect, hold, program, steps};
+use run::{elect, hold, program, steps};
 
 fn main() -> ExitCode {
     let code = program::become_program().unwrap_or_else(dlock);
@@ -86,7 +86,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
     let runtime = runtime.map_err(|why| Error::system("the runtime", why))?;
     let done = runtime.block_on(async {
         match command {
-            Command::Run(args) => command::run(args).await,
+            Command::Run(args) => run::run(args).await,
             Command::Acquire(args) => steps::acquire(args).await,
             Command::Hold(args) => hold::hold(args).await,
             Command::Elect(args) if args.observe => unless_ended(elect::observe(&args)).await,

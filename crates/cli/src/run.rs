@@ -1,13 +1,129 @@
-//! The subcommands that acquire, keep or release locks.
+//! The subcommands that acquire, keep or release locks. This file is `dlock run`, which holds locks while a
+//! command runs.
 
-pub mod command;
 pub mod elect;
 pub mod hold;
-pub mod parent_run;
-pub mod position;
 pub mod program;
 pub mod session;
 pub mod steps;
-pub mod supervise;
 
 mod descendants;
+mod parent_run;
+mod position;
+mod supervise;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use dlock_client::{Acquire, Client, Guards, ReleaseError};
+use nix::sys::signal::Signal;
+
+use crate::args::Run;
+use crate::exit::{Abort, Error, Failure};
+use crate::output::warn;
+use crate::run::parent_run::{Entry, OWNER, ParentRun};
+use crate::run::program::{Program, become_command, exit_code};
+use crate::run::session::{Wanted, with_lock};
+use crate::run::supervise::{Margin, Outcome, Supervision};
+use crate::signals::{self, Signals};
+
+/// The holds under which a command runs.
+pub struct Held {
+    /// Holds of the parent run, which renews and releases them.
+    pub entered: Vec<Entry>,
+    /// Holds of this run. `None` if the parent run has all the locks.
+    pub guards: Option<Guards>,
+}
+
+pub async fn run(args: Run) -> Result<u8, Abort> {
+    let margin = Margin::new(args.lock.ttl, args.kill_after)?;
+    let name = name(&args.command[0]);
+    let wanted = Wanted { resources: &args.resources, args: &args.lock, holder: &name };
+    let acquire = async |client: &Client, lock| acquire(&args, margin, client, lock).await;
+    let work = async |held, signals: &mut _| hold(held, &args.command, signals, margin).await;
+    let code = with_lock(&args.servers, wanted, acquire, work).await?;
+    Ok(code.unwrap_or(Failure::Lost.code()))
+}
+
+async fn acquire(args: &Run, margin: Margin, client: &Client, lock: Acquire) -> Result<Held, Error> {
+    let entered = ParentRun::from_environment().enter(client, &args.resources, &args.lock).await?;
+    let rest = args.resources.iter().filter(|name| entered.iter().all(|entry| entry.resource != **name));
+    let rest: Vec<&[u8]> = rest.map(|name| name.as_bytes()).collect();
+    if rest.is_empty() {
+        return Ok(Held { entered, guards: None });
+    }
+    let lock = args.max_hold.into_iter().fold(lock.notice(margin.notice()), Acquire::max_hold);
+    match client.lock_all(rest).each(|_| lock).acquire().await {
+        Ok(guards) => Ok(Held { entered, guards: Some(guards) }),
+        Err(why) => Err(args.lock.refusal(client, &args.resources, why).await),
+    }
+}
+
+/// Runs the command under the locks and releases them. Returns its exit code, or `None` if the lock was lost:
+/// then the loss has been reported and the command has ended.
+pub async fn hold(
+    held: Held,
+    command: &[OsString],
+    signals: &mut Signals,
+    margin: Margin,
+) -> Result<Option<u8>, Abort> {
+    let Some(guards) = held.guards else {
+        // The parent run supervises this process, so it can become the command.
+        signals::unblock().map_err(|why| Error::system("signals", why))?;
+        let mut own = Command::new(&command[0]);
+        own.args(&command[1..]);
+        return Ok(Some(become_command(own)));
+    };
+    let program = Program::start(command, &environment(&held.entered, &guards))
+        .map_err(|why| Error::system("the command was not started", why))?;
+    let supervision = Supervision { guards: &guards, program, signals, margin };
+    let outcome = supervision.watch().await.map_err(|why| Error::system("supervision", why))?;
+    let status = match outcome {
+        Outcome::Ended(status) => status,
+        Outcome::Lost => return Ok(None),
+    };
+    match guards.release().await {
+        Ok(()) => {}
+        // The loss was not noticed earlier, so the command may have run without the lock.
+        Err(why @ ReleaseError::NotHeld(_)) => {
+            let message = format!("the lock was lost before the command ended: it {why}");
+            return Err(Error::new(Failure::Lost, message).into());
+        }
+        // The command has ended, and the lease will end the hold.
+        Err(why) => warn(why),
+    }
+    match status.signal() {
+        // After Ctrl-C, a shell ends its script only if dlock itself dies of SIGINT.
+        Some(signal) if signal == Signal::SIGINT as i32 => Err(Abort::Signal(Signal::SIGINT)),
+        _ => Ok(Some(exit_code(status))),
+    }
+}
+
+/// The variables that describe the holds to the command, with one line for each hold.
+fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsString>); 4] {
+    let own = guards.iter().map(|guard| Entry {
+        resource: OsStr::from_bytes(guard.resource()).to_owned(),
+        token: OsStr::from_bytes(guard.token().as_bytes()).to_owned(),
+        fence: guard.fence().map(|fence| fence.get().to_string().into()),
+    });
+    let all: Vec<Entry> = entered.iter().cloned().chain(own).collect();
+    let lines = |text: fn(&Entry) -> Option<&OsStr>| {
+        let lines: Option<Vec<&[u8]>> = all.iter().map(|entry| text(entry).map(OsStr::as_bytes)).collect();
+        lines.map(|lines| OsString::from_vec(lines.join(&b'\n')))
+    };
+    [
+        ("DLOCK_RESOURCE", lines(|entry| Some(&entry.resource))),
+        ("DLOCK_TOKEN", lines(|entry| Some(&entry.token))),
+        // `None` removes the variable, so that the command does not see the parent run's fence.
+        ("DLOCK_FENCE", lines(|entry| entry.fence.as_deref())),
+        ("DLOCK_OWNER", Some(OWNER.clone())),
+    ]
+}
+
+/// The command's name without its directory.
+pub fn name(command: &OsStr) -> String {
+    let name = std::path::Path::new(command).file_name().unwrap_or(command);
+    name.display().to_string()
+}

@@ -11,9 +11,9 @@ use crate::args::{Elect, LockArgs};
 use crate::exit::{Abort, Error, Failure};
 use crate::lock_state::{self, State};
 use crate::output::{escape_control, escape_json, print, warn};
-use crate::run::command::{self, Held};
 use crate::run::session::{Session, Wanted, flush, unless_signalled};
 use crate::run::supervise::Margin;
+use crate::run::{self, Held};
 
 /// The interval at which --observe asks the servers, and a candidate's pause while too few servers answer.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -33,7 +33,7 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
         label: args.label.clone(),
         delay: None,
     };
-    let (resources, holder) = (std::slice::from_ref(&args.name), command::name(&args.command[0]));
+    let (resources, holder) = (std::slice::from_ref(&args.name), run::name(&args.command[0]));
     let mut session = Session::open(&args.servers).await?;
     let mut has_led = false;
     let code = loop {
@@ -47,7 +47,7 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
         };
         let work = async |held, signals: &mut _| {
             has_led = true;
-            command::hold(held, &args.command, signals, margin).await
+            run::hold(held, &args.command, signals, margin).await
         };
         match session.with_lock(wanted, acquire, work).await {
             Ok(Some(code)) => break Ok(code),
