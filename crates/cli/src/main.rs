@@ -29,7 +29,7 @@ use std::process::ExitCode;
 
 use args::{Command, secrets};
 use exit::{Abort, Error, Failure};
-use operators::{break_holds, doctor, exporter, inspect, list, log, metrics, status, top};
+use operators::{doctor, exporter, inspect, list, log, metrics, top};
 use output::NotPrinted;
 use run::session::unless_ended;
 use run::{elect, hold, program, steps};
@@ -97,12 +97,12 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Inspect(args) => inspect::inspect(args).await,
             Command::List(args) => list::list(args).await,
             Command::Log(args) => unless_ended(log::log(args)).await,
-            Command::Status(args) => status::status(args).await,
+            Command::Status(args) => operators::status(args).await,
             Command::Doctor(args) => doctor::doctor(args).await,
             Command::Metrics(args) => metrics::metrics(args).await,
             Command::Exporter(args) => unless_ended(exporter::exporter(args)).await,
             Command::Top(args) => top::top(args).await,
-            Command::Break(args) => break_holds::break_holds(args).await,
+            Command::Break(args) => inspect::break_holds(args).await,
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }
     });

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::args::Doctor;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::majority;
-use crate::operators::status::{self, Info};
+use crate::operators::{self, Info};
 use crate::output::{escape_control, escape_json, print};
 
 /// The largest difference between clocks that are synchronised.
@@ -41,7 +41,7 @@ struct Finding {
 
 pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
-    let infos = status::ask(&client).await;
+    let infos = operators::ask(&client).await;
     let (wanted, mut findings) = (args.ttl.as_millis(), Vec::new());
     check_count(infos.len(), &mut findings);
     check_clocks(&client, &mut findings).await;

@@ -1,16 +1,18 @@
-//! `dlock inspect`: the answers of all servers about a lock, and its state over all of them.
+//! `dlock inspect`: the answers of all servers about a lock, and its state over all of them. `dlock break`: ends
+//! every hold of a lock that the operator has seen.
 
 use std::ffi::OsStr;
+use std::io::{IsTerminal, Write, stderr, stdin};
 use std::os::unix::ffi::OsStrExt;
 
 use comfy_table::Table;
 use dlock_client::{Answer, Client, Inspected, Inspection, Waiting};
 use serde_json::{Value, json};
 
-use crate::args::Inspect;
-use crate::exit::{Abort, Failure};
+use crate::args::{Break, Inspect};
+use crate::exit::{Abort, Error, Failure};
 use crate::lock_state::State;
-use crate::output::{cell, escape_control, escape_json, print, short, table, time};
+use crate::output::{cell, escape_control, escape_json, print, short, table, time, warn};
 
 /// The number of waiters that are shown per server.
 const MAX_WAITERS: u32 = 1000;
@@ -129,4 +131,46 @@ fn free() -> Inspection {
     let mut inspection = Inspection::default();
     inspection.mode = "free".into();
     inspection
+}
+
+// Break.
+
+pub async fn break_holds(args: Break) -> Result<u8, Abort> {
+    let client = args.servers.client().await?;
+    let resource = &args.resource;
+    if !args.yes && !confirmed(&client, resource).await? {
+        return Err(Error::new(Failure::NotAcquired, "nothing was broken").into());
+    }
+    let broken = client.break_holds(resource.as_bytes()).await;
+    for Inspected { server, answer, .. } in &broken {
+        match answer {
+            Answer::Found(1) => print(&escape_control(format_args!("{server}: ended 1 hold")))?,
+            Answer::Found(holds) => print(&escape_control(format_args!("{server}: ended {holds} holds")))?,
+            Answer::Unanswered(why) => warn(format_args!("{server}: {why}")),
+        }
+    }
+    let silent = broken.iter().filter(|seen| seen.answer.found().is_none()).count();
+    if silent > 0 {
+        let message = "the lock was not broken on every server; try again when the others can be reached";
+        return Err(Error::new(Failure::NoQuorum, message).into());
+    }
+    Ok(0)
+}
+
+/// Shows the lock and asks for confirmation.
+async fn confirmed(client: &Client, resource: &OsStr) -> Result<bool, Error> {
+    if !stdin().is_terminal() {
+        return Err(Error::usage(
+            "cannot ask for confirmation without a terminal; use --yes to break the lock",
+        ));
+    }
+    let question = format!(
+        "{}\n\nEnd every hold of {}? [y/N] ",
+        View::of(client, resource).await.text(),
+        escape_control(resource.display())
+    );
+    let _ = write!(stderr(), "{question}");
+    let mut answer = String::new();
+    stdin().read_line(&mut answer).map_err(|why| Error::system("standard input", why))?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }

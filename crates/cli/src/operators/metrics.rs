@@ -10,8 +10,7 @@ use dlock_client::{Client, Inspected};
 
 use crate::args::Metrics;
 use crate::exit::{Abort, Failure};
-use crate::operators::list;
-use crate::operators::status::{self, Info, State};
+use crate::operators::{self, Info, State, list};
 use crate::output::{cut, escape_control, print};
 
 /// The number of characters of a resource's name that are shown: it may have megabytes.
@@ -29,7 +28,7 @@ pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
 /// Asks the servers and returns all metrics, with those of the `hottest` resources: the ones with the most
 /// waiters.
 pub async fn collect(client: &Client, hottest: usize) -> String {
-    let servers = status::ask(client).await;
+    let servers = operators::ask(client).await;
     let mut text = Text(String::new());
     let bit = |yes: bool| f64::from(u8::from(yes));
 

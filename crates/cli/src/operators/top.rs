@@ -25,7 +25,7 @@ use crate::exit::{Abort, Error};
 use crate::operators::inspect::View;
 use crate::operators::list::{self, Lock};
 use crate::operators::log::{self, Entry};
-use crate::operators::status::{self, Info};
+use crate::operators::{self, Info};
 use crate::output::{cell, escape_control};
 
 /// Maximum number of locks in the list. A filter or another order shows other locks.
@@ -145,7 +145,7 @@ fn ask<'a>(client: &'a Client, query: &Query, after: Duration) -> Asking<'a> {
         };
         let pattern = Some(pattern.as_bytes()).filter(|_| !query.filter.is_empty());
         let (servers, (mut locks, silent), log) = tokio::join!(
-            status::ask(client),
+            operators::ask(client),
             list::find(client, pattern),
             client.log(MAX_ENTRIES as u32, None)
         );
@@ -302,7 +302,7 @@ fn draw(frame: &mut Frame, app: &App) {
     let heights = heights.chain([Constraint::Min(3), Constraint::Length(log), Constraint::Length(1)]);
     let [head, servers, _, middle, incidents, foot] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(summary(app, seen), head);
-    frame.render_widget(Paragraph::new(status::text(&seen.servers)), servers);
+    frame.render_widget(Paragraph::new(operators::text(&seen.servers)), servers);
     match &seen.inspection {
         Some(text) if app.query.inspected.is_some() => {
             frame.render_widget(Paragraph::new(text.as_str()), middle)
