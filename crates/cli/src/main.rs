@@ -27,7 +27,7 @@ use std::ffi::OsString;
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use args::{Command, secrets};
+use args::Command;
 use exit::{Abort, Error, Failure};
 use operators::{doctor, exporter, inspect, list, log, metrics, top};
 use output::NotPrinted;
@@ -44,7 +44,7 @@ fn dlock() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let done = match args::parse(words.clone()) {
         Ok(dlock) => execute(dlock.command),
-        Err(answer) => print_answer(&secrets::add_tip(secrets::redact(answer), &words)),
+        Err(answer) => print_answer(&args::add_tip(args::redact(answer), &words)),
     };
     match done {
         Ok(code) => code.into(),

@@ -8,7 +8,7 @@ use clap_mangen::Man;
 use roff::{Roff, bold, roman};
 
 use crate::args::help::EXAMPLES;
-use crate::args::{Dlock, secrets};
+use crate::args::{self, Dlock};
 use crate::exit::{Abort, Error, Failure};
 use crate::output::print;
 
@@ -27,7 +27,7 @@ pub fn man(subcommand: Option<&str>) -> Result<u8, Abort> {
         Some(name) => match dlock.find_subcommand(name) {
             Some(found) => page(found.clone().display_name(format!("dlock-{name}"))),
             None => {
-                let name = secrets::redact_word(name);
+                let name = args::redact_word(name);
                 return Err(Error::usage(format_args!(
                     "there is no subcommand {name}; `dlock --help` lists them"
                 ))
