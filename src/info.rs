@@ -1,5 +1,5 @@
 //! The section of INFO (docs/info.md describes each field), and the warnings to the operator about the
-//! configuration: a word in INFO while a warning holds, and a line in the server's log when it begins to hold.
+//! configuration: a word in INFO while a warning holds, and a line in the server's log when it begins.
 
 use std::ffi::CStr;
 

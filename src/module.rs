@@ -83,7 +83,8 @@ impl Module {
         self.with(|s| s.timer = None);
     }
 
-    /// Disarms the timer if it is overdue, as it is after the wall clock was set back. Returns whether it was.
+    /// Disarms the timer if it is overdue, as it is after the wall clock was set back. Returns whether it
+    /// was.
     pub fn disarm_late_timer(&self) -> bool {
         let now = clock::now().millis();
         let Some((timer, _)) = self.with(|s| s.timer).filter(|(_, due)| due + 2 < now) else {

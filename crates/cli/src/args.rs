@@ -509,8 +509,8 @@ fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(time_error)
 }
 
-// Usage errors show no secret. clap repeats the word that it does not understand, which may be an address with a
-// password, or a token, in the wrong place. Only words that cannot be a secret are repeated.
+// Usage errors show no secret. clap repeats the word that it does not understand, which may be an address
+// with a password, or a token, in the wrong place. Only words that cannot be a secret are repeated.
 
 /// The replacement of a word that is not repeated.
 const REDACTED: &str = "(not shown)";

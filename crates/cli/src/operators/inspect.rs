@@ -1,5 +1,5 @@
-//! `dlock inspect`: the answers of all servers about a lock, and its state over all of them. `dlock break`: ends
-//! every hold of a lock that the operator has seen.
+//! `dlock inspect`: the answers of all servers about a lock, and its state over all of them. `dlock break`:
+//! shows the same, asks for confirmation, and ends every hold of the lock.
 
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write, stderr, stdin};
