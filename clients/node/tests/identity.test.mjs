@@ -2,32 +2,21 @@
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
-import { after, beforeEach, test } from "node:test";
-import { Lock, NoQuorumError, Quorum } from "dlock";
+import { test } from "node:test";
+import { Lock, NoQuorumError } from "dlock";
 import { info, threeMembers, unknownMembers } from "./members.mjs";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 onEach(
   (bench) => {
-    const masters = [];
-    let proxies;
-    beforeEach(async () => {
-      while (masters.length < 3) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.clear();
-      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-    });
-    after(() => Promise.all(masters.map((master) => master.stop())));
-
-    const held = () => Promise.all(masters.map((master) => master.exists()));
-    const quorumOf = async (urls, nodeTimeout = 10_000) =>
-      new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout });
+    const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
 
     /** A hold of all three members. Then the second member is cut off, and the third address leads to the first
      * server. */
     async function heldBehindMovedAddress() {
-      const quorum = await quorumOf(proxies.map(({ url }) => url));
+      const quorum = await quorumOf(proxies);
       const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
-      await until("all hold it", async () => (await held()).every(Boolean));
+      await isHeldAt(0, 1, 2);
       proxies[1].refuse = true;
       proxies[1].drop();
       proxies[2].target = masters[0].port;
@@ -62,16 +51,16 @@ onEach(
     });
 
     test("a member whose user may not run INFO does not vote, and the error says so", async () => {
-      const urls = [masters[0].url];
+      const places = [masters[0]];
       for (const master of masters.slice(1)) {
         await master.ask("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info");
-        urls.push(master.url.replace("//", "//blind:secret@"));
+        places.push({ url: master.url.replace("//", "//blind:secret@") });
       }
-      const lock = new Lock(await quorumOf(urls), "foo");
+      const lock = new Lock(await quorumOf(places), "foo");
       for (const acquire of [() => lock.tryAcquire(), () => lock.acquire()]) {
         await assert.rejects(acquire, { name: "NoQuorumError", message: /let its user run INFO/ });
       }
-      assert.deepEqual(await held(), [false, false, false]);
+      await isHeldAt();
     });
 
     test("the library name says which members the client names", async () => {
@@ -87,7 +76,7 @@ onEach(
       await names(masters[0], "dlock-client");
       const ids = await Promise.all(masters.map((master) => master.runId()));
       const digest = createHash("sha1").update(ids.sort().join(",")).digest("hex").slice(0, 8);
-      const quorum = await quorumOf(proxies.map(({ url }) => url));
+      const quorum = await quorumOf(proxies);
       await (await new Lock(quorum, "foo").acquire()).release();
       for (const master of masters) await names(master, `dlock-client(q3-${digest})`);
       for (const proxy of proxies) proxy.drop();

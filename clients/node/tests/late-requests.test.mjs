@@ -2,11 +2,11 @@
 // of that ACQUIRE would have ended.
 
 import assert from "node:assert/strict";
-import { after, beforeEach, test } from "node:test";
-import { Hold, Lock, NoAnswerError, NoQuorumError, Quorum } from "dlock";
+import { test } from "node:test";
+import { Hold, Lock, NoAnswerError, NoQuorumError } from "dlock";
 import { now } from "../dist/clock.js";
 import { Owed } from "../dist/owed.js";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 // No lease ends during a test.
 const MINUTES = 600_000;
@@ -15,16 +15,7 @@ const RELEASES = 5;
 
 onEach(
   (bench) => {
-    const masters = [];
-    let proxies;
-    let clients;
-    beforeEach(async () => {
-      while (masters.length < 3) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.clear();
-      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-      clients = await Promise.all(proxies.map(({ url }) => bench.client(url)));
-    });
-    after(() => Promise.all(masters.map((master) => master.stop())));
+    const { masters, proxies, quorumOf } = mastersFor(bench);
 
     /** Calls `acquire` over connections that stall at `at`, and replaces these connections. Returns the hold,
      * or the error. */
@@ -60,7 +51,7 @@ onEach(
       ["a released hold releases an ACQUIRE that arrives late at one member", [0], true],
     ]) {
       test(name, async () => {
-        const quorum = new Quorum(clients, { nodeTimeout: 10_000 });
+        const quorum = await quorumOf(proxies);
         await (await new Lock(quorum, "other").acquire()).release();
         await until("each member has released it", async () =>
           (await Promise.all(masters.map((master) => master.exists("other")))).every((held) => !held),
@@ -79,7 +70,7 @@ onEach(
     test("an ACQUIRE that arrives late at a single server is released", async () => {
       const [place] = placesOf(0);
       const [before] = await releases([place]);
-      const lock = new Lock(clients[0], "foo", { ttl: MINUTES, renew: false });
+      const lock = new Lock(await bench.client(proxies[0].url), "foo", { ttl: MINUTES, renew: false });
       assert.equal(await lock.locked(), false, "the client is connected");
       // node-redis fails when the connection breaks, and ioredis sends the command again.
       const outcome = await acquireOverStalled([place], () => lock.acquire());

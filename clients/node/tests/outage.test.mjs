@@ -1,28 +1,21 @@
 // An outage, or data at the key, is an error and no lock that another client holds.
 
 import assert from "node:assert/strict";
-import { after, afterEach, beforeEach, test } from "node:test";
-import { Lock, LockError, NoAnswerError, NoQuorumError, Quorum, ResourceLockedError } from "dlock";
+import { afterEach, beforeEach, test } from "node:test";
+import { Lock, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 const usual = { ...times };
 afterEach(() => Object.assign(times, usual));
 
 onEach((bench) => {
-  const masters = [];
-  let proxies;
+  const { masters, proxies, quorumOf, isHeldAt, isWaitedFor } = mastersFor(bench);
   let quorum;
   beforeEach(async () => {
-    while (masters.length < 3) masters.push(await Server.start(bench.program));
-    for (const master of masters) await master.clear();
-    proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-    quorum = await quorumOf(proxies.map(({ url }) => url));
+    quorum = await quorumOf(proxies);
   });
-  after(() => Promise.all(masters.map((master) => master.stop())));
 
-  const quorumOf = async (urls, nodeTimeout = 10_000) =>
-    new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout });
   const config = (name, value) =>
     Promise.all(masters.slice(1).map((master) => master.ask("CONFIG", "SET", name, value)));
   const withoutMajority = (acquire, message) =>
@@ -68,19 +61,17 @@ onEach((bench) => {
   });
 
   test("an acquisition is NoQuorumError at once if its user has no right at a majority", async () => {
-    const urls = [masters[0].url];
+    const places = [masters[0]];
     for (const master of masters.slice(1)) {
       await master.ask("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-dlock.acquire");
-      urls.push(master.url.replace("//", "//weak:secret@"));
+      places.push({ url: master.url.replace("//", "//weak:secret@") });
     }
-    await withoutMajority(new Lock(await quorumOf(urls), "foo").acquire(), /NOPERM/);
+    await withoutMajority(new Lock(await quorumOf(places), "foo").acquire(), /NOPERM/);
   });
 
   test("a wait that another client's hold outlasts is ResourceLockedError", async () => {
     const hold = await new Lock(quorum, "foo").acquire();
-    await until("all hold it", async () =>
-      (await Promise.all(masters.map((it) => it.exists()))).every(Boolean),
-    );
+    await isHeldAt(0, 1, 2);
     await assert.rejects(new Lock(quorum, "foo").acquire({ timeout: 100 }), ResourceLockedError);
     await hold.release();
   });
@@ -137,13 +128,9 @@ onEach((bench) => {
     test(`data that replaces a lock ends the waits for it: ${members} members`, async () => {
       const lock = await lockOf({ ttl: 60_000 });
       const hold = await lock.acquire();
-      const first = members === 1 ? masters.slice(0, 1) : masters;
-      await until("all hold it", async () =>
-        (await Promise.all(first.map((it) => it.exists()))).every(Boolean),
-      );
+      await isHeldAt(...Array(members).keys());
       const outcome = lock.acquire().catch((why) => why);
-      const waiters = async () => (await Promise.all(masters.map((it) => it.waiters()))).some(Boolean);
-      await until("it waits", waiters);
+      await isWaitedFor();
       await Promise.all(masters.map((it) => it.redis.multi().del("foo").rpush("foo", "x").exec()));
       const why = await outcome;
       assert.match(why.message, /holds a list/);
@@ -178,11 +165,7 @@ onEach((bench) => {
   }
 
   test("a release reaches a member behind an ACQUIRE that stalls there", async () => {
-    const patient = await quorumOf(
-      proxies.map(({ url }) => url),
-      2000,
-    );
-    const lock = new Lock(patient, "foo", { ttl: 600_000 });
+    const lock = new Lock(await quorumOf(proxies, 2000), "foo", { ttl: 600_000 });
     await (await lock.acquire()).release();
     const before = proxies[2].asked("DLOCK.ACQUIRE");
     proxies[2].silent = true;

@@ -2,12 +2,12 @@
 // own.
 
 import assert from "node:assert/strict";
-import { after, beforeEach, describe, test } from "node:test";
-import { DeadlockError, Lock, Quorum } from "dlock";
+import { describe, test } from "node:test";
+import { DeadlockError, Lock } from "dlock";
 import Redlock from "dlock/redlock";
 import { withOwner } from "../dist/owner.js";
 import { times } from "../dist/waits.js";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
@@ -26,19 +26,10 @@ function barrier(count) {
 
 onEach(
   (bench) => {
-    const masters = [];
-    beforeEach(async () => {
-      while (masters.length < 3) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.clear();
-    });
-    after(() => Promise.all(masters.map((master) => master.stop())));
-
-    const clients = () => Promise.all(masters.map(({ url }) => bench.client(url)));
-    const waiters = async (key) => (await Promise.all(masters.map((it) => it.waiters(key)))).some(Boolean);
+    const { masters, quorumOf, isWaitedFor } = mastersFor(bench);
     const services = {
-      "one server": async () => (await clients())[0],
-      // A busy machine makes no member silent.
-      "a quorum": async () => new Quorum(await clients(), { nodeTimeout: 10_000 }),
+      "one server": () => bench.client(masters[0].url),
+      "a quorum": () => quorumOf(masters),
     };
 
     for (const [what, make] of Object.entries(services)) {
@@ -79,7 +70,7 @@ onEach(
           isHeld = true;
           await until("the branches run", () => isBeside);
           const waits = lock("c").using(() => {});
-          await until("it waits for the other branch, and is no deadlock", () => waiters("c"));
+          await isWaitedFor("c"); // and is no deadlock
           end();
           await waits;
         });
@@ -88,7 +79,7 @@ onEach(
           Promise.all([
             lock("b").using(() => {}),
             lock("c").using(async () => {
-              await until("the first branch waits", () => waiters("b"));
+              await isWaitedFor("b");
               isBeside = true;
               await mayEnd;
             }),
@@ -99,16 +90,16 @@ onEach(
     }
 
     test("acquire has an owner only if the user names one", async () => {
-      const [client] = await clients();
-      for (const [owner, isDeadlock] of [
-        [undefined, false],
-        ["first", true],
+      const client = await bench.client(masters[0].url);
+      for (const [owner, timeout, isDeadlock] of [
+        [undefined, 100, false],
+        ["first", undefined, true],
       ]) {
         const hold = await new Lock(client, "a", { owner }).acquire();
         const rival = await new Lock(client, "b").acquire({ owner: "second" });
         const waits = new Lock(client, "a").acquire({ owner: "second" });
-        await until("the rival waits", () => waiters("a"));
-        const crossing = new Lock(client, "b", { owner }).acquire({ timeout: 100 });
+        await isWaitedFor("a");
+        const crossing = new Lock(client, "b", { owner }).acquire({ timeout });
         const why = await crossing.catch((why) => why);
         assert.equal(why instanceof DeadlockError, isDeadlock, why);
         await hold.release();
@@ -118,7 +109,7 @@ onEach(
     });
 
     test("redlock.using has an owner, too", async () => {
-      const redlock = new Redlock([(await clients())[0]], { retryCount: -1 });
+      const redlock = new Redlock([await bench.client(masters[0].url)], { retryCount: -1 });
       const both = barrier(2);
       const nested = (outer, inner) =>
         redlock.using([outer], 30_000, async () => {

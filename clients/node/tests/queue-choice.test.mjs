@@ -2,8 +2,8 @@
 // members.
 
 import assert from "node:assert/strict";
-import { after, beforeEach, test } from "node:test";
-import { Lock, NoAnswerError, NoQuorumError, Quorum } from "dlock";
+import { test } from "node:test";
+import { Lock, NoAnswerError, NoQuorumError } from "dlock";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { QuorumAttempt } from "../dist/quorum-attempt.js";
 import { Round } from "../dist/round.js";
@@ -11,7 +11,7 @@ import { run } from "../dist/run.js";
 import { Ask, Begin, Sleep } from "../dist/steps.js";
 import { times } from "../dist/waits.js";
 import { request, threeMembers } from "./members.mjs";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
@@ -181,26 +181,10 @@ for (const [isLast, held, left] of [
 
 onEach(
   (bench) => {
-    const masters = [];
-    beforeEach(async () => {
-      while (masters.length < 3) masters.push(await Server.start(bench.program));
-      const ids = new Map();
-      for (const master of masters) {
-        await master.clear();
-        ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
-      }
-      // In the common order of the queues.
-      masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
-    });
-    after(() => Promise.all(masters.map((master) => master.stop())));
-
-    // A busy machine makes no member silent.
-    const quorum = async () =>
-      new Quorum(await Promise.all(masters.map(({ url }) => bench.client(url))), { nodeTimeout: 10_000 });
+    const { masters, quorumOf, waits } = mastersFor(bench);
     // Nothing expires.
     const lock = (members) => new Lock(members, "foo", { ttl: MINUTES });
     const leave = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
-    const holds = (at) => masters[at].exists();
 
     /** Each client acquires and releases the lock again and again. Returns the number of turns of each, once
      * they are enough. */
@@ -230,16 +214,16 @@ onEach(
     for (const at of [0, 1, 2]) {
       test(`three clients contend although a hold was left behind at member ${at}`, async () => {
         await leave(at);
-        const quorums = [await quorum(), await quorum(), await quorum()];
+        const quorums = [await quorumOf(masters), await quorumOf(masters), await quorumOf(masters)];
         await contend(quorums, (counts) => counts.every((count) => count >= 20));
-        assert(await holds(at));
+        assert(await masters[at].exists());
       });
     }
 
     test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
       for (const at of [0, 1, 2]) await leave(at, `left ${at}`);
-      const hold = lock(await quorum()).acquire();
-      await until("it waits in the last queue", async () => (await masters[2].waiters()) === 1);
+      const hold = lock(await quorumOf(masters)).acquire();
+      await waits(0, 0, 1);
       for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
       await (await hold).release();
     });
@@ -247,8 +231,8 @@ onEach(
     for (const at of [undefined, 0, 1]) {
       test(`a client with 20 waits gets its share: hold left behind at ${at === undefined ? "no member" : `member ${at}`}`, async () => {
         if (at !== undefined) await leave(at);
-        const crowd = await quorum();
-        const quorums = [await quorum(), await quorum(), ...Array(20).fill(crowd)];
+        const crowd = await quorumOf(masters);
+        const quorums = [await quorumOf(masters), await quorumOf(masters), ...Array(20).fill(crowd)];
         const sum = (counts) => counts.reduce((a, b) => a + b);
         // Counts from the time when all have left the queue that does not move.
         let before;

@@ -1,36 +1,25 @@
 // A quorum of three members.
 
 import assert from "node:assert/strict";
-import { after, beforeEach, test } from "node:test";
+import { beforeEach, test } from "node:test";
 import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
-import { onEach, pause, Server, until } from "./support.mjs";
+import { mastersFor, onEach, pause, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 onEach(
   (bench) => {
-    const masters = [];
-    let proxies;
+    const { masters, proxies, clients, quorumOf, isHeldAt, waits, isWaitedFor } = mastersFor(bench);
     let quorum;
     const lock = (options) => new Lock(quorum, "foo", options);
-    const held = () => Promise.all(masters.map((master) => master.exists()));
-    const allHold = () => until("all hold it", async () => (await held()).every(Boolean));
-    const nothingIsHeld = () => until("nothing is held", async () => !(await held()).some(Boolean));
-    // A busy machine makes no member silent.
-    const makeQuorum = async (urls) =>
-      new Quorum(await Promise.all(urls.map((url) => bench.client(url))), { nodeTimeout: 4000 });
 
     beforeEach(async () => {
-      while (masters.length < 3) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.clear();
-      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-      quorum = await makeQuorum(proxies.map((proxy) => proxy.url));
+      quorum = await quorumOf(proxies, 4000);
     });
-    after(() => Promise.all(masters.map((master) => master.stop())));
 
     function cut(proxy) {
       proxy.refuse = true;
@@ -40,32 +29,32 @@ onEach(
     test("a hold of a majority excludes other clients", async () => {
       const [one, other] = [lock(), lock()];
       const hold = await one.acquire();
-      await allHold();
+      await isHeldAt(0, 1, 2);
       assert(await hold.held());
       assert(await other.locked());
       assert.equal(await other.tryAcquire(), null);
       assert.equal(hold.fence, null);
       await hold.release();
-      await nothingIsHeld();
+      await isHeldAt();
       await (await other.tryAcquire()).release();
     });
 
     test("release reports no loss when its answers are lost", async () => {
       const hold = await lock({ ttl: 60_000 }).acquire();
-      await allHold();
+      await isHeldAt(0, 1, 2);
       for (const proxy of proxies.slice(1)) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await hold.release();
       assert.deepEqual(
         proxies.map((proxy) => proxy.lost),
         [0, 1, 1],
       );
-      await nothingIsHeld();
+      await isHeldAt();
     });
 
     test("release reports an earlier loss when it is sent again", async () => {
       const hold = await lock({ ttl: 4000, renew: false }).acquire();
       await until("it is lost", () => hold.signal.aborted);
-      await nothingIsHeld();
+      await isHeldAt();
       for (const proxy of proxies) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await assert.rejects(hold.release(), NotHeldError);
       assert(proxies.every((proxy) => proxy.lost === 1));
@@ -77,7 +66,7 @@ onEach(
       for (let round = 0; round < 3; round++) {
         await lock({ fenced: true }).using(async (hold) => {
           fences.push(hold.fence);
-          assert.deepEqual(await held(), [false, true, true]);
+          await isHeldAt(1, 2);
           await hold.extend(10_000);
         });
       }
@@ -91,7 +80,7 @@ onEach(
       for (const proxy of proxies.slice(1)) cut(proxy);
       Object.assign(quorum, { limit: 250 });
       await assert.rejects(lock().tryAcquire(), NoQuorumError);
-      await nothingIsHeld();
+      await isHeldAt();
       await assert.rejects(lock().acquire({ timeout: 100 }), NoQuorumError);
     });
 
@@ -123,7 +112,7 @@ onEach(
 
     test("a hold is lost when a majority cannot be renewed", async () => {
       const { signal } = await lock({ ttl: 6000 }).acquire();
-      await allHold();
+      await isHeldAt(0, 1, 2);
       for (const proxy of proxies.slice(0, 2)) cut(proxy);
       await until("it is lost", () => signal.aborted);
       assert.match(signal.reason.message, /too few members answered/);
@@ -131,7 +120,7 @@ onEach(
 
     test("a hold is lost when a majority has ended it", async () => {
       const hold = await lock().acquire();
-      await allHold();
+      await isHeldAt(0, 1, 2);
       for (const master of masters.slice(1)) await master.ask("DLOCK.BREAK", "foo");
       assert(!(await hold.held()));
       await assert.rejects(hold.extend(), NotHeldError);
@@ -140,7 +129,7 @@ onEach(
 
     test("tryAcquire leaves nothing on the members when its answers are lost", async () => {
       await (await lock().acquire()).release();
-      await nothingIsHeld();
+      await isHeldAt();
       for (const proxy of proxies) Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
       const outcome = await lock()
         .tryAcquire()
@@ -148,22 +137,23 @@ onEach(
       assert(proxies.reduce((sum, proxy) => sum + proxy.lost, 0) >= 2);
       // ioredis sends the command again, but an answer over a new connection may be that of another server.
       assert(outcome instanceof NoQuorumError, outcome);
-      await nothingIsHeld();
+      await isHeldAt();
     });
 
     test("a release is repeated until a member that is down confirms it", async () => {
       const hold = await lock({ ttl: 60_000 }).acquire();
-      await allHold();
+      await isHeldAt(0, 1, 2);
       cut(proxies[2]);
       await hold.release();
-      assert.equal((await held())[2], true);
+      await isHeldAt(2);
       proxies[2].refuse = false;
-      await nothingIsHeld();
+      await isHeldAt();
     });
 
     test("a quorum with two addresses of one server is refused", async () => {
-      const [first, second] = proxies.map((proxy) => proxy.url);
-      const twice = await makeQuorum([first, first.replace("127.0.0.1", "localhost"), second]);
+      const [first, second] = proxies;
+      const again = { url: first.url.replace("127.0.0.1", "localhost") };
+      const twice = await quorumOf([first, again, second]);
       await assert.rejects(new Lock(twice, "foo").tryAcquire(), /the same server/);
     });
 
@@ -200,15 +190,13 @@ onEach(
             await assert.rejects(lock(60_000).acquire({ timeout }), /^\w*Error: ERR/);
           const hold = await lock(4000).acquire();
           const next = lock(4000).acquire();
-          await until("it waits", async () =>
-            (await Promise.all(masters.map((it) => it.waiters()))).includes(1),
-          );
+          await isWaitedFor();
           await hold.release();
           await (await next).release();
         } finally {
           await limit(86_400_000);
         }
-        await nothingIsHeld();
+        await isHeldAt();
       });
     }
 
@@ -218,13 +206,13 @@ onEach(
         const won = holds.filter(Boolean);
         assert.equal(won.length, 1);
         await won[0].release();
-        await nothingIsHeld();
+        await isHeldAt();
       }
     });
 
     test("tryAcquire tries again when the votes are split and no client has a majority", async () => {
       await (await lock().acquire()).release();
-      await nothingIsHeld();
+      await isHeldAt();
       for (const [at, master] of masters.entries()) {
         await master.ask("CONFIG", "RESETSTAT");
         if (at < 2) await master.ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
@@ -232,8 +220,7 @@ onEach(
       // The vote arrives before the refusals decide, and the rivals release before the last try.
       for (const proxy of proxies.slice(0, 2)) proxy.delay = 100;
       const acquired = lock().tryAcquire();
-      const asked = async () => /dlock\.acquire:/i.test(await masters[2].ask("INFO", "commandstats"));
-      await until("it has asked", asked);
+      await until("it has asked", () => masters[2].calls("dlock.acquire"));
       await Promise.all([0, 1].map((at) => masters[at].ask("DLOCK.RELEASE", "foo", `rival ${at}`)));
       const hold = await acquired;
       assert(hold !== null);
@@ -244,7 +231,7 @@ onEach(
       const inside = [];
       const fences = [];
       const work = async (at) => {
-        const own = at % 2 ? quorum : await makeQuorum(proxies.map((proxy) => proxy.url));
+        const own = at % 2 ? quorum : await quorumOf(proxies, 4000);
         for (let round = 0; round < 5; round++) {
           await new Lock(own, "foo", { fenced: true }).using(async (hold) => {
             inside.push(hold.fence);
@@ -260,32 +247,30 @@ onEach(
     });
 
     test("a wait is NoQuorumError after its clients are closed", async () => {
-      const clients = await Promise.all(masters.map(({ url }) => bench.client(url)));
+      const closed = await clients(masters);
       const hold = await lock().acquire();
-      await allHold();
+      await isHeldAt(0, 1, 2);
       let failure;
-      new Lock(new Quorum(clients), "foo").acquire().catch((why) => {
+      new Lock(new Quorum(closed), "foo").acquire().catch((why) => {
         failure = why;
       });
-      await until("it waits", async () => (await Promise.all(masters.map((it) => it.waiters()))).includes(1));
-      for (const client of clients) await client.quit();
+      await isWaitedFor();
+      for (const client of closed) await client.quit();
       assert((await until("it ends", () => failure)) instanceof NoQuorumError);
       await hold.release();
     });
 
     test("an aborted wait leaves nothing on the members", async () => {
       const hold = await lock().acquire();
-      await allHold();
+      await isHeldAt(0, 1, 2);
       const controller = new AbortController();
-      const waits = assert.rejects(lock().acquire({ signal: controller.signal }), { name: "AbortError" });
-      const waiters = async () =>
-        (await Promise.all(masters.map((master) => master.waiters()))).reduce((a, b) => a + b);
-      await until("it waits", async () => (await waiters()) === 1);
+      const aborted = assert.rejects(lock().acquire({ signal: controller.signal }), { name: "AbortError" });
+      await isWaitedFor();
       controller.abort();
-      await waits;
-      await until("no client waits", async () => (await waiters()) === 0);
+      await aborted;
+      await waits(0, 0, 0);
       await hold.release();
-      await nothingIsHeld();
+      await isHeldAt();
     });
   },
   { isParallel: true },

@@ -2,11 +2,11 @@
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
-import { after, beforeEach, describe, test } from "node:test";
+import { describe, test } from "node:test";
 import Ours, * as ours from "dlock/redlock";
 import * as theirs from "redlock";
 import { times } from "../dist/waits.js";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
@@ -20,26 +20,17 @@ const kinds = [
 
 onEach(
   (bench) => {
-    const masters = [];
-    after(() => Promise.all(masters.map((master) => master.stop())));
-    beforeEach(async () => {
-      while (masters.length < 2) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.clear();
-    });
-    const clients = async (members) => {
-      const servers = [bench.server, ...masters].slice(0, members);
-      return Promise.all(servers.map((server) => bench.client(server.url)));
-    };
+    const { masters, proxies, clients } = mastersFor(bench);
 
     for (const [name, Redlock, { ExecutionError, Lock, ResourceLockedError }] of kinds) {
       for (const members of [1, 3]) {
         describe(`${name}, ${members} members`, () => {
-          const make = async (settings) => new Redlock(await clients(members), settings);
+          const make = async (settings) => new Redlock(await clients(masters.slice(0, members)), settings);
 
           test("a lock is acquired, extended and released", async () => {
             const redlock = await make();
             const first = await redlock.acquire(["foo"], 1000);
-            await until("it is held", () => bench.server.exists());
+            await until("it is held", () => masters[0].exists());
             assert(first.expiration > Date.now() && first.expiration <= Date.now() + 1000);
             const second = await first.extend(60_000);
             assert.equal(first.expiration, 0);
@@ -48,7 +39,7 @@ onEach(
             const { attempts } = await second.release();
             assert.equal((await attempts[0]).votesFor.size, members);
             assert.equal(second.expiration, 0);
-            await until("it is free", async () => !(await bench.server.exists()));
+            await until("it is free", async () => !(await masters[0].exists()));
           });
 
           test("a locked resource is an ExecutionError, and every vote a ResourceLockedError", async () => {
@@ -70,7 +61,7 @@ onEach(
 
           test("a refusal of the server is an ExecutionError", async () => {
             const redlock = await make({ retryCount: 0 });
-            const servers = [bench.server, ...masters].slice(0, members);
+            const servers = masters.slice(0, members);
             const refuse = (replicas) =>
               Promise.all(servers.map((it) => it.ask("CONFIG", "SET", "min-replicas-to-write", replicas)));
             await refuse(1);
@@ -88,11 +79,11 @@ onEach(
             const redlock = await make({ retryCount: 0 });
             const lock = await redlock.acquire(["b"], 60_000);
             await assert.rejects(redlock.acquire(["a", "b"], 60_000), ExecutionError);
-            await until("none is locked", async () => !(await bench.server.exists("a")));
+            await until("none is locked", async () => !(await masters[0].exists("a")));
             await lock.release();
             const both = await redlock.acquire(["b", "a"], 60_000);
             assert.deepEqual(both.resources, ["b", "a"]);
-            for (const key of both.resources) await until("it is held", () => bench.server.exists(key));
+            for (const key of both.resources) await until("it is held", () => masters[0].exists(key));
             await both.release();
           });
 
@@ -112,11 +103,11 @@ onEach(
               const end = Date.now() + 4500;
               await until("its lease would be over", () => Date.now() > end);
               assert(!signal.aborted);
-              assert(await bench.server.exists());
+              assert(await masters[0].exists());
               return 7;
             });
             assert.equal(result, 7);
-            await until("it is free", async () => !(await bench.server.exists()));
+            await until("it is free", async () => !(await masters[0].exists()));
             await assert.rejects(
               redlock.using(["foo"], 100, async () => {}),
               /automaticExtensionThreshold/,
@@ -127,7 +118,7 @@ onEach(
             const redlock = await make({ retryCount: 0 });
             let lost;
             const used = redlock.using(["foo"], 1000, async (signal) => {
-              await Promise.all([bench.server, ...masters].map((server) => server.ask("DEL", "foo")));
+              await Promise.all(masters.map((server) => server.ask("DEL", "foo")));
               await until("it is lost", () => signal.aborted);
               lost = signal.error;
             });
@@ -139,7 +130,7 @@ onEach(
             const redlock = await make({ retryCount: 0 });
             const lock = await redlock.acquire(["foo"], 1500);
             await until("it expires", () => Date.now() > lock.expiration);
-            for (const server of [bench.server, ...masters]) {
+            for (const server of masters) {
               await until("it expires", async () => !(await server.exists()));
             }
             await assert.rejects(lock.extend(1000), ExecutionError);
@@ -163,7 +154,7 @@ onEach(
             assert(later > expiration + 30_000);
             await same.release();
             for (const key of resources)
-              await until("it is free", async () => !(await bench.server.exists(key)));
+              await until("it is free", async () => !(await masters[0].exists(key)));
             const none = new Lock(other, ["a"], "unknown", [], expiration);
             await assert.rejects(none.extend(1000), ExecutionError);
             await assert.rejects(none.release(), ExecutionError);
@@ -187,7 +178,10 @@ onEach(
 
     test("locks of node-redlock and of dlock/redlock exclude each other", async () => {
       const settings = { retryDelay: 20, retryJitter: 1, retryCount: 0 };
-      const [theirs, ours] = [new Theirs(await clients(1), settings), new Ours(await clients(1), settings)];
+      const [theirs, ours] = [
+        new Theirs(await clients([masters[0]]), settings),
+        new Ours(await clients([masters[0]]), settings),
+      ];
       for (const [one, other] of [
         [theirs, ours],
         [ours, theirs],
@@ -201,52 +195,51 @@ onEach(
     });
 
     test("a lock of several resources lasts for the whole duration after a long wait", async () => {
-      const redlock = new Ours(await clients(1), { retryDelay: 20, retryCount: 500 });
-      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 5000);
+      const redlock = new Ours(await clients([masters[0]]), { retryDelay: 20, retryCount: 500 });
+      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 5000);
       const lock = await redlock.acquire(["a", "b"], 6000);
       assert(lock.expiration > Date.now() + 3000);
-      for (const key of lock.resources) assert((await bench.server.ask("DLOCK.PTTL", key)) > 3000);
+      for (const key of lock.resources) assert((await masters[0].ask("DLOCK.PTTL", key)) > 3000);
       // It is not renewed.
       for (const key of lock.resources)
-        await until("it expires", async () => !(await bench.server.exists(key)));
+        await until("it expires", async () => !(await masters[0].exists(key)));
       await assert.rejects(lock.release(), ours.ExecutionError);
     });
 
     test("the first resources are renewed during the wait for the others", async () => {
-      const redlock = new Ours(await clients(1), { retryCount: -1 });
-      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 4000);
+      const redlock = new Ours(await clients([masters[0]]), { retryCount: -1 });
+      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 4000);
       const lock = await redlock.acquire(["a", "b"], 2000);
       await lock.release();
-      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 4000);
+      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 4000);
       await redlock.using(["a", "b"], 2000, { automaticExtensionThreshold: 50 }, async (signal) => {
         assert(!signal.aborted);
       });
     });
 
     test("the loss of a resource ends the wait for the others", async () => {
-      const redlock = new Ours(await clients(1), { retryCount: -1 });
-      await bench.server.ask("DLOCK.ACQUIRE", "b", "other", 60_000);
+      const redlock = new Ours(await clients([masters[0]]), { retryCount: -1 });
+      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 60_000);
       const waits = assert.rejects(redlock.acquire(["a", "b"], 1000), ours.ExecutionError);
-      await until("it waits", () => bench.server.waiters("b"));
-      await bench.server.ask("DLOCK.BREAK", "a");
+      await until("it waits", () => masters[0].waiters("b"));
+      await masters[0].ask("DLOCK.BREAK", "a");
       await waits;
-      assert.equal(await bench.server.waiters("b"), 0);
+      assert.equal(await masters[0].waiters("b"), 0);
     });
 
     test("a lock has fences, and its value has the tokens", async () => {
-      const redlock = new Ours(await clients(1));
+      const redlock = new Ours(await clients([masters[0]]));
       const lock = await redlock.acquire(["a", "b"], 1000);
       assert(lock.fences.every(Number.isSafeInteger));
       const [a, b] = lock.value.split(",");
-      assert.equal(await bench.server.ask("DLOCK.HOLDS", "a", a), 1);
-      assert.equal(await bench.server.ask("DLOCK.HOLDS", "b", b), 1);
+      assert.equal(await masters[0].ask("DLOCK.HOLDS", "a", a), 1);
+      assert.equal(await masters[0].ask("DLOCK.HOLDS", "b", b), 1);
       await lock.release();
     });
 
     test("an extension without an answer is retried", async () => {
-      const proxies = await Promise.all([bench.server, ...masters].map(({ port }) => bench.proxy(port)));
       times.nodeTimeout = 1000;
-      const redlock = new Ours(await Promise.all(proxies.map(({ url }) => bench.client(url))));
+      const redlock = new Ours(await clients(proxies));
       times.nodeTimeout = 10_000;
       let lock = await redlock.acquire(["foo"], 60_000);
       for (const proxy of proxies) proxy.silent = true;

@@ -2,36 +2,27 @@
 // not get it again.
 
 import assert from "node:assert/strict";
-import { after, beforeEach, test } from "node:test";
-import { Lock, Quorum } from "dlock";
-import { onEach, Server, until } from "./support.mjs";
+import { beforeEach, test } from "node:test";
+import { Lock } from "dlock";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 // The hold is renewed after each third of it.
 const TTL = 5000;
 
 onEach(
   (bench) => {
-    const masters = [];
-    let proxies;
+    const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
     let quorum;
     /** The token of the first holder there, or undefined. */
     const holder = async (master) => (await master.ask("DLOCK.INSPECT", "foo"))?.[7][0]?.[1];
-    const nothingIsHeld = () =>
-      until("nothing is held", async () => !(await Promise.all(masters.map(holder))).some(Boolean));
 
     beforeEach(async () => {
-      while (masters.length < 3) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.clear();
-      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-      // A busy machine makes no member silent.
-      const clients = await Promise.all(proxies.map((proxy) => bench.client(proxy.url)));
-      quorum = new Quorum(clients, { nodeTimeout: 2000 });
+      quorum = await quorumOf(proxies, 2000);
     });
-    after(() => Promise.all(masters.map((master) => master.stop())));
 
     async function acquire(options) {
       const hold = await new Lock(quorum, "foo", { ttl: TTL, fenced: true, ...options }).acquire();
-      await until("all hold it", async () => (await Promise.all(masters.map(holder))).every(Boolean));
+      await isHeldAt(0, 1, 2);
       return { hold, token: await holder(masters[0]) };
     }
 
@@ -63,7 +54,7 @@ onEach(
         await held.hold.release();
         await waits;
         assert(fences[1] > fences[0], `${fences}`);
-        await nothingIsHeld();
+        await isHeldAt();
       });
     }
 
@@ -79,12 +70,10 @@ onEach(
       await until("the restored hold waits", async () => (await master.waiters()) === 2);
       for (const token of ["one", "two"]) assert.equal(await master.ask("DLOCK.RELEASE", "foo", token), 1);
       await untilHeldAgain(master, held);
-      const released = async () =>
-        Number(/dlock\.release:calls=(\d+)/i.exec(await master.ask("INFO", "commandstats"))[1]);
-      const before = await released();
+      const before = await master.calls("dlock.release");
       await held.hold.release();
-      await until("it is released twice", async () => (await released()) === before + 2);
-      await nothingIsHeld();
+      await until("it is released twice", async () => (await master.calls("dlock.release")) === before + 2);
+      await isHeldAt();
     });
 
     test("a hold is restored on members that were unreachable for a lease", async () => {
@@ -97,7 +86,7 @@ onEach(
         await untilHeldAgain(masters[member], held);
       }
       await held.hold.release();
-      await nothingIsHeld();
+      await isHeldAt();
     });
 
     test("a broken hold is not restored on a member that restarted before the hold began", async () => {

@@ -2,11 +2,11 @@
 // clients wait in one queue.
 
 import assert from "node:assert/strict";
-import { after, afterEach, beforeEach, test } from "node:test";
-import { Lock, NoAnswerError, Quorum } from "dlock";
+import { afterEach, describe, test } from "node:test";
+import { Lock, NoAnswerError } from "dlock";
 import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
@@ -15,47 +15,12 @@ const MINUTES = 600_000;
 
 onEach(
   (bench) => {
-    // In the common order of the queues.
-    let masters = [];
-    let proxies;
-    const made = [];
-
-    async function start(count) {
-      while (made.length < count) made.push(await Server.start(bench.program));
-      masters = made.slice(0, count);
-      const ids = new Map();
-      for (const master of masters) {
-        await master.clear();
-        ids.set(master, /run_id:(\w+)/.exec(await master.ask("INFO", "server"))[1]);
-      }
-      masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
-      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-    }
-    beforeEach(() => start(3));
+    const { masters, proxies, quorumOf, isHeldAt, waits } = mastersFor(bench);
     afterEach(() => {
-      for (const master of made) master.thaw();
+      for (const master of masters) master.thaw();
     });
-    after(() => Promise.all(made.map((master) => master.stop())));
-
-    const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
-    // A busy machine makes no member silent.
-    const overProxies = async (nodeTimeout = 10_000) => new Quorum(await clients(proxies), { nodeTimeout });
-    const direct = async (nodeTimeout = 10_000) => new Quorum(await clients(masters), { nodeTimeout });
     // No lease ends during a test.
     const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
-    const held = () => Promise.all(masters.map((master) => master.exists()));
-    const isHeldAt = (...at) =>
-      until(
-        `it is held at ${at}`,
-        async () => `${(await held()).flatMap((yes, i) => (yes ? [i] : []))}` === `${at}`,
-      );
-    const waits = (...counts) =>
-      until(
-        `${counts} wait`,
-        async () => `${await Promise.all(masters.map((it) => it.waiters()))}` === `${counts}`,
-      );
-    const calls = async (master) =>
-      Number(/dlock\.acquire:calls=(\d+)/i.exec(await master.ask("INFO", "commandstats"))?.[1] ?? 0);
     const rival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
     const ends = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
 
@@ -74,7 +39,7 @@ onEach(
 
     /** A quorum with one member that is known to be silent. */
     async function withSilent(at) {
-      const quorum = await overProxies();
+      const quorum = await quorumOf(proxies);
       await lock(quorum).using(() => isHeldAt(0, 1, 2));
       Object.assign(quorum, { limit: 250 });
       proxies[at].silent = true;
@@ -83,38 +48,39 @@ onEach(
       return failIfWaitingForSilent(quorum);
     }
 
-    for (const fault of ["silent", "refuse"]) {
-      test(`no acquisition waits for two of five members that are missing from the start: ${fault}`, async () => {
-        await start(5);
-        for (const at of [0, 3]) proxies[at][fault] = true;
-        const quorum = await overProxies(250);
-        await lock(quorum).using(() => {});
-        failIfWaitingForSilent(quorum);
-        const live = [1, 2, 4];
-        const before = await Promise.all(live.map((at) => calls(masters[at])));
-        for (let round = 0; round < 5; round++) {
-          await soon(
-            `round ${round}`,
-            lock(quorum, { fenced: true }).using(() => {}),
-          );
-          await isHeldAt();
-        }
-        const since = await Promise.all(live.map((at) => calls(masters[at])));
-        assert.deepEqual(
-          since,
-          before.map((count) => count + 5),
-          "each round was the only one",
-        );
-        for (const at of [0, 3]) assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "its run id is unknown");
-        for (const at of [0, 3]) proxies[at][fault] = false;
-        await until("all hold it", async () => {
-          const hold = await lock(quorum).acquire();
-          const all = (await held()).every(Boolean);
-          await hold.release();
-          return all;
+    describe("five members", () => {
+      const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench, 5);
+
+      for (const fault of ["silent", "refuse"]) {
+        test(`no acquisition waits for two of five members that are missing from the start: ${fault}`, async () => {
+          for (const at of [0, 3]) proxies[at][fault] = true;
+          const quorum = await quorumOf(proxies, 250);
+          await lock(quorum).using(() => {});
+          failIfWaitingForSilent(quorum);
+          const calls = () => Promise.all([1, 2, 4].map((at) => masters[at].calls("dlock.acquire")));
+          const before = await calls();
+          for (let round = 0; round < 5; round++) {
+            await soon(
+              `round ${round}`,
+              lock(quorum, { fenced: true }).using(() => {}),
+            );
+            await isHeldAt();
+          }
+          const oneEach = before.map((count) => count + 5);
+          assert.deepEqual(await calls(), oneEach, "each round was the only one");
+          for (const at of [0, 3]) {
+            assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "its run id is unknown");
+            proxies[at][fault] = false;
+          }
+          await until("all hold it", async () => {
+            const hold = await lock(quorum).acquire();
+            const held = await Promise.all(masters.map((master) => master.exists()));
+            await hold.release();
+            return held.every(Boolean);
+          });
         });
-      });
-    }
+      }
+    });
 
     for (const at of [0, 1, 2]) {
       test(`no acquisition waits for member ${at} of three after it fell silent`, async () => {
@@ -168,23 +134,23 @@ onEach(
     });
 
     test("tryAcquire returns null after one request when another client has a majority", async () => {
-      const quorum = await overProxies();
+      const quorum = await quorumOf(proxies);
       const hold = await lock(quorum).acquire();
       await isHeldAt(0, 1, 2);
       const before = proxies[0].asked("DLOCK.ACQUIRE");
-      assert.equal(await lock(await overProxies()).tryAcquire(), null);
+      assert.equal(await lock(await quorumOf(proxies)).tryAcquire(), null);
       assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before + 1);
       await hold.release();
     });
 
     test("waits leave the queue of a member that stops, and leave nothing there", async () => {
-      const quorums = await Promise.all([1000, 1000, 1000].map(direct));
-      const hold = await lock(await direct()).acquire();
+      const quorums = await Promise.all([1, 2, 3].map(() => quorumOf(masters, 1000)));
+      const hold = await lock(await quorumOf(masters)).acquire();
       await isHeldAt(0, 1, 2);
       const order = [];
       const done = quorums.map((quorum, at) => lock(quorum).using(() => order.push(at)));
       await waits(3, 0, 0);
-      const before = await calls(masters[0]);
+      const before = await masters[0].calls("dlock.acquire");
       masters[0].freeze();
       await until("all wait at the next one", async () => (await masters[1].waiters()) === 3);
       await hold.release();
@@ -194,12 +160,15 @@ onEach(
       await isHeldAt();
       await waits(0, 0, 0);
       // The requests that were under way when it stopped: three waits, and the checks of each.
-      assert((await calls(masters[0])) <= before + 9, `${before}, ${await calls(masters[0])}`);
+      assert(
+        (await masters[0].calls("dlock.acquire")) <= before + 9,
+        `${before}, ${await masters[0].calls("dlock.acquire")}`,
+      );
     });
 
     test("a client that is refused in its turn goes to the queue of the members that refuse", async () => {
       await Promise.all([rival(1), rival(2)]);
-      const hold = lock(await direct()).acquire();
+      const hold = lock(await quorumOf(masters)).acquire();
       await waits(0, 1, 0);
       await isHeldAt(1, 2);
       // Both members are free now.
@@ -210,7 +179,7 @@ onEach(
     });
 
     test("a new wait begins in the later queue where other waits of the client are", async () => {
-      const quorum = await overProxies();
+      const quorum = await quorumOf(proxies);
       await Promise.all([rival(1), rival(2)]);
       const first = lock(quorum).using(() => {});
       await waits(0, 1, 0);
@@ -225,10 +194,10 @@ onEach(
 
     test("a hold that only the member of the queue has keeps no client out", async () => {
       await rival(0, "stale");
-      const [one, other] = [await direct(), await direct()];
-      const before = await calls(masters[0]);
+      const [one, other] = [await quorumOf(masters), await quorumOf(masters)];
+      const before = await masters[0].calls("dlock.acquire");
       const hold = await soon("it does not wait there", lock(one).acquire());
-      assert.equal(await calls(masters[0]), before + 1, "one try");
+      assert.equal(await masters[0].calls("dlock.acquire"), before + 1, "one try");
       await isHeldAt(0, 1, 2);
       const next = lock(other).acquire();
       // The first queue does not move, and the next one does.
@@ -241,7 +210,7 @@ onEach(
     test("a newcomer does not overtake the queue by a majority of the other members", async () => {
       await rival(0);
       await masters[0].ask("DLOCK.ACQUIRE", "foo", "waits", MINUTES, "QUEUE", MINUTES);
-      const hold = lock(await direct()).acquire();
+      const hold = lock(await quorumOf(masters)).acquire();
       await waits(2, 0, 0);
       await isHeldAt(0);
       for (const token of ["rival", "waits"]) await ends(0, token);
@@ -249,7 +218,7 @@ onEach(
     });
 
     test("a client that cannot reach the member of the queue gets its share", async () => {
-      const [cut, other] = [await overProxies(250), await direct()];
+      const [cut, other] = [await quorumOf(proxies, 250), await quorumOf(masters)];
       await lock(cut).using(() => {});
       proxies[0].silent = true;
       const counts = [0, 0];

@@ -8,6 +8,7 @@ import net from "node:net";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { after, afterEach, beforeEach, describe } from "node:test";
+import { Quorum } from "dlock";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
 
@@ -315,4 +316,41 @@ function describeAll(suite, only) {
     }
     after(async () => (await started).stop());
   }
+}
+
+/** Gives each test of a suite empty masters, in the common order of their queues, each with a proxy. */
+export function mastersFor(bench, count = 3) {
+  const masters = [];
+  const proxies = [];
+  beforeEach(async () => {
+    while (masters.length < count) masters.push(await Server.start(bench.program));
+    const ids = new Map();
+    for (const master of masters) {
+      await master.clear();
+      ids.set(master, await master.runId());
+    }
+    masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
+    proxies.splice(0, count, ...(await Promise.all(masters.map(({ port }) => bench.proxy(port)))));
+  });
+  after(() => Promise.all(masters.map((master) => master.stop())));
+
+  const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
+  const waiters = (key) => Promise.all(masters.map((master) => master.waiters(key)));
+  return {
+    masters,
+    proxies,
+    clients,
+    /** Makes a quorum of the servers, or proxies, at these places. A busy machine makes no member silent. */
+    quorumOf: async (places, nodeTimeout = 10_000) => new Quorum(await clients(places), { nodeTimeout }),
+    /** Waits until these masters have a hold of the key, and no other master has. */
+    isHeldAt: (...at) =>
+      until(`it is held at ${at}`, async () => {
+        const held = await Promise.all(masters.map((master) => master.exists()));
+        return `${[...held.keys()].filter((master) => held[master])}` === `${at}`;
+      }),
+    /** Waits until these numbers of clients wait at the masters. */
+    waits: (...counts) => until(`${counts} wait`, async () => `${await waiters()}` === `${counts}`),
+    /** Waits until a client waits at one of the masters. */
+    isWaitedFor: (key) => until("a client waits", async () => (await waiters(key)).some(Boolean)),
+  };
 }

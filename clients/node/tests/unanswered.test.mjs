@@ -1,21 +1,14 @@
 // Requests without an answer that are carried out late: they shorten no lease that its holder relies on.
 
 import assert from "node:assert/strict";
-import { after, beforeEach, test } from "node:test";
-import { Lock, NoAnswerError, Quorum } from "dlock";
+import { test } from "node:test";
+import { Lock, NoAnswerError } from "dlock";
 import { Renewal, UnansweredLeases } from "../dist/renewal.js";
-import { onEach, Server, until } from "./support.mjs";
+import { mastersFor, onEach, until } from "./support.mjs";
 
 onEach(
   (bench) => {
-    const masters = [];
-    let proxies;
-    beforeEach(async () => {
-      while (masters.length < 3) masters.push(await Server.start(bench.program));
-      for (const master of masters) await master.clear();
-      proxies = await Promise.all(masters.map((master) => bench.proxy(master.port)));
-    });
-    after(() => Promise.all(masters.map((master) => master.stop())));
+    const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
 
     const pttl = (master) => master.ask("DLOCK.PTTL", "foo");
 
@@ -44,13 +37,9 @@ onEach(
     });
 
     test("a member does not vote for a longer extension while a shorter one may arrive", async () => {
-      const clients = await Promise.all(proxies.map(({ url }) => bench.client(url)));
-      // A busy machine makes no member silent.
-      const quorum = new Quorum(clients, { nodeTimeout: 10_000 });
+      const quorum = await quorumOf(proxies);
       const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
-      await until("all hold it", async () =>
-        (await Promise.all(masters.map((it) => it.exists()))).every(Boolean),
-      );
+      await isHeldAt(0, 1, 2);
       await extendOverStalled(proxies[0], hold);
       assert(hold.validFor <= 20_000);
       proxies[2].refuse = true;

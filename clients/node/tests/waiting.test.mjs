@@ -119,10 +119,7 @@ onEach((bench) => {
     await bench.server.ask("SET", "foo", "0123456789abcdef0123456789abcdef");
     let hold;
     const waits = (await lock({ retryDelay: 0 })).acquire().then((acquired) => (hold = acquired));
-    await until("it has asked again", async () => {
-      const stats = await bench.server.ask("INFO", "commandstats");
-      return Number(/cmdstat_dlock\.acquire:calls=(\d+)/i.exec(stats)?.[1]) > 3;
-    });
+    await until("it has asked again", async () => (await bench.server.calls("dlock.acquire")) > 3);
     assert.equal(hold, undefined);
     await bench.server.ask("DEL", "foo");
     await (await waits).release();
