@@ -69,15 +69,20 @@ export class QuorumAttempt implements Acquisition {
       if (final !== undefined) throw final;
       const isTaken = round.isTaken();
       if (!isTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
-      if (now() >= end && waits) return null;
-      if (!waits) {
+      if (waits && now() >= end) {
+        if (round.answers.size >= members.majority) return null;
+        // The wait has ended in the queue of one member without answers from a majority. The last round asks
+        // all members, as "taken" must only be reported if a majority can vote.
+        yield* members.identifyMembers(end);
+        [turn, order] = ["at once", choice.order(name)];
+      } else if (waits) {
+        [turn, order] = yield* this.#next(turn, round, length, end);
+      } else {
         if (splitVotes++ === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round))) return null;
         // A split vote: clients that tried at the same moment each got a part of the votes.
         yield new Sleep(Math.random() * length);
         yield* members.identifyMembers(end);
         [turn, order] = ["in order", choice.order(name)];
-      } else {
-        [turn, order] = yield* this.#next(turn, round, length, end);
       }
     }
   }

@@ -38,6 +38,19 @@ onEach((bench) => {
     await withoutMajority(lock.tryAcquire(), /no majority can grant/);
   });
 
+  test("a wait that ends in the queue of a minority is NoQuorumError", async () => {
+    for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
+    const lock = new Lock(quorum, "foo");
+    // The next wait begins in the queue.
+    await assert.rejects(lock.acquire({ timeout: 100 }), ResourceLockedError);
+    for (const proxy of proxies.slice(1)) {
+      proxy.refuse = true;
+      proxy.drop();
+    }
+    Object.assign(quorum, { limit: 500 });
+    await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
+  });
+
   test("a wait is NoQuorumError while a majority is in its grace period", async () => {
     await config("dlock.restart-grace", "600000");
     try {
