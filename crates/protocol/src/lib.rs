@@ -8,7 +8,7 @@
 //! - [`reply`]: the reply of each command, written and read
 //! - [`error::Error`]: each error reply; [`error::Class`]: its meaning for a client
 //! - [`units`]: newtypes for times, fences and client ids, with checked constructors
-//! - [`names`], [`owner`]: tokens, labels and owners
+//! - [`names`]: tokens, owners and labels
 //! - [`notify`], [`event`]: messages about the end of a queued wait, and keyspace events
 //! - [`options`]: the options of a server
 //! - [`bytes`], [`steps`]: byte strings without an allocation; a counter of work, for tests
@@ -40,15 +40,13 @@ pub mod event;
 pub mod names;
 pub mod notify;
 pub mod options;
-pub mod owner;
 pub mod reply;
 pub mod request;
 pub mod steps;
 pub mod units;
 
 pub use bytes::Bytes;
-pub use names::{Label, LabelRef, Token, TokenRef};
+pub use names::{Label, LabelRef, OwnerId, OwnerIdRef, Token, TokenRef};
 pub use notify::{Notify, NotifyRef};
-pub use owner::{OwnerId, OwnerIdRef};
 pub use request::{LockRequest, LockRequestRef, MAX_COUNT, Mode, Reentry, ReleaseCount};
 pub use units::{ClientId, Deadline, Delay, Fence, Instant, Ttl, Wait};

@@ -2,8 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::names::{Label, LabelRef, Token, TokenRef};
-use crate::owner::{OwnerId, OwnerIdRef};
+use crate::names::{Label, LabelRef, OwnerId, OwnerIdRef, Token, TokenRef};
 use crate::units::{Delay, Ttl};
 
 /// The options of an ACQUIRE, without its key and its wait. Commands, the core, waiters and clients share

@@ -2,9 +2,8 @@
 
 use super::words::{Args, Given, decimal, within, words};
 use crate::error::Misuse;
-use crate::names::LabelRef;
+use crate::names::{LabelRef, OwnerIdRef};
 use crate::notify::NotifyRef;
-use crate::owner::OwnerIdRef;
 use crate::request::{LockRequestRef, Mode, Reentry};
 use crate::units::{Delay, Ttl, Wait};
 

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use crate::names::{Label, Token};
+use crate::names::{Label, OwnerId, Token};
 use crate::notify::Notify;
-use crate::owner::OwnerId;
 use crate::request::MAX_PATTERN;
 use crate::units::Ttl;
 
