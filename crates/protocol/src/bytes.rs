@@ -4,8 +4,6 @@ use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
-use crate::steps;
-
 /// An immutable byte string. Up to `INLINE` bytes are stored in the value itself, whose size is `INLINE` + 2
 /// bytes, rounded up to a multiple of 8. A `SmallVec` of the same capacity, which can grow, is a third
 /// larger, and each hold has two of them.
@@ -101,6 +99,31 @@ impl<const INLINE: usize> Deref for Inline<INLINE> {
             Inner::Short(len, bytes) => &bytes[..usize::from(*len)],
             Inner::Long(bytes) => bytes,
         }
+    }
+}
+
+/// Counts units of work for the tests of scale: comparisons of byte strings, and holds that are examined one
+/// after the other. Unlike a duration, the count does not depend on the load of the machine. Debug builds
+/// only.
+pub mod steps {
+    #[cfg(debug_assertions)]
+    thread_local! {
+        static TAKEN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
+
+    /// Counts one unit of work.
+    #[inline]
+    pub fn one() {
+        #[cfg(debug_assertions)]
+        TAKEN.with(|taken| taken.set(taken.get() + 1));
+    }
+
+    /// The units of work of this thread so far. Always 0 in a release build.
+    pub fn taken() -> u64 {
+        #[cfg(debug_assertions)]
+        return TAKEN.with(std::cell::Cell::get);
+        #[cfg(not(debug_assertions))]
+        0
     }
 }
 

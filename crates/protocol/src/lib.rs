@@ -11,7 +11,7 @@
 //! - [`names`]: tokens, owners and labels
 //! - [`notify`], [`event`]: messages about the end of a queued wait, and keyspace events
 //! - [`options`]: the options of a server
-//! - [`bytes`], [`steps`]: byte strings without an allocation; a counter of work, for tests
+//! - [`bytes`]: byte strings without an allocation; a counter of work, for tests
 //!
 //! ```
 //! use dlock_protocol::command::Acquire;
@@ -42,10 +42,9 @@ pub mod notify;
 pub mod options;
 pub mod reply;
 pub mod request;
-pub mod steps;
 pub mod units;
 
-pub use bytes::Bytes;
+pub use bytes::{Bytes, steps};
 pub use names::{Label, LabelRef, OwnerId, OwnerIdRef, Token, TokenRef};
 pub use notify::{Notify, NotifyRef};
 pub use request::{LockRequest, LockRequestRef, MAX_COUNT, Mode, Reentry, ReleaseCount};
