@@ -14,7 +14,7 @@ use dlock_core::{
 };
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
-use dlock_protocol::notify::Ended;
+use dlock_protocol::event::Ended;
 
 use crate::ffi::{self, Ctx, Handle, Waited, notices, user};
 use crate::module::Module;

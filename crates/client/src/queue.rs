@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use dlock_protocol::notify::Ended;
+use dlock_protocol::event::Ended;
 use dlock_quorum::{Failure, Instant, QueueWatch, Refusal, Stay, Vote};
 
 use crate::clock::now;

@@ -7,8 +7,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use crate::event::Notify;
 use crate::names::{Label, OwnerId, Token};
-use crate::notify::Notify;
 use crate::request::MAX_PATTERN;
 use crate::units::Ttl;
 

@@ -9,7 +9,7 @@
 //! - [`error::Error`]: each error reply; [`error::Class`]: its meaning for a client
 //! - [`units`]: newtypes for times, fences and client ids, with checked constructors
 //! - [`names`]: tokens, owners and labels
-//! - [`notify`], [`event`]: messages about the end of a queued wait, and keyspace events
+//! - [`event`]: keyspace events, and messages about the end of a queued wait
 //! - [`options`]: the options of a server
 //! - [`bytes`]: byte strings without an allocation; a counter of work, for tests
 //!
@@ -38,14 +38,13 @@ pub mod command;
 pub mod error;
 pub mod event;
 pub mod names;
-pub mod notify;
 pub mod options;
 pub mod reply;
 pub mod request;
 pub mod units;
 
 pub use bytes::{Bytes, steps};
+pub use event::{Notify, NotifyRef};
 pub use names::{Label, LabelRef, OwnerId, OwnerIdRef, Token, TokenRef};
-pub use notify::{Notify, NotifyRef};
 pub use request::{LockRequest, LockRequestRef, MAX_COUNT, Mode, Reentry, ReleaseCount};
 pub use units::{ClientId, Deadline, Delay, Fence, Instant, Ttl, Wait};

@@ -1,7 +1,7 @@
 //! The waits of this client at one master, and the messages of the master about them.
 
 use dlock_protocol::NotifyRef;
-use dlock_protocol::notify::Ended;
+use dlock_protocol::event::Ended;
 use redis::{PushInfo, PushKind, Value};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

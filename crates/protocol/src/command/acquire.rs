@@ -2,8 +2,8 @@
 
 use super::words::{Args, Given, decimal, within, words};
 use crate::error::Misuse;
+use crate::event::NotifyRef;
 use crate::names::{LabelRef, OwnerIdRef};
-use crate::notify::NotifyRef;
 use crate::request::{LockRequestRef, Mode, Reentry};
 use crate::units::{Delay, Ttl, Wait};
 
