@@ -8,14 +8,14 @@
 use std::num::NonZeroU32;
 
 use dlock_protocol::command::CancelTarget;
+use dlock_protocol::error::Refusal;
 use dlock_protocol::{ClientId, Fence, Instant, ReleaseCount, Token, TokenRef, Ttl};
 use smallvec::{SmallVec, smallvec};
 
 use crate::bounds::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Hold, Holding, Lock};
-use crate::outcome::{Outcome, Refusal};
-use crate::queue::{Name, Owner, Rank, Waiter, WaiterId, Waiting};
+use crate::queue::{Name, Outcome, Owner, Rank, Waiter, WaiterId, Waiting};
 use crate::step::{End, Event, Step};
 
 mod acquiring;

@@ -13,8 +13,7 @@ use std::hash::Hash;
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Token};
 use smallvec::SmallVec;
 
-use crate::outcome::Granted;
-use crate::queue::waiter::{Name, WaiterId, swap};
+use crate::queue::waiter::{Granted, Name, WaiterId, swap};
 
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {

@@ -59,7 +59,6 @@ pub mod lock;
 pub mod log;
 pub mod mark;
 pub mod marking;
-pub mod outcome;
 pub mod queue;
 pub mod schedule;
 pub mod step;
@@ -68,12 +67,12 @@ pub mod tasks;
 pub use bounds::{Bounds, Skew};
 pub use decide::{Acquired, Confirmed, Terms, Turn};
 pub use deliveries::give_back;
+pub use dlock_protocol::error::Refusal;
 pub use dlock_protocol::{
     Bytes, ClientId, Deadline, Delay, Fence, Instant, Label, LabelRef, LockRequest, LockRequestRef, Mode,
     Notify, NotifyRef, OwnerId, OwnerIdRef, Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
 };
 pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};
-pub use outcome::{Granted, Outcome, Refusal};
-pub use queue::{Limits, Name, Newcomer, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
+pub use queue::{Granted, Limits, Name, Newcomer, Outcome, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
 pub use step::{Binding, Change, End, EndedHolds, Event, QueueEffects, Step};

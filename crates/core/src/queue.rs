@@ -10,12 +10,11 @@ use dlock_protocol::{ClientId, Deadline, Instant, LockRequestRef, OwnerId, Owner
 use smallvec::SmallVec;
 
 use crate::deliveries::{Deliveries, give_back};
-use crate::outcome::Outcome;
 use crate::schedule::Schedule;
 
 pub(crate) mod waiter;
 
-pub use waiter::{Limits, Name, Newcomer, Owner, Party, Queued, Rank, Waiter, WaiterId};
+pub use waiter::{Granted, Limits, Name, Newcomer, Outcome, Owner, Party, Queued, Rank, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
 
 /// All waiters of this server.

@@ -5,8 +5,7 @@ use smallvec::SmallVec;
 
 use crate::deliveries::UnconfirmedGrants;
 use crate::lock::{Ephemeral, Hold, Holders, Holding, Lock};
-use crate::outcome::Outcome;
-use crate::queue::Waiter;
+use crate::queue::{Outcome, Waiter};
 
 /// The cause of the end of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,8 +6,7 @@ use dlock_protocol::{ClientId, Token};
 
 use crate::deliveries::Delivery;
 use crate::deliveries::give_back;
-use crate::outcome::Outcome;
-use crate::queue::{Name, WaiterId, swap};
+use crate::queue::{Name, Outcome, WaiterId, swap};
 use crate::schedule::Slot;
 use crate::step::EndedHolds;
 

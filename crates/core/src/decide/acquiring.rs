@@ -1,11 +1,11 @@
 //! ACQUIRE by a token without a hold, and by one that holds the lock already.
 
+use dlock_protocol::error::Refusal;
 use dlock_protocol::{ClientId, Deadline, LockRequestRef, Mode, Reentry};
 
 use super::{Acquired, Turn};
 use crate::lock::Fit;
-use crate::outcome::{Outcome, Refusal};
-use crate::queue::{Queued, Rank};
+use crate::queue::{Outcome, Queued, Rank};
 
 impl Turn<'_> {
     /// `client` is the connection that sent the command.

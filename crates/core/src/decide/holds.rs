@@ -2,12 +2,12 @@
 
 use std::num::NonZeroU32;
 
+use dlock_protocol::error::Refusal;
 use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
 
 use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
-use crate::outcome::{Outcome, Refusal};
-use crate::queue::WaiterId;
+use crate::queue::{Outcome, WaiterId};
 use crate::step::{Binding, End, EndedHolds, Event};
 
 const SLICE: usize = EndedHolds::SLICE;

@@ -1,12 +1,12 @@
 //! Serving of a wait queue: grants from the head for as long as the head fits. Each waiter gets one outcome.
 
+use dlock_protocol::error::Refusal;
 use dlock_protocol::{Deadline, Delay, Fence, Instant, Mode, Ttl};
 
 use super::Turn;
 use crate::deliveries::{Delivery, Lost, Unclaimed};
 use crate::lock::Fit;
-use crate::outcome::{Granted, Outcome, Refusal};
-use crate::queue::{Owner, Waiter, WaiterId};
+use crate::queue::{Granted, Outcome, Owner, Waiter, WaiterId};
 use crate::step::End;
 
 impl Turn<'_> {
