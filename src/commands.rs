@@ -1,8 +1,9 @@
 //! The commands, each a short function: parse, open the key, let the core decide, reply. [`crate::effects`]
 //! carries out the decision. The folder has the longer ones; [`table`] registers all of them.
 
-use dlock_core::codec::{self, Origin, Plain, Reader};
+use dlock_core::codec::{self, Origin, Reader};
 use dlock_core::decide::Confirmed;
+use dlock_core::plain::Plain;
 use dlock_core::{Fence, Lock};
 use dlock_protocol::command;
 use dlock_protocol::error::{Error, Misuse};
@@ -189,7 +190,7 @@ impl Command for WriteProbe {
 }
 
 // The log of a master, or the append only file: it contains effects, and plain commands that were logged
-// verbatim. Replaying makes no decisions: see [`dlock_core::codec::Plain`].
+// verbatim. Replaying makes no decisions: see [`dlock_core::plain`].
 
 /// Returns whether the running command comes from a log.
 fn is_read(m: &Module, ctx: Ctx<'_>) -> bool {

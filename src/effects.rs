@@ -5,7 +5,8 @@
 
 use std::ffi::CStr;
 
-use dlock_core::codec::{self, Effect, Known, Plain};
+use dlock_core::codec::{self, Effect};
+use dlock_core::plain::{Known, Plain};
 use dlock_core::{Change, End, Event, Instant, Mode, Name, Step, Token, Turn, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;

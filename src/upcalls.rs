@@ -4,7 +4,8 @@
 use std::ffi::CStr;
 
 use dlock_core::admission;
-use dlock_core::codec::{self, Known, Origin, Reader};
+use dlock_core::codec::{self, Origin, Reader};
+use dlock_core::plain::Known;
 use dlock_core::tasks::Task;
 use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
 

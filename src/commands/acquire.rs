@@ -1,7 +1,7 @@
 //! ACQUIRE: granted at once, queued, blocked, or refused.
 
-use dlock_core::codec::Plain;
 use dlock_core::log::What;
+use dlock_core::plain::Plain;
 use dlock_core::{Acquired, Bytes, ClientId, Fence, LockRequestRef, Name, OwnerIdRef, Queued, Rank, Ttl};
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};

@@ -5,7 +5,7 @@
 //! the limits of the commands.
 
 use crate::bounds::Bounds;
-use crate::codec::{Effect, Malformed, Origin, Reader, Written, split_effect};
+use crate::codec::{Origin, Reader, Written};
 
 /// The source of the bytes of a whole lock, and the limits that apply to them. `loading` is the source of a
 /// running load; there are limits only for RESTORE on a master.
@@ -35,23 +35,6 @@ impl Reader {
         };
         Err(refused.into())
     }
-
-    /// Decodes an effect.
-    pub fn effect(self, bytes: &[u8]) -> Result<Effect, BadEffect> {
-        let (last, change) = split_effect(bytes).map_err(|why| BadEffect { last: None, why })?;
-        let written = self.read(change).map_err(|why| {
-            let is_newer = matches!(why, Malformed::Version(_));
-            BadEffect { last: is_newer.then_some(last), why }
-        })?;
-        Ok(Effect { last, written })
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadEffect {
-    /// As in [`Effect`], if a newer module wrote it: its change is lost here, but not the fence.
-    pub last: Option<u64>,
-    pub why: Malformed,
 }
 
 #[cfg(test)]
@@ -59,7 +42,7 @@ mod tests {
     use dlock_protocol::{ClientId, Delay, Instant, LockRequestRef, Mode, TokenRef, Ttl};
 
     use super::*;
-    use crate::codec::{Anchor, write, write_effect};
+    use crate::codec::{Anchor, Malformed, write};
     use crate::{Change, Fences, Lock, Name, Step, Terms, Turn, Waiting};
 
     const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
@@ -141,19 +124,5 @@ mod tests {
             let short = Malformed::Short.to_string();
             assert_eq!(READER.admit(b"", bounds), Err(short));
         }
-    }
-
-    #[test]
-    fn an_effect_of_a_newer_module_still_tells_how_far_fences_have_risen() {
-        let mut bytes = Vec::new();
-        write_effect(&held(1_000, 0, 0), &Change::Whole, 77, NOW, ANCHOR, &mut bytes);
-        assert_eq!(READER.effect(&bytes).unwrap().last, 77);
-        // With the mode in one byte.
-        let version = &mut bytes[8];
-        *version += 16;
-        let newer = BadEffect { last: Some(77), why: Malformed::Version(*version / 16) };
-        assert_eq!(READER.effect(&bytes).err(), Some(newer));
-        let short = BadEffect { last: None, why: Malformed::Short };
-        assert_eq!(READER.effect(&bytes[..7]).err(), Some(short));
     }
 }

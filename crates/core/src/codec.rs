@@ -37,13 +37,621 @@
 //! of its holds. From the first release on, a change of the layout takes a new version, and the module reads
 //! the old one too: then the fixtures in `tests/fixtures` are frozen.
 
-mod cursor;
-mod layout;
-mod plain;
-mod reading;
-mod writing;
+use std::collections::HashSet;
+use std::num::NonZeroU32;
 
-pub use layout::{Anchor, Malformed, Origin};
-pub use plain::{Effect, Known, Plain};
-pub use reading::{Reader, Written, split_effect};
-pub use writing::{write, write_effect, write_effect_of_nothing};
+use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, Ttl};
+use smallvec::SmallVec;
+
+use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
+use crate::step::Change;
+
+/// Relates the times of one clock to those of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    /// Identifies this boot of this machine.
+    pub boot: u64,
+    /// Server clock - boot-time clock, ms.
+    pub offset: i64,
+}
+
+impl Anchor {
+    /// The number of a boot, from the id that the kernel shows as text and the offset in ns of the time
+    /// namespace. `None` if the text is no id. Stored, so it must stay as it is: the first 8 bytes of the id,
+    /// moved by the offset so that each offset has a number of its own.
+    pub fn boot(id: &str, offset: i128) -> Option<u64> {
+        let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
+        let first = digits.get(..16).filter(|_| digits.len() == 32)?;
+        let id = u64::from_str_radix(first, 16).ok()?;
+        // The factor is odd, so that no two products are the same.
+        Some(id.wrapping_add((offset as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+}
+
+/// The source of bytes. Decides what their deadlines mean on another boot or machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A running server, by the replication link or RESTORE: leases count from the arrival.
+    Live,
+    /// A file: only the wall clocks relate the two times.
+    Stored,
+}
+
+/// The reason why bytes are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Malformed {
+    /// They end too early.
+    Short,
+    /// They continue after the end.
+    Long,
+    /// A version this module does not read.
+    Version(u8),
+    /// A value outside its range.
+    Value(&'static str),
+}
+
+impl std::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Malformed::Short => write!(f, "the bytes of a lock end too early"),
+            Malformed::Long => write!(f, "there are bytes behind the end of a lock"),
+            Malformed::Version(v) => {
+                write!(f, "the bytes of a lock have version {v}, this module reads {VERSION}")
+            }
+            Malformed::Value(what) => write!(f, "the bytes of a lock have an impossible {what}"),
+        }
+    }
+}
+
+const VERSION: u8 = 4;
+/// Added to the mode of a change.
+const PART: u8 = 4;
+/// Added to the number of the ttl.
+const MORE: u64 = 1;
+
+/// Longest lock-delay of a hold, in ms.
+const MAX_DELAY: u64 = u32::MAX as u64;
+
+/// Writes the effect of a change. `last` is the greatest fence that was issued or accepted.
+pub fn write_effect(
+    lock: &Lock,
+    change: &Change,
+    last: u64,
+    now: Instant,
+    anchor: Anchor,
+    out: &mut Vec<u8>,
+) {
+    out.extend(last.to_le_bytes());
+    write(lock, change, now, anchor, out);
+}
+
+/// Writes the effect of an empty key, which RENAME and MOVE leave. A lock without content makes no key, so it
+/// is written as a lock-delay that ended long ago. A reader ends that after its load, and deletes the key.
+pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
+    let over = Lock::delayed(Deadline::at_millis(1));
+    write_effect(&over, &Change::Whole, last, now, anchor, out);
+}
+
+/// Writes a change of a lock: the whole lock, or the holds of some tokens.
+pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
+    let mut put = SmallVec::<[&Hold; 1]>::new();
+    let mut dropped = Vec::new();
+    let part = match change {
+        Change::Part(tokens) => {
+            for token in distinct(tokens) {
+                match lock.stored_of(token.as_bytes()) {
+                    Some(hold) => put.push(hold),
+                    None => dropped.push(token),
+                }
+            }
+            PART
+        }
+        Change::Whole | Change::None => {
+            match lock.holding() {
+                // The most frequent case.
+                Holding::Exclusive(hold) => put.push(hold),
+                Holding::Free { .. } => {}
+                Holding::Crowd(crowd) => put.extend(crowd.holders.iter()),
+            }
+            0
+        }
+    };
+    let (mode, permits) = match lock.holding() {
+        Holding::Free { .. } => (0, None),
+        Holding::Exclusive(_) => (1, None),
+        Holding::Crowd(crowd) => (if crowd.permits.is_some() { 3 } else { 2 }, crowd.permits),
+    };
+    // The longest header before the tokens.
+    out.reserve(57 + dropped.len() * 32 + put.len() * 64);
+    out.push(VERSION << 4 | mode | part);
+    out.extend(anchor.boot.to_le_bytes());
+    out.extend(&anchor.offset.to_le_bytes()[..6]);
+    out.extend(&now.millis().to_le_bytes()[..6]);
+    if mode != 1 {
+        permits.into_iter().for_each(|permits| write_number(permits.get().into(), out));
+        write_number(lock.delay_until().map_or(0, Deadline::millis), out);
+        write_number(dropped.len() as u64, out);
+        write_number(put.len() as u64, out);
+    }
+    for token in dropped {
+        out.push(token.as_bytes().len() as u8);
+        out.extend(token.as_bytes());
+    }
+    for hold in put {
+        write_hold(hold, now.millis(), out);
+    }
+}
+
+/// The distinct tokens.
+fn distinct(tokens: &[Token]) -> impl Iterator<Item = &Token> {
+    // Nearly always there is one.
+    let mut met = HashSet::with_capacity(if tokens.len() > 1 { tokens.len() } else { 0 });
+    tokens.iter().filter(move |token| tokens.len() == 1 || met.insert(*token))
+}
+
+/// Writes LEB128. (The crate unsigned-varint 0.8 reads 2^64 as 0.)
+fn write_number(mut number: u64, out: &mut Vec<u8>) {
+    while number > 0x7f {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// Writes the signed difference.
+fn write_signed(number: u64, from: u64, out: &mut Vec<u8>) {
+    let number = number.wrapping_sub(from) as i64;
+    write_number((number << 1 ^ number >> 63) as u64, out);
+}
+
+fn write_hold(hold: &Hold, at: u64, out: &mut Vec<u8>) {
+    let (token, label, granted) = (hold.token().as_bytes(), hold.label(), hold.granted().millis());
+    let has_more = hold.has_extras();
+    write_number(at.wrapping_sub(granted), out);
+    write_signed(hold.fence().get(), granted.wrapping_mul(1000), out);
+    write_signed(hold.deadline().millis(), at, out);
+    write_number(hold.ttl().millis() << 1 | if has_more { MORE } else { 0 }, out);
+    out.push(token.len() as u8);
+    out.extend(token);
+    if has_more {
+        write_number(hold.count().into(), out);
+        write_number(hold.delay().millis(), out);
+        out.extend([u8::from(hold.ephemeral() != Ephemeral::No), label.len() as u8]);
+        out.extend(label);
+    }
+}
+
+/// A change of a lock, with its times moved to the reader's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The writer's clock, and its time in ms.
+    pub(crate) clock: (Anchor, u64),
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A whole lock that is held exclusively: the most frequent case, without a list.
+    Alone(Hold),
+    Other(Other),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Other {
+    whole: bool,
+    /// A shared lock or a semaphore.
+    crowded: bool,
+    permits: Option<NonZeroU32>,
+    delay_until: Option<Deadline>,
+    dropped: Vec<Token>,
+    put: Vec<Hold>,
+}
+
+/// An effect on one lock, from a master or the append only file.
+#[derive(Debug)]
+pub struct Effect {
+    /// The greatest fence that its writer had issued or accepted.
+    pub last: u64,
+    pub written: Written,
+}
+
+/// An effect that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadEffect {
+    /// As in [`Effect`], if a newer module wrote it: its change is lost here, but not the fence.
+    pub last: Option<u64>,
+    pub why: Malformed,
+}
+
+/// Decodes bytes with the reader's own clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader {
+    pub now: Instant,
+    pub anchor: Anchor,
+    pub origin: Origin,
+}
+
+impl Reader {
+    /// Decodes an effect.
+    pub fn effect(self, bytes: &[u8]) -> Result<Effect, BadEffect> {
+        let bad = |why| BadEffect { last: None, why };
+        let (last, change) = bytes.split_first_chunk().ok_or(bad(Malformed::Short))?;
+        let last = u64::from_le_bytes(*last);
+        if last > Fence::MAX {
+            return Err(bad(Malformed::Value("last fence")));
+        }
+        let written = self.read(change).map_err(|why| {
+            let is_newer = matches!(why, Malformed::Version(_));
+            BadEffect { last: is_newer.then_some(last), why }
+        })?;
+        Ok(Effect { last, written })
+    }
+
+    /// Decodes a lock, or a change of one.
+    pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
+        let (&[head], bytes) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
+        let (version, mode, whole) = (head >> 4, head & 0xf & !PART, head & PART == 0);
+        if version != VERSION {
+            return Err(Malformed::Version(version));
+        }
+        let mut cursor = Cursor(bytes);
+        let boot = u64::from_le_bytes(cursor.array()?);
+        // Extends the sign.
+        let offset = (cursor.six()? << 16) as i64 >> 16;
+        let clock @ (written_by, at) = (Anchor { boot, offset }, cursor.six()?);
+        let shift = self.shift(written_by, at);
+        let kind = match mode {
+            1 => Kind::Alone(self.hold(&mut cursor, at, shift)?),
+            0 | 2 | 3 => Kind::Other(self.other(mode, whole, &mut cursor, at, shift)?),
+            _ => return Err(Malformed::Value("mode")),
+        };
+        match &kind {
+            _ if !cursor.0.is_empty() => return Err(Malformed::Long),
+            Kind::Alone(_) if !whole => return Err(Malformed::Value("number of holds")),
+            Kind::Alone(_) => {}
+            Kind::Other(other) => other.check()?,
+        }
+        Ok(Written { clock, kind })
+    }
+
+    fn other(
+        &self,
+        mode: u8,
+        whole: bool,
+        cursor: &mut Cursor<'_>,
+        at: u64,
+        shift: i64,
+    ) -> Result<Other, Malformed> {
+        let mut permits = None;
+        if mode == 3 {
+            permits = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
+            permits.ok_or(Malformed::Value("permits"))?;
+        }
+        let delay_until = self.delay(cursor.number()?, at, shift)?;
+        let (drops, puts) = (cursor.u32()?, cursor.u32()?);
+        let (mut dropped, mut put) = (Vec::new(), Vec::new());
+        for _ in 0..drops {
+            dropped.push(Token::new(cursor.text()?).ok_or(Malformed::Value("token"))?);
+        }
+        for _ in 0..puts {
+            put.push(self.hold(cursor, at, shift)?);
+        }
+        Ok(Other { whole, crowded: mode != 0, permits, delay_until, dropped, put })
+    }
+
+    fn delay(&self, until: u64, at: u64, shift: i64) -> Result<Option<Deadline>, Malformed> {
+        if until == 0 {
+            return Ok(None);
+        }
+        // Both times were rounded, in opposite directions: up to 1 ms more than the ttl can be left.
+        let left = until.saturating_sub(at);
+        if left > MAX_DELAY + 1 {
+            return Err(Malformed::Value("delay"));
+        }
+        Ok(Some(moved(until, shift).min(self.now.after_millis(left.min(MAX_DELAY)))))
+    }
+
+    fn hold(&self, cursor: &mut Cursor<'_>, at: u64, shift: i64) -> Result<Hold, Malformed> {
+        let granted = at.wrapping_sub(cursor.number()?);
+        let fence = cursor.signed(granted.wrapping_mul(1000))?;
+        let fence = Fence::from_outside(fence).ok_or(Malformed::Value("fence"))?;
+        let deadline = Deadline::at_millis(cursor.signed(at)?);
+        let ttl = cursor.number()?;
+        let has_more = ttl & MORE != 0;
+        let ttl = Ttl::from_millis(ttl >> 1).ok_or(Malformed::Value("ttl"))?;
+        let token = Token::new(cursor.text()?).ok_or(Malformed::Value("token"))?;
+        let mut hold = Hold::new(token, fence, Instant::from_millis(granted), deadline, ttl);
+        if has_more {
+            hold.set_extras(extras(cursor)?);
+            if !hold.has_extras() {
+                return Err(Malformed::Value("rest"));
+            }
+        }
+        self.move_hold(&mut hold, shift);
+        Ok(hold)
+    }
+
+    /// Moves the times of a hold from the writer's clock to the reader's.
+    pub(crate) fn move_hold(&self, hold: &mut Hold, shift: i64) {
+        let granted = hold.granted().millis().saturating_add_signed(shift).min(self.now.millis());
+        hold.set_granted(Instant::from_millis(granted));
+        // A wrong clock can shorten a lease, but never extend it beyond its ttl.
+        let ttl = hold.ttl();
+        hold.set_lease(moved(hold.deadline().millis(), shift).min(self.now + ttl), ttl);
+    }
+
+    /// The ms from the writer's clock to the reader's.
+    pub(crate) fn shift(&self, written_by: Anchor, at: u64) -> i64 {
+        if written_by.boot == self.anchor.boot {
+            self.anchor.offset.wrapping_sub(written_by.offset)
+        } else if self.origin == Origin::Live {
+            (self.now.after_millis(0).millis() as i64).wrapping_sub(at as i64)
+        } else {
+            0
+        }
+    }
+}
+
+fn extras(cursor: &mut Cursor<'_>) -> Result<Extras, Malformed> {
+    let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
+    let count = count.ok_or(Malformed::Value("count"))?;
+    let delay = Delay::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("delay"))?;
+    let ephemeral = match cursor.array()? {
+        [0] => Ephemeral::No,
+        [1] => Ephemeral::Orphan,
+        _ => return Err(Malformed::Value("ephemeral")),
+    };
+    let label = Label::new(cursor.text()?).ok_or(Malformed::Value("label"))?;
+    Ok(Extras { ephemeral, delay, label, count, owner: None })
+}
+
+fn moved(deadline: u64, shift: i64) -> Deadline {
+    Deadline::at_millis(deadline.saturating_add_signed(shift))
+}
+
+impl Written {
+    /// A whole lock with this hold, or without holds.
+    pub(crate) fn whole(clock: (Anchor, u64), hold: Option<Hold>) -> Written {
+        let free = Other {
+            whole: true,
+            crowded: false,
+            permits: None,
+            delay_until: None,
+            dropped: Vec::new(),
+            put: Vec::new(),
+        };
+        Written { clock, kind: hold.map_or(Kind::Other(free), Kind::Alone) }
+    }
+
+    fn put(&self) -> &[Hold] {
+        match &self.kind {
+            Kind::Alone(hold) => std::slice::from_ref(hold),
+            Kind::Other(other) => &other.put,
+        }
+    }
+
+    /// Greatest fence, 0 for none.
+    pub fn greatest_fence(&self) -> u64 {
+        self.put().iter().map(|hold| hold.fence().get()).max().unwrap_or(0)
+    }
+
+    /// Longest ttl in ms, 0 for none.
+    pub fn longest_ttl(&self) -> u64 {
+        self.put().iter().map(|hold| hold.ttl().millis()).max().unwrap_or(0)
+    }
+
+    /// Longest lock-delay in ms, running or still to come. 0 for none.
+    pub fn longest_delay(&self, now: Instant) -> u64 {
+        let running = match &self.kind {
+            Kind::Alone(_) => None,
+            Kind::Other(other) => other.delay_until,
+        };
+        let to_come = self.put().iter().map(|hold| hold.delay().millis()).max().unwrap_or(0);
+        running.map_or(0, |until| until.left(now)).max(to_come)
+    }
+
+    /// True for a whole lock, false for a change of some holds.
+    pub fn is_whole(&self) -> bool {
+        match &self.kind {
+            Kind::Alone(_) => true,
+            Kind::Other(other) => other.whole,
+        }
+    }
+
+    /// Whether its times are by the clock of another boot.
+    pub fn is_foreign(&self, anchor: Anchor) -> bool {
+        self.clock.0.boot != anchor.boot
+    }
+
+    /// The tokens whose holds it changes. `None` for a whole lock.
+    pub fn part(&self) -> Option<Vec<Token>> {
+        match &self.kind {
+            Kind::Other(other) if !other.whole => {
+                Some(other.put.iter().map(Hold::token).chain(&other.dropped).cloned().collect())
+            }
+            _ => None,
+        }
+    }
+
+    /// Applies the change. Idempotent, because it carries final values only. Returns false, and leaves the
+    /// lock as it was, if there would be more holders than the mode allows: no master writes such bytes.
+    pub fn apply(self, lock: &mut Lock) -> bool {
+        match self.kind {
+            Kind::Alone(hold) => drop(lock.replace(Holding::Exclusive(hold))),
+            Kind::Other(other) if other.whole => drop(lock.replace(other.holding(None))),
+            Kind::Other(other) => return other.apply_part(lock),
+        }
+        true
+    }
+}
+
+impl Other {
+    /// Checks that the mode and the number of holds agree, and that no token has two.
+    fn check(&self) -> Result<(), Malformed> {
+        let least = usize::from(self.whole && self.crowded);
+        let fits = (least..=self.most()).contains(&self.put.len());
+        let shape = if self.whole { self.dropped.is_empty() } else { self.crowded };
+        if !fits || !shape {
+            return Err(Malformed::Value("number of holds"));
+        }
+        let mut tokens: Vec<&Token> = self.put.iter().map(Hold::token).chain(&self.dropped).collect();
+        tokens.sort_unstable();
+        if tokens.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Malformed::Value("token (twice)"));
+        }
+        Ok(())
+    }
+
+    /// Applies a change of some holds, whatever the lock was before.
+    fn apply_part(self, lock: &mut Lock) -> bool {
+        let named = self.put.iter().map(Hold::token).chain(&self.dropped);
+        let leaving = named.filter(|token| lock.stored_of(token.as_bytes()).is_some()).count();
+        if lock.stored_len() - leaving + self.put.len() > self.most() {
+            return false;
+        }
+        for token in self.put.iter().map(Hold::token).chain(&self.dropped) {
+            lock.remove(token.as_bytes());
+        }
+        let staying = match lock.take() {
+            Holding::Free { .. } => None,
+            Holding::Exclusive(hold) => Some(Holders::one(hold)),
+            Holding::Crowd(crowd) => Some(crowd.holders),
+        };
+        lock.replace(self.holding(staying));
+        true
+    }
+
+    /// The holds that stay, with the new ones.
+    fn holding(self, staying: Option<Holders>) -> Holding {
+        let holders = match staying {
+            None => Holders::from_vec(self.put),
+            Some(mut holders) => {
+                self.put.into_iter().for_each(|hold| holders.push(hold));
+                Some(holders)
+            }
+        };
+        match holders {
+            None => Holding::free(self.delay_until),
+            Some(holders) => Holding::crowd(self.permits, self.delay_until, holders),
+        }
+    }
+
+    fn most(&self) -> usize {
+        match self.permits {
+            _ if !self.crowded => 0,
+            None => usize::MAX,
+            Some(permits) => permits.get() as usize,
+        }
+    }
+}
+
+/// Reads the parts of an encoded lock one after another. Has the bytes that are not read yet.
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    /// Bytes after their length, which takes one byte.
+    fn text(&mut self) -> Result<&'a [u8], Malformed> {
+        let [len] = self.array()?;
+        self.take(len.into())
+    }
+
+    /// A number of six bytes.
+    fn six(&mut self) -> Result<u64, Malformed> {
+        let [a, b, c, d, e, f] = self.array()?;
+        Ok(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        u32::try_from(self.number()?).map_err(|_| Malformed::Value("number"))
+    }
+
+    /// A number that is stored as its signed difference from `from`.
+    fn signed(&mut self, from: u64) -> Result<u64, Malformed> {
+        let number = self.number()?;
+        Ok(from.wrapping_add_signed((number >> 1) as i64 ^ -((number & 1) as i64)))
+    }
+
+    #[inline]
+    fn number(&mut self) -> Result<u64, Malformed> {
+        if let [byte @ ..=0x7f, rest @ ..] = self.0 {
+            self.0 = rest;
+            return Ok((*byte).into());
+        }
+        self.long_number()
+    }
+
+    /// Reads eight bytes at a time, if there are as many: most of an encoded lock is numbers.
+    fn long_number(&mut self) -> Result<u64, Malformed> {
+        let Some(word) = self.0.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
+            return self.any_number();
+        };
+        let lasts = !word & 0x8080_8080_8080_8080;
+        if lasts == 0 {
+            return self.any_number();
+        }
+        // The first byte without a top bit is the last one of the number. The bytes after it are masked out.
+        let len = lasts.trailing_zeros() / 8 + 1;
+        let bits = word & (u64::MAX >> (u64::BITS - len * 8)) & 0x7f7f_7f7f_7f7f_7f7f;
+        if bits >> ((len - 1) * 8) == 0 && len > 1 {
+            return Err(Malformed::Value("number"));
+        }
+        // Joins groups of 7 bits into 14, these into 28, and these into one number.
+        let bits = bits & 0x007f_007f_007f_007f | (bits & 0x7f00_7f00_7f00_7f00) >> 1;
+        let bits = bits & 0x0000_3fff_0000_3fff | (bits & 0x3fff_0000_3fff_0000) >> 2;
+        let bits = bits & 0x0000_0000_0fff_ffff | (bits & 0x0fff_ffff_0000_0000) >> 4;
+        self.0 = &self.0[len as usize..];
+        Ok(bits)
+    }
+
+    fn any_number(&mut self) -> Result<u64, Malformed> {
+        let mut number = 0;
+        for shift in (0..u64::BITS).step_by(7) {
+            let [byte] = self.array()?;
+            let bits = u64::from(byte & 0x7f);
+            let (is_last, is_lost) = (byte <= 0x7f, bits << shift >> shift != bits);
+            if is_lost || (is_last && byte == 0 && shift > 0) {
+                break;
+            }
+            number |= bits << shift;
+            if is_last {
+                return Ok(number);
+            }
+        }
+        Err(Malformed::Value("number"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn numbers_read_the_same_eight_bytes_at_a_time(
+            first in prop::collection::vec(any::<u8>().prop_map(|byte| byte | 0x80), 0..11),
+            rest in prop::collection::vec(prop_oneof![Just(0), any::<u8>()], 0..10),
+        ) {
+            let bytes = [first, rest].concat();
+            let read = |at_once: bool| {
+                let mut cursor = Cursor(&bytes);
+                let number = if at_once { cursor.number() } else { cursor.any_number() };
+                number.map(|number| (number, cursor.0.len()))
+            };
+            prop_assert_eq!(read(true), read(false));
+        }
+    }
+}

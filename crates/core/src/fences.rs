@@ -2,7 +2,7 @@
 //!
 //! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`. The clock
 //! advances by whole ms: within one, a grant has the number after the last one, so that readers of a log can
-//! count along ([`crate::codec::Plain`]). As fences follow the clock, losing `last` does no harm while the
+//! count along ([`crate::plain`]). As fences follow the clock, losing `last` does no harm while the
 //! clock is right; as they continue from `last`, a clock set back does no harm while `last` is known. If both
 //! happen at once, the **mark** keeps fences rising: a number on the disk that no fence exceeds, and above
 //! which a restart continues, as in timestamp oracles.

@@ -59,6 +59,7 @@ pub mod lock;
 pub mod log;
 pub mod mark;
 pub mod marking;
+pub mod plain;
 pub mod queue;
 pub mod schedule;
 pub mod step;

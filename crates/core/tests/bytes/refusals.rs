@@ -1,6 +1,6 @@
 //! Bytes that are not exactly one lock are refused as a whole.
 
-use dlock_core::codec::{self, Malformed};
+use dlock_core::codec::{BadEffect, Malformed};
 use dlock_core::{Change, Fence, Lock};
 use proptest::prelude::*;
 
@@ -154,13 +154,24 @@ fn the_longest_delay_is_read_back() {
 fn an_effect_consists_of_the_last_fence_and_a_change() {
     let change = shared(&[b"a", b"b"]).bytes();
     let effect = |last: u64| [&last.to_le_bytes()[..], &change].concat();
+    let last_of = |bytes: &[u8]| READER.effect(bytes).map(|effect| effect.last);
     for last in [0, 1, Fence::MAX] {
-        assert_eq!(codec::split_effect(&effect(last)), Ok((last, &change[..])));
+        assert_eq!(last_of(&effect(last)), Ok(last));
     }
+    let bad = |why| Err(BadEffect { last: None, why });
     for last in [Fence::MAX + 1, u64::MAX] {
-        assert_eq!(codec::split_effect(&effect(last)), Err(Malformed::Value("last fence")));
+        assert_eq!(last_of(&effect(last)), bad(Malformed::Value("last fence")));
     }
     for cut in [0, 7] {
-        assert_eq!(codec::split_effect(&effect(1)[..cut]), Err(Malformed::Short));
+        assert_eq!(last_of(&effect(1)[..cut]), bad(Malformed::Short));
     }
+}
+
+/// A newer module may have raised the fence.
+#[test]
+fn an_effect_of_a_newer_version_is_refused_with_its_last_fence() {
+    let mut effect = [&77_u64.to_le_bytes()[..], &shared(&[b"a"]).bytes()].concat();
+    effect[8] += 16;
+    let newer = BadEffect { last: Some(77), why: Malformed::Version(effect[8] / 16) };
+    assert_eq!(READER.effect(&effect).err(), Some(newer));
 }

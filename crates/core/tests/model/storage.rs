@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use dlock_core::codec::{self, Anchor, Known, Origin, Plain, Reader};
+use dlock_core::codec::{self, Anchor, Origin, Reader};
+use dlock_core::plain::{Known, Plain};
 use dlock_core::{Change, Instant, Lock};
 
 use super::content::content;

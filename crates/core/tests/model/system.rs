@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checked;
-use dlock_core::codec::{Anchor, Known, Plain};
+use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
+use dlock_core::plain::{Known, Plain};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
     Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, QueueEffects,

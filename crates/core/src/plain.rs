@@ -17,8 +17,7 @@
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
 
-use super::layout::Anchor;
-use super::reading::{Reader, Written};
+use crate::codec::{Anchor, Effect, Reader, Written};
 use crate::lock::{Hold, Holding, Lock};
 
 /// The state of a log at its end, by its last effect and the plain ACQUIREs after that.
@@ -87,14 +86,6 @@ impl Reader {
         let written = Written::whole((known.written_by, known.at), Some(hold));
         Some(Effect { last: known.last, written })
     }
-}
-
-/// An effect on one lock, from a master or the append only file.
-#[derive(Debug)]
-pub struct Effect {
-    /// The greatest fence that its writer had issued or accepted.
-    pub last: u64,
-    pub written: Written,
 }
 
 impl Effect {
