@@ -12,7 +12,7 @@ use dlock_protocol::error::Refusal;
 use dlock_protocol::{ClientId, Fence, Instant, ReleaseCount, Token, TokenRef, Ttl};
 use smallvec::{SmallVec, smallvec};
 
-use crate::bounds::Skew;
+use crate::admission::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Hold, Holding, Lock};
 use crate::queue::{Name, Outcome, Owner, Rank, Waiter, WaiterId, Waiting};

@@ -45,7 +45,6 @@
 
 pub mod admission;
 pub mod background;
-pub mod bounds;
 pub mod codec;
 pub mod deadlock;
 pub mod decide;
@@ -65,7 +64,7 @@ pub mod schedule;
 pub mod step;
 pub mod tasks;
 
-pub use bounds::{Bounds, Skew};
+pub use admission::{Bounds, Skew};
 pub use decide::{Acquired, Confirmed, Terms, Turn};
 pub use deliveries::give_back;
 pub use dlock_protocol::error::Refusal;
