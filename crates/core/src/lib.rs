@@ -16,7 +16,7 @@
 //! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
 //!
 //! The other modules: [`codec`] and [`admission`] read and write bytes, [`grace`], [`marking`] and [`mark`]
-//! are about restarts, [`bounds`] has limits, [`listing`] and [`glob`] are LIST, [`log`] is LOG, [`schedule`]
+//! are about restarts, [`bounds`] has limits, [`listing`] is LIST, [`log`] is LOG, [`schedule`]
 //! and [`due_locks`] order locks by the time at which they are due.
 //!
 //! ```
@@ -51,7 +51,6 @@ pub mod decide;
 pub mod deliveries;
 pub mod due_locks;
 pub mod fences;
-pub mod glob;
 pub mod grace;
 pub mod listing;
 pub mod lock;
