@@ -1,7 +1,7 @@
 //! The fence mark: a number on the disk that no fence exceeds. A restart continues above it, so fences rise
 //! even if all data is lost and the clock was set back.
 //!
-//! The core ([`dlock_core::marking`]) decides which number is written, and when. A thread writes it, seconds
+//! The core ([`dlock_core::mark`]) decides which number is written, and when. A thread writes it, seconds
 //! before it is needed, and each tick of the event loop checks the thread. So no client ever waits for the
 //! disk; only a start does, which has no clients yet.
 
@@ -13,8 +13,7 @@ use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 
 use dlock_core::Instant;
-use dlock_core::mark::{self, NoMark};
-use dlock_core::marking::{Done, Found, News, Order};
+use dlock_core::mark::{self, Done, Found, News, NoMark, Order};
 use nix::libc::{ELOOP, O_NOFOLLOW, O_NONBLOCK};
 use rand::TryRng;
 

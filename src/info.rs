@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use dlock_core::marking::Status;
+use dlock_core::mark::Status;
 
 use crate::clock;
 use crate::ffi::{Announced, Ctx, LogLevel, Section};

@@ -11,7 +11,7 @@ use dlock_core::background::Background;
 use dlock_core::codec::Origin;
 use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
-use dlock_core::marking::{Done, Marking, Status};
+use dlock_core::mark::{Done, Marking, Status};
 use dlock_core::plain::Known;
 use dlock_core::tasks::Task;
 use dlock_core::{EndedHolds, Fences, Instant, Name, Step, Terms, WaiterId, Waiting, give_back};

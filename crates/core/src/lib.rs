@@ -15,9 +15,10 @@
 //! - [`Search`](deadlock::Search): the search for a deadlock, before a client waits
 //! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
 //!
-//! The other modules: [`codec`] and [`admission`] read and write bytes, [`grace`], [`marking`] and [`mark`]
-//! are about restarts, [`bounds`] has limits, [`listing`] is LIST, [`log`] is LOG, [`schedule`]
-//! and [`due_locks`] order locks by the time at which they are due.
+//! The other modules: [`codec`] and [`plain`] are about stored and logged bytes, [`admission`] limits what
+//! comes from outside, [`grace`] and [`mark`] are about restarts, [`listing`] is LIST, [`log`] is LOG,
+//! [`schedule`] and
+//! [`due_locks`] order locks by the time at which they are due.
 //!
 //! ```
 //! use dlock_core::{
@@ -56,7 +57,6 @@ pub mod listing;
 pub mod lock;
 pub mod log;
 pub mod mark;
-pub mod marking;
 pub mod plain;
 pub mod queue;
 pub mod schedule;

@@ -90,8 +90,9 @@ pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background
     part
 }
 
-/// Whether all of `text` matches a pattern, as in KEYS and SCAN: `*` stands for any bytes, `?` for one, `[a-z]` for one of these, `[^a-z]`
-/// for one of the others, `\` escapes the next byte. Takes at most as many steps as both lengths multiplied.
+/// Whether all of `text` matches a pattern, as in KEYS and SCAN: `*` stands for any bytes, `?` for one,
+/// `[a-z]` for one of these, `[^a-z]` for one of the others, `\` escapes the next byte. Takes at most as many
+/// steps as both lengths multiplied.
 fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     // The place to continue from if the bytes after the last star do not match.
     let mut star = None;

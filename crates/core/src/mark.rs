@@ -1,4 +1,11 @@
-//! The bytes of a fence mark at rest: one line of text, so that an operator can read it.
+//! The fence mark: the number on the disk that no fence exceeds, so that a start that has lost all other data,
+//! and the clock, continues above the earlier fences.
+//!
+//! A mark is written every 5 s while the server runs, whether or not it grants locks: otherwise the first
+//! fence after a pause would wait for the disk, fall behind the clock, or exceed the mark. This module says
+//! when, and has the bytes; [`Fences`] has the number; a thread of the shell writes it.
+//!
+//! The file is one line of text, so that an operator can read it:
 //!
 //! ```text
 //!   dlock-fence-mark 1 1795179170661712 7212020084079279
@@ -10,7 +17,200 @@
 
 use std::fmt;
 
-use dlock_protocol::Fence;
+use dlock_protocol::{Fence, Instant};
+
+use crate::fences::Fences;
+
+/// A write that takes longer than this, in µs, counts as failed.
+const DISK_TIMEOUT: u64 = 10_000_000;
+
+/// Pause before a failed write is retried, in µs.
+const BACKOFF: u64 = 5_000_000;
+
+/// Interval of the writes, in µs.
+const EACH: u64 = 5_000_000;
+
+/// A mark that is further ahead of the clock than this at a start is reported to the operator. In µs.
+const WORTH_TELLING: u64 = 10_000_000;
+
+#[derive(Debug)]
+pub struct Marking {
+    status: Status,
+    /// The last mark that this server wrote to the file. `None` before the first write, or after the file has
+    /// changed.
+    written: Option<u64>,
+    /// Begin of the last write.
+    begun: Instant,
+    /// Time of the next retry.
+    retry_at: Instant,
+    /// The mark of another server was found, and has been reported.
+    shared: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    Off,
+    Ok,
+    /// It cannot be written. The server continues without it.
+    Failing,
+}
+
+impl Status {
+    pub fn word(self) -> &'static str {
+        match self {
+            Status::Off => "off",
+            Status::Ok => "ok",
+            Status::Failing => "failing",
+        }
+    }
+}
+
+/// One write, with its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    pub now: Instant,
+    /// Greatest number up to now.
+    last: u64,
+    /// The last mark that this server wrote to the file.
+    written: Option<u64>,
+}
+
+/// The former content of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing, or this server's own mark.
+    Nothing,
+    /// The mark of the previous run.
+    Before(u64),
+    /// The mark of another running server.
+    Theirs(u64),
+    Damaged,
+}
+
+impl Order {
+    /// Classifies the mark that was found in the file.
+    pub fn found(self, there: u64) -> Found {
+        match self.written {
+            None => Found::Before(there),
+            Some(own) if own == there => Found::Nothing,
+            Some(_) => Found::Theirs(there),
+        }
+    }
+
+    /// The mark to write. It is above the mark that was found, which may have been issued.
+    pub fn done(self, found: Found) -> Done {
+        Done { mark: Fences::mark_for(self.now, self.last.max(found.number())), found }
+    }
+}
+
+impl Found {
+    fn number(self) -> u64 {
+        match self {
+            Found::Before(number) | Found::Theirs(number) => number,
+            Found::Nothing | Found::Damaged => 0,
+        }
+    }
+}
+
+/// A finished write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    pub mark: u64,
+    pub found: Found,
+}
+
+/// A message for the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// It can be written again.
+    Again,
+    /// The mark of the previous run is this many s ahead of the clock: fences continue above it.
+    Ahead(u64),
+    /// Another server writes the same file.
+    Shared,
+    Damaged,
+    Failing(String),
+}
+
+impl Default for Marking {
+    fn default() -> Marking {
+        let never = Instant::from_micros(0);
+        Marking { status: Status::Off, written: None, begun: never, retry_at: never, shared: false }
+    }
+}
+
+impl Marking {
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// The file has changed.
+    pub fn moved(&mut self) {
+        self.written = None;
+    }
+
+    /// The option was switched off.
+    pub fn off(&mut self, fences: &mut Fences) {
+        (self.status, self.written) = (Status::Off, None);
+        fences.set_mark(None);
+    }
+
+    /// Whether the current write takes too long, and that is not reported yet.
+    pub fn is_late(&self, now: Instant) -> bool {
+        self.status == Status::Ok && now.micros() > self.begun.micros() + DISK_TIMEOUT
+    }
+
+    /// Whether a mark is due. Also if the last one is far enough ahead.
+    pub fn is_due(&self, fences: &Fences, now: Instant) -> bool {
+        let old = now.micros() >= self.begun.micros() + EACH;
+        now >= self.retry_at && (old || self.written.is_none() || fences.wants_mark(now))
+    }
+
+    /// Begins a write.
+    pub fn begin(&mut self, fences: &Fences, now: Instant) -> Order {
+        self.begun = now;
+        Order { now, last: fences.last(), written: self.written }
+    }
+
+    /// Records the result of a write, and returns the messages for the operator.
+    pub fn finish(&mut self, outcome: Result<Done, String>, fences: &mut Fences, now: Instant) -> Vec<News> {
+        let mut news = Vec::new();
+        let was_failing = self.status == Status::Failing;
+        match outcome {
+            Ok(Done { mark, found }) => {
+                (self.status, self.written) = (Status::Ok, Some(mark));
+                fences.raise(found.number());
+                fences.set_mark(Some(mark));
+                news.extend(was_failing.then_some(News::Again));
+                news.extend(self.news_of(found, now));
+            }
+            Err(why) => {
+                // The file may have been written, and only its folder not synced: the next write reads it
+                // again.
+                (self.status, self.written) = (Status::Failing, None);
+                self.retry_at = Instant::from_micros(now.micros() + BACKOFF);
+                fences.set_mark(None);
+                news.extend((!was_failing).then_some(News::Failing(why)));
+            }
+        }
+        news
+    }
+
+    /// For a shared file, only that is reported.
+    fn news_of(&mut self, found: Found, now: Instant) -> Option<News> {
+        let shared_before = self.shared;
+        self.shared |= matches!(found, Found::Theirs(_));
+        let news = match found {
+            Found::Before(mark) if mark > now.micros() + WORTH_TELLING => {
+                News::Ahead((mark - now.micros()) / 1_000_000)
+            }
+            Found::Theirs(_) => News::Shared,
+            Found::Damaged => News::Damaged,
+            Found::Nothing | Found::Before(_) => return None,
+        };
+        (!shared_before).then_some(news)
+    }
+}
 
 const NAME: &str = "dlock-fence-mark";
 const VERSION: &str = "1";
@@ -59,6 +259,86 @@ pub fn read(bytes: &[u8]) -> Result<u64, NoMark> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
+
+    fn later(secs: u64) -> Instant {
+        Instant::from_micros(NOW.micros() + secs * 1_000_000)
+    }
+
+    /// Writes a mark over the one that was there.
+    fn write_over(marking: &mut Marking, fences: &mut Fences, there: Option<u64>, now: Instant) -> Vec<News> {
+        let order = marking.begin(fences, now);
+        let found = there.map_or(Found::Nothing, |there| order.found(there));
+        marking.finish(Ok(order.done(found)), fences, now)
+    }
+
+    #[test]
+    fn it_is_written_at_once_and_then_each_5_s_also_by_an_idle_server() {
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
+        assert!(marking.is_due(&fences, NOW));
+        assert_eq!(write_over(&mut marking, &mut fences, None, NOW), []);
+        assert_eq!((marking.status(), fences.mark()), (Status::Ok, Some(NOW.micros() + 7_000_000)));
+        assert!(!marking.is_due(&fences, later(4)) && marking.is_due(&fences, later(5)));
+        fences.raise(NOW.micros() + 8_000_000);
+        assert!(marking.is_due(&fences, NOW), "a number from outside lies beyond it");
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_is_reported_once() {
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
+        write_over(&mut marking, &mut fences, None, NOW);
+        marking.begin(&fences, later(5));
+        assert!(!marking.is_late(later(15)) && marking.is_late(later(16)));
+        let silent = marking.finish(Err("silent".into()), &mut fences, later(16));
+        assert_eq!(silent, [News::Failing("silent".into())]);
+        assert!(!marking.is_late(later(17)));
+        assert_eq!(write_over(&mut marking, &mut fences, None, later(31)), [News::Again]);
+    }
+
+    #[test]
+    fn a_failed_write_is_reported_once_and_retried_after_5_s() {
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
+        write_over(&mut marking, &mut fences, None, NOW);
+        let why = || Err("full".to_owned());
+        assert_eq!(marking.finish(why(), &mut fences, NOW), [News::Failing("full".into())]);
+        assert_eq!(marking.finish(why(), &mut fences, NOW), []);
+        assert_eq!((marking.status(), fences.mark()), (Status::Failing, None));
+        assert!(!marking.is_due(&fences, later(4)) && marking.is_due(&fences, later(5)));
+        // It may have been written all the same.
+        assert_eq!(marking.begin(&fences, later(5)).found(7), Found::Before(7));
+    }
+
+    #[test]
+    fn fences_go_on_above_whatever_stood_there() {
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
+        let ahead = NOW.micros() + 60_000_000;
+        assert_eq!(write_over(&mut marking, &mut fences, Some(ahead), NOW), [News::Ahead(60)]);
+        assert_eq!((fences.last(), fences.mark()), (ahead, Some(ahead + 250_000)));
+        let own = fences.mark();
+        assert_eq!(write_over(&mut marking, &mut fences, own, later(1)), []);
+        assert_eq!(write_over(&mut marking, &mut fences, Some(ahead * 2), later(2)), [News::Shared]);
+        assert_eq!(fences.last(), ahead * 2);
+        assert_eq!(write_over(&mut marking, &mut fences, Some(9), later(3)), [], "that is known");
+    }
+
+    #[test]
+    fn a_damaged_mark_is_reported_and_replaced() {
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
+        let done = Done { mark: 9, found: Found::Damaged };
+        assert_eq!(marking.finish(Ok(done), &mut fences, NOW), [News::Damaged]);
+        assert_eq!(fences.mark(), Some(9));
+    }
+
+    #[test]
+    fn another_file_or_none_is_begun_anew() {
+        let (mut marking, mut fences) = (Marking::default(), Fences::default());
+        write_over(&mut marking, &mut fences, None, NOW);
+        marking.moved();
+        assert!(marking.is_due(&fences, NOW));
+        marking.off(&mut fences);
+        assert_eq!((marking.status(), fences.mark()), (Status::Off, None));
+    }
 
     #[test]
     fn the_bytes_of_a_mark_stay_what_they_are() {

@@ -1,5 +1,5 @@
-//! The events that a server publishes: on the keyspace channels, and on the channel of NOTIFY, where a message
-//! says how the wait of a QUEUE position ended.
+//! The events that a server publishes: on the keyspace channels, and on the channel of NOTIFY, where a
+//! message says how the wait of a QUEUE position ended.
 
 use std::ffi::CStr;
 
