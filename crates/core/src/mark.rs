@@ -1,5 +1,5 @@
-//! The fence mark: the number on the disk that no fence exceeds, so that a start that has lost all other data,
-//! and the clock, continues above the earlier fences.
+//! The fence mark: the number on the disk that no fence exceeds, so that a start that has lost all other
+//! data, and the clock, continues above the earlier fences.
 //!
 //! A mark is written every 5 s while the server runs, whether or not it grants locks: otherwise the first
 //! fence after a pause would wait for the disk, fall behind the clock, or exceed the mark. This module says
