@@ -37,10 +37,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::Swapped(first, second) => swapped(m, ctx, first, second),
         Notice::LoadingFailed => {
             may_be_followed(m);
-            m.with(|s| {
-                (s.loading, s.replication_position) = (None, s.position_before_load.take());
-                s.background.loading_ended();
-            });
+            m.with(|s| (s.loading, s.replication_position) = (None, s.position_before_load.take()));
             grace::loading_ended(m, ctx);
         }
         Notice::LoadingEnded => {
@@ -48,7 +45,6 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             m.with(|s| {
                 let position = s.position_before_load.take().or(s.replication_position);
                 (s.loading, s.replication_position) = (None, position);
-                s.background.loading_ended();
             });
             grace::loading_ended(m, ctx);
             fence_mark::loaded(m, ctx);
@@ -115,7 +111,6 @@ fn loading(m: &Module, live: bool) {
         s.loading = Some(Loading { origin, began: clock::now() });
         s.followers.may_read = true;
         s.position_before_load = s.replication_position.take().filter(|_| !live);
-        s.background.loading_begins();
         s.grace.loading_begins();
     });
 }

@@ -21,8 +21,6 @@ pub struct Background {
     dbs: Vec<Db>,
     /// The kind of work to try first: see [`Background::next_task`].
     turn: usize,
-    /// A file is being loaded: locks that are due wait until its end.
-    is_loading: bool,
 }
 
 /// The locks of one database.
@@ -45,28 +43,14 @@ impl Background {
     fn db(&mut self, db: i32) -> &mut Db {
         let at = usize::try_from(db).unwrap_or(0);
         if at >= self.dbs.len() {
-            self.make_db(at);
+            self.make_dbs(at + 1);
         }
         &mut self.dbs[at]
     }
 
     #[cold]
-    fn make_db(&mut self, at: usize) {
-        self.dbs.resize_with(at + 1, Db::default);
-        if self.is_loading {
-            self.loading_begins();
-        }
-    }
-
-    /// Many locks are about to be loaded. None is due before [`Background::loading_ended`].
-    pub fn loading_begins(&mut self) {
-        self.is_loading = true;
-        self.dbs.iter_mut().for_each(|db| db.scheduled.begin_bulk());
-    }
-
-    pub fn loading_ended(&mut self) {
-        self.is_loading = false;
-        self.dbs.iter_mut().for_each(|db| db.scheduled.end_bulk());
+    fn make_dbs(&mut self, len: usize) {
+        self.dbs.resize_with(len, Db::default);
     }
 
     /// Number of locks: held, or in a delay.

@@ -34,15 +34,6 @@ impl DueLocks {
         self.holders
     }
 
-    /// See [`Schedule::begin_bulk`].
-    pub fn begin_bulk(&mut self) {
-        self.schedule.begin_bulk();
-    }
-
-    pub fn end_bulk(&mut self) {
-        self.schedule.end_bulk();
-    }
-
     /// The lock that is due first.
     pub fn first(&self) -> Option<(Deadline, Slot)> {
         self.schedule.first()
