@@ -40,7 +40,7 @@
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 
-use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Token, Ttl};
+use dlock_protocol::{Deadline, Delay, Fence, Instant, Label, MAX_COUNT, Mode, Token, Ttl};
 use smallvec::SmallVec;
 
 use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
@@ -221,30 +221,18 @@ fn write_hold(hold: &Hold, at: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// A change of a lock, with its times moved to the reader's clock.
+/// A lock or a change of one, with its times moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// The writer's clock, and its time in ms.
     pub(crate) clock: (Anchor, u64),
-    kind: Kind,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
-    /// A whole lock that is held exclusively: the most frequent case, without a list.
-    Alone(Hold),
-    Other(Other),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Other {
+    /// False for a change of some holds.
     whole: bool,
-    /// A shared lock or a semaphore.
-    crowded: bool,
-    permits: Option<NonZeroU32>,
+    /// `None` for a lock without holders.
+    mode: Option<Mode>,
     delay_until: Option<Deadline>,
     dropped: Vec<Token>,
-    put: Vec<Hold>,
+    put: SmallVec<[Hold; 1]>,
 }
 
 /// An effect on one lock, from a master or the append only file.
@@ -290,9 +278,8 @@ impl Reader {
     /// Decodes a lock, or a change of one.
     pub fn read(self, bytes: &[u8]) -> Result<Written, Malformed> {
         let (&[head], bytes) = bytes.split_first_chunk().ok_or(Malformed::Short)?;
-        let (version, mode, whole) = (head >> 4, head & 0xf & !PART, head & PART == 0);
-        if version != VERSION {
-            return Err(Malformed::Version(version));
+        if head >> 4 != VERSION {
+            return Err(Malformed::Version(head >> 4));
         }
         let mut cursor = Cursor(bytes);
         let boot = u64::from_le_bytes(cursor.array()?);
@@ -300,43 +287,31 @@ impl Reader {
         let offset = (cursor.six()? << 16) as i64 >> 16;
         let clock @ (written_by, at) = (Anchor { boot, offset }, cursor.six()?);
         let shift = self.shift(written_by, at);
-        let kind = match mode {
-            1 => Kind::Alone(self.hold(&mut cursor, at, shift)?),
-            0 | 2 | 3 => Kind::Other(self.other(mode, whole, &mut cursor, at, shift)?),
+        let mode = match head & 0xf & !PART {
+            0 => None,
+            1 => Some(Mode::Exclusive),
+            2 => Some(Mode::Shared),
+            3 => Some(Mode::Permits(cursor.count("permits")?)),
             _ => return Err(Malformed::Value("mode")),
         };
-        match &kind {
-            _ if !cursor.0.is_empty() => return Err(Malformed::Long),
-            Kind::Alone(_) if !whole => return Err(Malformed::Value("number of holds")),
-            Kind::Alone(_) => {}
-            Kind::Other(other) => other.check()?,
+        let (mut delay_until, mut drops, mut puts) = (None, 0, 1);
+        if mode != Some(Mode::Exclusive) {
+            delay_until = self.delay(cursor.number()?, at, shift)?;
+            (drops, puts) = (cursor.u32()?, cursor.u32()?);
         }
-        Ok(Written { clock, kind })
-    }
-
-    fn other(
-        &self,
-        mode: u8,
-        whole: bool,
-        cursor: &mut Cursor<'_>,
-        at: u64,
-        shift: i64,
-    ) -> Result<Other, Malformed> {
-        let mut permits = None;
-        if mode == 3 {
-            permits = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
-            permits.ok_or(Malformed::Value("permits"))?;
-        }
-        let delay_until = self.delay(cursor.number()?, at, shift)?;
-        let (drops, puts) = (cursor.u32()?, cursor.u32()?);
-        let (mut dropped, mut put) = (Vec::new(), Vec::new());
+        let (mut dropped, mut put) = (Vec::new(), SmallVec::new());
         for _ in 0..drops {
             dropped.push(Token::new(cursor.text()?).ok_or(Malformed::Value("token"))?);
         }
         for _ in 0..puts {
-            put.push(self.hold(cursor, at, shift)?);
+            put.push(self.hold(&mut cursor, at, shift)?);
         }
-        Ok(Other { whole, crowded: mode != 0, permits, delay_until, dropped, put })
+        if !cursor.0.is_empty() {
+            return Err(Malformed::Long);
+        }
+        let written = Written { clock, whole: head & PART == 0, mode, delay_until, dropped, put };
+        written.check()?;
+        Ok(written)
     }
 
     fn delay(&self, until: u64, at: u64, shift: i64) -> Result<Option<Deadline>, Malformed> {
@@ -393,8 +368,7 @@ impl Reader {
 }
 
 fn extras(cursor: &mut Cursor<'_>) -> Result<Extras, Malformed> {
-    let count = NonZeroU32::new(cursor.u32()?).filter(|n| n.get() <= MAX_COUNT);
-    let count = count.ok_or(Malformed::Value("count"))?;
+    let count = cursor.count("count")?;
     let delay = Delay::from_millis(cursor.u32()?.into()).ok_or(Malformed::Value("delay"))?;
     let ephemeral = match cursor.array()? {
         [0] => Ephemeral::No,
@@ -410,52 +384,32 @@ fn moved(deadline: u64, shift: i64) -> Deadline {
 }
 
 impl Written {
-    /// A whole lock with this hold, or without holds.
+    /// A whole lock with this exclusive hold, or without holders.
     pub(crate) fn whole(clock: (Anchor, u64), hold: Option<Hold>) -> Written {
-        let free = Other {
-            whole: true,
-            crowded: false,
-            permits: None,
-            delay_until: None,
-            dropped: Vec::new(),
-            put: Vec::new(),
-        };
-        Written { clock, kind: hold.map_or(Kind::Other(free), Kind::Alone) }
-    }
-
-    fn put(&self) -> &[Hold] {
-        match &self.kind {
-            Kind::Alone(hold) => std::slice::from_ref(hold),
-            Kind::Other(other) => &other.put,
-        }
+        let mode = hold.as_ref().map(|_| Mode::Exclusive);
+        let put = hold.into_iter().collect();
+        Written { clock, whole: true, mode, delay_until: None, dropped: Vec::new(), put }
     }
 
     /// Greatest fence, 0 for none.
     pub fn greatest_fence(&self) -> u64 {
-        self.put().iter().map(|hold| hold.fence().get()).max().unwrap_or(0)
+        self.put.iter().map(|hold| hold.fence().get()).max().unwrap_or(0)
     }
 
     /// Longest ttl in ms, 0 for none.
     pub fn longest_ttl(&self) -> u64 {
-        self.put().iter().map(|hold| hold.ttl().millis()).max().unwrap_or(0)
+        self.put.iter().map(|hold| hold.ttl().millis()).max().unwrap_or(0)
     }
 
     /// Longest lock-delay in ms, running or still to come. 0 for none.
     pub fn longest_delay(&self, now: Instant) -> u64 {
-        let running = match &self.kind {
-            Kind::Alone(_) => None,
-            Kind::Other(other) => other.delay_until,
-        };
-        let to_come = self.put().iter().map(|hold| hold.delay().millis()).max().unwrap_or(0);
-        running.map_or(0, |until| until.left(now)).max(to_come)
+        let to_come = self.put.iter().map(|hold| hold.delay().millis()).max().unwrap_or(0);
+        self.delay_until.map_or(0, |until| until.left(now)).max(to_come)
     }
 
     /// True for a whole lock, false for a change of some holds.
     pub fn is_whole(&self) -> bool {
-        match &self.kind {
-            Kind::Alone(_) => true,
-            Kind::Other(other) => other.whole,
-        }
+        self.whole
     }
 
     /// Whether its times are by the clock of another boot.
@@ -465,36 +419,40 @@ impl Written {
 
     /// The tokens whose holds it changes. `None` for a whole lock.
     pub fn part(&self) -> Option<Vec<Token>> {
-        match &self.kind {
-            Kind::Other(other) if !other.whole => {
-                Some(other.put.iter().map(Hold::token).chain(&other.dropped).cloned().collect())
-            }
-            _ => None,
+        (!self.whole).then(|| self.tokens().cloned().collect())
+    }
+
+    fn tokens(&self) -> impl Iterator<Item = &Token> {
+        self.put.iter().map(Hold::token).chain(&self.dropped)
+    }
+
+    /// Maximum number of holders in this mode.
+    fn most(&self) -> usize {
+        match self.mode {
+            None => 0,
+            Some(Mode::Exclusive) => 1,
+            Some(Mode::Shared) => usize::MAX,
+            Some(Mode::Permits(n)) => n.get() as usize,
         }
     }
 
-    /// Applies the change. Idempotent, because it carries final values only. Returns false, and leaves the
-    /// lock as it was, if there would be more holders than the mode allows: no master writes such bytes.
-    pub fn apply(self, lock: &mut Lock) -> bool {
-        match self.kind {
-            Kind::Alone(hold) => drop(lock.replace(Holding::Exclusive(hold))),
-            Kind::Other(other) if other.whole => drop(lock.replace(other.holding(None))),
-            Kind::Other(other) => return other.apply_part(lock),
-        }
-        true
-    }
-}
-
-impl Other {
-    /// Checks that the mode and the number of holds agree, and that no token has two.
+    /// Checks that the mode and the number of holds agree, and that no token occurs twice.
     fn check(&self) -> Result<(), Malformed> {
-        let least = usize::from(self.whole && self.crowded);
+        let least = usize::from(self.whole && self.mode.is_some());
         let fits = (least..=self.most()).contains(&self.put.len());
-        let shape = if self.whole { self.dropped.is_empty() } else { self.crowded };
+        let shape = match self.mode {
+            _ if self.whole => self.dropped.is_empty(),
+            None | Some(Mode::Exclusive) => false,
+            Some(Mode::Shared | Mode::Permits(_)) => true,
+        };
         if !fits || !shape {
             return Err(Malformed::Value("number of holds"));
         }
-        let mut tokens: Vec<&Token> = self.put.iter().map(Hold::token).chain(&self.dropped).collect();
+        // The most frequent case, without a list.
+        if self.mode == Some(Mode::Exclusive) {
+            return Ok(());
+        }
+        let mut tokens: Vec<&Token> = self.tokens().collect();
         tokens.sort_unstable();
         if tokens.windows(2).any(|pair| pair[0] == pair[1]) {
             return Err(Malformed::Value("token (twice)"));
@@ -502,46 +460,44 @@ impl Other {
         Ok(())
     }
 
-    /// Applies a change of some holds, whatever the lock was before.
-    fn apply_part(self, lock: &mut Lock) -> bool {
-        let named = self.put.iter().map(Hold::token).chain(&self.dropped);
-        let leaving = named.filter(|token| lock.stored_of(token.as_bytes()).is_some()).count();
-        if lock.stored_len() - leaving + self.put.len() > self.most() {
-            return false;
+    /// Applies the change, whatever the lock was before. Idempotent, because it carries final values only.
+    /// Returns false, and leaves the lock as it was, if there would be more holders than the mode allows: no
+    /// master writes such bytes.
+    pub fn apply(mut self, lock: &mut Lock) -> bool {
+        if self.mode == Some(Mode::Exclusive)
+            && let Some(hold) = self.put.pop()
+        {
+            lock.replace(Holding::Exclusive(hold));
+            return true;
         }
-        for token in self.put.iter().map(Hold::token).chain(&self.dropped) {
-            lock.remove(token.as_bytes());
+        let mut staying = None;
+        if !self.whole {
+            let leaving = self.tokens().filter(|token| lock.stored_of(token.as_bytes()).is_some()).count();
+            if lock.stored_len() - leaving + self.put.len() > self.most() {
+                return false;
+            }
+            for token in self.tokens() {
+                lock.remove(token.as_bytes());
+            }
+            staying = match lock.take() {
+                Holding::Free { .. } => None,
+                Holding::Exclusive(hold) => Some(Holders::one(hold)),
+                Holding::Crowd(crowd) => Some(crowd.holders),
+            };
         }
-        let staying = match lock.take() {
-            Holding::Free { .. } => None,
-            Holding::Exclusive(hold) => Some(Holders::one(hold)),
-            Holding::Crowd(crowd) => Some(crowd.holders),
-        };
-        lock.replace(self.holding(staying));
-        true
-    }
-
-    /// The holds that stay, with the new ones.
-    fn holding(self, staying: Option<Holders>) -> Holding {
         let holders = match staying {
-            None => Holders::from_vec(self.put),
+            None => Holders::from_vec(self.put.into_vec()),
             Some(mut holders) => {
                 self.put.into_iter().for_each(|hold| holders.push(hold));
                 Some(holders)
             }
         };
-        match holders {
-            None => Holding::free(self.delay_until),
-            Some(holders) => Holding::crowd(self.permits, self.delay_until, holders),
-        }
-    }
-
-    fn most(&self) -> usize {
-        match self.permits {
-            _ if !self.crowded => 0,
-            None => usize::MAX,
-            Some(permits) => permits.get() as usize,
-        }
+        lock.replace(match (holders, self.mode) {
+            (None, _) => Holding::free(self.delay_until),
+            (Some(holders), Some(Mode::Permits(n))) => Holding::crowd(Some(n), self.delay_until, holders),
+            (Some(holders), _) => Holding::crowd(None, self.delay_until, holders),
+        });
+        true
     }
 }
 
@@ -549,12 +505,6 @@ impl Other {
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed::Short)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed::Short)?;
         self.0 = rest;
@@ -564,7 +514,9 @@ impl<'a> Cursor<'a> {
     /// Bytes after their length, which takes one byte.
     fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let [len] = self.array()?;
-        self.take(len.into())
+        let (taken, rest) = self.0.split_at_checked(len.into()).ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(taken)
     }
 
     /// A number of six bytes.
@@ -577,81 +529,32 @@ impl<'a> Cursor<'a> {
         u32::try_from(self.number()?).map_err(|_| Malformed::Value("number"))
     }
 
+    /// A number from 1 to [`MAX_COUNT`].
+    fn count(&mut self, what: &'static str) -> Result<NonZeroU32, Malformed> {
+        NonZeroU32::new(self.u32()?).filter(|n| n.get() <= MAX_COUNT).ok_or(Malformed::Value(what))
+    }
+
     /// A number that is stored as its signed difference from `from`.
     fn signed(&mut self, from: u64) -> Result<u64, Malformed> {
         let number = self.number()?;
         Ok(from.wrapping_add_signed((number >> 1) as i64 ^ -((number & 1) as i64)))
     }
 
-    #[inline]
+    /// LEB128 in its shortest form.
     fn number(&mut self) -> Result<u64, Malformed> {
-        if let [byte @ ..=0x7f, rest @ ..] = self.0 {
-            self.0 = rest;
-            return Ok((*byte).into());
-        }
-        self.long_number()
-    }
-
-    /// Reads eight bytes at a time, if there are as many: most of an encoded lock is numbers.
-    fn long_number(&mut self) -> Result<u64, Malformed> {
-        let Some(word) = self.0.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)) else {
-            return self.any_number();
-        };
-        let lasts = !word & 0x8080_8080_8080_8080;
-        if lasts == 0 {
-            return self.any_number();
-        }
-        // The first byte without a top bit is the last one of the number. The bytes after it are masked out.
-        let len = lasts.trailing_zeros() / 8 + 1;
-        let bits = word & (u64::MAX >> (u64::BITS - len * 8)) & 0x7f7f_7f7f_7f7f_7f7f;
-        if bits >> ((len - 1) * 8) == 0 && len > 1 {
-            return Err(Malformed::Value("number"));
-        }
-        // Joins groups of 7 bits into 14, these into 28, and these into one number.
-        let bits = bits & 0x007f_007f_007f_007f | (bits & 0x7f00_7f00_7f00_7f00) >> 1;
-        let bits = bits & 0x0000_3fff_0000_3fff | (bits & 0x3fff_0000_3fff_0000) >> 2;
-        let bits = bits & 0x0000_0000_0fff_ffff | (bits & 0x0fff_ffff_0000_0000) >> 4;
-        self.0 = &self.0[len as usize..];
-        Ok(bits)
-    }
-
-    fn any_number(&mut self) -> Result<u64, Malformed> {
         let mut number = 0;
         for shift in (0..u64::BITS).step_by(7) {
             let [byte] = self.array()?;
             let bits = u64::from(byte & 0x7f);
-            let (is_last, is_lost) = (byte <= 0x7f, bits << shift >> shift != bits);
-            if is_lost || (is_last && byte == 0 && shift > 0) {
+            let (is_lost, is_longer) = (bits << shift >> shift != bits, byte == 0 && shift > 0);
+            if is_lost || is_longer {
                 break;
             }
             number |= bits << shift;
-            if is_last {
+            if byte <= 0x7f {
                 return Ok(number);
             }
         }
         Err(Malformed::Value("number"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn numbers_read_the_same_eight_bytes_at_a_time(
-            first in prop::collection::vec(any::<u8>().prop_map(|byte| byte | 0x80), 0..11),
-            rest in prop::collection::vec(prop_oneof![Just(0), any::<u8>()], 0..10),
-        ) {
-            let bytes = [first, rest].concat();
-            let read = |at_once: bool| {
-                let mut cursor = Cursor(&bytes);
-                let number = if at_once { cursor.number() } else { cursor.any_number() };
-                number.map(|number| (number, cursor.0.len()))
-            };
-            prop_assert_eq!(read(true), read(false));
-        }
     }
 }
