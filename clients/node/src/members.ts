@@ -109,10 +109,10 @@ export class Members {
     return this.reach.filter(isUsable).length < this.majority;
   }
 
-  /** Returns the first hexadecimal digits of a digest of all run ids; undefined while a run id is unknown.
-   * Clients with the same members compute the same digest, in every language. */
+  /** Returns the first hexadecimal digits of a digest of the last known run ids; undefined while a run id was
+   * never known. Clients with the same members compute the same digest, in every language. */
   digest(): string | undefined {
-    const ids = this.all().map((member) => this.runId(member));
+    const ids = this.all().map((member) => this.lastRunId(member));
     if (ids.includes(undefined)) return undefined;
     return createHash("sha1").update(ids.sort().join(",")).digest("hex").slice(0, DIGEST_LENGTH);
   }

@@ -118,3 +118,11 @@ test("an address that led to another member's server is no error of a later acqu
   assert(identifying.next(new Map([[2, undefined]])).done);
   assert.deepEqual(members.voters(), [0, 1, 2]);
 });
+
+test("the digest of the members stays the same while a connection leads to a server that is not yet known", () => {
+  const { members, reach } = threeMembers();
+  const digest = members.digest();
+  assert.match(digest, /^[0-9a-f]{8}$/);
+  reach[1].connections += 1;
+  assert.equal(members.digest(), digest);
+});
