@@ -1,7 +1,7 @@
 //! Reads the commands in a server's append only file.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::value::Value;
 use crate::wire::{parse, parse_line};
@@ -26,6 +26,14 @@ pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
         }
     }
     found
+}
+
+/// Returns the path of the incremental file in `dir`, to which the server appends.
+pub fn incremental(dir: &Path) -> PathBuf {
+    let files = fs::read_dir(dir.join("appendonlydir")).expect("the folder of the append only file");
+    let files = files.map(|file| file.expect("a file").path());
+    let last = files.filter(|path| path.to_string_lossy().ends_with(".incr.aof")).max();
+    last.expect("an incremental file")
 }
 
 fn parse_commands(bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::value::Value;
-use crate::wait::TIMEOUT;
+use crate::wait::{TIMEOUT, until};
 use crate::wire::{Wire, encode};
 
 /// A RESP connection. Panics if the server does not answer within [`TIMEOUT`] or closes the connection,
@@ -53,6 +53,15 @@ impl Conn {
         }
     }
 
+    /// Repeats a command until its reply is an error with this first word.
+    #[track_caller]
+    pub fn until_error(&mut self, command: &str, word: &str) {
+        until(&format!("the reply to {command} is {word}"), || match self.say(command) {
+            Value::Error(line) => line.split(' ').next() == Some(word),
+            _ => false,
+        });
+    }
+
     /// Sends a command without waiting for its reply.
     #[track_caller]
     pub fn send<A: AsRef<[u8]>>(&mut self, arguments: &[A]) {
@@ -69,8 +78,8 @@ impl Conn {
     /// Sends several commands in one write and returns their replies in order.
     #[must_use = "a reply may be an error"]
     #[track_caller]
-    pub fn say_together(&mut self, commands: &[&str]) -> Vec<Value> {
-        let commands: Vec<Vec<&str>> = commands.iter().map(|command| words(command)).collect();
+    pub fn say_together<C: AsRef<str>>(&mut self, commands: &[C]) -> Vec<Value> {
+        let commands: Vec<Vec<&str>> = commands.iter().map(|command| words(command.as_ref())).collect();
         self.send_batch(&commands.iter().map(Vec::as_slice).collect::<Vec<_>>());
         commands.iter().map(|_| self.read()).collect()
     }
@@ -88,6 +97,14 @@ impl Conn {
             Some(push) => push,
             None => self.receive(),
         }
+    }
+
+    /// Returns the text of the next message on a channel.
+    #[track_caller]
+    pub fn message(&mut self) -> String {
+        let push = self.read();
+        let [_, _, text] = push.items() else { panic!("expected a message, got {push:?}") };
+        text.text()
     }
 
     /// Returns the next reply or push. `None` if none is complete within `limit`; a later read continues from

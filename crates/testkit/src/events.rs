@@ -53,6 +53,13 @@ impl Events {
         }
     }
 
+    /// Returns the messages of all events up to now: the names of the events on a keyspace channel, the keys
+    /// on a keyevent channel.
+    #[track_caller]
+    pub fn messages(&mut self) -> Vec<String> {
+        self.so_far().into_iter().map(|(_, message)| message).collect()
+    }
+
     /// Panics if the server has sent an event since the last read.
     #[track_caller]
     pub fn none(&mut self) {

@@ -37,6 +37,12 @@ pub fn holders(conn: &mut Conn, key: &str) -> Vec<String> {
     }
 }
 
+/// Returns the first hold that INSPECT shows. Panics if the lock is free.
+#[track_caller]
+pub fn first_hold(conn: &mut Conn, key: &str) -> Value {
+    conn.ok(&format!("DLOCK.INSPECT {key}")).field("holders").items()[0].clone()
+}
+
 /// Reads a waiter's grant and returns its fence.
 #[track_caller]
 pub fn granted(waiter: &mut Conn) -> i64 {

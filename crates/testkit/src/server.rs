@@ -40,6 +40,14 @@ impl Server {
         (server, conn)
     }
 
+    /// Starts a server and its replica, both with defaults.
+    #[track_caller]
+    pub fn with_replica(kind: &ServerKind) -> (Server, Server) {
+        let (master, replica) = (Server::start(kind), Server::start(kind));
+        replica.replicate(&master);
+        (master, replica)
+    }
+
     pub fn options(kind: &ServerKind) -> Options {
         Options::new(kind)
     }
@@ -74,12 +82,52 @@ impl Server {
         Conn::open(self.port())
     }
 
+    /// Opens a connection as the user `app`, which then has these ACL rules and no others.
+    #[track_caller]
+    pub fn user(&self, rules: &str) -> Conn {
+        assert_eq!(self.connect().ok(&format!("ACL SETUSER app reset on >secret {rules}")), "OK");
+        let mut conn = self.connect();
+        assert_eq!(conn.ok("AUTH app secret"), "OK");
+        conn
+    }
+
+    /// Opens a RESP3 connection that is subscribed to a channel. [`Conn::message`] returns what it receives.
+    #[track_caller]
+    pub fn subscriber(&self, channel: &str) -> Conn {
+        let mut conn = self.connect();
+        conn.hello3();
+        conn.send(&["SUBSCRIBE", channel]);
+        assert_eq!(conn.read().items()[0], "subscribe");
+        conn
+    }
+
     /// Returns a field of INFO, of any section, including those of modules.
     #[track_caller]
     pub fn info(&self, field: &str) -> String {
         let info = self.connect().ok("INFO everything").text();
         let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
         value.unwrap_or_else(|| panic!("INFO has no field {field}:\n{info}")).trim().to_string()
+    }
+
+    /// Returns a field of INFO that is a whole number.
+    #[track_caller]
+    pub fn number(&self, field: &str) -> i64 {
+        let text = self.info(field);
+        text.parse().unwrap_or_else(|_| panic!("{field} is {text:?}, not a number"))
+    }
+
+    /// Returns several fields of INFO that are whole numbers.
+    #[track_caller]
+    pub fn numbers<const N: usize>(&self, fields: [&str; N]) -> [i64; N] {
+        fields.map(|field| self.number(field))
+    }
+
+    /// Ends the server by SIGKILL, starts it again, and connects.
+    #[track_caller]
+    pub fn kill_and_restart(&mut self) -> Conn {
+        self.kill9();
+        self.restart();
+        self.connect()
     }
 
     /// Ends the server by SIGKILL.
@@ -95,6 +143,24 @@ impl Server {
     #[track_caller]
     pub fn wait_written(&self) {
         until("the append only file is written", || self.info("aof_buffer_length") == "0");
+    }
+
+    /// Rewrites the append only file and waits for the end of the rewrite.
+    #[track_caller]
+    pub fn rewrite(&self) {
+        let before = self.number("aof_rewrites");
+        self.connect().ok("BGREWRITEAOF");
+        until("the rewrite has ended", || self.number("aof_rewrites") > before);
+        self.wait_rewritten();
+        assert_eq!(self.info("aof_last_bgrewrite_status"), "ok");
+    }
+
+    /// Waits until no rewrite of the append only file is scheduled or in progress.
+    #[track_caller]
+    pub fn wait_rewritten(&self) {
+        until("no rewrite is pending", || {
+            self.numbers(["aof_rewrite_scheduled", "aof_rewrite_in_progress"]) == [0, 0]
+        });
     }
 
     /// Ends the server by SIGTERM.
@@ -171,11 +237,30 @@ impl Server {
     /// Waits until this replica has applied everything that `master` has sent up to now.
     #[track_caller]
     pub fn wait_in_sync(&self, master: &Server) {
-        let offset = |server: &Server, field: &str| server.info(field).parse::<i64>().expect("an offset");
         let same = || self.info("master_replid") == master.info("master_replid");
         until("the replica's link is up", || self.info("master_link_status") == "up" && same());
-        let sent = offset(master, "master_repl_offset");
-        until("the replica has what the master sent", || offset(self, "slave_repl_offset") >= sent);
+        let sent = master.number("master_repl_offset");
+        until("the replica has what the master sent", || self.number("slave_repl_offset") >= sent);
+    }
+
+    /// Makes this replica a master.
+    #[track_caller]
+    pub fn promote(&self) {
+        assert_eq!(self.connect().ok("REPLICAOF NO ONE"), "OK");
+    }
+
+    /// Exchanges the roles of this master and its replica by FAILOVER.
+    #[track_caller]
+    pub fn fail_over(&self, replica: &Server) {
+        assert_eq!(self.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
+        self.wait_failed_over(replica);
+    }
+
+    /// Waits until this master and its replica have exchanged their roles.
+    #[track_caller]
+    pub fn wait_failed_over(&self, replica: &Server) {
+        let swapped = || replica.info("role") == "master" && self.info("role") == "slave";
+        until("the servers have exchanged their roles", swapped);
     }
 
     fn process(&self) -> MutexGuard<'_, Process> {
@@ -210,6 +295,16 @@ impl Options {
     pub fn conf(mut self, line: &str) -> Options {
         self.conf.push(line.to_string());
         self
+    }
+
+    /// Adds several lines of redis.conf.
+    pub fn confs(self, lines: &[&str]) -> Options {
+        lines.iter().fold(self, |options, line| options.conf(line))
+    }
+
+    /// Switches the append only file on, and syncs it before each reply: no acknowledged command is lost.
+    pub fn synced(self) -> Options {
+        self.confs(&["appendonly yes", "appendfsync always"])
     }
 
     /// Sets the arguments of the module, in place of earlier ones.

@@ -54,8 +54,9 @@ pub fn seconds(conn: &mut Conn) -> i64 {
     micros(conn) / 1_000_000
 }
 
+/// Returns the server's time in microseconds.
 #[track_caller]
-fn micros(conn: &mut Conn) -> i64 {
+pub fn micros(conn: &mut Conn) -> i64 {
     let time = conn.ok("TIME");
     let part = |at: usize| time.items()[at].text().parse::<i64>().expect("a number");
     part(0) * 1_000_000 + part(1)

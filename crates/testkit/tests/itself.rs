@@ -81,7 +81,7 @@ fn a_read_that_timed_out_loses_no_bytes(kind: &ServerKind) {
     let (mut waiter, mut other) = (server.connect(), server.connect());
     waiter.send(&["BLPOP", "list", "0"]);
     assert_eq!(waiter.try_read(Duration::from_millis(1)), None);
-    until("it waits", || server.info("blocked_clients") == "1");
+    until("the client waits", || server.info("blocked_clients") == "1");
     assert_eq!(other.say("RPUSH list x"), 1);
     assert_eq!(waiter.read(), ["list", "x"]);
 }
@@ -111,7 +111,7 @@ fn a_connection_reports_that_it_is_closed(kind: &ServerKind) {
 #[each_server]
 fn servers_end_and_restart(kind: &ServerKind) {
     let options = Server::options(kind).without_module();
-    let mut server = options.conf("appendonly yes").conf("appendfsync always").start();
+    let mut server = options.synced().start();
     let (port, pid) = (server.port(), server.pid());
     server.connect().ok("SET a 1");
     server.kill9();
@@ -141,7 +141,7 @@ fn a_server_that_crashes_fails_its_test(kind: &ServerKind) {
     let text = panic_of(|| {
         let server = plain(kind);
         server.connect().send(&["DEBUG", "SEGFAULT"]);
-        until("it is dead", || !server.is_alive());
+        until("the server is dead", || !server.is_alive());
         drop(server);
     });
     assert!(text.contains("ended by itself") && text.contains(&kind.name), "{text}");
