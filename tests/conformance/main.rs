@@ -48,7 +48,7 @@ fn play(server: &Server, scenario: &Json, protocol: u8, title: &str) {
         playing.step(step, &format!("{title}, step {}: {step}", at + 1));
     }
     drop(playing);
-    until("nothing is left", || {
+    until("no lock is left", || {
         // FLUSHALL grants the lock to clients that are still queued, so it may take several.
         control.ok("FLUSHALL");
         control.ok("DLOCK.LIST 0").items()[1].items().is_empty()
@@ -81,7 +81,7 @@ impl<'a> Playing<'a> {
     fn step(&mut self, step: &Json, title: &str) {
         let known = ["on", "send", "answer", "until", "lose", "mark", "after", "close", "why"];
         let words = step.as_object().expect("a step is an object");
-        assert!(words.keys().all(|word| known.contains(&word.as_str())), "{title}: a step that nobody knows");
+        assert!(words.keys().all(|word| known.contains(&word.as_str())), "{title}: an unknown field");
         let on = step["on"].as_str().unwrap_or("a").to_string();
         if let Some(mark) = step["mark"].as_str() {
             self.marks.insert(mark.into(), Instant::now());
