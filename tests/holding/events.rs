@@ -1,14 +1,15 @@
 //! Keyspace events: both channels, in order, and only for real changes.
 
-use dlock_testkit::{Conn, Events, Server, ServerKind, each_server};
+use dlock_testkit::queue::{granted, waiter};
+use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 
 /// Runs a command and returns its events as `key event`. Both channels must agree.
 #[track_caller]
-fn told(events: &mut Events, conn: &mut Conn, command: &str) -> Vec<String> {
+fn events_of(command: &str, events: &mut Events, conn: &mut Conn) -> Vec<String> {
     let _ = conn.say(command);
-    let told = events.so_far();
-    let pairs = told.chunks(2).map(|pair| {
-        let [(keyspace, event), (keyevent, key)] = pair else { panic!("half an event: {told:?}") };
+    let published = events.so_far();
+    let pairs = published.chunks(2).map(|pair| {
+        let [(keyspace, event), (keyevent, key)] = pair else { panic!("half an event: {published:?}") };
         assert_eq!(keyspace, &format!("__keyspace@0__:{key}"));
         assert_eq!(keyevent, &format!("__keyevent@0__:{event}"));
         format!("{key} {event}")
@@ -21,7 +22,7 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__key*@0__:*");
     let mut conn = server.connect();
-    let cases: [(&str, &[&str]); 25] = [
+    let cases: [(&str, &[&str]); 27] = [
         ("DLOCK.ACQUIRE k t 600000", &["k dlock.acquire"]),
         ("DLOCK.ACQUIRE k other 600000", &[]),
         ("DLOCK.ACQUIRE k t 1000", &[]),
@@ -30,16 +31,18 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
         ("DLOCK.EXTEND k t 800000", &["k dlock.extend"]),
         ("DLOCK.EXTEND k other 800000", &[]),
         ("DLOCK.CONFIRM k t 1 800000", &[]),
-        ("DLOCK.RELEASE k t", &[]),
+        ("DLOCK.RELEASE k t DEPTH 1", &[]),
         ("DLOCK.RELEASE k other", &[]),
         ("DLOCK.HOLDS k t", &[]),
         ("DLOCK.INSPECT k", &[]),
-        ("DLOCK.RELEASE k t ALL", &["k dlock.release", "k dlock.free", "k del"]),
+        ("DLOCK.ACQUIRE k s 600000 SHARED QUEUE 600000", &[]),
+        ("DLOCK.ACQUIRE k t 600000 SHARED", &["k dlock.downgrade", "k dlock.acquire"]),
+        ("DLOCK.BREAK k", &["k dlock.break", "k dlock.break", "k dlock.free", "k del"]),
         ("DLOCK.RELEASE k t ALL", &[]),
         ("DLOCK.ACQUIRE s a 600000 SHARED", &["s dlock.acquire"]),
         ("DLOCK.ACQUIRE s b 600000 SHARED", &["s dlock.acquire"]),
         ("DLOCK.RELEASE s a", &["s dlock.release"]),
-        ("DLOCK.BREAK s", &["s dlock.break", "s dlock.free", "s del"]),
+        ("DLOCK.RELEASE s b", &["s dlock.release", "s dlock.free", "s del"]),
         ("DLOCK.BREAK s", &[]),
         ("DLOCK.ACQUIRE p a 600000 PERMITS 2", &["p dlock.acquire"]),
         ("DLOCK.ACQUIRE p b 600000 PERMITS 2", &["p dlock.acquire"]),
@@ -49,37 +52,32 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
         ("DLOCK._SET k x", &[]),
     ];
     for (command, wanted) in cases {
-        assert_eq!(told(&mut events, &mut conn, command), wanted, "{command}");
+        assert_eq!(events_of(command, &mut events, &mut conn), wanted, "{command}");
     }
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     events.so_far();
     let confirm = format!("DLOCK.CONFIRM k t {fence} 600000");
-    assert_eq!(told(&mut events, &mut conn, &confirm), ["k dlock.extend"]);
+    assert_eq!(events_of(&confirm, &mut events, &mut conn), ["k dlock.extend"]);
 }
 
+/// The lock is never free in between, so no listener is woken for nothing.
 #[each_server]
-fn the_event_of_a_grant_follows_that_of_the_expired_hold(kind: &ServerKind) {
+fn a_handoff_from_an_expired_hold_publishes_no_free_event(kind: &ServerKind) {
     let server = Server::start(kind);
-    let mut events = Events::subscribe(&server, "__keyspace@0__:k");
+    let mut events = Events::subscribe(&server, "__keyspace@0__:*");
     let mut conn = server.connect();
-    let answers =
+    let handoff = ["dlock.acquire", "dlock.expired", "dlock.acquire"];
+    let replies =
         conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
-    assert!(answers[2].int() > answers[0].int());
-    let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
-    // The lock is never free in between, so no listener is woken for nothing.
-    assert_eq!(told, ["dlock.acquire", "dlock.expired", "dlock.acquire"]);
-}
-
-#[each_server]
-fn events_are_published_in_the_channels_of_their_database(kind: &ServerKind) {
-    let server = Server::start(kind);
-    let mut events = Events::subscribe(&server, "__keyspace@*");
-    let mut conn = server.connect();
-    conn.ok("SELECT 11");
-    conn.ok("DLOCK.ACQUIRE k t 20");
-    let told: Vec<(String, String)> = (0..4).map(|_| events.read()).collect();
-    let wanted = ["dlock.acquire", "dlock.expired", "dlock.free", "del"];
-    assert_eq!(told, wanted.map(|event| ("__keyspace@11__:k".to_string(), event.to_string())));
+    assert!(replies[2].int() > replies[0].int());
+    assert_eq!(events.messages(), handoff);
+    // A delay comes between the expired hold and the grant to the waiter.
+    conn.ok("DLOCK.ACQUIRE delayed t 20 DELAY 2000");
+    granted(&mut waiter(&server, "DLOCK.ACQUIRE delayed u 600000 BLOCK 0"));
+    assert_eq!(events.messages(), handoff);
+    conn.ok("DLOCK.ACQUIRE alone t 20 DELAY 30");
+    until("the delay has ended", || conn.ok("EXISTS alone") == 0);
+    assert_eq!(events.messages(), ["dlock.acquire", "dlock.expired", "dlock.free", "del"]);
 }
 
 #[each_server]
@@ -94,8 +92,7 @@ fn notify_keyspace_events_selects_the_events(kind: &ServerKind) {
         let mut conn = server.connect();
         conn.ok("DLOCK.ACQUIRE k t 600000");
         conn.ok("DLOCK.RELEASE k t");
-        let told: Vec<String> = events.so_far().into_iter().map(|(_, event)| event).collect();
-        assert_eq!(told, wanted, "{configured}");
+        assert_eq!(events.messages(), wanted, "{configured}");
     }
 }
 

@@ -46,9 +46,9 @@ impl World {
 
     /// Asserts the next events as "key event", and that no others follow.
     #[track_caller]
-    fn told(&mut self, wanted: &[&str]) {
-        let told: Vec<String> = wanted.iter().map(|_| self.next_event()).collect();
-        assert_eq!(told, wanted);
+    fn published(&mut self, wanted: &[&str]) {
+        let published: Vec<String> = wanted.iter().map(|_| self.next_event()).collect();
+        assert_eq!(published, wanted);
         self.events.none();
     }
 
@@ -61,7 +61,7 @@ impl World {
     /// Asserts that the master, the replica and a server that loads the append only file have these locks in
     /// this database, and this total of locks and holders.
     #[track_caller]
-    fn agrees(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
+    fn agrees(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
         self.replica.wait_in_sync(&self.master);
         look(&self.master, db, locks, held);
         look(&self.replica, db, locks, held);
@@ -72,7 +72,7 @@ impl World {
 
 /// Asserts the holder of each lock (`None`: free) and the gauges of INFO.
 #[track_caller]
-fn look(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
+fn look(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
     let mut conn = server.connect();
     conn.ok(&format!("SELECT {db}"));
     for (key, holder) in locks {
@@ -85,6 +85,5 @@ fn look(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: u64) {
             (lock, holder) => panic!("{key}: {holder:?} should hold it: {lock:?}"),
         }
     }
-    let gauges = (server.info("dlock_held"), server.info("dlock_holders"));
-    assert_eq!(gauges, (held.to_string(), held.to_string()));
+    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [held; 2]);
 }

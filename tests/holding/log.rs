@@ -1,6 +1,6 @@
 //! LOG: every kind of entry with its cause, and its fields.
 
-use dlock_testkit::queue::{granted, waiter};
+use dlock_testkit::queue::{clients, first_hold, granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// Starts a server that counts every hold and wait as long.
@@ -60,18 +60,14 @@ fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
     conn.ok("CONFIG SET dlock.max-waiters 9");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut gone = waiter(&server, "DLOCK.ACQUIRE k u 600000 BLOCK 0");
-    let id = waiters_id(&mut conn);
+    let id = clients(&mut conn, "k")[0];
     let both = conn.say_together(&["DLOCK.RELEASE k t", &format!("CLIENT KILL ID {id}")]);
     assert_eq!(both, [Value::Int(1), Value::Int(1)]);
-    until("it is closed", || gone.closed());
-    until("it came back", || noted(&mut conn, "k").contains(&"undelivered".to_string()));
+    until("the waiter is closed", || gone.closed());
+    until("the grant came back", || noted(&mut conn, "k").contains(&"undelivered".to_string()));
     let log = conn.ok("DLOCK.LOG KEY k");
     let undelivered = log.items().iter().find(|entry| *entry.field("what") == "undelivered").unwrap();
     assert!(undelivered.field("client").int() == id && undelivered.field("fence").int() > 0, "{log:?}");
-}
-
-fn waiters_id(conn: &mut Conn) -> i64 {
-    conn.ok("DLOCK.WAITERS k").items()[0].field("client").int()
 }
 
 #[each_server]
@@ -81,9 +77,7 @@ fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
     conn.hello3();
     conn.ok("SELECT 3");
     let fence = conn.ok("DLOCK.ACQUIRE k my-long-token 600000 LABEL host EPHEMERAL").int();
-    until("some time has passed", || {
-        conn.ok("DLOCK.INSPECT k").field("holders").items()[0].field("held").int() >= 3
-    });
+    until("the hold is 3 ms old", || first_hold(&mut conn, "k").field("held").int() >= 3);
     conn.ok("DLOCK.BREAK k");
     let entry = newest(&mut conn, "k");
     for (field, value) in [("what", "broken"), ("key", "k"), ("token", "my-long-..."), ("label", "host")] {
@@ -104,7 +98,7 @@ fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
     gone.ok("SELECT 3");
     let (id, _) = (gone.client_id(), gone.ok("DLOCK.ACQUIRE k t 600000"));
     drop(gone);
-    until("it is gone", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
+    until("the connection is gone", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
     conn.ok("DLOCK.BREAK k");
     let broken = newest(&mut conn, "k");
     assert_eq!((broken.field("client").int(), broken.field("address").text()), (id, String::new()));

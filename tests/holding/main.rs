@@ -9,4 +9,3 @@ mod keys;
 mod listing;
 mod log;
 mod many_holders;
-mod modes;

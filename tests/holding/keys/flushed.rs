@@ -76,15 +76,12 @@ fn a_hundred_thousand_holds_are_flushed_in_the_background(kind: &ServerKind) {
         for start in (1..100_000).step_by(10_000) {
             assert!(conn.call(&["EVAL", many, "0", &start.to_string()]).is_nil());
         }
-        assert_eq!(
-            (server.info("dlock_held"), server.info("dlock_holders")),
-            ("100000".into(), "100000".into())
-        );
+        assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [100_000, 100_000]);
     };
     fill(&mut conn);
-    let before: i64 = server.info("dlock_fence").parse().expect("a fence");
+    let before = server.number("dlock_fence");
     assert_eq!(conn.ok("FLUSHALL ASYNC"), "OK");
-    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("0".into(), "0".into()));
+    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [0, 0]);
     // Filled again while the background thread still frees.
     fill(&mut conn);
     until("the background has freed them", || server.info("lazyfree_pending_objects") == "0");

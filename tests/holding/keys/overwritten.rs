@@ -1,6 +1,7 @@
 //! DEL, UNLINK, an overwritten value and a native TTL end the hold.
 
 use super::World;
+use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 #[each_server]
@@ -16,7 +17,7 @@ fn del_ends_the_hold(kind: &ServerKind) {
         } else {
             assert_eq!(answer, 1, "{command}");
         }
-        world.told(&["k del", "k dlock.free"]);
+        world.published(&["k del", "k dlock.free"]);
         assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
         assert_eq!(world.ok("DLOCK.RELEASE k t"), 0);
         assert_eq!(world.ok("DLOCK.EXTEND k t 1000"), 0);
@@ -44,12 +45,12 @@ fn a_value_written_over_a_lock_ends_its_hold(kind: &ServerKind) {
         world.hold("k", "t");
         assert!(!world.ok(command).is_nil());
         // RENAME and COPY first publish an event of the other key.
-        let mut told = [world.next_event(), world.next_event()];
-        if !told[0].starts_with("k ") {
-            told.rotate_left(1);
-            told[1] = world.next_event();
+        let mut events = [world.next_event(), world.next_event()];
+        if !events[0].starts_with("k ") {
+            events.rotate_left(1);
+            events[1] = world.next_event();
         }
-        assert_eq!(told, [event, "k dlock.free"], "{command}");
+        assert_eq!(events, [event, "k dlock.free"], "{command}");
         world.events.none();
         assert!(world.conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("WRONGTYPE"), "{command}");
         world.agrees(0, &[("k", None)], 0);
@@ -66,9 +67,13 @@ fn a_value_written_over_a_lock_ends_its_hold(kind: &ServerKind) {
 fn a_native_ttl_ends_the_hold_with_the_key(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
+    world.ok("EXPIRE k 1000");
+    assert_eq!(world.ok("PERSIST k"), 1);
+    world.agrees(0, &[("k", Some("t"))], 1);
+    world.events.so_far();
     assert_eq!(world.ok("PEXPIRE k 50"), 1);
     until("the key is gone", || world.conn.ok("EXISTS k") == 0);
-    world.told(&["k expire", "k expired", "k dlock.free"]);
+    world.published(&["k expire", "k expired", "k dlock.free"]);
     assert_eq!(world.ok("DLOCK.HOLDS k t"), 0);
     assert_eq!(world.master.info("dlock_expiries"), "0", "no lease ended");
     world.agrees(0, &[("k", None)], 0);
@@ -80,9 +85,12 @@ fn a_native_ttl_of_the_past_deletes_the_key(kind: &ServerKind) {
     let mut world = World::new(kind);
     world.hold("k", "t");
     assert_eq!(world.ok("EXPIRE k -1"), 1);
-    let told = [world.next_event(), world.next_event()];
+    let events = [world.next_event(), world.next_event()];
     // Valkey 9 publishes "expired".
-    assert!(["k del", "k expired"].contains(&told[0].as_str()) && told[1] == "k dlock.free", "{told:?}");
+    assert!(
+        ["k del", "k expired"].contains(&events[0].as_str()) && events[1] == "k dlock.free",
+        "{events:?}"
+    );
     world.agrees(0, &[("k", None)], 0);
     world.hold("k", "other");
 }
@@ -105,17 +113,8 @@ fn an_elapsed_native_ttl_admits_one_newcomer(kind: &ServerKind) {
     assert_eq!(world.ok("PTTL k"), -1, "the new lock has no ttl of the old key");
 }
 
-#[each_server]
-fn persist_keeps_the_hold(kind: &ServerKind) {
-    let mut world = World::new(kind);
-    world.hold("k", "t");
-    world.ok("EXPIRE k 1000");
-    assert_eq!(world.ok("PERSIST k"), 1);
-    world.agrees(0, &[("k", Some("t"))], 1);
-    assert_eq!(world.ok("TTL k"), -1);
-}
-
-/// Asserts it on the master, on the replica and after loading the append only file.
+/// Asserts whether the key has a native TTL, on the master, on the replica, and after the append only file is
+/// loaded.
 #[track_caller]
 fn assert_has_ttl(world: &mut World, key: &str, has: bool) {
     let ttl = |server: &Server| server.connect().ok(&format!("PTTL {key}")).int();
@@ -131,12 +130,10 @@ fn a_native_ttl_does_not_apply_to_later_holds(kind: &ServerKind) {
     let mut world = World::new(kind);
     // After a handoff.
     world.hold("k", "t");
-    let mut waiter = world.master.connect();
-    waiter.send(&["DLOCK.ACQUIRE", "k", "w", "600000", "BLOCK", "0"]);
-    until("it waits", || world.master.info("dlock_waiting") == "1");
+    let mut waiter = waiter(&world.master, "DLOCK.ACQUIRE k w 600000 BLOCK 0");
     assert_eq!(world.ok("PEXPIRE k 500000"), 1);
     assert_eq!(world.ok("DLOCK.RELEASE k t"), 1);
-    until("it is handed off", || world.conn.ok("DLOCK.HOLDS k w") == 1);
+    granted(&mut waiter);
     assert_has_ttl(&mut world, "k", false);
     // After a rename to a new name.
     world.hold("old", "t");

@@ -10,7 +10,7 @@ fn rename_ends_the_hold_and_the_new_name_holds_nothing(kind: &ServerKind) {
     for rename in ["RENAME k x", "RENAMENX k x"] {
         let fence = world.hold("k", "t");
         assert!(!world.ok(rename).is_nil());
-        world.told(&["k rename_from", "x rename_to", "k dlock.free"]);
+        world.published(&["k rename_from", "x rename_to", "k dlock.free"]);
         for key in ["k", "x"] {
             assert_eq!(world.ok(&format!("DLOCK.HOLDS {key} t")), 0);
             assert_eq!(world.ok(&format!("DLOCK.RELEASE {key} t")), 0);
@@ -40,9 +40,9 @@ fn rename_onto_a_lock_ends_both_holds(kind: &ServerKind) {
     world.events.so_far();
 
     assert_eq!(world.ok("RENAME k x"), "OK");
-    let mut told: Vec<String> = (0..4).map(|_| world.next_event()).collect();
-    told.sort();
-    assert_eq!(told, ["k dlock.free", "k rename_from", "x dlock.free", "x rename_to"]);
+    let mut events: Vec<String> = (0..4).map(|_| world.next_event()).collect();
+    events.sort();
+    assert_eq!(events, ["k dlock.free", "k rename_from", "x dlock.free", "x rename_to"]);
     world.events.none();
     world.agrees(0, &[("k", None), ("x", None)], 0);
     world.hold("x", "other");
@@ -63,7 +63,7 @@ fn move_to_another_database_ends_the_hold(kind: &ServerKind) {
     let mut world = World::new(kind);
     let fence = world.hold("k", "t");
     assert_eq!(world.ok("MOVE k 1"), 1);
-    world.told(&["k move_from", "k move_to", "k dlock.free"]);
+    world.published(&["k move_from", "k move_to", "k dlock.free"]);
     world.agrees(0, &[("k", None)], 0);
     world.agrees(1, &[("k", None)], 0);
     world.hold("k", "other");
@@ -110,7 +110,7 @@ fn swapdb_moves_the_holds(kind: &ServerKind) {
         "DLOCK.HOLDS short t",
     ]);
     assert_eq!(answers[3], 1);
-    until("it ends there", || world.conn.ok("EXISTS short") == 0);
+    until("the lease ends in its new database", || world.conn.ok("EXISTS short") == 0);
     assert_eq!(world.master.info("dlock_expiries"), "1");
     world.agrees(5, &[("k", Some("one")), ("only", Some("one"))], 3);
     world.hold("short", "again");

@@ -1,31 +1,20 @@
 //! An append only file rewritten as commands (`aof-use-rdb-preamble no`) recreates the keyspace with its
 //! empty keys, because later commands in the file may name them.
 
+use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, documents, each_server, until};
 
 fn start(kind: &ServerKind) -> (Server, Conn) {
-    let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
-    let server = options.conf("aof-use-rdb-preamble no").start();
+    let server = Server::options(kind).synced().conf("aof-use-rdb-preamble no").start();
     let conn = server.connect();
     (server, conn)
-}
-
-#[track_caller]
-fn rewrite(server: &Server) {
-    let done = || server.info("aof_rewrites").parse::<u64>().expect("a number");
-    let before = done();
-    server.connect().ok("BGREWRITEAOF");
-    until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0" && done() > before);
-    assert_eq!(server.info("aof_last_bgrewrite_status"), "ok");
 }
 
 /// Loads the file again, in place and by a restart. The server must accept all of it.
 #[track_caller]
 fn load(server: &mut Server, conn: &mut Conn) {
     assert_eq!(conn.ok("DEBUG LOADAOF"), "OK");
-    server.kill9();
-    server.restart();
-    *conn = server.connect();
+    *conn = server.kill_and_restart();
     let log = server.log();
     assert!(!log.contains("sending an error to its"), "{log}");
 }
@@ -43,7 +32,7 @@ fn a_hold_that_a_rename_ended_stays_ended(kind: &ServerKind) {
         assert!(!conn.ok(left).is_nil());
         conn.ok("DLOCK.ACQUIRE held t 600000");
         conn.ok("DLOCK.ACQUIRE other t 600000");
-        rewrite(&server);
+        server.rewrite();
         if then == "MOVE back" {
             conn.ok("SELECT 3");
             assert_eq!(conn.ok("MOVE k 0"), 1);
@@ -68,7 +57,7 @@ fn an_empty_key_can_be_acquired_deleted_and_expired_after_a_rewrite(kind: &Serve
         assert_eq!(conn.ok(&format!("RENAME {key}0 {key}")), "OK");
     }
     conn.ok("PEXPIRE mortal 500000");
-    rewrite(&server);
+    server.rewrite();
     let fence = conn.ok("DLOCK.ACQUIRE taken u 600000 SHARED").int();
     conn.ok("DLOCK.ACQUIRE taken v 600000 SHARED");
     assert_eq!(conn.ok("DEL deleted"), 1);
@@ -80,9 +69,9 @@ fn an_empty_key_can_be_acquired_deleted_and_expired_after_a_rewrite(kind: &Serve
     // The remaining keys have no holder and disappear by themselves.
     for key in ["mortal", "stays"] {
         assert!(conn.ok(&format!("DLOCK.INSPECT {key}")).is_nil());
-        until("it goes", || conn.ok(&format!("EXISTS {key}")) == 0);
+        until("the key disappears", || conn.ok(&format!("EXISTS {key}")) == 0);
     }
-    assert_eq!((server.info("dlock_held"), server.info("dlock_expiries")), ("1".into(), "0".into()));
+    assert_eq!(server.numbers(["dlock_held", "dlock_expiries"]), [1, 0]);
 }
 
 #[each_server]
@@ -92,12 +81,10 @@ fn a_delay_without_a_holder_and_a_queue_survive_a_rewrite(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE short t 1 DELAY 1");
     until("only delays are left", || server.info("dlock_expiries") == "2");
     conn.ok("DLOCK.ACQUIRE held t 600000");
-    let mut waiter = server.connect();
-    waiter.send(&["DLOCK.ACQUIRE", "held", "w", "600000", "BLOCK", "0"]);
-    until("it waits", || server.info("dlock_waiting") == "1");
-    rewrite(&server);
+    let mut waiter = waiter(&server, "DLOCK.ACQUIRE held w 600000 BLOCK 0");
+    server.rewrite();
     assert_eq!(conn.ok("DLOCK.RELEASE held t"), 1);
-    assert!(waiter.read().int() > 0);
+    granted(&mut waiter);
     load(&mut server, &mut conn);
     assert_eq!((conn.ok("DLOCK.HOLDS held t"), conn.ok("DLOCK.HOLDS held w")), (0.into(), 1.into()));
     assert!(conn.ok("DLOCK.INSPECT delayed").field("delay").int() > 500_000);
@@ -108,8 +95,8 @@ fn a_delay_without_a_holder_and_a_queue_survive_a_rewrite(kind: &ServerKind) {
 #[each_server]
 fn the_module_can_be_removed_when_none_of_its_keys_is_left(kind: &ServerKind) {
     let list = |cursor: &str| format!("SCAN {cursor} TYPE dlock-key COUNT 1000");
-    let told = documents::read("docs/upgrading.md");
-    assert!(told.contains(&format!("`{}` lists", list("0"))), "it lists them in another way");
+    let text = documents::read("docs/upgrading.md");
+    assert!(text.contains(&format!("`{}` lists", list("0"))), "the document lists them by another command");
     let (mut server, mut conn) = start(kind);
     conn.ok("SET a 1");
     conn.ok("DLOCK.ACQUIRE k t 600000");
@@ -127,7 +114,7 @@ fn the_module_can_be_removed_when_none_of_its_keys_is_left(kind: &ServerKind) {
     }
     assert_eq!(found, ["left"]);
     assert_eq!(conn.ok("DEL left"), 1);
-    rewrite(&server);
+    server.rewrite();
     server.kill9();
     server.restart_with(|options| options.without_module());
     assert_eq!(server.connect().ok("GET a"), "1");
