@@ -1,7 +1,6 @@
 //! Waiting: order, timeouts, ends. Each grant is delivered or passes to the next waiter; each waiter
 //! gets one outcome.
 
-mod native_ttl;
 mod order;
 mod queued;
 mod races;

@@ -2,12 +2,13 @@
 //! waiters wait until their timeout. One exception: when memory is full, holds without waiters still end.
 
 use std::fs;
+use std::time::Duration;
 
 use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, holders, tokens, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// A master with a lease that ends while it refuses writes, and three waiters.
+/// A master with a lease that ends while it refuses writes, and two waiters.
 struct Scene {
     server: Server,
     conn: Conn,
@@ -20,18 +21,14 @@ struct Scene {
 
 /// `refuse` makes the server refuse writes with an error that begins with the given word.
 fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Conn), word: &str) -> Scene {
-    let options = Server::options(kind).conf("notify-keyspace-events Kd");
-    let server = conf.iter().fold(options, |options, line| options.conf(line)).start();
+    let server = Server::options(kind).conf("notify-keyspace-events Kd").confs(conf).start();
     let mut conn = server.connect();
     // The lease is longer than the set-up below takes.
     conn.ok("DLOCK.ACQUIRE k a 6000");
     let b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 8000");
     refuse(&server, &mut conn);
-    until("a new request is refused", || match conn.say("DLOCK.ACQUIRE other x 60000") {
-        Value::Error(line) => line.starts_with(word),
-        _ => false,
-    });
+    conn.until_error("DLOCK.ACQUIRE other x 60000", word);
     assert_eq!(conn.ok("DLOCK.HOLDS k a"), 1, "the lease has not ended yet");
     let events = Events::subscribe(&server, "__keyspace@0__:k");
     Scene { server, conn, b, c, events }
@@ -43,23 +40,22 @@ impl Scene {
         assert_eq!(self.c.read(), Value::Nil, "c has timed out");
         assert_eq!(self.c.say("ECHO x"), "x", "exactly one reply");
         assert_eq!(self.conn.ok("DLOCK.HOLDS k a"), 0, "the lease has expired");
-        assert_eq!(
-            (holders(&mut self.conn, "k"), tokens(&mut self.conn, "k")),
-            (vec![], vec!["b".to_string()])
-        );
-        assert!(self.b.try_read(std::time::Duration::ZERO).is_none(), "b keeps waiting");
+        self.assert_b_waits();
+        assert_eq!(self.server.numbers(["dlock_expiries", "dlock_timeouts"]), [0, 1]);
+    }
+
+    /// Asserts that the lock has no holder, that b alone waits, and that no event was published.
+    fn assert_b_waits(&mut self) {
+        assert_eq!(holders(&mut self.conn, "k"), [""; 0]);
+        assert_eq!(tokens(&mut self.conn, "k"), ["b"]);
+        assert!(self.b.try_read(Duration::ZERO).is_none(), "b got a reply");
         self.events.none();
-        assert_eq!(
-            (self.server.info("dlock_expiries"), self.server.info("dlock_timeouts")),
-            ("0".into(), "1".into())
-        );
     }
 
     /// Asserts that b is granted the lock, once the server accepts writes again.
     fn assert_b_is_granted(mut self) {
         granted(&mut self.b);
-        let published: Vec<String> = self.events.so_far().into_iter().map(|(_, event)| event).collect();
-        assert_eq!(published, ["dlock.expired", "dlock.acquire"]);
+        assert_eq!(self.events.messages(), ["dlock.expired", "dlock.acquire"]);
         assert_eq!(self.b.say("DLOCK.RELEASE k b"), 1);
         queue::until_no_waiters(&self.server);
     }
@@ -73,15 +69,14 @@ fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKi
     let promote = |server: &Server, conn: &mut Conn| {
         replica.replicate(server);
         conn.ok("CONFIG SET min-replicas-to-write 1");
-        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+        replica.promote();
     };
     let mut scene = scene(kind, &[], promote, "NOREPLICAS");
     scene.assert_the_lease_end_has_no_effect();
     // The promoted replica grants after its grace period.
     let mut z = replica.connect();
     until("its grace period has ended", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
-    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b keeps waiting");
-    assert_eq!(holders(&mut scene.conn, "k"), [""; 0]);
+    scene.assert_b_waits();
     scene.conn.ok("CONFIG SET min-replicas-to-write 0");
     scene.assert_b_is_granted();
 }
@@ -108,18 +103,11 @@ fn nothing_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
         conn.ok("CONFIG SET maxmemory 1");
     };
     let mut scene = scene(kind, &[], fill, "OOM");
-    let held = scene.server.info("dlock_held");
-    let _ = scene.conn.say("PING");
+    assert_eq!(scene.server.number("dlock_held"), 3);
     // A hold without waiters ends: otherwise a full server would never free the memory of expired leases.
     until("the brief hold ends", || scene.conn.ok("EXISTS brief") == 0);
-    assert_eq!(held, "3");
     assert_eq!(scene.c.read(), Value::Nil, "c has timed out");
-    assert_eq!(
-        (holders(&mut scene.conn, "k"), tokens(&mut scene.conn, "k")),
-        (vec![], vec!["b".to_string()])
-    );
-    assert!(scene.b.try_read(std::time::Duration::ZERO).is_none(), "b keeps waiting");
-    scene.events.none();
+    scene.assert_b_waits();
     // The server accepts RELEASE, with its handoff.
     assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
     assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
@@ -148,7 +136,7 @@ fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     conn.ok("CONFIG SET maxmemory 0");
     granted(&mut b);
     until("the other holds end", || holders(&mut conn, "k") == ["b"]);
-    assert_eq!(server.info("dlock_disconnects"), "15");
+    assert_eq!(server.number("dlock_disconnects"), 15);
 }
 
 /// With an eviction policy the server evicts before each command. So the job must not take memory that
@@ -161,39 +149,30 @@ fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let value = "x".repeat(1_000_000);
     assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
-    let used: u64 = server.info("used_memory").parse().expect("bytes");
+    let used = server.number("used_memory");
     conn.ok(&format!("CONFIG SET maxmemory {}", used + 500_000));
     // The server accepts the second SET, and memory exceeds the limit afterwards.
     assert_eq!(conn.call(&["SET", "second", &value, "EX", "1000"]), "OK");
     granted(&mut b);
 }
 
-#[each_server]
-fn waits_time_out_and_nothing_is_granted_in_a_pause(kind: &ServerKind) {
-    let (server, mut conn) = Server::connected(kind);
-    conn.ok("DLOCK.ACQUIRE k a 2000");
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 3000");
-    assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-    assert_eq!(c.read(), Value::Nil);
-    assert_eq!((conn.ok("DLOCK.HOLDS k a"), tokens(&mut conn, "k")), (0.into(), vec!["b".to_string()]));
-    conn.ok("CLIENT UNPAUSE");
-    granted(&mut b);
-}
-
 /// A waiter that timed out while writes were refused used to block the waiters behind it for ever. The test
 /// uses a pause, because CONFIG SET would serve all queues itself.
 #[each_server]
-fn the_queue_behind_a_timed_out_waiter_is_served_when_writes_are_accepted_again(kind: &ServerKind) {
+fn waits_time_out_in_a_pause_and_the_queue_is_served_after_it(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 3000");
+    conn.ok("DLOCK.ACQUIRE expired a 4000");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 5000");
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
-    conn.ok("CLIENT PAUSE 600000 WRITE");
+    let mut d = waiter(&server, "DLOCK.ACQUIRE expired d 60000 BLOCK 0");
+    assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
     assert_eq!(b.read(), Value::Nil);
-    assert_eq!(tokens(&mut conn, "k"), ["c"]);
+    assert_eq!(conn.ok("DLOCK.HOLDS expired a"), 0);
+    assert_eq!([tokens(&mut conn, "k"), tokens(&mut conn, "expired")], [["c"], ["d"]]);
     conn.ok("CLIENT UNPAUSE");
     granted(&mut c);
+    granted(&mut d);
     assert_eq!(holders(&mut conn, "k"), ["a", "c"]);
 }
 

@@ -1,8 +1,8 @@
-//! Keys removed under a queue: the hold ends, the queue is served or refused, and there are never two
-//! holders.
+//! Keys removed under a queue, also by the end of a native TTL: the hold ends, the queue is served or refused,
+//! and there are never two holders.
 
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
-use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
 fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
@@ -39,12 +39,12 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE long a 4000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 1000 BLOCK 0");
     assert_eq!(conn.ok("SWAPDB 0 0"), "OK");
-    assert_eq!((server.info("dlock_held"), server.info("dlock_grace_ms_left")), ("2".into(), "0".into()));
+    assert_eq!(server.numbers(["dlock_held", "dlock_grace_ms_left"]), [2, 0]);
     granted(&mut b);
     replica.wait_in_sync(&server);
     assert_eq!(replica.info("dlock_held"), server.info("dlock_held"));
     // After its promotion, the replica ends the holds that its master would have ended.
-    assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+    replica.promote();
     until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
     assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
     conn.ok("FLUSHALL");
@@ -71,18 +71,6 @@ fn an_ephemeral_hold_is_found_after_swapdb(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_native_ttl_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
-    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-    let mut a = server.connect();
-    let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    assert_eq!(a.say("PEXPIRE k 30"), 1);
-    assert!(granted(&mut b) > first);
-    assert_eq!(a.say("TTL k"), -1, "the new hold's key has none");
-    assert_eq!(holders(&mut a, "k"), ["b"]);
-}
-
-#[each_server]
 fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
@@ -90,37 +78,17 @@ fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
     a.ok("CONFIG SET maxmemory-policy allkeys-random");
     // A command that may use memory makes the server evict first. One write, so that the new hold is not
     // evicted too.
-    let set = |to| ["CONFIG", "SET", "maxmemory", to];
-    a.send_batch(&[&set("1")[..], &["SET", "x", "1"], &set("0")]);
-    for _ in 0..3 {
-        a.read();
-    }
+    let _ = a.say_together(&["CONFIG SET maxmemory 1", "SET x 1", "CONFIG SET maxmemory 0"]);
     assert!(granted(&mut b) > first);
     assert_eq!(holders(&mut a, "k"), ["b"]);
     until_no_waiters(&server);
-}
-
-#[each_server]
-fn a_key_of_another_type_ends_the_waits(kind: &ServerKind) {
-    let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-    let mut a = server.connect();
-    let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-    a.ok("DLOCK.ACQUIRE k a 60000");
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    a.ok("SET k x");
-    assert!(b.read().error().starts_with("WRONGTYPE"));
-    until_no_waiters(&server);
-    until("the end of the hold is published", || {
-        events.so_far().iter().any(|(_, event)| event == "dlock.free")
-    });
-    assert_eq!(a.say("GET k"), "x");
 }
 
 /// A value of another type refuses the whole queue, in several event-loop turns, so that other clients are
 /// served meanwhile.
 #[each_server]
 fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
-    const MANY: usize = 20_000;
+    const MANY: i64 = 20_000;
     let (server, mut a) = Server::connected(kind);
     a.ok(&format!("CONFIG SET dlock.max-waiters-per-key {MANY}"));
     let in_between = |_| {
@@ -128,18 +96,69 @@ fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
         a.ok("DLOCK.ACQUIRE k a 600000");
         let queue: Vec<String> =
             (0..MANY).map(|n| format!("DLOCK.ACQUIRE k t{n} 600000 QUEUE 600000")).collect();
-        let answers = a.say_together(&queue.iter().map(String::as_str).collect::<Vec<_>>());
-        assert!(answers.iter().all(|answer| *answer == Value::Nil));
-        assert_eq!(server.info("dlock_queued"), MANY.to_string());
+        assert!(a.say_together(&queue).iter().all(Value::is_nil));
+        assert_eq!(server.number("dlock_queued"), MANY);
         a.send(&["SET", "k", "data"]);
         let mut seen = Vec::new();
-        until("all are refused", || {
-            seen.push(server.info("dlock_queued").parse::<usize>().expect("a number"));
+        until("all positions are refused", || {
+            seen.push(server.number("dlock_queued"));
             seen.ends_with(&[0])
         });
         assert_eq!(a.read(), "OK");
         seen.iter().any(|queued| (1..MANY).contains(queued))
     };
     // One try can be too slow to see an intermediate state.
-    assert!((0..10).any(in_between), "they were refused all at once");
+    assert!((0..10).any(in_between), "all positions were refused at once");
+}
+
+/// Starts a server that deletes an expired key only when a command names the key. In effect, every server
+/// with very many keys with a TTL does so.
+fn without_active_expiry(kind: &ServerKind) -> (Server, Conn) {
+    let (server, mut conn) = Server::connected(kind);
+    conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
+    (server, conn)
+}
+
+#[each_server]
+fn the_queue_is_served_when_a_native_ttl_ends(kind: &ServerKind) {
+    let (server, mut conn) = without_active_expiry(kind);
+    conn.ok("DLOCK.ACQUIRE k a 600000");
+    conn.ok("PEXPIRE k 300");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+    granted(&mut b);
+    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
+    conn.ok("PEXPIRE k 20");
+    granted(&mut c);
+    let mut subscriber = server.subscriber("c");
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k d 600000 QUEUE 600000 NOTIFY c d"), Value::Nil);
+    conn.ok("PEXPIRE k 20");
+    assert_eq!(subscriber.message(), "d granted");
+    assert_eq!(holders(&mut conn, "k"), ["d"]);
+    until_no_waiters(&server);
+}
+
+#[each_server]
+fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
+    let (server, mut conn) = without_active_expiry(kind);
+    conn.ok("DLOCK.ACQUIRE k a 600000");
+    let dump = conn.ok("DUMP k").bytes().to_vec();
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+    let restore: [&[u8]; 5] = [b"RESTORE", b"k", b"20", &dump, b"REPLACE"];
+    assert_eq!(conn.call(&restore), "OK");
+    granted(&mut b);
+    assert_eq!(holders(&mut conn, "k"), ["b"]);
+}
+
+/// There are more queues than the number of keys that one tick of the background job opens.
+#[each_server]
+fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
+    let (server, mut conn) = without_active_expiry(kind);
+    let keys: Vec<String> = (0..1_000).map(|n| format!("k{n}")).collect();
+    for command in ["DLOCK.ACQUIRE KEY a 600000", "DLOCK.ACQUIRE KEY b 600000 QUEUE 600000", "PEXPIRE KEY 20"]
+    {
+        let commands: Vec<String> = keys.iter().map(|key| command.replace("KEY", key)).collect();
+        let _ = conn.say_together(&commands);
+    }
+    until("every waiter is granted its lock", || server.number("dlock_handoffs") == 1_000);
+    assert_eq!(server.number("dlock_queued"), 0);
 }

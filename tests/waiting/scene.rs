@@ -30,12 +30,17 @@ impl Scene {
     /// Restores the initial holder and waiters.
     #[track_caller]
     pub fn reset(&mut self) {
-        for token in ["b", "c"] {
-            self.a.ok(&format!("DLOCK.CANCEL k {token}"));
+        self.reset_to("DLOCK.ACQUIRE k a 600000", "BLOCK 0");
+    }
+
+    /// Starts again: the connection of `a` sends `acquire`, then `b` waits with this option, and `c` behind it.
+    #[track_caller]
+    pub fn reset_to(&mut self, acquire: &str, block: &str) {
+        for end in ["DLOCK.CANCEL k b", "DLOCK.CANCEL k c", "DLOCK.BREAK k"] {
+            self.a.ok(end);
         }
-        self.a.ok("DLOCK.BREAK k");
-        assert!(self.a.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
-        self.b = waiter(&self.server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
+        assert!(self.a.ok(acquire).int() > 0);
+        self.b = waiter(&self.server, &format!("DLOCK.ACQUIRE k b 600000 {block}"));
         self.b_id = clients(&mut self.a, "k")[0];
         self.c = waiter(&self.server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
     }

@@ -1,13 +1,13 @@
 //! `dlock.honour-strings`: a string counts as a lock of another client (`SET key token NX PX`) until
-//! the string is removed.
+//! the string is removed. `conformance/honour-strings*.json` play what each command does with a string.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
-use dlock_testkit::{Events, Random, Server, ServerKind, Value, each_server, rounds, until};
+use dlock_testkit::{Random, Server, ServerKind, Value, each_server, rounds};
 
 fn server(kind: &ServerKind) -> Server {
-    Server::options(kind).conf("dlock.honour-strings yes").conf("notify-keyspace-events Kd").start()
+    Server::options(kind).conf("dlock.honour-strings yes").start()
 }
 
 #[each_server]
@@ -42,84 +42,6 @@ fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
         conn.ok("FLUSHALL");
     }
     until_no_waiters(&server);
-}
-
-#[each_server]
-fn a_string_counts_as_held_by_another_client(kind: &ServerKind) {
-    let server = server(kind);
-    let mut conn = server.connect();
-    conn.hello3();
-    conn.ok("SET k foreign");
-    assert!(conn.ok("DLOCK.ACQUIRE k a 60000").is_nil());
-    assert!(conn.ok("DLOCK.ACQUIRE k a 60000 SHARED BLOCK 1").is_nil());
-    let scripted = "EVAL return(redis.call('dlock.acquire','k','a',9,'block',0)) 1 k";
-    assert!(conn.ok(scripted).is_nil());
-    assert!(conn.ok("DLOCK.LIST 0").items()[1].items().is_empty(), "a script waits for no lock");
-    let mut a = waiter(&server, "DLOCK.ACQUIRE k a 60000 BLOCK 0 LABEL host");
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    let mut c = waiter(&server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-    assert_eq!(tokens(&mut conn, "k"), ["a", "b", "c"]);
-    let seen = conn.ok("DLOCK.INSPECT k");
-    assert_eq!(seen.field("mode"), &"string");
-    assert_eq!(seen.field("waiters"), &Value::Int(3));
-    let listed = conn.ok("DLOCK.LIST 0 WAITED").items()[1].items()[0].clone();
-    assert_eq!(listed.field("mode"), &"string");
-    assert_eq!((listed.field("holders"), listed.field("waiters")), (&Value::Int(0), &Value::Int(3)));
-    // CANCEL and RELEASE end a wait. RELEASE returns 0, because c holds nothing.
-    assert_eq!(conn.ok("DLOCK.CANCEL k b"), 1);
-    assert_eq!(conn.ok("DLOCK.RELEASE k c"), 0);
-    assert!(b.read().is_nil() && c.read().is_nil());
-    for command in ["EXTEND k a 9", "HOLDS k a", "PTTL k", "CONFIRM k a 1 9", "BREAK k"] {
-        assert!(conn.say(&format!("DLOCK.{command}")).error().starts_with("WRONGTYPE"), "{command}");
-    }
-    assert_eq!(conn.ok("GET k"), "foreign");
-    // Any other type is data.
-    conn.ok("DEL list");
-    conn.ok("RPUSH list x");
-    assert!(conn.say("DLOCK.ACQUIRE list a 9 BLOCK 0").error().starts_with("WRONGTYPE"));
-    conn.ok("RENAME list k");
-    assert!(a.read().error().starts_with("WRONGTYPE"));
-    until_no_waiters(&server);
-}
-
-#[each_server]
-fn set_over_a_lock_ends_its_hold_and_set_nx_does_not(kind: &ServerKind) {
-    let server = server(kind);
-    let mut conn = server.connect();
-    let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-    conn.ok("DLOCK.ACQUIRE k a 600000");
-    assert!(conn.ok("SET k foreign NX PX 600000").is_nil());
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
-    assert_eq!(conn.ok("SET k foreign"), "OK");
-    until("the end of a's hold is published", || {
-        events.so_far().iter().any(|(_, event)| event == "dlock.free")
-    });
-    assert_eq!(tokens(&mut conn, "k"), ["b"], "b waits for the removal of the string");
-    assert_eq!(conn.ok("DLOCK.RELEASE k a"), 0);
-    conn.ok("DEL k");
-    granted(&mut b);
-}
-
-#[each_server]
-fn a_wait_for_a_string_ends_by_timeout_by_disconnect_and_when_the_option_is_switched_off(kind: &ServerKind) {
-    let server = server(kind);
-    let mut conn = server.connect();
-    conn.ok("SET k foreign");
-    let mut late = server.connect();
-    late.send(&["DLOCK.ACQUIRE", "k", "late", "9", "BLOCK", "30"]);
-    drop(waiter(&server, "DLOCK.ACQUIRE k gone 9 BLOCK 0"));
-    assert!(late.read().is_nil());
-    until_no_waiters(&server);
-    let mut refused = waiter(&server, "DLOCK.ACQUIRE k refused 9 BLOCK 0");
-    assert_eq!(conn.ok("CONFIG SET dlock.honour-strings no"), "OK");
-    assert!(refused.read().error().starts_with("WRONGTYPE"));
-    assert!(conn.say("DLOCK.ACQUIRE k a 9").error().starts_with("WRONGTYPE"));
-    conn.ok("CONFIG SET dlock.honour-strings yes");
-    conn.ok("CONFIG SET dlock.restart-grace 600000");
-    conn.ok("DLOCK.ACQUIRE held a 600000");
-    conn.ok("FLUSHALL");
-    conn.ok("SET k foreign");
-    assert!(conn.say("DLOCK.ACQUIRE k a 9 BLOCK 0").error().starts_with("GRACE"));
 }
 
 /// The critical section: at most one client may be inside.
