@@ -3,11 +3,6 @@
 #![allow(clippy::disallowed_methods, reason = "clients rely on a lease by their clock")]
 
 mod client;
-mod demoted;
-mod down;
-mod guarded;
-mod isolated;
-mod nodes;
+pub mod nodes;
 mod one_lock;
-mod queued;
 mod reshard;

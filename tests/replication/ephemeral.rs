@@ -1,12 +1,6 @@
 //! EPHEMERAL holds over a failover and a failback.
 
-use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
-
-fn fail_over(master: &Server, replica: &Server) {
-    assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
-    until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
-    master.wait_in_sync(replica);
-}
+use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 /// Returns whether the hold is ephemeral and its connection; `None` without a hold.
 fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
@@ -22,8 +16,7 @@ fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
 /// The other master kept the hold alive meanwhile, so the closed connection no longer matters.
 #[each_server]
 fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
-    let (first, second) = (Server::start(kind), Server::start(kind));
-    second.replicate(&first);
+    let (first, second) = Server::with_replica(kind);
     let take = |key: &str| {
         let mut conn = first.connect();
         assert!(conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000 EPHEMERAL LABEL host")).int() > 0);
@@ -32,15 +25,17 @@ fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
     let [early, late] = ["early", "late"].map(take);
     assert!(shown(&first, "early").is_some_and(|(_, client)| client > 0));
     second.wait_in_sync(&first);
-    fail_over(&first, &second);
+    first.fail_over(&second);
+    first.wait_in_sync(&second);
     assert_eq!(
         [shown(&first, "early"), shown(&second, "early")],
         [Some((1, 0)); 2],
-        "nobody knows the connection"
+        "no server knows the connection"
     );
     drop(early);
     ends_with_its_connection(&second);
-    fail_over(&second, &first);
+    second.fail_over(&first);
+    second.wait_in_sync(&first);
     drop(late);
     // A hold acquired here now ends with its connection, after the other pending work.
     ends_with_its_connection(&first);
@@ -50,22 +45,21 @@ fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
     }
     second.wait_in_sync(&first);
     assert_eq!(dlock_testkit::locks(&first), dlock_testkit::locks(&second));
-    assert_eq!(first.info("dlock_disconnects"), "1");
+    assert_eq!(first.number("dlock_disconnects"), 1);
 }
 
 fn ends_with_its_connection(master: &Server) {
-    let mut conn: Conn = master.connect();
+    let mut conn = master.connect();
     assert!(conn.ok("DLOCK.ACQUIRE fresh t 600000 EPHEMERAL").int() > 0);
     drop(conn);
-    until("it has ended", || master.connect().ok("EXISTS fresh") == 0);
+    until("the fresh hold has ended", || master.connect().ok("EXISTS fresh") == 0);
 }
 
 /// Pending work of the old master belongs to the new one: here the end of a hold whose connection closed
 /// during the failover.
 #[each_server]
 fn a_demoted_master_drops_its_pending_work(kind: &ServerKind) {
-    let (first, second) = (Server::start(kind), Server::start(kind));
-    second.replicate(&first);
+    let (first, second) = Server::with_replica(kind);
     let mut conn = first.connect();
     let mut holder = first.connect();
     assert!(holder.ok("DLOCK.ACQUIRE closing t 600000 EPHEMERAL").int() > 0);
@@ -76,12 +70,13 @@ fn a_demoted_master_drops_its_pending_work(kind: &ServerKind) {
     conn.ok("FAILOVER");
     let id = holder.client_id();
     conn.ok(&format!("CLIENT KILL ID {id}"));
-    until("it is closed", || holder.closed());
+    until("the holder is closed", || holder.closed());
     assert_eq!(first.info("master_failover_state"), "waiting-for-sync");
     second.resume();
-    until("the roles are changed", || second.info("role") == "master" && first.info("role") == "slave");
+    first.wait_failed_over(&second);
     first.wait_in_sync(&second);
-    fail_over(&second, &first);
+    second.fail_over(&first);
+    second.wait_in_sync(&first);
     ends_with_its_connection(&first);
     assert_eq!(shown(&first, "closing"), Some((1, 0)));
 }

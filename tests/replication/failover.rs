@@ -8,7 +8,7 @@ use crate::rounds;
 use dlock_testkit::queue::waiter;
 use dlock_testkit::workers::Plan;
 use dlock_testkit::{
-    Options, Random, Server, ServerKind, TIMEOUT, Value, Wire, each_server, encode, until, until_within,
+    Options, Random, Server, ServerKind, TIMEOUT, Wire, each_server, encode, until, until_within,
 };
 
 fn until_more_grants(granted: &AtomicUsize) {
@@ -20,8 +20,7 @@ fn until_more_grants(granted: &AtomicUsize) {
 /// master.
 fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
     let mut random = Random::fresh();
-    let servers = [Server::start(kind), Server::start(kind)];
-    servers[1].replicate(&servers[0]);
+    let servers: [Server; 2] = Server::with_replica(kind).into();
     let mut load = Load::new(&mut random);
     for round in 0..rounds() {
         let [master, replica] =
@@ -51,7 +50,7 @@ fn replicaof_with_paused_writes_loses_nothing(kind: &ServerKind) {
         let mut conn = master.connect();
         assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
         replica.wait_in_sync(master);
-        assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+        replica.promote();
         assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", replica.port())), "OK");
         assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
     });
@@ -59,10 +58,7 @@ fn replicaof_with_paused_writes_loses_nothing(kind: &ServerKind) {
 
 #[each_server]
 fn failover_loses_nothing(kind: &ServerKind) {
-    there_and_back(kind, |master, replica| {
-        assert_eq!(master.connect().ok("FAILOVER TIMEOUT 60000"), "OK");
-        until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
-    });
+    there_and_back(kind, Server::fail_over);
 }
 
 /// The last grants of a master may not have reached the replica: grace covers them.
@@ -92,13 +88,13 @@ fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
                 replica.pause();
                 assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
                 until_more_grants(granted);
-                assert!(master.connect().ok("DLOCK.ACQUIRE unheard t 300").int() > 0);
+                assert!(master.connect().ok("DLOCK.ACQUIRE missed t 300").int() > 0);
                 master.kill9();
                 replica.resume();
+                replica.promote();
                 let mut conn = replica.connect();
-                assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-                assert_eq!(conn.ok("DLOCK.HOLDS unheard t"), 0);
-                assert!(conn.say("DLOCK.ACQUIRE unheard u 300").error().starts_with("GRACE"));
+                assert_eq!(conn.ok("DLOCK.HOLDS missed t"), 0);
+                assert!(conn.say("DLOCK.ACQUIRE missed u 300").error().starts_with("GRACE"));
                 port.store(replica.port(), Ordering::Relaxed);
                 until_more_grants(granted);
             },
@@ -137,17 +133,14 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
                 let mut conn = master.connect();
                 conn.ok("DLOCK.ACQUIRE own holder 900");
                 let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
-                assert_eq!(replica.connect().ok("REPLICAOF NO ONE"), "OK");
+                replica.promote();
                 port.store(replica.port(), Ordering::Relaxed);
-                until("the old master refuses writes", || match conn.say("DLOCK.ACQUIRE other x 1") {
-                    Value::Error(line) => line.starts_with("NOREPLICAS"),
-                    _ => false,
-                });
-                left_waiting += master.info("dlock_waiting").parse::<usize>().expect("a number");
-                let before = master.info("dlock_grants");
+                conn.until_error("DLOCK.ACQUIRE other x 1", "NOREPLICAS");
+                left_waiting += master.number("dlock_waiting");
+                let before = master.number("dlock_grants");
                 // Grace and the leases on the old master have ended by then.
                 until_more_grants(granted);
-                assert_eq!(master.info("dlock_grants"), before);
+                assert_eq!(master.number("dlock_grants"), before);
             },
         );
         load.assert_sound();
@@ -157,7 +150,7 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
         load.forget();
         servers.reverse();
     }
-    assert!(left_waiting > 0, "nobody was left waiting");
+    assert!(left_waiting > 0, "no client was left waiting");
 }
 
 /// Acquires locks that both servers know.
@@ -176,15 +169,9 @@ const SENTINELS: Duration = Duration::from_secs(60);
 /// Starts three sentinels that watch `master`.
 fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
     let monitor = format!("sentinel monitor locks 127.0.0.1 {} 2", master.port());
-    let sentinels: Vec<Server> = (0..3)
-        .map(|_| {
-            let options = Server::options(kind).sentinel().conf(&monitor);
-            options
-                .conf("sentinel down-after-milliseconds locks 3000")
-                .conf("sentinel failover-timeout locks 5000")
-                .start()
-        })
-        .collect();
+    let timing = ["sentinel down-after-milliseconds locks 3000", "sentinel failover-timeout locks 5000"];
+    let start = |_| Server::options(kind).sentinel().conf(&monitor).confs(&timing).start();
+    let sentinels: Vec<Server> = (0..3).map(start).collect();
     for sentinel in &sentinels {
         until_within(SENTINELS, "the sentinels know each other and the replica", || {
             let master = sentinel.connect().ok("SENTINEL MASTER locks");

@@ -8,7 +8,7 @@ use dlock_testkit::{Server, ServerKind, Stream, Value, aof, each_server, locks, 
 
 fn quiet_server(kind: &ServerKind) -> Server {
     let server = Server::start(kind);
-    until("nobody follows", || server.info("dlock_followed") == "0");
+    until("no replica and no file follows", || server.number("dlock_followed") == 0);
     server
 }
 
@@ -90,12 +90,8 @@ fn an_append_only_file_switched_on_under_load_misses_nothing(kind: &ServerKind) 
     under_load(&server, || {
         server.connect().ok("CONFIG SET appendfsync always");
         server.connect().ok("CONFIG SET appendonly yes");
-        until("the file is on", || {
-            server.info("aof_enabled") == "1"
-                // A rewrite is first scheduled, then in progress.
-                && server.info("aof_rewrite_scheduled") == "0"
-                && server.info("aof_rewrite_in_progress") == "0"
-        });
+        until("the file is on", || server.number("aof_enabled") == 1);
+        server.wait_rewritten();
     });
     let before = digests(&server);
     assert_readable(&aof::commands(server.dir()));
@@ -114,7 +110,7 @@ fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
     replica.wait_in_sync(&master);
     replica.pause();
     conn.ok("CLIENT KILL TYPE replica");
-    until("it is away", || master.info("connected_slaves") == "0");
+    until("the replica is gone", || master.number("connected_slaves") == 0);
     // The module looks for replicas in each tick.
     master.wait_for_tick();
     conn.ok("DLOCK.ACQUIRE late t 600000");
@@ -127,12 +123,11 @@ fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
 
 #[each_server]
 fn replicas_of_promoted_and_chained_replicas_miss_nothing(kind: &ServerKind) {
-    let master = Server::start(kind);
-    let middle = Server::start(kind);
+    let (master, middle) = Server::with_replica(kind);
     let last = Server::start(kind);
-    middle.replicate(&master);
     last.replicate(&middle);
-    middle.connect().ok("REPLICAOF NO ONE");
+    drop(master);
+    middle.promote();
     let fence = middle.connect().ok("DLOCK.ACQUIRE k a 60000").int();
     last.wait_in_sync(&middle);
     assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
@@ -145,8 +140,9 @@ fn a_writable_replica_refuses_waits(kind: &ServerKind) {
     replica.replicate(&master);
     let mut conn = replica.connect();
     assert!(conn.ok("DLOCK.ACQUIRE k a 60000").int() > 0);
-    for command in ["DLOCK.ACQUIRE k b 60000 BLOCK 0", "DLOCK.ACQUIRE l b 60000 EPHEMERAL"] {
-        assert!(conn.say(command).error().starts_with("ERR this server is a replica"), "{command}");
+    for option in ["BLOCK 0", "QUEUE 1000", "EPHEMERAL"] {
+        let command = format!("DLOCK.ACQUIRE k b 60000 {option}");
+        assert!(conn.say(&command).error().starts_with("ERR this server is a replica"), "{option}");
     }
     assert_eq!(conn.ok("DLOCK.ACQUIRE k b 60000"), Value::Nil);
     conn.ok("REPLICAOF NO ONE");
@@ -157,8 +153,8 @@ fn a_writable_replica_refuses_waits(kind: &ServerKind) {
 #[each_server]
 fn save_points_count_commands_without_followers(kind: &ServerKind) {
     let server = quiet_server(kind);
-    let before: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
+    let before = server.number("rdb_changes_since_last_save");
     server.connect().ok("DLOCK.ACQUIRE k a 60000");
-    let after: i64 = server.info("rdb_changes_since_last_save").parse().expect("a number");
+    let after = server.number("rdb_changes_since_last_save");
     assert!(after > before);
 }

@@ -48,7 +48,7 @@ fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
 
 #[each_server]
 fn guarded_commands_leave_the_same_data_on_replicas_and_in_the_file(kind: &ServerKind) {
-    let mut master = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let mut master = Server::options(kind).synced().start();
     let replica = Server::start(kind);
     replica.replicate(&master);
     let mut conn = master.connect();
@@ -59,8 +59,6 @@ fn guarded_commands_leave_the_same_data_on_replicas_and_in_the_file(kind: &Serve
     let digest = conn.ok("DEBUG DIGEST");
     replica.wait_in_sync(&master);
     assert_eq!(replica.connect().ok("DEBUG DIGEST"), digest);
-    master.kill9();
-    master.restart();
-    let mut conn = master.connect();
+    let mut conn = master.kill_and_restart();
     assert_eq!((conn.ok("DEBUG DIGEST"), conn.ok("GET g")), (digest, "5".into()));
 }

@@ -8,11 +8,11 @@ use dlock_testkit::{Server, ServerKind, each_server, locks, until};
 #[track_caller]
 fn take_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     let mut conn = server.connect();
-    let grants: Vec<String> = (0..count).map(|n| format!("DLOCK.ACQUIRE k{n} t {ttl}")).collect();
-    let commands: Vec<&str> = grants.iter().map(String::as_str).chain(then.iter().copied()).collect();
-    let answers = conn.say_together(&commands);
-    assert!(answers[..count].iter().all(|answer| answer.int() > 0));
-    assert!(answers[count..].iter().all(|answer| answer == "OK"), "{:?}", &answers[count..]);
+    let grants = (0..count).map(|n| format!("DLOCK.ACQUIRE k{n} t {ttl}"));
+    let commands: Vec<String> = grants.chain(then.iter().map(|command| command.to_string())).collect();
+    let replies = conn.say_together(&commands);
+    assert!(replies[..count].iter().all(|reply| reply.int() > 0));
+    assert!(replies[count..].iter().all(|reply| reply == "OK"), "{:?}", &replies[count..]);
 }
 
 #[each_server]
@@ -24,7 +24,7 @@ fn leases_that_end_during_a_pause_are_removed_after_it_on_both_servers(kind: &Se
     until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
     assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
     conn.ok("CLIENT UNPAUSE");
-    until("they end", || conn.ok("DBSIZE") == 0);
+    until("the holds have ended", || conn.ok("DBSIZE") == 0);
     replica.wait_in_sync(&master);
     assert_eq!(replica.connect().ok("DBSIZE"), 0);
     assert_eq!((master.info("dlock_expiries"), replica.info("dlock_held")), ("100".into(), "0".into()));
@@ -42,7 +42,7 @@ fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &Server
     assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
     assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
     replica.resume();
-    until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
+    master.wait_failed_over(&replica);
     let mut new = replica.connect();
     until("the leases end there", || new.ok("DBSIZE") == 0);
     assert_eq!((replica.info("dlock_expiries"), master.info("dlock_expiries")), ("100".into(), "0".into()));
@@ -50,7 +50,7 @@ fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &Server
     master.wait_in_sync(&replica);
     let mut old = master.connect();
     assert_eq!((old.ok("DBSIZE"), old.ok("DLOCK.HOLDS after t")), (1.into(), 1.into()));
-    assert_eq!(master.info("dlock_fence"), fence.to_string());
+    assert_eq!(master.number("dlock_fence"), fence);
 }
 
 #[each_server]
@@ -83,17 +83,15 @@ fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     one.replicate(&other);
     let mut conn = one.connect();
     assert_eq!((conn.ok("DBSIZE"), conn.ok("DLOCK.HOLDS theirs t")), (1.into(), 1.into()));
-    assert_eq!((one.info("dlock_held"), one.info("dlock_holders")), ("1".into(), "1".into()));
-    let fence = |server: &Server| server.info("dlock_fence").parse::<u64>().expect("a fence");
-    assert!(fence(&one) >= fence(&other));
+    assert_eq!(one.numbers(["dlock_held", "dlock_holders"]), [1, 1]);
+    assert!(one.number("dlock_fence") >= other.number("dlock_fence"));
 }
 
 /// The server ends the wait before the grant is delivered. The waiter claims the grant on the new master,
 /// which does not tell the old one. So the old one must not take the grant back when it is master again.
 #[each_server]
 fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind) {
-    let (first, second) = (Server::start(kind), Server::start(kind));
-    second.replicate(&first);
+    let (first, second) = Server::with_replica(kind);
     let (mut conn, mut new) = (first.connect(), second.connect());
     conn.ok("DLOCK.ACQUIRE k a 600000");
     second.wait_in_sync(&first);
@@ -101,12 +99,11 @@ fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", second.port());
     assert_eq!(conn.say_together(&["DLOCK.RELEASE k a", &replicaof])[0], 1);
     assert!(b.read().error().starts_with("UNBLOCKED "));
-    until("it is known there", || holders(&mut new, "k") == ["b"]);
-    new.ok("REPLICAOF NO ONE");
+    until("the new master knows the hold", || holders(&mut new, "k") == ["b"]);
+    second.promote();
     first.wait_in_sync(&second);
     let fence = new.ok("DLOCK.ACQUIRE k b 1000").int();
-    new.ok("FAILOVER TIMEOUT 60000");
-    until("the roles are back", || first.info("role") == "master" && second.info("role") == "slave");
+    second.fail_over(&first);
     // Runs after the other pending work.
     conn.ok("DLOCK.ACQUIRE short t 1");
     until("the job has run", || conn.ok("EXISTS short") == 0);

@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "how long a test waits")]
 
 mod cluster;
-mod demoted;
+mod ended_waits;
 mod ephemeral;
 mod failover;
 mod followers;
@@ -13,7 +13,6 @@ mod handoff;
 mod load;
 mod newer_master;
 mod plain;
-mod queued;
 mod random_workload;
 mod replicas;
 mod resync;

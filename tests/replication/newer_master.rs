@@ -29,6 +29,20 @@ impl Master {
         });
         Master { port, replicas }
     }
+
+    /// Makes `replica` a replica and returns the stream to it.
+    fn link(&self, replica: &Server) -> TcpStream {
+        assert_eq!(replica.connect().ok(&format!("REPLICAOF 127.0.0.1 {}", self.port)), "OK");
+        let stream = self.replicas.recv().expect("the replica connects");
+        until("the link is up", || replica.info("master_link_status") == "up");
+        stream
+    }
+}
+
+/// Waits until the replica has counted this many effects that it cannot apply.
+#[track_caller]
+fn until_skipped(replica: &Server, count: i64) {
+    until(&format!("{count} effects are skipped"), || replica.number("dlock_effects_skipped") == count);
 }
 
 /// Answers a replica's handshake up to the snapshot.
@@ -78,10 +92,7 @@ fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &Ser
     let (master, replica) = (Master::start(), Server::start(kind));
     let mut conn = replica.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
-    assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
-    let mut link = master.replicas.recv().expect("the replica comes");
-    until("the link is up", || replica.info("master_link_status") == "up");
-    assert_eq!(replica.info("dlock_effects_skipped"), "0");
+    let mut link = master.link(&replica);
     // The greatest fence, which every version can read, and a change in version 9.
     let fence = 1_900_000_000_000_000_u64;
     let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
@@ -89,13 +100,13 @@ fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &Ser
         let command = encode(&[&b"DLOCK._SET"[..], key.as_bytes(), &effect]);
         link.write_all(&command).expect("the link is open");
     }
-    until("both are counted", || replica.info("dlock_effects_skipped") == "2");
+    until_skipped(&replica, 2);
     // The master replicates a restored lock as RESTORE.
     let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &of_version_9(kind)]);
     link.write_all(&restore).expect("the link is open");
-    until("it is counted", || replica.info("dlock_effects_skipped") == "3");
-    assert_eq!((replica.info("dlock_fence"), conn.ok("DBSIZE")), (fence.to_string(), 0.into()));
-    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+    until_skipped(&replica, 3);
+    assert_eq!((replica.number("dlock_fence"), conn.ok("DBSIZE")), (fence as i64, 0.into()));
+    replica.promote();
     assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
 }
 
@@ -104,33 +115,31 @@ fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &Ser
 fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
     let mut conn = replica.connect();
-    assert_eq!(conn.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port)), "OK");
-    let mut link = master.replicas.recv().expect("the replica comes");
-    until("the link is up", || replica.info("master_link_status") == "up");
+    let mut link = master.link(&replica);
     let mut send = |words: &[&[u8]]| link.write_all(&encode(words)).expect("the link is open");
     send(&[b"DLOCK.ACQUIRE", b"k", b"t", b"600000"]);
-    until("it is counted", || replica.info("dlock_effects_skipped") == "1");
+    until_skipped(&replica, 1);
     let effect = {
         let server = Server::options(kind).conf("appendonly yes").start();
         server.connect().ok("DLOCK.ACQUIRE k t 600000");
-        until("it is written", || !aof::commands(server.dir()).is_empty());
+        until("the effect is written", || !aof::commands(server.dir()).is_empty());
         aof::commands(server.dir()).pop().expect("an effect").pop().expect("its bytes")
     };
     send(&[b"DLOCK._SET", b"k", &effect]);
     send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
-    until("it is read", || conn.ok("DBSIZE") == 2);
+    until("the replica has read the grant", || conn.ok("DBSIZE") == 2);
     // Only the master's own clients could have sent options.
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
-    until("both are counted", || replica.info("dlock_effects_skipped") == "3");
+    until_skipped(&replica, 3);
     // The replica no longer knows which fences were granted.
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
-    until("it is counted", || replica.info("dlock_effects_skipped") == "4");
+    until_skipped(&replica, 4);
     send(&[b"DLOCK._SET", b"k", &effect]);
     let newer = [&effect[..8], &[0x91, 2, 3]].concat();
     send(&[b"DLOCK._SET", b"m", &newer]);
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
-    until("both are counted", || replica.info("dlock_effects_skipped") == "6");
+    until_skipped(&replica, 6);
     assert_eq!(conn.ok("DBSIZE"), 2);
     assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("DLOCK.HOLDS l t")), (1.into(), 1.into()));
 }

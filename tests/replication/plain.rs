@@ -5,9 +5,7 @@
 mod nested;
 mod readers;
 
-use dlock_testkit::{
-    Conn, Layout, Options, Server, ServerKind, Stream, each_server, line, locks, preloaded, until,
-};
+use dlock_testkit::{Conn, Layout, Options, Server, ServerKind, Stream, each_server, line, preloaded, until};
 
 fn with_frozen_clock(kind: &ServerKind) -> Options {
     Server::options(&preloaded(kind, "tests/replication/frozen_clock.c", &[]))
@@ -32,22 +30,8 @@ fn grant_both(conn: &mut Conn, keys: [&str; 2]) {
     assert_eq!(second, first + 1);
 }
 
-/// Returns the locks without the last fence, which a start raises to the clock.
-fn held(server: &Server) -> Vec<String> {
-    locks(server).into_iter().filter(|line| !line.starts_with("dlock_fence")).collect()
-}
-
-/// Waits until the append only file is complete and no rewrite is pending.
-fn file_is_whole(server: &Server) {
-    until("the file is whole", || {
-        // A rewrite is first scheduled, then in progress.
-        ["aof_rewrite_scheduled", "aof_rewrite_in_progress"].iter().all(|field| server.info(field) == "0")
-            && server.info("aof_enabled") == "1"
-    });
-}
-
-fn skipped(server: &Server) -> String {
-    server.info("dlock_effects_skipped")
+fn skipped(server: &Server) -> i64 {
+    server.number("dlock_effects_skipped")
 }
 
 #[each_server(shimmed)]
@@ -103,7 +87,7 @@ fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
     let node = with_frozen_clock(kind).conf("cluster-enabled yes").start();
     let mut conn = node.connect();
     conn.ok("CLUSTER ADDSLOTSRANGE 0 16383");
-    until("it serves", || conn.say("DLOCK.HOLDS x t") == 0);
+    until("the node serves its slots", || conn.say("DLOCK.HOLDS x t") == 0);
     let mut stream = Stream::of(&node);
     grant_both(&mut conn, ["a", "b"]);
     conn.ok("DLOCK.RELEASE a t");

@@ -1,11 +1,11 @@
 //! Replicas answer reads and change nothing by themselves.
 
+use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
 fn a_replica_refuses_writes_and_answers_reads(kind: &ServerKind) {
-    let (master, replica) = (Server::start(kind), Server::start(kind));
-    replica.replicate(&master);
+    let (master, replica) = Server::with_replica(kind);
     let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000 DEPTH 2 LABEL host").int();
     replica.wait_in_sync(&master);
     let mut conn = replica.connect();
@@ -18,6 +18,9 @@ fn a_replica_refuses_writes_and_answers_reads(kind: &ServerKind) {
         "DLOCK.CANCEL k t",
         "DLOCK.BREAK k",
         "DLOCK._SET k x",
+        "DLOCK.GUARD k t SET x 1",
+        "DLOCK.GUARD k t GET x",
+        "DLOCK.FENCED g 1 GET x",
     ] {
         assert!(conn.say(write).error().starts_with("READONLY"), "{write}");
     }
@@ -27,14 +30,14 @@ fn a_replica_refuses_writes_and_answers_reads(kind: &ServerKind) {
     assert_eq!((lock.field("fence"), lock.field("mode")), (&fence.into(), &"exclusive".into()));
     assert_eq!(conn.ok("DLOCK.INSPECT free"), Value::Nil);
     assert_eq!(conn.ok("DLOCK.WAITERS k"), Value::Array(vec![]));
+    assert_eq!(conn.ok("DLOCK.LIST 0").items()[1].items()[0].field("key"), &"k");
     assert_eq!(conn.ok("DLOCK.TOKEN").text().len(), 27);
-    assert_eq!((replica.info("dlock_held"), replica.info("dlock_fence")), ("1".into(), fence.to_string()));
+    assert_eq!(replica.numbers(["dlock_held", "dlock_fence"]), [1, fence]);
 }
 
 #[each_server]
 fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
-    let (master, replica) = (Server::start(kind), Server::start(kind));
-    replica.replicate(&master);
+    let (master, replica) = Server::with_replica(kind);
     // The master's background job cannot run before the demotion, so no end is sent.
     let answers = master.connect().say_together(&[
         "DLOCK.ACQUIRE k t 50",
@@ -50,65 +53,54 @@ fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     for _ in 0..200 {
         assert_eq!(conn.ok("EXISTS k"), 1);
     }
-    assert_eq!((replica.info("dlock_expiries"), replica.info("dlock_held")), ("0".into(), "2".into()));
+    assert_eq!(replica.numbers(["dlock_expiries", "dlock_held"]), [0, 2]);
 
     let mut events = Events::subscribe(&replica, "__keyevent@0__:*");
-    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-    until("it ends the lease now", || conn.ok("EXISTS k") == 0);
-    let told: Vec<String> = (0..3).map(|_| events.read().0).collect();
-    assert_eq!(told, ["dlock.expired", "dlock.free", "del"].map(|event| format!("__keyevent@0__:{event}")));
-    assert_eq!((replica.info("dlock_expiries"), replica.info("dlock_held")), ("1".into(), "1".into()));
+    replica.promote();
+    until("the promoted replica ends the lease", || conn.ok("EXISTS k") == 0);
+    let published: Vec<String> = (0..3).map(|_| events.read().0).collect();
+    assert_eq!(
+        published,
+        ["dlock.expired", "dlock.free", "del"].map(|event| format!("__keyevent@0__:{event}"))
+    );
+    assert_eq!(replica.numbers(["dlock_expiries", "dlock_held"]), [1, 1]);
     assert_eq!(conn.ok("DLOCK.HOLDS long t"), 1);
     master.resume();
 }
 
+/// The greatest fence is ahead of the clock, and its lock is released: no key holds the fence.
 #[each_server]
 fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind) {
-    let (master, replica) = (Server::start(kind), Server::start(kind));
-    replica.replicate(&master);
+    let (master, replica) = Server::with_replica(kind);
     let mut conn = master.connect();
-    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-    // The fence is ahead of the clock and the lock released: no key of the replica holds the fence.
-    let raised = fence + 9_000_000;
+    let raised = conn.ok("DLOCK.ACQUIRE k t 600000").int() + 9_000_000;
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
+    // One replica receives the effects, the other one a snapshot.
     replica.wait_in_sync(&master);
+    let late = Server::start(kind);
+    late.replicate(&master);
     master.kill9();
-    let mut conn = replica.connect();
-    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
-    assert_eq!(conn.ok("DLOCK.ACQUIRE k u 600000"), raised + 1);
-}
-
-#[each_server]
-fn a_late_replica_has_the_fence_of_released_locks(kind: &ServerKind) {
-    let (master, replica) = (Server::start(kind), Server::start(kind));
-    let mut conn = master.connect();
-    let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-    let raised = fence + 9_000_000;
-    conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000"));
-    conn.ok("DLOCK.RELEASE k t");
-    replica.replicate(&master);
-    assert_eq!(replica.info("dlock_fence"), raised.to_string());
-    assert_eq!(replica.connect().ok("DBSIZE"), 0);
+    for replica in [replica, late] {
+        assert_eq!(replica.connect().ok("DBSIZE"), 0);
+        replica.promote();
+        assert_eq!(replica.connect().ok("DLOCK.ACQUIRE k u 600000"), raised + 1);
+    }
 }
 
 #[each_server]
 fn a_replicas_own_append_only_file_holds_its_masters_locks(kind: &ServerKind) {
     let master = Server::start(kind);
-    let mut replica = Server::options(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let mut replica = Server::options(kind).synced().start();
     replica.replicate(&master);
-    until("the replica has begun its file anew", || {
-        ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|field| replica.info(field) == "0")
-    });
+    replica.wait_rewritten();
     let mut conn = master.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000 DEPTH 2").int();
     conn.ok("DLOCK.ACQUIRE gone t 600000");
     conn.ok("DLOCK.RELEASE gone t");
     replica.wait_in_sync(&master);
-    replica.kill9();
     // Its configuration names no master, so it starts as one.
-    replica.restart();
-    let mut conn = replica.connect();
+    let mut conn = replica.kill_and_restart();
     assert_eq!(conn.ok("DLOCK.HOLDS k t"), 2);
     assert_eq!((conn.ok("DLOCK.ACQUIRE k t 600000"), conn.ok("EXISTS gone")), (fence.into(), 0.into()));
 }
@@ -117,8 +109,7 @@ fn a_replicas_own_append_only_file_holds_its_masters_locks(kind: &ServerKind) {
 /// the records grew without end, and a promotion published them all.
 #[each_server]
 fn a_promoted_replica_publishes_no_events_of_its_masters_past(kind: &ServerKind) {
-    let (master, replica) = (Server::start(kind), Server::start(kind));
-    replica.replicate(&master);
+    let (master, replica) = Server::with_replica(kind);
     let mut conn = master.connect();
     for key in ["a", "b", "c"] {
         conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000"));
@@ -130,6 +121,33 @@ fn a_promoted_replica_publishes_no_events_of_its_masters_past(kind: &ServerKind)
     conn.ok("REPLICAOF NO ONE");
     conn.ok("DLOCK.ACQUIRE mark t 1");
     until("the background has looked", || conn.ok("EXISTS mark") == 0);
-    let told: Vec<String> = events.so_far().into_iter().map(|(_, key)| key).collect();
-    assert_eq!(told, ["mark"; 3], "acquire, expired, free");
+    assert_eq!(events.messages(), ["mark"; 3], "acquire, expired, free");
+}
+
+/// Positions exist in the memory of one master only.
+#[each_server]
+fn a_promoted_replica_has_the_unclaimed_grants_and_no_positions(kind: &ServerKind) {
+    let (master, replica) = Server::with_replica(kind);
+    let mut a = master.connect();
+    let ask = |token: &str| format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 500000 DELAY 600000");
+    a.ok("DLOCK.ACQUIRE k a 600000");
+    for token in ["b", "c", "d"] {
+        assert_eq!(a.ok(&ask(token)), Value::Nil);
+    }
+    a.ok("DLOCK.RELEASE k a");
+    let fence = a.ok("DLOCK.INSPECT k").field("fence").int();
+    replica.wait_in_sync(&master);
+    replica.promote();
+    let mut b = replica.connect();
+    assert_eq!((holders(&mut b, "k"), tokens(&mut b, "k")), (vec!["b".into()], vec![]));
+    assert!((1..=500_000).contains(&b.ok("DLOCK.PTTL k b").int()));
+    // Each waiter joins again when it asks; the claim returns the same fence and sets the whole lease.
+    for token in ["d", "c"] {
+        assert_eq!(b.ok(&ask(token)), Value::Nil);
+    }
+    assert_eq!(tokens(&mut b, "k"), ["d", "c"]);
+    assert_eq!(b.ok(&ask("b")).int(), fence);
+    assert!(b.ok("DLOCK.PTTL k b").int() > 500_000);
+    assert_eq!(b.ok("DLOCK.RELEASE k b"), 1);
+    assert_eq!(holders(&mut b, "k"), ["d"]);
 }

@@ -12,7 +12,7 @@ fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), cou
     replica.replicate(&master);
     let mut random = Random::fresh();
     let mut load = Load::new(&mut random);
-    let count = || master.info(counter).parse::<usize>().expect("a count");
+    let count = || master.number(counter);
     load.during(
         || master.port(),
         |granted| {

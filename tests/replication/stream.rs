@@ -61,7 +61,7 @@ fn each_change_is_one_effect_with_final_values(kind: &ServerKind) {
     let (_, sent) = next(&mut stream, &mut conn, &format!("DLOCK.CONFIRM k t {raised} 800000"));
     assert_eq!(sent, format!("k whole exclusive [t x2 #{raised} 800000 host] last {raised}"));
     let (_, sent) = next(&mut stream, &mut conn, "DLOCK.RELEASE k t ALL");
-    assert_eq!(sent, "DLOCK.RELEASE k t ALL", "it says all itself");
+    assert_eq!(sent, "DLOCK.RELEASE k t ALL", "the command says everything");
 
     let (a, sent) = next(&mut stream, &mut conn, "DLOCK.ACQUIRE s a 600000 SHARED");
     assert_eq!(sent, format!("s part shared [a x1 #{a} 600000 ] last {a}"));
@@ -109,7 +109,7 @@ fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
         assert!(sent.is_empty(), "{command}: {}", line(&sent[0]));
     }
     conn.ok("DLOCK.RELEASE k t");
-    assert_eq!(stream.drain().len(), 2, "SELECT and the effect: it does listen");
+    assert_eq!(stream.drain().len(), 2, "SELECT and the effect: the stream works");
 }
 
 #[each_server]
@@ -145,7 +145,7 @@ fn the_effect_of_a_command_ends_an_expired_hold_too(kind: &ServerKind) {
         .for_each(|answer| assert!(!answer.is_nil()));
     let sent = stream.drain();
     assert_eq!(sent.len(), 3);
-    assert_eq!(line(&sent[2]), "DLOCK.RELEASE k t", "it answered 0 and ended it all the same");
+    assert_eq!(line(&sent[2]), "DLOCK.RELEASE k t", "the command answered 0, and ended the expired hold");
 }
 
 #[each_server]

@@ -98,16 +98,16 @@ impl<'a> Client<'a> {
             let Value::Error(line) = &answer else {
                 return Answer { answer, sent, node };
             };
-            let told: Vec<&str> = line.split(' ').collect();
-            let port = |told: &[&str]| told[2].rsplit(':').next().and_then(|port| port.parse().ok());
-            match told[0] {
+            let error: Vec<&str> = line.split(' ').collect();
+            let port = |error: &[&str]| error[2].rsplit(':').next().and_then(|port| port.parse().ok());
+            match error[0] {
                 "MOVED" => {
-                    node = port(&told).expect("a port");
+                    node = port(&error).expect("a port");
                     self.nodes.insert(key.to_string(), node);
                     self.redirected += 1;
                 }
                 "ASK" => {
-                    (node, asking) = (port(&told).expect("a port"), true);
+                    (node, asking) = (port(&error).expect("a port"), true);
                     self.redirected += 1;
                 }
                 "TRYAGAIN" => {

@@ -15,7 +15,7 @@ pub fn cluster(kind: &ServerKind, slots: [&str; 3]) -> [Server; 3] {
 pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Server; 3] {
     let nodes = [(); 3].map(|()| {
         let options = Server::options(kind).conf("cluster-enabled yes");
-        conf.iter().fold(options, |options, line| options.conf(line)).start()
+        options.confs(&conf).start()
     });
     for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
         let mut conn = node.connect();

@@ -1,8 +1,11 @@
-//! The wait queue of one lock during a slot migration.
+//! One lock in a cluster: its queue while its slot moves, the channels of its messages, guards, and a node that
+//! is cut off from the majority.
 
-use super::nodes::{EVENLY, cluster, id, set_on_its_way};
+use std::time::{Duration, Instant};
+
+use super::nodes::{EVENLY, cluster, cluster_with, id, set_on_its_way};
 use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
-use dlock_testkit::{ServerKind, Value, each_server, until};
+use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
 /// MIGRATE looks like DEL on the source. A grant there would give the lock a second holder.
 #[each_server]
@@ -63,10 +66,10 @@ fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     let mut b = target.connect();
     b.ok("ASKING");
     b.send(&["DLOCK.ACQUIRE", "k", "b", "60000", "BLOCK", "0"]);
-    until("it waits", || target.info("dlock_waiting") == "1");
+    until("b waits", || target.number("dlock_waiting") == 1);
     assert!(b.read().error().starts_with("TRYAGAIN "));
     until("the lease has ended, and the key is gone", || to.ok("DBSIZE") == 0);
-    assert_eq!((target.info("dlock_expiries"), target.info("dlock_held")), ("1".into(), "0".into()));
+    assert_eq!(target.numbers(["dlock_expiries", "dlock_held"]), [1, 0]);
 }
 
 /// A client that gets TRYAGAIN would ask for ever.
@@ -79,7 +82,7 @@ fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     assert!(to.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
     to.ok("ASKING");
     assert_eq!(to.ok("DLOCK.ACQUIRE k b 60000 BLOCK 100"), Value::Nil);
-    assert_eq!(target.info("dlock_timeouts"), "1");
+    assert_eq!(target.number("dlock_timeouts"), 1);
 }
 
 /// Servers refuse it for every module without support: the slot stays and nothing is lost.
@@ -96,4 +99,144 @@ fn atomic_slot_migration_is_refused(kind: &ServerKind) {
     let refused = from.say(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to}"));
     assert!(refused.error().contains("dlock does not support atomic slot migration"), "{refused:?}");
     assert_eq!(from.ok("DLOCK.ACQUIRE k a 60000"), fence);
+}
+
+/// Opens a connection that is subscribed to a sharded channel.
+fn sharded(server: &Server, channel: &str) -> Conn {
+    let mut conn = server.connect();
+    conn.send(&["SSUBSCRIBE", channel]);
+    conn.read();
+    conn
+}
+
+/// Returns the kind and the text of the next message.
+#[track_caller]
+fn heard(conn: &mut Conn) -> (String, String) {
+    let message = conn.read();
+    (message.items()[0].text(), message.items()[2].text())
+}
+
+#[each_server]
+fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind: &ServerKind) {
+    let [one, node, _] = cluster(kind, EVENLY);
+    let mut a = node.connect();
+    // The channel is in the slot of the key. Another client subscribes to the plain channel with that name.
+    let (mut sharded, mut plain) = (sharded(&node, "{k}c"), one.subscriber("{k}c"));
+    a.ok("DLOCK.ACQUIRE k a 600000");
+    assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY {k}c b"), Value::Nil);
+    a.ok("DLOCK.RELEASE k a");
+    assert_eq!(heard(&mut sharded), ("smessage".into(), "b granted".into()));
+    // A channel in another slot, even of the same node, is a plain one that every node forwards.
+    let other = "elsewhere";
+    assert_ne!(a.ok("CLUSTER KEYSLOT k"), a.ok(&format!("CLUSTER KEYSLOT {other}")));
+    let mut far = one.subscriber(other);
+    assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k c 600000 QUEUE 600000 NOTIFY {other} c")), Value::Nil);
+    assert_eq!(a.ok("DLOCK.RELEASE k b"), 1);
+    assert_eq!(heard(&mut far), ("message".into(), "c granted".into()));
+    // A sharded message is not published as a plain one too.
+    assert_eq!(one.connect().ok("PUBLISH {k}c end"), 1);
+    assert_eq!(heard(&mut plain), ("message".into(), "end".into()));
+}
+
+/// A grant on the source would give the lock a second holder.
+#[each_server]
+fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
+    let [_, source, target] = cluster(kind, EVENLY);
+    let (mut from, mut to) = (source.connect(), target.connect());
+    from.ok("DLOCK.ACQUIRE k a 600000");
+    let mut sharded = sharded(&source, "{k}c");
+    let mut plain = source.subscriber("plain");
+    for (token, channel) in [("b", "{k}c"), ("c", "plain")] {
+        let ask = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 NOTIFY {channel} {token}");
+        assert_eq!(from.ok(&ask), Value::Nil);
+    }
+    set_on_its_way(&mut from, &mut to, "k");
+    from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
+    assert_eq!(heard(&mut sharded), ("smessage".into(), "b refused".into()));
+    assert_eq!(heard(&mut plain), ("message".into(), "c refused".into()));
+    assert_eq!(source.numbers(["dlock_queued", "dlock_held"]), [0, 0]);
+    // The token joins the queue of the target.
+    to.ok("ASKING");
+    assert_eq!(to.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000"), Value::Nil);
+    to.ok("ASKING");
+    assert_eq!(holders(&mut to, "k"), ["a"]);
+}
+
+/// More positions than one event-loop turn refuses. The lock is not free: it has moved.
+#[each_server]
+fn all_positions_of_a_long_queue_are_refused_and_none_is_granted(kind: &ServerKind) {
+    let conf = ["cluster-node-timeout 5000", "notify-keyspace-events Kd"];
+    let [_, source, target] = cluster_with(kind, EVENLY, &conf);
+    let (mut from, mut to) = (source.connect(), target.connect());
+    from.ok("DLOCK.ACQUIRE k a 600000");
+    let asks: Vec<String> = (0..600).map(|n| format!("DLOCK.ACQUIRE k {n} 600000 QUEUE 600000")).collect();
+    assert!(from.say_together(&asks).iter().all(Value::is_nil));
+    assert_eq!(source.number("dlock_queued"), 600);
+    let mut events = Events::subscribe(&source, "__keyspace@0__:k");
+    set_on_its_way(&mut from, &mut to, "k");
+    from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
+    until("all positions are refused", || source.number("dlock_queued") == 0);
+    events.none();
+}
+
+#[each_server]
+fn a_guard_is_redirected_to_the_node_of_its_keys(kind: &ServerKind) {
+    let nodes = cluster(kind, EVENLY);
+    let mut conns: Vec<Conn> = nodes.iter().map(|node| node.connect()).collect();
+    let word = |conn: &mut Conn, command: &str| match conn.say(command) {
+        Value::Error(text) => text.split(' ').next().unwrap_or_default().to_owned(),
+        answer => format!("{answer:?}"),
+    };
+    let mut at_home = 0;
+    for conn in &mut conns {
+        if word(conn, "DLOCK.ACQUIRE {a}k t MAX") == "MOVED" {
+            for command in ["DLOCK.GUARD {a}k t GET {a}x", "DLOCK.FENCED {a}g 5 GET {a}x"] {
+                assert_eq!(word(conn, command), "MOVED", "{command}");
+            }
+            continue;
+        }
+        at_home += 1;
+        conn.ok("DLOCK.GUARD {a}k t SET {a}x 1");
+        conn.ok("DLOCK.FENCED {a}g 5 MSET {a}x 1 {a}y 2");
+        for command in ["DLOCK.GUARD {a}k t GET {b}x", "DLOCK.FENCED {a}g 6 SET {b}x 1"] {
+            assert_eq!(word(conn, command), "CROSSSLOT", "{command}");
+        }
+        assert_eq!(conn.ok("GET {a}g"), "5");
+    }
+    assert_eq!(at_home, 1);
+}
+
+/// The other nodes may have promoted its replica, which grants the same lock. So the isolated node ends and
+/// grants nothing.
+#[each_server]
+fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
+    let [one, node, two] =
+        cluster_with(kind, EVENLY, &["cluster-node-timeout 1000", "notify-keyspace-events Kd"]);
+    let mut conn = node.connect();
+    let since = Instant::now();
+    conn.ok("DLOCK.ACQUIRE k a 10000");
+    // This timeout is after the end of the lease.
+    let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 12000");
+    let mut events = Events::subscribe(&node, "__keyspace@0__:k");
+    for other in [&one, &two] {
+        other.pause();
+    }
+    conn.until_error("DLOCK.ACQUIRE k x 60000", "CLUSTERDOWN");
+    assert_eq!(node.number("dlock_expiries"), 0, "the newcomer was refused before the lease expired");
+    // The server itself may have ended the wait with CLUSTERDOWN.
+    let reply = b.read();
+    assert!(reply.is_nil() || reply.error().starts_with("CLUSTERDOWN"), "{reply:?}");
+    until("the lease and the wait of b are over", || {
+        node.number("dlock_waiting") == 0 && since.elapsed() > Duration::from_millis(12_500)
+    });
+    assert_eq!(node.numbers(["dlock_expiries", "dlock_handoffs"]), [0, 0]);
+    events.none();
+    for other in [&one, &two] {
+        other.resume();
+    }
+    until("the lease ends", || node.number("dlock_expiries") == 1);
+    until("the cluster is up", || matches!(conn.say("DLOCK.ACQUIRE k x 60000"), Value::Int(_)));
+    let mut c = waiter(&node, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
+    conn.ok("DLOCK.RELEASE k x");
+    granted(&mut c);
 }

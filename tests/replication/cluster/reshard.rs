@@ -78,7 +78,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
                 client.ask(key, &format!("DLOCK.ACQUIRE {key} behind 600000 BLOCK 0")).answer.int()
             });
         }
-        until("they wait", || here.info("dlock_waiting").parse::<usize>().expect("a number") >= 4);
+        until("four clients wait", || here.number("dlock_waiting") >= 4);
         let mut sides = [&here, &there];
         for _ in 0..rounds(2) {
             let [from, to] = sides;
@@ -94,7 +94,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
         over.store(true, Ordering::Relaxed);
         // Waiters behind the moved holds are granted the lock on its new node.
         let mut conn = sides[0].connect();
-        until("those behind have followed", || {
+        until("the waiters have followed their locks", || {
             let waiting = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
             long[..4].iter().map(waiting).sum::<usize>() == 4
         });
@@ -106,7 +106,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     });
     let redirected: usize = clients.iter().chain(&behind).map(|client| client.redirected).sum();
     let again: usize = behind.iter().map(|client| client.again).sum();
-    assert!(redirected > 0 && again >= 4, "{redirected} redirected, {again} told to try again");
+    assert!(redirected > 0 && again >= 4, "{redirected} redirected, {again} asked to try again");
     let denied: Vec<String> = clients.iter().flat_map(|client| client.denied.iter().cloned()).collect();
     assert!(denied.is_empty(), "{denied:#?}");
     let mut all = History::default();

@@ -1,15 +1,11 @@
 //! Readers of the log from any position end with the holds of the master, whatever they held before.
 
-use super::{file_is_whole, grant, grant_both, held, skipped, with_frozen_clock, words};
-use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, until};
-
-fn number(server: &Server, field: &str) -> u64 {
-    server.info(field).parse().expect("a number")
-}
+use super::{grant, grant_both, skipped, with_frozen_clock, words};
+use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_without_fence, until};
 
 #[each_server(shimmed)]
 fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
-    let master = with_frozen_clock(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let master = with_frozen_clock(kind).synced().start();
     // The clocks of the readers run, and one of them keeps a file.
     let replica = Server::options(kind).conf("appendonly yes").start();
     let sub = Server::start(kind);
@@ -30,31 +26,30 @@ fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     let held = locks(&master);
     assert_eq!((locks(&replica), locks(&sub)), (held.clone(), held.clone()));
     for server in [&master, &replica] {
-        file_is_whole(server);
+        server.wait_rewritten();
         server.connect().ok("DEBUG LOADAOF");
-        assert_eq!((locks(server), skipped(server)), (held.clone(), "0".into()));
+        assert_eq!((locks(server), skipped(server)), (held.clone(), 0));
     }
 }
 
 #[each_server(shimmed)]
 fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
     for preamble in ["yes", "no"] {
-        let options = with_frozen_clock(kind).conf("appendonly yes").conf("appendfsync always");
+        let options = with_frozen_clock(kind).synced();
         let mut server = options.conf(&format!("aof-use-rdb-preamble {preamble}")).start();
         let mut conn = server.connect();
         grant_both(&mut conn, ["a", "b"]);
         conn.ok("BGREWRITEAOF");
-        file_is_whole(&server);
+        server.wait_rewritten();
         grant_both(&mut conn, ["c", "d"]);
         conn.ok("DLOCK.RELEASE a t");
-        let before = held(&server);
+        let before = locks_without_fence(&server);
         let log = words(&aof::commands(server.dir()));
         let behind = log.iter().position(|word| word == "effect c").expect("an effect");
         assert_eq!(log[behind..], ["effect c", "DLOCK.ACQUIRE d t 600000", "DLOCK.RELEASE a t"]);
-        server.kill9();
-        server.restart();
-        assert_eq!(held(&server), before, "preamble {preamble}");
-        assert_eq!(skipped(&server), "0");
+        server.kill_and_restart();
+        assert_eq!(locks_without_fence(&server), before, "preamble {preamble}");
+        assert_eq!(skipped(&server), 0);
     }
 }
 
@@ -69,20 +64,20 @@ fn a_restarted_replica_and_its_replica_continue_to_read(kind: &ServerKind) {
     replica.wait_in_sync(&master);
     replica.connect().ok("SAVE");
     replica.kill9();
-    let before = number(&master, "sync_partial_ok");
+    let before = master.number("sync_partial_ok");
     // No replica receives this command yet.
     grant(&mut conn, "c");
     let port = master.port();
     replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
     replica.wait_in_sync(&master);
-    assert_eq!(number(&master, "sync_partial_ok"), before + 1, "it goes on where it was");
+    assert_eq!(master.number("sync_partial_ok"), before + 1, "the replica continues where it was");
     let sub = Server::start(kind);
     sub.replicate(&replica);
     grant(&mut conn, "d");
     replica.wait_in_sync(&master);
     sub.wait_in_sync(&replica);
     for reader in [&replica, &sub] {
-        assert_eq!((held(reader), skipped(reader)), (held(&master), "0".into()));
+        assert_eq!((locks_without_fence(reader), skipped(reader)), (locks_without_fence(&master), 0));
     }
 }
 
@@ -93,7 +88,7 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     assert!(grant(&mut old.connect(), "a") < grant(&mut old.connect(), "b"));
     new.wait_in_sync(&old);
     let mut conn = new.connect();
-    conn.ok("REPLICAOF NO ONE");
+    new.promote();
     let mut stream = Stream::of(&new);
     old.replicate(&new);
     grant_both(&mut conn, ["c", "d"]);
@@ -101,9 +96,12 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     old.wait_in_sync(&new);
     // The clock of the new master is behind the grants of the old one.
     let of_new = |server: &Server| -> Vec<String> {
-        held(server).into_iter().filter(|line| line.contains("\"c\"") || line.contains("\"d\"")).collect()
+        locks_without_fence(server)
+            .into_iter()
+            .filter(|line| line.contains("\"c\"") || line.contains("\"d\""))
+            .collect()
     };
-    assert_eq!((of_new(&old), skipped(&old)), (of_new(&new), "0".into()));
+    assert_eq!((of_new(&old), skipped(&old)), (of_new(&new), 0));
     assert_eq!(of_new(&new).len(), 2);
 }
 
@@ -123,11 +121,11 @@ fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
     grant(&mut conn, "c");
     conn.ok("DLOCK.RELEASE c t");
     replica.wait_in_sync(&master);
-    assert_eq!(held(&replica), held(&master));
+    assert_eq!(locks_without_fence(&replica), locks_without_fence(&master));
     // Its own file gives the same locks, although its readers needed additional effects.
-    file_is_whole(&replica);
+    replica.wait_rewritten();
     its.ok("DEBUG LOADAOF");
-    assert_eq!((held(&replica), skipped(&replica)), (held(&master), "0".into()));
+    assert_eq!((locks_without_fence(&replica), skipped(&replica)), (locks_without_fence(&master), 0));
 }
 
 /// The link breaks after the effect that the next grant continues from. WAIT works as usual.
@@ -138,13 +136,13 @@ fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
     let mut conn = master.connect();
     grant(&mut conn, "a");
     assert_eq!(conn.ok("WAIT 1 0"), 1);
-    let before = number(&master, "sync_partial_ok");
+    let before = master.number("sync_partial_ok");
     assert_eq!(conn.ok("CLIENT KILL TYPE replica"), 1);
     grant_both(&mut conn, ["b", "c"]);
-    until("it is back", || number(&master, "sync_partial_ok") > before);
+    until("the replica is back", || master.number("sync_partial_ok") > before);
     conn.ok("DLOCK.RELEASE b t");
     assert_eq!(conn.ok("WAIT 1 0"), 1);
-    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
 }
 
 /// SAVE and FLUSHALL write a snapshot without a child process: the log continues as before, and the master
@@ -157,20 +155,20 @@ fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
     grant_both(&mut conn, ["a", "b"]);
     let mut stream = Stream::of(&old);
     grant(&mut conn, "c");
-    until("no child makes a snapshot", || old.info("rdb_bgsave_in_progress") == "0");
+    until("no child makes a snapshot", || old.number("rdb_bgsave_in_progress") == 0);
     conn.ok("SAVE");
     grant(&mut conn, "d");
     assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
     new.wait_in_sync(&old);
-    let before = held(&old);
+    let before = locks_without_fence(&old);
     old.kill9();
-    new.connect().ok("REPLICAOF NO ONE");
+    new.promote();
     let port = new.port();
     old.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
     old.wait_in_sync(&new);
-    assert_eq!(number(&new, "sync_partial_ok"), 1, "it goes on where its snapshot ends");
-    assert_eq!((held(&old), skipped(&old)), (before.clone(), "0".into()));
-    assert_eq!(held(&new), before);
+    assert_eq!(new.number("sync_partial_ok"), 1, "the old master continues where its snapshot ends");
+    assert_eq!((locks_without_fence(&old), skipped(&old)), (before.clone(), 0));
+    assert_eq!(locks_without_fence(&new), before);
 }
 
 /// Its own file differs from its master's log.
@@ -182,18 +180,18 @@ fn a_replica_continues_its_masters_log_after_loading_its_file(kind: &ServerKind)
     let (mut conn, mut its) = (master.connect(), replica.connect());
     grant_both(&mut conn, ["a", "b"]);
     replica.wait_in_sync(&master);
-    file_is_whole(&replica);
+    replica.wait_rewritten();
     its.ok("BGREWRITEAOF");
-    file_is_whole(&replica);
+    replica.wait_rewritten();
     grant(&mut conn, "c");
     replica.wait_in_sync(&master);
     assert_eq!(words(&aof::commands(replica.dir())), ["effect c"]);
     its.ok("DEBUG LOADAOF");
     grant(&mut conn, "d");
     replica.wait_in_sync(&master);
-    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
     its.ok("DEBUG RELOAD");
     grant(&mut conn, "e");
     replica.wait_in_sync(&master);
-    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), "0".into()));
+    assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
 }
