@@ -3,7 +3,6 @@
 
 #![allow(clippy::disallowed_methods, reason = "leases and waits as their clients see them")]
 
-mod leases;
 mod load;
 mod namespaces;
 mod steps;

@@ -6,7 +6,6 @@
 mod disk;
 mod full;
 mod killed;
-mod power;
 mod rounds;
 mod tails;
 
@@ -18,9 +17,8 @@ const LONGEST: u64 = 1_000;
 
 /// Options that lose no acknowledged command.
 fn always(kind: &ServerKind) -> Options {
-    let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
     // Frequent rewrites, so that some crashes happen during one.
-    options.conf("auto-aof-rewrite-min-size 100kb")
+    Server::options(kind).synced().conf("auto-aof-rewrite-min-size 100kb")
 }
 
 /// Options that may lose holds, with a grace period.

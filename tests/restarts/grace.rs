@@ -11,9 +11,6 @@ use dlock_testkit::{Conn, Options, Server, ServerKind, Value, until};
 /// Longer than any test: only [`end`] ends this grace period.
 const LONG: &str = "dlock.restart-grace 600000";
 
-/// With these options every grant is on the disk before its reply.
-const ALWAYS: [&str; 2] = ["appendonly yes", "appendfsync always"];
-
 fn with_grace(kind: &ServerKind) -> Options {
     Server::options(kind).conf(LONG)
 }
@@ -22,18 +19,18 @@ fn with_grace(kind: &ServerKind) -> Options {
 #[track_caller]
 fn assert_grace(conn: &mut Conn, command: &str) {
     let answer = conn.say(command);
-    let told = answer.error().strip_prefix("GRACE ").unwrap_or_else(|| panic!("{command}: {answer:?}"));
-    let (left, told) = told.split_once(' ').expect("a word of why");
+    let text = answer.error().strip_prefix("GRACE ").unwrap_or_else(|| panic!("{command}: {answer:?}"));
+    let (left, text) = text.split_once(' ').expect("a word of why");
     let left: u64 = left.parse().expect("ms");
     assert!(
-        told.contains("may have lost holds") && told.contains("CONFIG SET dlock.restart-grace 0"),
-        "{told}"
+        text.contains("may have lost holds") && text.contains("CONFIG SET dlock.restart-grace 0"),
+        "{text}"
     );
     assert!((1..=600_000).contains(&left), "{command}: {left}");
 }
 
-fn left(server: &Server) -> u64 {
-    server.info("dlock_grace_ms_left").parse().expect("ms")
+fn left(server: &Server) -> i64 {
+    server.number("dlock_grace_ms_left")
 }
 
 /// Ends the grace period as an operator does. Restores the option afterwards.

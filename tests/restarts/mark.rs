@@ -3,7 +3,6 @@
 mod file;
 mod restarts;
 mod steps;
-mod unwritable;
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,10 +27,6 @@ fn stored(path: &PathBuf) -> i64 {
     mark
 }
 
-fn number(server: &Server, field: &str) -> i64 {
-    server.info(field).parse().expect("a number")
-}
-
 fn status(server: &Server) -> String {
     server.info("dlock_fence_mark_status")
 }
@@ -42,7 +37,7 @@ fn until_status(server: &Server, wanted: &str) {
 }
 
 /// Returns the number of log lines with these words.
-fn told(server: &Server, words: &str) -> usize {
+fn logged(server: &Server, words: &str) -> usize {
     let log = server.log();
     log.lines().filter(|line| line.contains("dlock.fence-mark: ") && line.contains(words)).count()
 }

@@ -5,7 +5,7 @@ mod effects;
 mod elsewhere;
 mod restarts;
 
-use dlock_testkit::{Conn, Value};
+use dlock_testkit::{Conn, Value, until};
 
 /// Formats a lock without its running times, to compare.
 #[track_caller]
@@ -24,7 +24,8 @@ fn state(conn: &mut Conn, key: &str) -> String {
         })
         .collect();
     holders.sort();
-    format!("{:?} {:?} {}", lock.field("mode"), lock.field("permits"), holders.join(" "))
+    let in_delay = lock.field("delay").int() > 500_000;
+    format!("{:?} {:?} {in_delay} {}", lock.field("mode"), lock.field("permits"), holders.join(" "))
 }
 
 /// Acquires one lock of every kind in two databases, which [`all`] reads.
@@ -43,12 +44,14 @@ fn take_all_kinds(conn: &mut Conn) {
         "DLOCK.ACQUIRE ephemeral t 600000 EPHEMERAL",
         "DLOCK.ACQUIRE released t 600000",
         "DLOCK.RELEASE released t",
+        "DLOCK.ACQUIRE delayed t 1 DELAY 600000",
     ] {
         assert!(!conn.ok(command).is_nil(), "{command}");
     }
     let binary =
         conn.call(&[&b"DLOCK.ACQUIRE"[..], b"binary", b"\0\r\n\xff", b"600000", b"LABEL", b"\xfe \0"]);
     assert!(binary.int() > 0);
+    until("only the delay is left", || conn.ok("DLOCK.HOLDS delayed t") == 0);
 }
 
 #[track_caller]
@@ -56,7 +59,7 @@ fn all(conn: &mut Conn) -> Vec<String> {
     let mut all = Vec::new();
     for (db, keys) in [
         (7, &["seven", "plain"][..]),
-        (0, &["plain", "deep", "shared", "permits", "ephemeral", "released", "binary"]),
+        (0, &["plain", "deep", "shared", "permits", "ephemeral", "released", "binary", "delayed"]),
     ] {
         conn.ok(&format!("SELECT {db}"));
         for key in keys {
@@ -65,7 +68,7 @@ fn all(conn: &mut Conn) -> Vec<String> {
             assert!(left == -2 || (540_000..=700_000).contains(&left), "{key}: {left} ms left");
         }
     }
-    assert!(all.iter().any(|line| line.ends_with("free")) && all.len() == 9);
+    assert!(all.iter().any(|line| line.ends_with("free")) && all.len() == 10);
     all
 }
 

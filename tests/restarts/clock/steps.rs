@@ -1,4 +1,4 @@
-//! One step of the clock under holders and waiters of every kind.
+//! One step of the clock under holders and waiters of every kind, and steps while the server is down.
 
 use std::time::{Duration, Instant};
 
@@ -73,10 +73,10 @@ fn step_with_holders_and_waiters(
     let in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long u 600000 BLOCK 6000");
     let after_extended = Waiter::send(&server, "DLOCK.ACQUIRE extended u 600000 BLOCK 600000");
     let first = Waiter::send(&server, "DLOCK.ACQUIRE handed u 600000 BLOCK 0");
-    until("they wait", || server.info("dlock_waiting") == "4");
+    until("four clients wait", || server.number("dlock_waiting") == 4);
     let second = Waiter::send(&server, "DLOCK.ACQUIRE handed v 600000 BLOCK 600000");
     let writer = Waiter::send(&server, "DLOCK.ACQUIRE shared u 600000 BLOCK 0");
-    until("all wait", || server.info("dlock_waiting") == "6");
+    until("all clients wait", || server.number("dlock_waiting") == 6);
     assert_eq!(conn.ok("SET soon x NX PX 300"), "OK");
 
     step(&clock, &mut conn);
@@ -108,8 +108,8 @@ fn step_with_holders_and_waiters(
     assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
     let last = conn.ok("DLOCK.ACQUIRE last t 600000").int();
     assert!(last > one && last > other && fences.iter().all(|fence| last > *fence));
-    assert_eq!((server.info("dlock_expiries"), server.info("dlock_timeouts")), ("3".into(), "2".into()));
-    assert_eq!((server.info("dlock_handoffs"), server.info("dlock_waiting")), ("6".into(), "0".into()));
+    let fields = ["dlock_expiries", "dlock_timeouts", "dlock_handoffs", "dlock_waiting"];
+    assert_eq!(server.numbers(fields), [3, 2, 6, 0]);
 }
 
 #[each_server]
@@ -144,4 +144,27 @@ fn a_stopped_clock_changes_nothing(kind: &ServerKind) {
         assert!(left > 0, "a plain lock of 300 ms never ends");
         assert!(conn.ok("PTTL soon").int().abs_diff(left) <= 1);
     });
+}
+
+#[each_server]
+fn leases_and_fences_are_right_after_a_restart_with_the_clock_set(kind: &ServerKind) {
+    for rewrite in [false, true] {
+        let (kind, clock) = WallClock::of(kind);
+        let mut server = Server::options(&kind).synced().conf("aof-use-rdb-preamble no").start();
+        let mut last = server.connect().ok("DLOCK.ACQUIRE long t 600000").int();
+        for hours in [24, -24, 0] {
+            if rewrite {
+                server.rewrite();
+            }
+            server.kill9();
+            clock.set_off_by(hours * HOUR);
+            server.restart();
+            let mut conn = server.connect();
+            assert_left(&mut conn, 540_000, 600_000);
+            let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
+            assert!(fence > last, "{hours} h off: {fence} after {last}");
+            assert_eq!(conn.ok("DLOCK.RELEASE other t"), 1);
+            last = fence;
+        }
+    }
 }

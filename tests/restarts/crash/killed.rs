@@ -1,37 +1,30 @@
-//! kill -9 at random moments under load.
+//! kill -9 at random moments under load, and power cuts, which also lose the data in the kernel's cache.
 
+use super::disk::Disk;
 use super::rounds::{Rounds, Tally};
-use super::{LONGEST, always, with_grace};
+use super::{always, with_grace};
 use dlock_testkit::{Options, Random, Server, ServerKind, each_server, until};
 
 #[each_server]
 fn kill_9_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
-    let rounds = Rounds {
-        name: "kill -9, appendfsync always",
-        leases: &[100, 600_000, 600_000],
-        grants: 300,
-        all_is_given_back: true,
-    };
-    let tally = rounds.run(always(kind).start(), |server, random| {
-        begin(server, random, "BGREWRITEAOF");
-        server.kill9();
-    });
+    let tally =
+        Rounds::of_synced("kill -9, appendfsync always").run(always(kind).start(), |server, random| {
+            begin(server, random, "BGREWRITEAOF");
+            server.kill9();
+        });
     tally.assert_nothing_lost();
 }
 
-/// A client may rely on a lost hold for the length of its lease.
 fn run_with_grace(
     name: &'static str,
     options: Options,
     mut fault: impl FnMut(&Server, &mut Random),
 ) -> Tally {
-    // At most the grace period.
-    let rounds = Rounds { name, leases: &[60, 250, LONGEST], grants: 300, all_is_given_back: false };
-    let tally = rounds.run(options.start(), |server, random| {
+    let tally = Rounds::with_grace(name).run(options.start(), |server, random| {
         fault(server, random);
         server.kill9();
     });
-    assert!(tally.grace > 0, "grace was never asked for");
+    assert!(tally.grace > 0, "no reply was GRACE");
     tally
 }
 
@@ -47,7 +40,7 @@ fn grace_covers_grants_lost_to_kill_9_with_appendfsync_everysec(kind: &ServerKin
 /// not know.
 #[each_server]
 fn grace_covers_grants_lost_to_kill_9_with_the_append_only_file_switched_off(kind: &ServerKind) {
-    let options = with_grace(kind).conf("appendonly yes").conf("appendfsync always");
+    let options = with_grace(kind).synced();
     let mut round = 0;
     let tally = run_with_grace("kill -9, appendonly switched off", options, |server, _| {
         round += 1;
@@ -55,9 +48,8 @@ fn grace_covers_grants_lost_to_kill_9_with_the_append_only_file_switched_off(kin
             return;
         }
         assert_eq!(server.connect().ok("CONFIG SET appendonly no"), "OK");
-        let granted = || server.info("dlock_grants").parse::<u64>().expect("a number");
-        let before = granted();
-        until("something is granted that is not kept", || granted() > before + 20);
+        let before = server.number("dlock_grants");
+        until("grants are made that the file lacks", || server.number("dlock_grants") > before + 20);
     });
     assert!(!tally.lost.is_empty(), "a server that kept nothing lost nothing?");
 }
@@ -86,10 +78,38 @@ fn begin(server: &Server, random: &mut Random, command: &str) {
     // The server refuses a second background write while one is in progress.
     let _ = conn.say(command);
     if random.once_in(2) {
-        until("the server has done so", || {
-            ["aof_rewrite_in_progress", "rdb_bgsave_in_progress"]
-                .iter()
-                .all(|field| server.info(field) == "0")
+        until("the background write has ended", || {
+            server.numbers(["aof_rewrite_in_progress", "rdb_bgsave_in_progress"]) == [0, 0]
         });
+    }
+}
+
+#[each_server]
+fn a_power_cut_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
+    let (kind, disk) = Disk::of(kind);
+    let tally = Rounds::of_synced("power cut, appendfsync always").run(always(&kind).start(), |server, _| {
+        server.kill9();
+        disk.lose_power(server.dir());
+    });
+    tally.assert_nothing_lost();
+}
+
+#[each_server]
+fn grace_covers_grants_lost_to_a_power_cut_with_weaker_settings(kind: &ServerKind) {
+    for (name, fsync) in [
+        ("power cut, appendfsync everysec", "appendfsync everysec"),
+        ("power cut, appendfsync no", "appendfsync no"),
+    ] {
+        let (kind, disk) = Disk::of(kind);
+        let mut bytes = 0;
+        let server = with_grace(&kind).conf("appendonly yes").conf(fsync).start();
+        let tally = Rounds::with_grace(name).run(server, |server, _| {
+            server.kill9();
+            bytes += disk.lose_power(server.dir());
+        });
+        assert!(tally.grace > 0);
+        if fsync == "appendfsync no" {
+            assert!(bytes > 0 && !tally.lost.is_empty(), "nothing was ever synced, and nothing lost?");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
-use super::attempts;
+use super::{LONGEST, attempts};
 use dlock_testkit::history::{History, Look};
 use dlock_testkit::workers::{Clock, Plan, Worker, during, history, look};
 use dlock_testkit::{Random, Server, Wire, until};
@@ -23,6 +23,17 @@ pub struct Rounds {
 }
 
 impl Rounds {
+    /// Rounds of a server that loses no acknowledged command.
+    pub fn of_synced(name: &'static str) -> Rounds {
+        Rounds { name, leases: &[100, 600_000, 600_000], grants: 300, all_is_given_back: true }
+    }
+
+    /// Rounds of a server that may lose holds. No lease is longer than the grace period, because a client may
+    /// rely on a lost hold for the length of its lease.
+    pub fn with_grace(name: &'static str) -> Rounds {
+        Rounds { name, leases: &[60, 250, LONGEST], grants: 300, all_is_given_back: false }
+    }
+
     /// Runs the rounds. `fault` must end the server while the clients work.
     #[track_caller]
     pub fn run(&self, mut server: Server, mut fault: impl FnMut(&Server, &mut Random)) -> Tally {
@@ -50,7 +61,7 @@ impl Rounds {
                 let mut conn = server.connect();
                 // A client measures a short lease from its request, the server from the grant, so the
                 // server's ends a moment later. A revived hold with a long lease stays.
-                until("nothing is left that nobody has", || {
+                until("no hold without a client is left", || {
                     look(&mut conn, &plan, clock).iter().all(|look| look.holders.is_empty())
                 });
             }

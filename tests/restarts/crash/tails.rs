@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::{always, attempts};
-use dlock_testkit::{Random, Server, ServerKind, each_server, locks, parse, preloaded};
+use dlock_testkit::{Random, Server, ServerKind, aof, each_server, locks_without_fence, parse, preloaded};
 
 /// A server, its append only file, and its locks at each length of the file.
 struct Written {
@@ -18,13 +18,11 @@ struct Written {
 /// commands depend on earlier ones.
 fn written(kind: &ServerKind, conf: &str) -> Written {
     let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
-    let server = Server::options(kind).conf("appendonly yes").conf("appendfsync always").conf(conf).start();
-    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder of the append only file");
-    let mut files = files.map(|file| file.expect("a file").path());
-    let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("an incremental file");
+    let server = Server::options(kind).synced().conf(conf).start();
+    let file = aof::incremental(server.dir());
     let mut conn = server.connect();
     let length = || fs::metadata(&file).expect("the file").len() as usize;
-    let mut states = vec![(0, held(&server))];
+    let mut states = vec![(0, locks_without_fence(&server))];
     for command in [
         "DLOCK.ACQUIRE a t 36000000",
         "DLOCK.ACQUIRE b t 36000000 SHARED LABEL host",
@@ -46,17 +44,12 @@ fn written(kind: &ServerKind, conf: &str) -> Written {
         "DLOCK.ACQUIRE a t 36000000",
     ] {
         assert!(!conn.ok(command).is_nil(), "{command}");
-        states.push((length(), held(&server)));
+        states.push((length(), locks_without_fence(&server)));
     }
     let bytes = fs::read(&file).expect("the file");
     assert_eq!(bytes.len(), length());
     server.kill9();
     Written { server, file, bytes, states }
-}
-
-/// Returns the locks without the last fence, which a start raises to the clock.
-fn held(server: &Server) -> Vec<String> {
-    locks(server).into_iter().filter(|line| !line.starts_with("dlock_fence")).collect()
 }
 
 #[track_caller]
@@ -73,7 +66,7 @@ fn a_truncated_file_is_loaded_up_to_its_last_whole_command(kind: &ServerKind) {
         fs::write(&file, &bytes[..length]).expect("the file");
         server.restart();
         let (_, expected) = states.iter().rfind(|(at, _)| *at <= length).expect("the first is empty");
-        assert_eq!(held(&server), *expected, "cut at {length} of {}", bytes.len());
+        assert_eq!(locks_without_fence(&server), *expected, "cut at {length} of {}", bytes.len());
         server.kill9();
     }
     server.restart();
@@ -103,7 +96,7 @@ fn a_truncated_file_is_refused_with_aof_load_truncated_no(kind: &ServerKind) {
     }
     fs::write(&file, &bytes).expect("the file");
     server.restart();
-    assert_eq!(held(&server), states.last().expect("some").1);
+    assert_eq!(locks_without_fence(&server), states.last().expect("some").1);
 }
 
 #[each_server]
@@ -126,7 +119,7 @@ fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash(kind: &ServerKi
         match server.try_restart() {
             Ok(()) => {
                 loaded += 1;
-                held(&server);
+                locks_without_fence(&server);
                 server.kill9();
             }
             Err(log) => {
@@ -149,9 +142,7 @@ fn a_hold_whose_effect_cannot_be_read_is_covered_by_the_grace_period(kind: &Serv
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE k t 36000000").int() > 0);
     server.kill9();
-    let folder = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
-    let mut files = folder.map(|file| file.expect("a file").path());
-    let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
+    let file = aof::incremental(server.dir());
     let mut bytes = fs::read(&file).expect("the file");
     let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
     // The argument begins with the last fence (8 bytes), followed by the version of the change.
@@ -175,7 +166,7 @@ fn a_damaged_snapshot_is_refused(kind: &ServerKind) {
         conn.ok(&format!("DLOCK.ACQUIRE k{n} u 36000000 SHARED"));
     }
     conn.ok("SAVE");
-    let (file, before) = (server.dir().join("dump.rdb"), held(&server));
+    let (file, before) = (server.dir().join("dump.rdb"), locks_without_fence(&server));
     server.kill9();
     let bytes = fs::read(&file).expect("the snapshot");
     let mut random = Random::fresh();
@@ -198,5 +189,5 @@ fn a_damaged_snapshot_is_refused(kind: &ServerKind) {
     }
     fs::write(&file, &bytes).expect("the snapshot");
     server.restart();
-    assert_eq!(held(&server), before);
+    assert_eq!(locks_without_fence(&server), before);
 }

@@ -125,18 +125,13 @@ fn a_hold_moved_by_swapdb_goes_on_in_its_new_database(kind: &ServerKind) {
 #[each_server]
 fn every_queue_is_served_when_grace_ends(kind: &ServerKind) {
     let (server, mut conn) = running(kind);
-    let locks = 500;
-    for n in 0..locks {
-        conn.ok(&format!("DLOCK.ACQUIRE k{n} t 600000"));
+    for request in ["DLOCK.ACQUIRE KEY t 600000", "DLOCK.ACQUIRE KEY next 600000 QUEUE 600000"] {
+        let requests: Vec<String> = (0..500).map(|n| request.replace("KEY", &format!("k{n}"))).collect();
+        let _ = conn.say_together(&requests);
     }
-    let mut waiters: Vec<Conn> = (0..locks).map(|_| server.connect()).collect();
-    for (n, waiter) in waiters.iter_mut().enumerate() {
-        waiter.send(&["DLOCK.ACQUIRE", &format!("k{n}"), "next", "600000", "BLOCK", "0"]);
-    }
-    until("all wait", || server.info("dlock_waiting") == locks.to_string());
+    assert_eq!(server.numbers(["dlock_held", "dlock_queued"]), [500, 500]);
     assert_eq!(conn.ok("FLUSHALL"), "OK");
-    assert_eq!(server.info("dlock_held"), "0");
+    assert_eq!(server.numbers(["dlock_held", "dlock_queued"]), [0, 500]);
     end(&server);
-    waiters.iter_mut().for_each(|waiter| assert!(granted(waiter) > 0));
-    assert_eq!(server.info("dlock_held"), locks.to_string());
+    until("every waiter is granted its lock", || server.numbers(["dlock_held", "dlock_queued"]) == [500, 0]);
 }

@@ -1,7 +1,8 @@
 //! Bounds that the option sets: leases, and fences from outside.
 
 use super::{assert_grace, left, logged, until_granted};
-use dlock_testkit::{Server, ServerKind, each_server, until};
+use dlock_testkit::queue::{granted, waiter};
+use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
 fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
@@ -90,16 +91,13 @@ fn a_waiter_with_a_lease_above_the_new_grace_is_refused_at_its_turn(kind: &Serve
         ("dlock.max-ttl", "DLOCK.ACQUIRE k w 100 DELAY 60001 BLOCK 0"),
     ] {
         assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        let (mut long, mut short) = (server.connect(), server.connect());
-        long.send(&ask.split(' ').collect::<Vec<_>>());
-        until("the client waits", || server.info("dlock_waiting") == "1");
-        short.send(&["DLOCK.ACQUIRE", "k", "u", "60000", "BLOCK", "0"]);
-        until("both wait", || server.info("dlock_waiting") == "2");
+        let mut long = waiter(&server, ask);
+        let mut short = waiter(&server, "DLOCK.ACQUIRE k u 60000 BLOCK 0");
         assert_eq!(conn.ok(&format!("CONFIG SET {option} 60000")), "OK");
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         let refused = long.read();
         assert!(refused.error().starts_with("ERR the longest lease"), "{refused:?}");
-        assert!(short.read().int() > 0, "the next waiter is granted the lock");
+        granted(&mut short);
         assert_eq!(conn.ok("DLOCK.RELEASE k u"), 1);
         let default = if option == "dlock.max-ttl" { 86_400_000 } else { 0 };
         assert_eq!(conn.ok(&format!("CONFIG SET {option} {default}")), "OK");

@@ -1,7 +1,7 @@
 //! Promotions: a replica may lack the last grants of its master.
 
-use super::{ALWAYS, assert_grace, end, left, logged, with_grace};
-use dlock_testkit::{Server, ServerKind, each_server, until};
+use super::{assert_grace, end, left, logged, with_grace};
+use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
 fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
@@ -14,8 +14,8 @@ fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     replica.wait_in_sync(&master);
     master.kill9();
+    replica.promote();
     let mut conn = replica.connect();
-    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
     assert!(left(&replica) > 500_000);
     let (after, _, why) = logged(&replica);
     assert_eq!(after, begun + 1);
@@ -32,7 +32,7 @@ fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
 fn a_replica_that_starts_or_loads_from_its_master_has_no_grace(kind: &ServerKind) {
     let master = Server::start(kind);
     master.connect().ok("DLOCK.ACQUIRE k t 600000");
-    let mut replica = with_grace(kind).conf("appendonly yes").conf("appendfsync always").start();
+    let mut replica = with_grace(kind).synced().start();
     end(&replica);
     replica.replicate(&master);
     let begun = logged(&replica).0;
@@ -49,10 +49,9 @@ fn grace_begins_anew_at_the_next_promotion_after_a_demotion(kind: &ServerKind) {
     assert!(left(&server) > 0);
     server.replicate(&master);
     assert_eq!(left(&server), 0);
-    let mut conn = server.connect();
-    assert_eq!(conn.ok("REPLICAOF NO ONE"), "OK");
+    server.promote();
     assert!(left(&server) > 500_000);
-    assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
+    assert_grace(&mut server.connect(), "DLOCK.ACQUIRE k t 1000");
 }
 
 #[each_server]
@@ -61,8 +60,7 @@ fn after_a_failover_the_new_master_has_grace_and_the_old_one_none(kind: &ServerK
     end(&master);
     let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     replica.replicate(&master);
-    assert_eq!(master.connect().ok("FAILOVER"), "OK");
-    until("the roles are changed", || replica.info("role") == "master" && master.info("role") == "slave");
+    master.fail_over(&replica);
     let mut conn = replica.connect();
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
     assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
@@ -85,14 +83,12 @@ fn a_reload_keeps_what_is_held(kind: &ServerKind) {
 #[each_server]
 fn a_replica_that_restarts_as_a_master_begins_a_grace_period(kind: &ServerKind) {
     let master = Server::start(kind);
-    let mut replica = ALWAYS.iter().fold(with_grace(kind), |options, line| options.conf(line)).start();
+    let mut replica = with_grace(kind).synced().start();
     end(&replica);
     replica.replicate(&master);
     let fence = master.connect().ok("DLOCK.ACQUIRE received t 600000").int();
     replica.wait_in_sync(&master);
-    until("the file of the replica contains the hold", || {
-        ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|is| replica.info(is) == "0")
-    });
+    replica.wait_rewritten();
     replica.kill9();
     master.connect().ok("DLOCK.ACQUIRE missed t 600000");
     master.kill9();

@@ -5,8 +5,8 @@
 use std::fs::{self, OpenOptions};
 use std::time::{Duration, Instant};
 
-use super::{ALWAYS, assert_grace, end, left, logged, until_granted, with_grace};
-use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, module_path, until};
+use super::{assert_grace, end, left, logged, until_granted, with_grace};
+use dlock_testkit::{Options, Server, ServerKind, Value, aof, each_server, module_path, until};
 
 #[each_server]
 fn a_start_without_data_begins_a_grace_period(kind: &ServerKind) {
@@ -24,20 +24,13 @@ fn a_start_without_data_begins_a_grace_period(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.EXTEND k t 1000"), 0);
     assert!(conn.ok("DLOCK.CONFIRM k t 1 1000").is_nil());
     assert!((500_000..=600_000).contains(&left(&server)));
-    assert_eq!(server.info("dlock_grace_refusals"), "4");
+    assert_eq!(server.number("dlock_grace_refusals"), 4);
     let (begun, over, why) = logged(&server);
     assert_eq!((begun, over), (1, 0), "{}", server.log());
     assert!(why.contains("nothing to load") && why.contains("600000 ms"), "{why}");
     end(&server);
     assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
     assert_eq!(logged(&server).1, 1);
-}
-
-#[each_server]
-fn restart_grace_is_off_by_default(kind: &ServerKind) {
-    let server = Server::start(kind);
-    assert!(server.connect().ok("DLOCK.ACQUIRE k t 1000").int() > 0);
-    assert!(!server.log().contains("restart-grace"), "{}", server.log());
 }
 
 #[each_server]
@@ -53,8 +46,7 @@ fn a_forgotten_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
     for ttl in [1500, 700] {
         let asked = Instant::now();
         let fence = conn.ok(&format!("DLOCK.ACQUIRE k t {ttl}")).int();
-        server.kill9();
-        server.restart();
+        server.kill_and_restart();
         conn = server.connect();
         assert_eq!(conn.ok("EXISTS k"), 0, "the hold is lost");
         let next = until_granted(&mut conn, "DLOCK.ACQUIRE k other 1500");
@@ -77,8 +69,7 @@ fn crashed(server: &mut Server) -> [i64; 3] {
     ]
     .map(|command| conn.ok(command).int());
     server.wait_written();
-    server.kill9();
-    server.restart();
+    server.kill_and_restart();
     fences
 }
 
@@ -130,37 +121,27 @@ fn leases_expire_in_grace(kind: &ServerKind) {
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 300");
     server.wait_written();
-    server.kill9();
-    server.restart();
-    let mut conn = server.connect();
+    let mut conn = server.kill_and_restart();
     until("the lease has expired", || conn.ok("EXISTS k") == 0);
     assert!(left(&server) > 0);
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 300");
 }
 
-/// Starts a server, grants a lock, and runs `run`; then kills the server, runs `after`, and restarts it.
+/// Starts a server without a grace period in progress, with a hold of `k`.
 #[track_caller]
-fn restarted(
-    kind: &ServerKind,
-    conf: &[&str],
-    run: impl FnOnce(&mut Conn),
-    after: impl FnOnce(&Server),
-) -> Server {
-    let mut server = conf.iter().fold(with_grace(kind), |options, line| options.conf(line)).start();
+fn holding(options: Options) -> Server {
+    let server = options.start();
     end(&server);
-    let mut conn = server.connect();
-    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    run(&mut conn);
-    server.kill9();
-    after(&server);
-    server.restart();
+    assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     server
 }
 
 #[each_server]
 fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKind) {
-    let mut server = restarted(kind, &ALWAYS, |_| (), |_| ());
+    let mut server = holding(with_grace(kind).synced());
+    server.kill9();
     for starts in 2..=3 {
+        server.restart();
         let mut conn = server.connect();
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the hold was loaded");
         assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
@@ -169,35 +150,32 @@ fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKi
         assert!(why.starts_with("the server started;"), "{why}");
         // A clean shutdown is followed by a grace period too.
         assert!(server.terminate().success());
-        server.restart();
     }
+    let mut server = holding(with_grace(kind));
+    server.connect().ok("SAVE");
+    let mut conn = server.kill_and_restart();
+    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot contains the hold");
+    assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
 #[each_server]
 fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
-    let cut_off = |server: &Server| {
-        let files = fs::read_dir(server.dir().join("appendonlydir")).expect("the folder");
-        let mut files = files.map(|file| file.expect("a file").path());
-        let file = files.find(|file| file.to_string_lossy().ends_with(".incr.aof")).expect("the file");
-        let file = OpenOptions::new().write(true).open(file).expect("the file");
-        let length = file.metadata().expect("its length").len();
-        file.set_len(length - 3).expect("it can be cut");
-    };
-    let remove = |server: &Server| {
-        fs::remove_dir_all(server.dir().join("appendonlydir")).expect("it can be removed");
-    };
-    for after in [&cut_off as &dyn Fn(&Server), &remove] {
-        let server = restarted(kind, &ALWAYS, |_| (), after);
+    for is_removed in [false, true] {
+        let mut server = holding(with_grace(kind).synced());
+        server.kill9();
+        if is_removed {
+            fs::remove_dir_all(server.dir().join("appendonlydir")).expect("the folder can be removed");
+        } else {
+            let file = OpenOptions::new().write(true).open(aof::incremental(server.dir())).expect("the file");
+            let length = file.metadata().expect("its length").len();
+            file.set_len(length - 3).expect("the file can be cut");
+        }
+        server.restart();
         let mut conn = server.connect();
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the grant was lost");
         assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
         assert_eq!(logged(&server).0, 2, "{}", server.log());
     }
-    let save = |conn: &mut Conn| assert_eq!(conn.ok("SAVE"), "OK");
-    let server = restarted(kind, &[], save, |_| ());
-    let mut conn = server.connect();
-    assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot contains the hold");
-    assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
 #[each_server]

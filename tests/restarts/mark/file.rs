@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use super::{number, path, status, stored, told, until_status};
+use super::{logged, path, status, stored, until_status};
 use dlock_testkit::{Conn, Folder, Port, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
@@ -15,10 +15,10 @@ fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &Se
     // The mark rises without grants.
     until("another mark is written", || stored(&path(&server)) > first);
     let further = stored(&path(&server));
-    until("INFO shows the mark", || number(&server, "dlock_fence_mark") >= further);
+    until("INFO shows the mark", || server.number("dlock_fence_mark") >= further);
     assert!((further - first) >= 4_000_000, "{further} after {first}");
-    assert_eq!((status(&server), number(&server, "dlock_fences_beyond_mark")), ("ok".into(), 0));
-    assert_eq!(told(&server, ""), 0, "{}", server.log());
+    assert_eq!((status(&server), server.number("dlock_fences_beyond_mark")), ("ok".into(), 0));
+    assert_eq!(logged(&server, ""), 0, "{}", server.log());
 }
 
 #[each_server]
@@ -31,9 +31,9 @@ fn the_mark_rises_above_a_fence_from_outside(kind: &ServerKind) {
     assert_eq!((answers[0].int(), answers[1].int()), (raised, raised + 1));
     assert!(answers[2].text().contains("dlock_fences_beyond_mark:1"), "{answers:?}");
     until("the mark covers the raised fence", || stored(&path(&server)) > raised + 1);
-    until("INFO shows the new mark", || number(&server, "dlock_fence_mark") > raised + 1);
+    until("INFO shows the new mark", || server.number("dlock_fence_mark") > raised + 1);
     assert_eq!(conn.ok("DLOCK.ACQUIRE third t 600000"), raised + 2);
-    assert_eq!(number(&server, "dlock_fences_beyond_mark"), 1);
+    assert_eq!(server.number("dlock_fences_beyond_mark"), 1);
 }
 
 /// A user with write access to the folder could redirect the server's write with a link.
@@ -66,7 +66,7 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     let before = fs::read(&precious).expect("the earlier mark");
     server.restart();
     assert_eq!(status(&server), "failing");
-    assert_eq!(told(&server, "cannot be written: it is a link, not a file"), 1);
+    assert_eq!(logged(&server, "cannot be written: it is a link, not a file"), 1);
     assert_eq!(fs::read(&precious).expect("the file is still there"), before);
     fs::remove_file(&mark).expect("it can be removed");
     until_status(&server, "ok");
@@ -94,7 +94,7 @@ fn an_invalid_mark_is_logged_and_replaced(kind: &ServerKind) {
     ];
     for (n, bytes) in garbage.into_iter().enumerate() {
         found(&mut server, bytes);
-        assert_eq!(told(&server, "was damaged: fences go on from the clock alone"), n + 1);
+        assert_eq!(logged(&server, "was damaged: fences go on from the clock alone"), n + 1);
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(stored(&path(&server)) > fence);
         assert_eq!(status(&server), "ok");
@@ -107,12 +107,12 @@ fn the_mark_of_a_newer_module_is_not_replaced(kind: &ServerKind) {
     let newer = b"dlock-fence-mark 2 and more\n";
     found(&mut server, newer);
     assert_eq!(status(&server), "failing");
-    assert_eq!(told(&server, "a newer module wrote it"), 1);
+    assert_eq!(logged(&server, "a newer module wrote it"), 1);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     assert_eq!(fs::read(path(&server)).expect("the file"), newer);
     fs::remove_file(path(&server)).expect("it can be removed");
     until_status(&server, "ok");
-    assert_eq!(told(&server, "is written again"), 1);
+    assert_eq!(logged(&server, "is written again"), 1);
 }
 
 #[each_server]
@@ -130,7 +130,7 @@ fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &Serv
         }
         server.restart();
         assert_eq!(status(&server), "failing");
-        assert_eq!(told(&server, "cannot be written: it is no file"), 1);
+        assert_eq!(logged(&server, "cannot be written: it is no file"), 1);
         assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     }
 }
@@ -145,7 +145,7 @@ fn a_mark_far_ahead_of_the_clock_is_used(kind: &ServerKind) {
     // The year 2200.
     let far = 7_258_118_400_000_000;
     found(&mut server, &mark(far));
-    assert_eq!(told(&server, "s ahead of the clock: fences go on above it"), 1);
+    assert_eq!(logged(&server, "s ahead of the clock: fences go on above it"), 1);
     let mut conn = server.connect();
     let first = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert_eq!(first, far as i64 + 1);
@@ -168,7 +168,7 @@ fn servers_that_share_a_folder_have_separate_marks(kind: &ServerKind) {
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(stored(&file) > fence);
         assert_eq!(status(server), "ok");
-        assert_eq!(told(server, ""), 0);
+        assert_eq!(logged(server, ""), 0);
     }
     assert_eq!(fs::read_dir(folder.path()).expect("the folder").count(), 3);
 }
@@ -179,7 +179,7 @@ fn a_mark_written_by_another_server_is_warned_of_and_raises_the_fences(kind: &Se
     let theirs = stored(&path(&server)) + 3_000_000;
     // Writes the file as another server would.
     fs::write(path(&server), mark(theirs as u64)).expect("the file can be written");
-    until("the second writer is logged", || told(&server, "is written by another server too") == 1);
+    until("the second writer is logged", || logged(&server, "is written by another server too") == 1);
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(fence > theirs && stored(&path(&server)) > fence, "{fence} after {theirs}");
 }
@@ -192,13 +192,13 @@ fn the_mark_follows_the_dir_option(kind: &ServerKind) {
     let file = folder.path().join(format!("dlock-{}.fence", server.port()));
     assert_eq!(conn.ok(&format!("CONFIG SET dir {}", folder.path().display())), "OK");
     until("the mark is in the new folder", || file.exists());
-    until("INFO shows the mark", || number(&server, "dlock_fence_mark") == stored(&file));
+    until("INFO shows the mark", || server.number("dlock_fence_mark") == stored(&file));
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(stored(&file) > fence);
     let (old, first) = (stored(&path(&server)), stored(&file));
     until("the mark rises in the new folder", || stored(&file) > first);
     assert_eq!(stored(&path(&server)), old, "and only there");
-    assert_eq!((status(&server), told(&server, "")), ("ok".into(), 0));
+    assert_eq!((status(&server), logged(&server, "")), ("ok".into(), 0));
 }
 
 #[each_server]
@@ -218,7 +218,7 @@ fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let before = stored(&path(&server));
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
-    assert_eq!((status(&server), number(&server, "dlock_fence_mark")), ("off".into(), 0));
+    assert_eq!((status(&server), server.number("dlock_fence_mark")), ("off".into(), 0));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     assert_eq!(stored(&path(&server)), before, "the server does not write the file");
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
@@ -226,7 +226,7 @@ fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     // Fences up to the old mark may have been issued.
     let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
     assert!(next > before && stored(&path(&server)) > next);
-    assert_eq!(told(&server, ""), 0, "{}", server.log());
+    assert_eq!(logged(&server, ""), 0, "{}", server.log());
 }
 
 #[each_server]
@@ -237,4 +237,18 @@ fn a_module_loaded_at_run_time_writes_the_mark_before_the_first_grant(kind: &Ser
     assert_eq!(conn.call(&["MODULE", "LOAD", module]), Value::Simple("OK".into()));
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(stored(&path(&server)) > fence);
+}
+
+#[each_server]
+fn the_mark_recovers_from_a_removed_folder(kind: &ServerKind) {
+    let folder = Folder::fresh();
+    let dir = folder.path().join("below");
+    fs::create_dir(&dir).expect("a folder");
+    let server = Server::options(kind).conf(&format!("dir {}", dir.display())).start();
+    fs::remove_dir_all(&dir).expect("the folder can be removed");
+    until_status(&server, "failing");
+    assert_eq!(logged(&server, "cannot be written: No such file or directory"), 1);
+    assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
+    fs::create_dir(&dir).expect("a folder");
+    until_status(&server, "ok");
 }

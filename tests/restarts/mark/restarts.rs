@@ -1,6 +1,6 @@
 //! Restarts with all data lost except the mark, and with the clock set back.
 
-use super::{DAY, number, path, stored, told};
+use super::{DAY, logged, path, stored};
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Random, Server, ServerKind, each_server, restarts, until};
 
@@ -39,7 +39,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
     }
     assert!(fences >= restarts(RESTARTS));
     // The server did not use the wrong clock.
-    assert!(told(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
+    assert!(logged(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
 }
 
 /// Shows that the test above fails without a mark.
@@ -59,18 +59,14 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
 /// Such a file contains only keys, and no key holds the last fence.
 #[each_server(shimmed)]
 fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
-    let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
-    let mut server = options.conf("aof-use-rdb-preamble no").start();
+    let mut server = Server::options(kind).synced().conf("aof-use-rdb-preamble no").start();
     let mut conn = server.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     let raised = fence + 4_000_000;
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-    conn.ok("BGREWRITEAOF");
-    until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0");
-    server.kill9();
-    server.restart();
-    let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    server.rewrite();
+    let next = server.kill_and_restart().ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(next > raised, "{next} after {raised}");
 }
 
@@ -84,7 +80,7 @@ fn the_mark_of_a_replica_covers_the_fences_of_its_master(kind: &ServerKind) {
     let raised = fence + 9_000_000;
     assert_eq!(master.connect().ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
     replica.wait_in_sync(&master);
-    until("the replica's mark covers it", || number(&replica, "dlock_fence_mark") > raised);
+    until("the replica's mark covers it", || replica.number("dlock_fence_mark") > raised);
     drop(master);
     replica.kill9();
     clock.set_off_by(-DAY);

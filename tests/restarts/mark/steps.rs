@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use super::{DAY, number, path, status, stored, told, until_status};
+use super::{DAY, logged, path, status, stored, until_status};
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Folder, Server, ServerKind, each_server, preloaded, until};
 
@@ -64,7 +64,7 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     assert_eq!(faults.done(), STEPS, "at the start");
-    let first = number(&server, "dlock_fence_mark");
+    let first = server.number("dlock_fence_mark");
     faults.wait_before("fsync");
     until("a further one is written", || faults.done().len() == 2 * STEPS.len() - 1);
     assert!(stored(&path(&server)) > first, "the file has its final name");
@@ -72,9 +72,9 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
     until("the background has looked", || conn.ok("EXISTS mark") == 0);
-    assert_eq!(number(&server, "dlock_fence_mark"), first);
+    assert_eq!(server.number("dlock_fence_mark"), first);
     faults.none();
-    until("INFO shows the mark", || number(&server, "dlock_fence_mark") == stored(&path(&server)));
+    until("INFO shows the mark", || server.number("dlock_fence_mark") == stored(&path(&server)));
     assert_eq!(faults.done(), [STEPS, STEPS].concat());
 }
 
@@ -128,12 +128,12 @@ fn each_failing_step_is_logged_once_and_tried_again(kind: &ServerKind) {
         // From the start.
         faults.at(step, error);
         let server = Server::start(&kind);
-        assert_eq!((status(&server), number(&server, "dlock_fence_mark")), ("failing".into(), 0), "{step}");
-        assert_eq!(told(&server, &format!("cannot be written: {words}")), 1, "{}", server.log());
+        assert_eq!((status(&server), server.number("dlock_fence_mark")), ("failing".into(), 0), "{step}");
+        assert_eq!(logged(&server, &format!("cannot be written: {words}")), 1, "{}", server.log());
         let mut conn = server.connect();
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(fence > 0, "{step}");
-        assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0, "there is none");
+        assert_eq!(server.number("dlock_fences_beyond_mark"), 0, "there is none");
         faults.none();
         // Switching the option off and on retries at once.
         assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
@@ -159,8 +159,8 @@ fn a_failing_disk_is_tried_again_while_the_server_runs(kind: &ServerKind) {
     until_status(&server, "ok");
     let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
     assert!(stored(&path(&server)) > fence);
-    assert_eq!((told(&server, "cannot be written"), told(&server, "is written again")), (1, 1));
-    assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0);
+    assert_eq!((logged(&server, "cannot be written"), logged(&server, "is written again")), (1, 1));
+    assert_eq!(server.number("dlock_fences_beyond_mark"), 0);
 }
 
 #[each_server(shimmed)]
@@ -181,12 +181,12 @@ fn no_grant_waits_for_a_silent_disk_and_none_exceeds_the_mark(kind: &ServerKind)
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     }
     assert!(close > 10, "the clock was followed for all of {grants} grants");
-    assert_eq!(number(&server, "dlock_fences_beyond_mark"), 0);
-    assert_eq!(told(&server, "the disk does not answer"), 1);
+    assert_eq!(server.number("dlock_fences_beyond_mark"), 0);
+    assert_eq!(logged(&server, "the disk does not answer"), 1);
     let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
     assert!(fence > mark + 1_000_000, "the clock is followed again: {fence}, the mark is {mark}");
     faults.none();
     until_status(&server, "ok");
     until("the mark covers the granted fence", || stored(&path(&server)) > fence);
-    assert_eq!(told(&server, "is written again"), 1);
+    assert_eq!(logged(&server, "is written again"), 1);
 }

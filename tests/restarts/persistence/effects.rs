@@ -3,34 +3,20 @@
 use std::fs;
 
 use super::{all, state, take_all_kinds};
-use dlock_testkit::{Options, Server, ServerKind, aof, each_server, line};
+use dlock_testkit::{Options, Server, ServerKind, aof, each_server, encode, line};
 
 fn plain_aof(kind: &ServerKind) -> Options {
-    let options = Server::options(kind).conf("appendonly yes").conf("appendfsync always");
-    // Without the mark, the fences of a restart come from the file alone.
-    let options = options.conf("dlock.fence-mark no");
-    // Without a preamble, so that every lock is a command.
-    options.conf("aof-use-rdb-preamble no")
+    // Without the mark, the fences of a restart come from the file alone; without a preamble, every lock is a
+    // command.
+    Server::options(kind).synced().confs(&["dlock.fence-mark no", "aof-use-rdb-preamble no"])
 }
 
 /// Appends these commands to the append only file of a stopped server.
 fn append(server: &Server, commands: &[Vec<Vec<u8>>]) {
-    let folder = server.dir().join("appendonlydir");
-    let files = fs::read_dir(&folder).expect("the folder").flatten().map(|file| file.path());
-    let last = files
-        .filter(|path| path.to_string_lossy().ends_with(".incr.aof"))
-        .max()
-        .expect("a file of increments");
-    let mut bytes = fs::read(&last).expect("it can be read");
-    for command in commands {
-        bytes.extend(format!("*{}\r\n", command.len()).into_bytes());
-        for word in command {
-            bytes.extend(format!("${}\r\n", word.len()).into_bytes());
-            bytes.extend(word);
-            bytes.extend(b"\r\n");
-        }
-    }
-    fs::write(&last, bytes).expect("it can be written");
+    let file = aof::incremental(server.dir());
+    let mut bytes = fs::read(&file).expect("the file");
+    bytes.extend(commands.iter().flat_map(|command| encode(command)));
+    fs::write(&file, bytes).expect("the file can be written");
 }
 
 fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
@@ -62,7 +48,7 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     let mut conn = server.connect();
     assert_eq!((all(&mut conn), state(&mut conn, "k")), before);
     assert_eq!(server.info("dlock_fence"), fence);
-    assert_eq!((server.info("dlock_held"), server.info("dlock_holders")), ("8".into(), "10".into()));
+    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [9, 10]);
 }
 
 #[each_server]
@@ -149,5 +135,5 @@ fn clients_cannot_send_effects(kind: &ServerKind) {
     assert!(conn.call(&call).error().contains("not allowed from script"));
 
     assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0);
-    assert!(server.info("dlock_fence").parse::<i64>().expect("a number") > fence);
+    assert!(server.number("dlock_fence") > fence);
 }

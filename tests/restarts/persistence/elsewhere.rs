@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{all, take_all_kinds};
-use dlock_testkit::{Conn, Server, ServerKind, each_server};
+use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
 fn a_snapshot_loads_on_every_server_that_reads_its_format(writer_kind: &ServerKind) {
@@ -68,11 +68,12 @@ fn memory_usage_counts_token_label_and_holders(kind: &ServerKind) {
         let token = "t".repeat(token);
         let ask = [&["DLOCK.ACQUIRE", key, &token, "600000"][..], options].concat();
         assert!(conn.call(&ask).int() > 0);
-        memory(&mut conn, key)
+        conn.ok(&format!("MEMORY USAGE {key}")).int()
     };
     let label = "l".repeat(200);
     let small = usage("aaaa", 4, &[]);
     assert!((50..400).contains(&small), "{small}");
+    assert_eq!(usage("eeee", 27, &[]), small, "a token of DLOCK.TOKEN is stored inline");
     let long = usage("bbbb", 204, &[]);
     assert!(long >= small + 200, "{long} with a token of 204 bytes, {small} with 4");
     let labelled = usage("cccc", 4, &["LABEL", &label]);
@@ -83,8 +84,4 @@ fn memory_usage_counts_token_label_and_holders(kind: &ServerKind) {
         many = usage("dddd", n, &["SHARED"]);
     }
     assert!(many > one + 100 * 50, "{many} with 101 holders, {one} with one");
-}
-
-fn memory(conn: &mut Conn, key: &str) -> i64 {
-    conn.ok(&format!("MEMORY USAGE {key}")).int()
 }
