@@ -1,7 +1,9 @@
 //! The background job serves all clients: the work that one connection causes delays no other client, and its
 //! memory is freed.
 
-use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
+use std::fs;
+
+use dlock_testkit::{Conn, Events, Folder, Server, ServerKind, Value, each_server, preloaded, until};
 
 /// The job used to end all holds of a closed connection before it checked the next lease: 9 s for 30,000
 /// holds.
@@ -11,14 +13,10 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Ed").start();
     let mut conn = server.connect();
     let id = conn.client_id();
-    let tokens: Vec<String> = (0..MANY).map(|n| n.to_string()).collect();
-    for some in tokens.chunks(200) {
-        let commands: Vec<Vec<&str>> = some
-            .iter()
-            .map(|token| vec!["DLOCK.ACQUIRE", "crowd", token, "600000", "PERMITS", "100000", "EPHEMERAL"])
-            .collect();
-        conn.send_batch(&commands.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        some.iter().for_each(|_| assert!(conn.read().int() > 0));
+    let requests: Vec<String> =
+        (0..MANY).map(|n| format!("DLOCK.ACQUIRE crowd {n} 600000 PERMITS 100000 EPHEMERAL")).collect();
+    for some in requests.chunks(200) {
+        assert!(conn.say_together(some).iter().all(|reply| reply.int() > 0));
     }
     let mut look = server.connect();
     let mut events = Events::subscribe(&server, "__keyevent@0__:*");
@@ -36,11 +34,7 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     }
     let before = before.expect("the lease has expired");
     assert!(before < MANY / 2, "{before} holds were ended before the lease");
-    until("all holds have ended", || server.info("dlock_holders") == "0");
-}
-
-fn used(server: &Server) -> i64 {
-    server.info("used_memory").parse().expect("a number")
+    until("all holds have ended", || server.number("dlock_holders") == 0);
 }
 
 /// The module used to keep a record of each deletion for ever: 81 MB after a million.
@@ -53,9 +47,9 @@ fn deleted_keys_leave_no_state(kind: &ServerKind) {
             let server = Server::options(kind).conf(&format!("notify-keyspace-events \"{events}\"")).start();
             let mut conn = server.connect();
             assert_eq!(conn.call(&["EVAL", SCRIPT, "1", "k", "10", "10"]), Value::Nil);
-            let before = used(&server);
+            let before = server.number("used_memory");
             assert_eq!(conn.call(&["EVAL", SCRIPT, "1", "k", "100000", keys]), Value::Nil);
-            until("the memory is freed", || used(&server) < before + (2 << 20));
+            until("the memory is freed", || server.number("used_memory") < before + (2 << 20));
         }
     }
 }
@@ -69,7 +63,7 @@ fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
     let mut before = 0;
     for round in 0..1_500 {
         if round == 100 {
-            before = used(&server);
+            before = server.number("used_memory");
         }
         let token = format!("the-token-of-the-round-{round}");
         assert!(holder.ok("DLOCK.ACQUIRE k holder 600000").int() > 0);
@@ -83,6 +77,34 @@ fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
         }
         assert_eq!(holder.ok(&format!("DLOCK.RELEASE k {token}")), 1);
     }
-    let grown = used(&server) - before;
+    let grown = server.number("used_memory") - before;
     assert!(grown < 100_000, "{grown} bytes");
+}
+
+/// At the limit of its user or container a server starts no thread. The module used to refuse every later
+/// command, until a restart.
+#[each_server]
+fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
+    let folder = Folder::fresh();
+    let file = folder.path().join("none");
+    let kind = &preloaded(kind, "tests/hostile/no_threads.c", &[("NO_THREADS", &file)]);
+    // More locks than the module frees inline: it frees these in a thread, if it can start one.
+    let acquire = |conn: &mut Conn, request: fn(usize) -> String| {
+        let requests: Vec<String> = (0..1_100).map(request).collect();
+        assert!(conn.say_together(&requests).iter().all(|reply| reply.int() > 0));
+    };
+    let (master, replica) = Server::with_replica(kind);
+    let mut conn = master.connect();
+    acquire(&mut conn, |n| format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
+    replica.wait_in_sync(&master);
+    fs::write(&file, "").expect("the file can be written");
+    assert_eq!(conn.ok("DEL crowd"), 1);
+    acquire(&mut conn, |n| format!("DLOCK.ACQUIRE k{n} t 600000"));
+    assert_eq!(conn.ok("FLUSHALL"), "OK");
+    replica.wait_in_sync(&master);
+    for server in [&master, &replica] {
+        until("all holds have ended", || server.number("dlock_holders") == 0);
+        assert_eq!(server.connect().ok("DLOCK.INSPECT k1"), Value::Nil);
+    }
+    assert!(conn.ok("DLOCK.ACQUIRE k1 t 600000").int() > 0);
 }

@@ -9,7 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::damage::damage;
 use dlock_testkit::{Conn, Options, Random, Server, ServerKind, Value, each_server, run_time, until};
 
 /// Commands that create every kind of lock, and another key. Every token begins with `token`, so that
@@ -205,7 +204,7 @@ fn keys(conn: &mut Conn) -> Vec<Vec<u8>> {
 fn check(server: &Server) -> usize {
     let mut conn = server.connect();
     let before = shown(&mut conn);
-    let fence = server.info("dlock_fence").parse::<i64>().expect("a number");
+    let fence = server.number("dlock_fence");
     assert!(fence < 1 << 53, "{fence}");
     assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
     let again = shown(&mut conn);
@@ -224,7 +223,8 @@ fn check(server: &Server) -> usize {
             assert!(conn.call(&[&b"DLOCK.RELEASE"[..], &key, b"fresh"]).int() <= 1);
         }
     }
-    until("nothing is held", || server.info("dlock_held") == "0" && server.info("dlock_holders") == "0");
+    let gauges = ["dlock_held", "dlock_holders"];
+    until("no lock is held", || server.numbers(gauges) == [0, 0]);
     before.len()
 }
 
@@ -233,26 +233,21 @@ fn damaged_snapshots_do_not_crash_the_server(kind: &ServerKind) {
     load_damaged(Server::options(kind), |server| drop(server.connect().ok("SAVE")));
 }
 
-fn appending(kind: &ServerKind) -> Options {
-    Server::options(kind).conf("appendonly yes").conf("appendfsync always")
-}
-
 /// Two files of effects: the rewritten base, and later effects.
 #[each_server]
 fn damaged_append_only_files_do_not_crash_the_server(kind: &ServerKind) {
-    load_damaged(appending(kind).conf("aof-use-rdb-preamble no"), rewrite_and_append);
+    load_damaged(Server::options(kind).synced().conf("aof-use-rdb-preamble no"), rewrite_and_append);
 }
 
 /// Two files: a snapshot as the base, and later effects.
 #[each_server]
 fn damaged_append_only_files_with_a_preamble_do_not_crash_the_server(kind: &ServerKind) {
-    load_damaged(appending(kind), rewrite_and_append);
+    load_damaged(Server::options(kind).synced(), rewrite_and_append);
 }
 
 fn rewrite_and_append(server: &Server) {
     let mut conn = server.connect();
-    conn.ok("BGREWRITEAOF");
-    until("the rewrite is done", || server.info("aof_rewrite_in_progress") == "0");
+    server.rewrite();
     for command in [
         "DLOCK.EXTEND plain token1 900000",
         "DLOCK.ACQUIRE shared token4 600000 SHARED",
@@ -262,5 +257,56 @@ fn rewrite_and_append(server: &Server) {
         "DLOCK.ACQUIRE third token1 600000",
     ] {
         assert!(!conn.ok(command).is_nil(), "{command}");
+    }
+}
+
+/// Numbers at which lengths, counts and deadlines often fail.
+const NUMBERS: [u64; 10] =
+    [0, 1, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 53, i64::MAX as u64, u64::MAX];
+
+/// Changes `bytes` at random, half of the changes near occurrences of `interesting`.
+fn damage(bytes: &mut Vec<u8>, interesting: &[u8], random: &mut Random) {
+    for _ in 0..1 + random.below(4) {
+        let places: Vec<usize> = bytes
+            .windows(interesting.len())
+            .enumerate()
+            .filter(|(_, window)| *window == interesting)
+            .map(|(at, _)| at)
+            .collect();
+        let at = if places.is_empty() || random.once_in(2) {
+            random.below(bytes.len() + 1)
+        } else {
+            // The numbers of a hold precede its token, its label follows it.
+            (random.of(&places) + random.below(96)).saturating_sub(64).min(bytes.len())
+        };
+        change(bytes, at, random);
+        if bytes.is_empty() {
+            return;
+        }
+    }
+}
+
+fn change(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
+    let end = (at + 1 + random.below(24)).min(bytes.len());
+    match random.below(10) {
+        // Most changes keep the length, so that enclosing lengths still fit.
+        0..3 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
+        3..5 if at < bytes.len() => bytes[at] = random.below(256) as u8,
+        5..7 => {
+            let number = random.of(&NUMBERS).to_le_bytes();
+            let size = [1, 2, 4, 8][random.below(4)].min(bytes.len() - at);
+            bytes[at..at + size].copy_from_slice(&number[..size]);
+        }
+        7 => drop(bytes.drain(at..end)),
+        8 => {
+            let copy = bytes[at..end].to_vec();
+            let to = random.below(bytes.len() + 1);
+            bytes.splice(to..to, copy);
+        }
+        _ if random.once_in(4) => bytes.truncate(at),
+        _ => {
+            let noise: Vec<u8> = (0..random.below(16)).map(|_| random.below(256) as u8).collect();
+            bytes.splice(at..at, noise);
+        }
     }
 }

@@ -1,24 +1,7 @@
 //! A guard bypasses no check: rights, secrets, commands that end a server.
 
-use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
-
-/// Builds a call of every command and subcommand of the server with these arguments.
-fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
-    let mut calls = Vec::new();
-    for command in info.items() {
-        let [name, arity, .., subcommands] = command.items() else { panic!("{command:?}") };
-        if !subcommands.items().is_empty() {
-            calls.extend(self::calls(subcommands, fill, more));
-            continue;
-        }
-        let mut words: Vec<String> = name.text().split('|').map(String::from).collect();
-        let wanted = words.len().max(arity.int().unsigned_abs() as usize) + more;
-        let fill = fill.iter().cycle().take(wanted - words.len());
-        words.extend(fill.map(|word| word.to_string()));
-        calls.push(words);
-    }
-    calls
-}
+use crate::calls;
+use dlock_testkit::{Server, ServerKind, Value, each_server};
 
 #[each_server]
 fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
@@ -68,13 +51,6 @@ fn each_guarded_command_gets_its_own_reply(kind: &ServerKind) {
     }
 }
 
-fn user(server: &Server, rules: &str) -> Conn {
-    server.connect().ok(&format!("ACL SETUSER app reset on >secret {rules}"));
-    let mut conn = server.connect();
-    conn.ok("AUTH app secret");
-    conn
-}
-
 #[each_server]
 fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
     let (server, mut admin) = Server::connected(kind);
@@ -82,7 +58,7 @@ fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
     admin.ok("RPUSH a:list 1");
     let rules =
         "~a:* %R~r:* &a:* +dlock.guard +dlock.fenced +dlock.acquire +get +set +sort +publish +incr -incr";
-    let mut conn = user(&server, rules);
+    let mut conn = server.user(rules);
     conn.ok("DLOCK.ACQUIRE a:k t MAX");
     for guard in ["GUARD a:k t", "FENCED a:gate 5"] {
         assert_eq!(conn.ok(&format!("DLOCK.{guard} SET a:x 2")), "OK");
@@ -109,7 +85,7 @@ fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
     assert!(conn.say("DLOCK.GUARD secret:k t GET a:x").error().starts_with("NOPERM"));
     assert!(conn.say("DLOCK.FENCED r:gate 5 GET a:x").error().starts_with("NOPERM"));
     assert_eq!(admin.ok("MGET secret:1 a:x"), ["hidden", "2"]);
-    assert!(user(&server, "~a:* +get").say("DLOCK.GUARD a:k t GET a:x").error().starts_with("NOPERM"));
+    assert!(server.user("~a:* +get").say("DLOCK.GUARD a:k t GET a:x").error().starts_with("NOPERM"));
     // A user with all rights may do it here too.
     admin.ok("DLOCK.ACQUIRE k t MAX");
     assert_eq!(admin.ok("DLOCK.GUARD k t SORT a:list BY nosort GET secret:*"), ["hidden"]);
@@ -120,7 +96,7 @@ fn guard_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
     let server = Server::start(kind);
     let token = "0123456789abcdef";
     server.connect().ok(&format!("DLOCK.ACQUIRE r:k {token} MAX"));
-    let mut conn = user(&server, "~a:* %R~r:* +dlock.guard +dlock.acquire +dlock.inspect +dlock.waiters");
+    let mut conn = server.user("~a:* %R~r:* +dlock.guard +dlock.acquire +dlock.inspect +dlock.waiters");
     conn.ok("DLOCK.ACQUIRE a:k t MAX");
     let seen = conn.ok("DLOCK.GUARD a:k t DLOCK.INSPECT r:k");
     assert_eq!(seen.field("holders").items()[0].field("token"), &"01234567...");
@@ -141,7 +117,7 @@ fn guard_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
 fn guard_lists_no_lock_that_the_user_may_not_see(kind: &ServerKind) {
     let server = Server::start(kind);
     server.connect().ok("DLOCK.ACQUIRE secret:k t MAX");
-    let mut conn = user(&server, "~a:* +dlock.guard +dlock.fenced +get +set +dlock.acquire +dlock.list");
+    let mut conn = server.user("~a:* +dlock.guard +dlock.fenced +get +set +dlock.acquire +dlock.list");
     conn.ok("DLOCK.ACQUIRE a:k t MAX");
     for guard in ["GUARD a:k t", "FENCED a:gate 5"] {
         let listed = conn.ok(&format!("DLOCK.{guard} DLOCK.LIST 0"));

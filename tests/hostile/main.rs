@@ -2,13 +2,29 @@
 //! tokens.
 
 mod background;
-mod damage;
 mod files;
 mod guarded;
 mod memory;
 mod modules;
-mod secrets;
-mod threads;
 mod tokens;
 mod users;
-mod withdrawn_rights;
+
+use dlock_testkit::Value;
+
+/// Builds a call of every command and subcommand of the server with these arguments.
+fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
+    let mut calls = Vec::new();
+    for command in info.items() {
+        let [name, arity, .., subcommands] = command.items() else { panic!("{command:?}") };
+        if !subcommands.items().is_empty() {
+            calls.extend(self::calls(subcommands, fill, more));
+            continue;
+        }
+        let mut words: Vec<String> = name.text().split('|').map(String::from).collect();
+        let wanted = words.len().max(arity.int().unsigned_abs() as usize) + more;
+        let fill = fill.iter().cycle().take(wanted - words.len());
+        words.extend(fill.map(|word| word.to_string()));
+        calls.push(words);
+    }
+    calls
+}

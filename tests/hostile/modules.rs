@@ -37,7 +37,7 @@ fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
         let refused = conn.say(&format!("CALLER !v DLOCK.ACQUIRE k t 600000 {options}"));
         assert!(refused.error().starts_with("ERR EPHEMERAL cannot be used"), "{options}: {refused:?}");
     }
-    assert_eq!((conn.ok("EXISTS k"), server.info("dlock_queued")), (0.into(), "0".into()));
+    assert_eq!((conn.ok("EXISTS k"), server.number("dlock_queued")), (0.into(), 0));
 }
 
 /// While no other module is loaded, dlock sends no notification to modules. So dlock must notice at once that
@@ -48,7 +48,7 @@ fn a_module_loaded_later_is_notified_of_locks(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
     let mut conn = server.connect();
     until("dlock knows that there are no replicas and no listening modules", || {
-        server.info("dlock_followed") == "0"
+        server.number("dlock_followed") == 0
     });
     conn.ok("DLOCK.ACQUIRE before t 600000");
     assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("a path of text")]), "OK");

@@ -1,6 +1,8 @@
-//! Places that show tokens and places that must not. A token proves that its client holds the lock.
+//! Places that show tokens and places that must not. A token proves that its client holds the lock, so a user
+//! without write access to a key sees none of its tokens.
 
-use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
+use dlock_testkit::queue::{granted, waiter};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, encode};
 
 const SECRET: &str = "5ecret5ecret5ecret";
 
@@ -23,8 +25,7 @@ fn with_token(command: &str) -> String {
 
 #[each_server]
 fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
-    let (server, replica) = (Server::start(kind), Server::start(kind));
-    replica.replicate(&server);
+    let (server, replica) = Server::with_replica(kind);
     let (mut monitor, mut on_replica) = (server.connect(), replica.connect());
     assert!(monitor.ok("MONITOR") == "OK" && on_replica.ok("MONITOR") == "OK");
     let mut conn = server.connect();
@@ -51,56 +52,66 @@ fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
 #[each_server]
 fn acl_log_shows_no_tokens(kind: &ServerKind) {
     let (server, mut admin) = Server::connected(kind);
-    assert_eq!(admin.ok("ACL SETUSER worker on >secret ~lock:* +dlock.acquire"), "OK");
-    let mut conn = server.connect();
-    assert_eq!(conn.ok("AUTH worker secret"), "OK");
+    let mut conn = server.user("~lock:* +dlock.acquire");
     for command in COMMANDS {
         assert!(conn.say(&with_token(command)).error().starts_with("NOPERM"));
     }
-    let logged = format!("{:?}", admin.ok("ACL LOG"));
-    assert!(logged.contains("dlock.release") || logged.contains("DLOCK.RELEASE"), "{logged}");
-    assert!(!logged.contains(SECRET), "{logged}");
+    let logged = format!("{:?}", admin.ok("ACL LOG")).to_lowercase();
+    assert!(logged.contains("dlock.release") && !logged.contains(SECRET), "{logged}");
 }
 
 #[each_server]
-fn client_list_and_slow_logs_show_no_tokens(kind: &ServerKind) {
-    let server = Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000").start();
+fn info_client_list_and_logs_show_no_tokens(kind: &ServerKind) {
+    let logs_all = ["slowlog-log-slower-than 0", "slowlog-max-len 1000", "loglevel debug"];
+    let server = Server::options(kind).confs(&logs_all).conf("latency-monitor-threshold 1").start();
     let mut admin = server.connect();
     // Valkey 8.1 and later also log large requests and replies.
-    let logs = !matches!(admin.say("CONFIG SET commandlog-request-larger-than 0"), Value::Error(_));
-    if logs {
-        assert_eq!(admin.ok("CONFIG SET commandlog-reply-larger-than 0"), "OK");
+    let has_commandlog = !matches!(admin.say("CONFIG SET commandlog-request-larger-than 0"), Value::Error(_));
+    if has_commandlog {
+        admin.ok("CONFIG SET commandlog-reply-larger-than 0");
     }
     let mut conn = server.connect();
-    for command in COMMANDS {
-        conn.ok(&with_token(command));
+    let wrong = [
+        "DLOCK.ACQUIRE k {} 600000 {}",
+        "DLOCK.ACQUIRE k {} {}",
+        "DLOCK.RELEASE k {} {}",
+        "DLOCK.CONFIRM k {} 9007199254740991 600000",
+        "DLOCK.CANCEL k CLIENT {}",
+        "DLOCK._SET k {}",
+    ];
+    for command in ["MULTI"].iter().chain(&COMMANDS).chain(&["EXEC"]).chain(&COMMANDS).chain(&wrong) {
+        if let Value::Error(line) = conn.say(&with_token(command)) {
+            assert!(wrong.contains(command) && !line.contains(SECRET), "{line}");
+        }
     }
-    let mut waiter = server.connect();
-    waiter.send(&["DLOCK.ACQUIRE", "k", &format!("other{SECRET}"), "600000", "BLOCK", "0"]);
-    until("the client waits", || server.info("dlock_waiting") == "1");
+    let mut waiter = waiter(&server, &format!("DLOCK.ACQUIRE k other{SECRET} 600000 BLOCK 0"));
     let clients = admin.ok("CLIENT LIST").text();
     assert!(clients.to_lowercase().contains("cmd=dlock.acquire") && !clients.contains(SECRET), "{clients}");
     let mut shown = vec![admin.ok("SLOWLOG GET 1000")];
-    if logs {
-        shown.extend(
-            ["slow", "large-request", "large-reply"]
-                .map(|log| admin.ok(&format!("COMMANDLOG GET 1000 {log}"))),
-        );
+    if has_commandlog {
+        let logs = ["slow", "large-request", "large-reply"];
+        shown.extend(logs.map(|log| admin.ok(&format!("COMMANDLOG GET 1000 {log}"))));
     }
     for log in shown {
         let log = format!("{log:?}");
         assert!(log.contains("SLOWLOG") || log.contains("CONFIG") || log.contains("CLIENT"), "{log}");
         assert!(!log.contains(SECRET), "{log}");
     }
+    let info = admin.ok("INFO everything").text();
+    assert!(info.contains("cmdstat_DLOCK.ACQUIRE") && !info.contains(SECRET), "{info}");
+    let latency = format!("{:?} {:?}", admin.ok("LATENCY LATEST"), admin.ok("LATENCY HISTOGRAM"));
+    assert!(!latency.contains(SECRET), "{latency}");
+    let log = server.log();
+    assert!(log.contains("dlock") && !log.contains(SECRET), "{log}");
     assert_eq!(admin.ok(&with_token("DLOCK.RELEASE k {} ALL")), 1);
-    assert!(waiter.read().int() > 0);
+    granted(&mut waiter);
 }
 
 /// A crashing server prints the commands of its clients; the module adds nothing.
 #[each_server]
 fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
     let server = Server::options(kind).conf("rdbcompression no").conf("loglevel debug").start();
-    let mut conn: Conn = server.connect();
+    let mut conn = server.connect();
     assert_eq!(conn.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
     conn.ok(&with_token("DLOCK.ACQUIRE k {} 600000"));
     let payload = conn.ok("DUMP k").bytes().to_vec();
@@ -115,4 +126,100 @@ fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
     assert!(refused > 10, "{refused}");
     let log = server.log();
     assert!(log.contains("refused a stored lock") && !log.contains(SECRET), "{log}");
+}
+
+const OWNER: &str = "0wner-of-the-lock-with-a-secret";
+const SHOWN: &str = "0wner-of...";
+
+/// DEADLOCK used to show whole tokens of other keys, so a user with rights only for `a:*` could release
+/// another user's lock.
+#[each_server]
+fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.user("~a:* +dlock.acquire +dlock.release");
+    assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:1 {OWNER} 600000")).int() > 0);
+    assert!(conn.ok("DLOCK.ACQUIRE a:2 mine 600000").int() > 0);
+    let _waiter = waiter(&server, &format!("DLOCK.ACQUIRE a:2 {OWNER} 600000 BLOCK 0"));
+    let refused = conn.say("DLOCK.ACQUIRE a:1 mine 600000 BLOCK 0");
+    assert_eq!(refused.error(), format!("DEADLOCK mine -> {SHOWN} -> mine"));
+    // Two sharers that both ask for an upgrade.
+    assert!(server.connect().ok(&format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 SHARED")).int() > 0);
+    assert!(conn.ok("DLOCK.ACQUIRE a:3 mine 600000 SHARED").int() > 0);
+    let _waiter = waiter(&server, &format!("DLOCK.ACQUIRE a:3 {OWNER} 600000 BLOCK 0"));
+    assert_eq!(
+        conn.say("DLOCK.ACQUIRE a:3 mine 600000").error(),
+        format!("DEADLOCK mine -> {SHOWN} -> mine")
+    );
+}
+
+/// The text of the error used to grow with the cycle and the tokens, up to 122 KB.
+#[each_server]
+fn a_long_cycle_is_shown_by_its_ends(kind: &ServerKind) {
+    let (_server, mut conn) = Server::connected(kind);
+    let token = |n: usize| [format!("{n:03}").as_bytes(), &[0xff; 252]].concat();
+    let acquire = |n: usize, token: &[u8], wait: &[&[u8]]| {
+        let key = format!("key{n}");
+        encode(&[&[&b"DLOCK.ACQUIRE"[..], key.as_bytes(), token, b"600000"], wait].concat())
+    };
+    for n in 0..20 {
+        conn.send_raw(&acquire(n, &token(n), &[]));
+        assert!(conn.read().int() > 0);
+    }
+    for n in 0..19 {
+        conn.send_raw(&acquire(n + 1, &token(n), &[b"QUEUE", b"600000"]));
+        assert!(conn.read().is_nil());
+    }
+    conn.send_raw(&acquire(0, &token(19), &[b"BLOCK", b"0"]));
+    let refused = conn.read();
+    let shown = |n: usize| format!("{n:03}{}...", "\\xff".repeat(5));
+    let [first, last] = [[19, 0, 1, 2], [16, 17, 18, 19]].map(|ends| ends.map(shown).join(" -> "));
+    assert_eq!(refused.error(), format!("DEADLOCK {first} -> (13 more) -> {last}"));
+    assert!(refused.error().len() <= 512, "{}", refused.error().len());
+}
+
+const LOOKS: [&str; 6] = [
+    "DLOCK.INSPECT lock:a",
+    "DLOCK.WAITERS lock:a",
+    "EVAL_RO return|redis.call('DLOCK.INSPECT',KEYS[1]) 1 lock:a",
+    "EVAL_RO return|redis.call('DLOCK.WAITERS',KEYS[1]) 1 lock:a",
+    "MULTI",
+    "EXEC",
+];
+
+fn looks(conn: &mut Conn) -> Vec<String> {
+    let mut shown = Vec::new();
+    for command in LOOKS {
+        let words: Vec<String> = command.split(' ').map(|word| word.replace('|', " ")).collect();
+        shown.push(format!("{:?}", conn.call(&words)));
+        if command == "MULTI" {
+            LOOKS[..2].iter().for_each(|look| assert_eq!(conn.ok(look), "QUEUED"));
+        }
+    }
+    shown.remove(4);
+    shown
+}
+
+#[each_server]
+fn a_reader_sees_only_the_first_characters_of_tokens(kind: &ServerKind) {
+    let (server, mut admin) = Server::connected(kind);
+    assert!(admin.ok(&format!("DLOCK.ACQUIRE lock:a {OWNER} 600000")).int() > 0);
+    let _waiter = waiter(&server, "DLOCK.ACQUIRE lock:a 0wner-of-another-one 600000 BLOCK 0");
+    let mut errors = admin.ok("INFO errorstats").text();
+    const COMMANDS: &str = "+dlock.inspect +dlock.waiters +eval_ro +multi +exec";
+    for (rules, whole) in
+        [("%R~lock:*", false), ("~lock:*", true), ("%R~* %W~other", false), ("%RW~lock:a", true)]
+    {
+        let mut conn = server.user(&format!("{rules} {COMMANDS}"));
+        for shown in looks(&mut conn) {
+            assert!(shown.contains("0wner-of"), "{rules}: {shown}");
+            assert_eq!(shown.contains("a-secret") || shown.contains("another"), whole, "{rules}: {shown}");
+            assert_eq!(shown.contains("0wner-of..."), !whole, "{rules}: {shown}");
+        }
+    }
+    for shown in looks(&mut admin) {
+        assert!(shown.contains("another") || shown.contains("a-secret"), "{shown}");
+    }
+    // The check of the caller's rights leaves no trace in the error statistics and ACL LOG.
+    assert_eq!(std::mem::replace(&mut errors, admin.ok("INFO errorstats").text()), errors);
+    assert!(matches!(admin.ok("ACL LOG"), Value::Array(entries) if entries.is_empty()));
 }

@@ -1,17 +1,12 @@
-//! A user with rights for `lock:*` and nothing else.
+//! A user with rights for `lock:*` and nothing else, also if they are withdrawn during a wait.
 
-use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
+use crate::calls;
+use dlock_testkit::queue::{clients, granted, holders, waiter};
+use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// `+@dlock -@dangerous` where the server has the category; by command name on Redis 7.0.
 const WORKER: &str = "~lock:* +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
                       +dlock.inspect +dlock.waiters +dlock.cancel +dlock.token +dlock.help";
-
-fn user(server: &Server, rules: &str) -> Conn {
-    assert_eq!(server.connect().ok(&format!("ACL SETUSER worker reset on >secret {rules}")), "OK");
-    let mut conn = server.connect();
-    assert_eq!(conn.ok("AUTH worker secret"), "OK");
-    conn
-}
 
 #[track_caller]
 fn assert_refused(conn: &mut Conn, command: &str) {
@@ -21,36 +16,18 @@ fn assert_refused(conn: &mut Conn, command: &str) {
     }
 }
 
-/// Builds a call of each command in the reply of COMMAND INFO, or of its subcommands. The calls have enough
-/// arguments, because the server checks the arity before the rights.
-fn calls(info: &Value) -> Vec<String> {
-    let mut calls = Vec::new();
-    for command in info.items() {
-        let [name, arity, .., subcommands] = command.items() else { panic!("{command:?}") };
-        if !subcommands.items().is_empty() {
-            calls.extend(self::calls(subcommands));
-            continue;
-        }
-        let name = name.text().to_lowercase();
-        let mut words: Vec<&str> = name.split('|').collect();
-        words.resize(words.len().max(arity.int().unsigned_abs() as usize), "lock:a");
-        calls.push(words.join(" "));
-    }
-    calls
-}
-
 #[each_server]
 fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
     // Commands that need no rights: log in, choose a protocol, reset, quit.
     const ANYBODY: [&str; 4] = ["auth", "hello", "reset", "quit"];
     let (server, mut admin) = Server::connected(kind);
-    let mut conn = user(&server, WORKER);
+    let mut conn = server.user(WORKER);
     let mut refused = 0;
-    for call in calls(&admin.ok("COMMAND")) {
-        let name = call.split(' ').next().unwrap_or_default();
+    for call in calls(&admin.ok("COMMAND"), &["lock:a"], 0) {
+        let name = call[0].to_lowercase();
         let is_allowed = name.starts_with("dlock.") && name != "dlock.break" && name != "dlock._set";
-        if !is_allowed && !ANYBODY.contains(&name) {
-            assert_refused(&mut conn, &call);
+        if !is_allowed && !ANYBODY.contains(&&*name) {
+            assert_refused(&mut conn, &call.join(" "));
             refused += 1;
         }
     }
@@ -94,25 +71,19 @@ const TRICKS: [&str; 14] = [
 ];
 
 #[each_server]
-fn every_command_has_one_key_its_first_argument(kind: &ServerKind) {
+fn a_user_may_name_only_its_own_keys_as_the_first_argument(kind: &ServerKind) {
     let (server, mut admin) = Server::connected(kind);
-    let mut conn = user(&server, WORKER);
-    for command in TRICKS.iter().chain(&["DLOCK.BREAK lock:a", "DLOCK._SET lock:a other"]) {
-        let words: Vec<&str> = command.split(' ').collect();
-        let asked = [&["COMMAND", "GETKEYS"], words.as_slice()].concat();
-        assert_eq!(admin.call(&asked), [words[1]], "{command}");
-    }
+    let mut conn = server.user(WORKER);
     for command in TRICKS {
         assert!(!matches!(conn.say(command), Value::Error(_)), "{command}");
     }
-    let keys = admin.ok("KEYS *");
-    assert_eq!(keys.items().len(), 2, "{keys:?}");
+    assert_eq!(admin.ok("DBSIZE"), 2);
     for command in TRICKS {
-        for (own, other) in [("lock:a", "other"), ("lock:a", "Lock:a"), ("lock:a", "lock"), ("lock:a", "")] {
+        for other in ["other", "Lock:a", "lock", ""] {
             let words: Vec<&str> =
                 command.split(' ').map(|word| if word.starts_with("lock:") { other } else { word }).collect();
             let refused = conn.call(&words);
-            assert!(refused.error().starts_with("NOPERM"), "{command}: {own} as {other:?}: {refused:?}");
+            assert!(refused.error().starts_with("NOPERM"), "{command} with {other:?}: {refused:?}");
         }
     }
 }
@@ -121,24 +92,82 @@ fn every_command_has_one_key_its_first_argument(kind: &ServerKind) {
 fn a_user_cannot_reach_locks_and_waiters_of_other_keys(kind: &ServerKind) {
     let (server, mut admin) = Server::connected(kind);
     assert!(admin.ok("DLOCK.ACQUIRE other t 600000").int() > 0);
-    let mut waiter = server.connect();
-    let id = waiter.client_id();
-    waiter.send(&["DLOCK.ACQUIRE", "other", "u", "600000", "BLOCK", "0"]);
-    dlock_testkit::until("the client waits", || server.info("dlock_waiting") == "1");
-    let mut conn = user(&server, WORKER);
+    let mut waiter = waiter(&server, "DLOCK.ACQUIRE other u 600000 BLOCK 0");
+    let id = clients(&mut admin, "other")[0];
+    let mut conn = server.user(WORKER);
     // CANCEL by client id or by token, on an allowed key.
     for command in [format!("DLOCK.CANCEL lock:a CLIENT {id}"), "DLOCK.CANCEL lock:a u".into()] {
         assert_eq!(conn.ok(&command), 0);
     }
     assert_eq!(conn.ok("DLOCK.RELEASE lock:a t"), 0);
     assert_eq!(conn.ok("DLOCK.HOLDS lock:a t"), 0);
-    assert_eq!((server.info("dlock_waiting"), server.info("dlock_held")), ("1".into(), "1".into()));
+    assert_eq!(server.numbers(["dlock_waiting", "dlock_held"]), [1, 1]);
     // BREAK needs a right of its own.
     assert!(conn.ok("DLOCK.ACQUIRE lock:a t 600000").int() > 0);
     assert_refused(&mut conn, "DLOCK.BREAK lock:a");
-    let mut operator = user(&server, "~lock:* +dlock.break");
+    let mut operator = server.user("~lock:* +dlock.break");
     assert_refused(&mut operator, "DLOCK.BREAK other");
     assert_eq!(operator.ok("DLOCK.BREAK lock:a"), 1);
     assert_eq!(admin.ok("DLOCK.RELEASE other t"), 1);
-    assert!(waiter.read().int() > 0);
+    granted(&mut waiter);
+}
+
+/// The holder `a`, the waiter `b` of the user `app`, and `c` behind it.
+struct Scene {
+    server: Server,
+    admin: Conn,
+    b: Conn,
+    c: Conn,
+}
+
+fn scene(kind: &ServerKind) -> Scene {
+    let (server, mut admin) = Server::connected(kind);
+    admin.ok("DLOCK.ACQUIRE lock:k a 600000");
+    let mut b = server.user("~lock:* +dlock.acquire +dlock.release +echo");
+    b.send(&["DLOCK.ACQUIRE", "lock:k", "b", "600000", "BLOCK", "0"]);
+    until("b waits", || server.number("dlock_waiting") == 1);
+    let c = waiter(&server, "DLOCK.ACQUIRE lock:k c 600000 BLOCK 0");
+    Scene { server, admin, b, c }
+}
+
+#[each_server]
+fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted(kind: &ServerKind) {
+    let withdrawals = [
+        ("resetkeys ~other:*", "key", "lock:k"),
+        ("resetkeys %R~lock:*", "key", "lock:k"),
+        ("-dlock.acquire", "command", "dlock.acquire"),
+        ("-@all +echo", "command", "dlock.acquire"),
+    ];
+    for (withdrawal, reason, object) in withdrawals {
+        let Scene { server, mut admin, mut b, mut c } = scene(kind);
+        admin.ok("ACL LOG RESET");
+        admin.ok(&format!("ACL SETUSER app {withdrawal}"));
+        assert_eq!(admin.ok("DLOCK.RELEASE lock:k a"), 1);
+        let refused = b.read();
+        assert!(refused.error().starts_with("NOPERM "), "{withdrawal}: {refused:?}");
+        assert_eq!(b.say("ECHO x"), "x", "exactly one reply");
+        granted(&mut c);
+        assert_eq!(holders(&mut admin, "lock:k"), ["c"]);
+        assert_eq!(server.number("dlock_waiting"), 0);
+        // ACL LOG shows the denial like any other.
+        let log = admin.ok("ACL LOG");
+        let [entry] = log.items() else { panic!("{withdrawal}: {log:?}") };
+        assert_eq!(entry.field("reason"), reason, "{withdrawal}");
+        assert_eq!(entry.field("username"), "app");
+        assert_eq!(entry.field("object").text().to_lowercase(), object);
+    }
+}
+
+#[each_server]
+fn a_waiter_with_the_rights_is_granted(kind: &ServerKind) {
+    let Scene { server: _server, mut admin, mut b, mut c } = scene(kind);
+    // The rights are removed, and restored by another rule.
+    admin.ok("ACL SETUSER app resetkeys -dlock.acquire");
+    admin.ok("ACL SETUSER app ~lock:k +dlock.acquire");
+    admin.ok("ACL LOG RESET");
+    assert_eq!(admin.ok("DLOCK.RELEASE lock:k a"), 1);
+    granted(&mut b);
+    assert_eq!(b.say("DLOCK.RELEASE lock:k b"), 1);
+    granted(&mut c);
+    assert_eq!(admin.ok("ACL LOG"), Value::Array(Vec::new()));
 }
