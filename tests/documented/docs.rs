@@ -86,12 +86,12 @@ fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
         assert!(docs.field("complexity").text().starts_with("O("), "{docs:?}");
         assert_eq!(docs.field("since"), &"0.1.0");
         assert_eq!(docs.field("module"), &"dlock");
-        let told = if arguments.is_empty() {
+        let shown = if arguments.is_empty() {
             String::new()
         } else {
             form(docs.field("arguments").items()).join(" ")
         };
-        assert_eq!(told, arguments, "{name}");
+        assert_eq!(shown, arguments, "{name}");
 
         let info = conn.ok(&format!("COMMAND INFO {name}"));
         let info = &info.items()[0];
@@ -143,10 +143,10 @@ fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
         ("DLOCK.WAITERS my:key COUNT 5", &["RO", "access"]),
     ] {
         assert_eq!(conn.ok(&format!("COMMAND GETKEYS {command}")), ["my:key"], "{command}");
-        let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS {command}"));
-        assert_eq!(told.items().len(), 1, "{command}");
-        assert_eq!(told.items()[0].items()[0], "my:key");
-        let flags: Vec<String> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
+        let shown = conn.ok(&format!("COMMAND GETKEYSANDFLAGS {command}"));
+        assert_eq!(shown.items().len(), 1, "{command}");
+        assert_eq!(shown.items()[0].items()[0], "my:key");
+        let flags: Vec<String> = shown.items()[0].items()[1].items().iter().map(Value::text).collect();
         assert_eq!(flags, access, "{command}");
     }
     for keyless in ["DLOCK.LIST 0", "DLOCK.LOG KEY k", "DLOCK.TOKEN", "DLOCK.HELP"] {
@@ -173,8 +173,8 @@ fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
     ] {
         let named = conn.ok(&format!("COMMAND GETKEYS DLOCK.{command}"));
         assert_eq!(named.items().iter().map(Value::text).collect::<Vec<_>>(), keys, "{command}");
-        let told = conn.ok(&format!("COMMAND GETKEYSANDFLAGS DLOCK.{command}"));
-        let flags: Vec<_> = told.items()[0].items()[1].items().iter().map(Value::text).collect();
+        let shown = conn.ok(&format!("COMMAND GETKEYSANDFLAGS DLOCK.{command}"));
+        let flags: Vec<_> = shown.items()[0].items()[1].items().iter().map(Value::text).collect();
         assert_eq!(flags.join(" "), key, "{command}");
     }
     let chain = ["DLOCK.GUARD", "k", "t"].repeat(100_000);

