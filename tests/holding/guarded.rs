@@ -1,5 +1,5 @@
-//! Guarded writes: GUARD and FENCED. Data commands and dlock commands run behind a guard; scripts, and commands
-//! about the connection or the server, are refused.
+//! Guarded writes: GUARD and FENCED. Data commands and dlock commands run behind a guard; scripts, and
+//! commands about the connection or the server, are refused.
 
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 

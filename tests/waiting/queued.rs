@@ -1,5 +1,5 @@
-//! QUEUE: positions that belong to their tokens: refused, moved, granted and claimed. `conformance/queue*.json`
-//! play the rest.
+//! QUEUE: positions that belong to their tokens: refused, moved, granted and claimed.
+//! `conformance/queue*.json` play the rest.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};

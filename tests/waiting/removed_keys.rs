@@ -1,5 +1,5 @@
-//! Keys removed under a queue, also by the end of a native TTL: the hold ends, the queue is served or refused,
-//! and there are never two holders.
+//! Keys removed under a queue, also by the end of a native TTL: the hold ends, the queue is served or
+//! refused, and there are never two holders.
 
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};

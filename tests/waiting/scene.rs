@@ -33,7 +33,8 @@ impl Scene {
         self.reset_to("DLOCK.ACQUIRE k a 600000", "BLOCK 0");
     }
 
-    /// Starts again: the connection of `a` sends `acquire`, then `b` waits with this option, and `c` behind it.
+    /// Starts again: the connection of `a` sends `acquire`, then `b` waits with this option, and `c` behind
+    /// it.
     #[track_caller]
     pub fn reset_to(&mut self, acquire: &str, block: &str) {
         for end in ["DLOCK.CANCEL k b", "DLOCK.CANCEL k c", "DLOCK.BREAK k"] {

@@ -1,5 +1,5 @@
-//! One lock in a cluster: its queue while its slot moves, the channels of its messages, guards, and a node that
-//! is cut off from the majority.
+//! One lock in a cluster: its queue while its slot moves, the channels of its messages, guards, and a node
+//! that is cut off from the majority.
 
 use std::time::{Duration, Instant};
 
