@@ -4,7 +4,8 @@
 import { createHash } from "node:crypto";
 import { now } from "./clock.js";
 import { LockError, NoAnswerError, word } from "./errors.js";
-import { firstWaiter, holders, inspect, type Key, runId, SERVER_INFO, type Tokens } from "./protocol.js";
+import { Holders } from "./holders.js";
+import { firstWaiter, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
 import { reconnection, UnansweredLeases } from "./renewal.js";
 import { send } from "./requests.js";
 import { type Answers, Ask, at, type Steps } from "./steps.js";
@@ -247,34 +248,15 @@ export class Members {
     return votes.length - votes.filter((vote) => vote === false).length < this.majority ? false : undefined;
   }
 
-  /** Returns the holders of the key at each member; undefined for a member that did not show them. */
-  *holders(key: Key): Steps<readonly (Tokens | undefined)[]> {
+  /** Returns the holders of the key at each member. They are unknown at a member that did not show them. */
+  *holders(key: Key): Steps<Holders> {
     const voters = this.voters();
     const all = (found: Answers) => found.size === voters.length;
     const answers: Answers = yield new Ask(voters, () => send(inspect(key)), all);
-    return this.all().map((member) => holders(answers.get(member)));
-  }
-
-  /** Returns whether one token is known to hold the lock at a majority of the members. */
-  hasHolder(holders: readonly (Tokens | undefined)[]): boolean {
-    const votes = (token: string) => holders.filter((there) => there?.has(token)).length;
-    return holders.some((there) => [...(there?.keys() ?? [])].some((token) => votes(token) >= this.majority));
-  }
-
-  /** Returns whether the queue of the member `queue` may move: no holder is known there, or a holder there
-   * may have a majority. A member with unknown holders counts for every token. If no holder can have a
-   * majority, none of them will release the lock there, and the queue does not move. */
-  mayMove(queue: number, holders: readonly (Tokens | undefined)[]): boolean {
-    const votes = (token: string) => holders.filter((there) => there?.has(token) ?? true).length;
-    const there = holders[queue];
-    return !there?.size || [...there.keys()].some((token) => votes(token) >= this.majority);
-  }
-
-  /** Returns the partial holds at a member: the tokens that are not known to hold the lock at a majority. */
-  *partialHolds(key: Key, at: number): Steps<Tokens> {
-    const holders = yield* this.holders(key);
-    const votes = (token: string) => holders.filter((there) => there?.has(token)).length;
-    return new Map([...(holders[at] ?? [])].filter(([token]) => votes(token) < this.majority));
+    return new Holders(
+      this.all().map((member) => holders(answers.get(member))),
+      this.majority,
+    );
   }
 
   /** Whether a client waits in the queue of a member; undefined if that is unknown. */
@@ -309,28 +291,19 @@ export class MemberHolds {
   readonly asked = new Set<number>();
   /** By member: run id of the server that last confirmed the hold, and the time, as `now()`. */
   readonly #confirmed = new Map<number, readonly [runId: string | undefined, when: number]>();
-  /** By member: the requests without an answer that set the lease of the hold, and those that ask for it. */
-  readonly #leases = new Map<number, UnansweredLeases>();
-  readonly #acquires = new Map<number, UnansweredLeases>();
+  /** By member: the unanswered CONFIRMs and EXTENDs, which may still shorten the lease. */
+  readonly leases: readonly UnansweredLeases[];
+  /** By member: the unanswered ACQUIREs. They shorten no lease, but may arrive after a release. */
+  readonly acquires: readonly UnansweredLeases[];
 
-  constructor(private readonly members: Members) {}
+  constructor(private readonly members: Members) {
+    this.leases = members.all().map((member) => members.unansweredLeases(member));
+    this.acquires = members.all().map((member) => members.unansweredLeases(member));
+  }
 
   /** Records that a member has confirmed the hold. */
   note(member: number): void {
     this.#confirmed.set(member, [this.members.runId(member), now()]);
-  }
-
-  leases(member: number): UnansweredLeases {
-    const leases = this.#leases.get(member) ?? this.members.unansweredLeases(member);
-    this.#leases.set(member, leases);
-    return leases;
-  }
-
-  /** Returns the record of each ACQUIRE with the token that the member has not answered. */
-  acquires(member: number): UnansweredLeases {
-    const acquires = this.#acquires.get(member) ?? this.members.unansweredLeases(member);
-    this.#acquires.set(member, acquires);
-    return acquires;
   }
 
   /** Call it when a member has answered that it does not have the hold. Returns true if the member has

@@ -117,10 +117,10 @@ export class QueueChoice {
   *#look({ key, name }: Named, queue: number, token: string): Steps<void> {
     const { members } = this;
     const began = now();
-    const before = yield* members.partialHolds(key, queue);
+    const before = (yield* members.holders(key)).partialHolders(queue, token);
     yield new Sleep(now() - began);
-    const after = yield* members.partialHolds(key, queue);
-    const staying = [...after].filter(([holder]) => before.has(holder) && holder !== token);
+    const after = (yield* members.holders(key)).partialHolders(queue, token);
+    const staying = [...after].filter(([holder]) => before.has(holder));
     if (staying.length === 0) this.#lookedUntil.delete(name);
     if (staying.some(([, held]) => held < PARTIAL_HOLD_MAX_AGE)) this.meet(name, queue);
   }
@@ -158,9 +158,9 @@ export class QueueWatch {
     let stuck = "";
     try {
       const holders = yield* this.members.holders(this.key);
-      const found = holders[this.queue] ?? new Map<string, number>();
+      const found = holders.at(this.queue) ?? new Map<string, number>();
       const isYoung = isLast && [...found.values()].some((held) => held < PARTIAL_HOLD_MAX_AGE);
-      if (!isYoung && !this.members.mayMove(this.queue, holders)) stuck = [...found.keys()].join(" ");
+      if (!isYoung && !holders.queueCanMove(this.queue)) stuck = [...found.keys()].join(" ");
     } finally {
       this.#pause = Math.min(this.#pause * 2, LONGEST_CHECK);
       this.#at = now() + Math.max(this.#pause, CHECK_FACTOR * (now() - began));

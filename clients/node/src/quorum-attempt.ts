@@ -143,7 +143,7 @@ export class QuorumAttempt implements Acquisition {
    * assumed to have one if no member granted this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
-    const isKnown = this.members.voters().every((member) => holders[member] !== undefined);
-    return this.members.hasHolder(holders) || (!isKnown && round.grants() === 0);
+    const isKnown = this.members.voters().every((member) => holders.at(member) !== undefined);
+    return holders.hasMajority() || (!isKnown && round.grants() === 0);
   }
 }

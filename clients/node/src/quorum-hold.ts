@@ -61,7 +61,7 @@ export class QuorumHold implements Granted {
   /** Extends the lease at one member. Returns whether the member has the hold. Throws `NoAnswerError`, so
    * that its vote does not count, while an earlier unanswered request can still shorten the lease. */
   *#extend(member: number, lease: number): Steps<boolean> {
-    const leases = this.#holds.leases(member);
+    const leases = this.#holds.leases[member]!;
     const command = leases.send(extend(this.request.key, this.token, lease), lease);
     const held = yield* orWrongType(this.members.ask(member, send(command)), 0);
     if (held === 0) return false;
@@ -87,7 +87,7 @@ export class QuorumHold implements Granted {
       // grant.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
-      const restoring = tryAcquire(request, this.token, this.#holds.acquires(member), position);
+      const restoring = tryAcquire(request, this.token, this.#holds.acquires[member]!, position);
       if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.note(member);
     } catch (why) {
       // In its grace period, for example: the next extension asks again.
@@ -106,7 +106,7 @@ export class QuorumHold implements Granted {
     const owed = new Map<number, Owed>();
     const connections = new Map<number, () => boolean>();
     for (const member of this.#holds.asked) {
-      const isSettled = () => this.#holds.acquires(member).isEmpty;
+      const isSettled = () => this.#holds.acquires[member]!.isEmpty;
       const ask = () => this.#release(member, this.request.key);
       owed.set(member, new Owed(ask, longestLease, releases, isSettled));
       connections.set(member, this.members.reconnection(member));

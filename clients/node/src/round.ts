@@ -76,7 +76,7 @@ export class Round {
     const lasts = Math.max(request.lease, times.keep) + times.keep;
     for (const member of this.holds.asked) {
       const ask = () => orWrongType(members.ask(member, send(release(request.key, token))), 0);
-      this.#owed.set(member, new Owed(ask, lasts, 2, () => this.holds.acquires(member).isEmpty));
+      this.#owed.set(member, new Owed(ask, lasts, 2, () => this.holds.acquires[member]!.isEmpty));
     }
     const answered = [...this.holds.asked].filter((member) => this.#hasAnswered(member));
     return new Owe(this.#owed, () => answered.every((member) => this.#owed.get(member)!.ended !== undefined));
@@ -86,7 +86,7 @@ export class Round {
    * asked, or has answered each request and confirmed the release. */
   isTakenBackAt(member: number): boolean {
     if (!this.holds.asked.has(member)) return true;
-    const hasAnswered = this.#settled.has(member) && this.holds.acquires(member).isEmpty;
+    const hasAnswered = this.#settled.has(member) && this.holds.acquires[member]!.isEmpty;
     return hasAnswered && this.#owed.get(member)?.ended !== undefined;
   }
 
@@ -137,7 +137,7 @@ export class Round {
       this.holds.asked.add(queue);
       const isLast = !this.order.slice(this.#queue + 1).some((later) => members.mayVote(later));
       const owned = this.isClean(queue) ? request : { ...request, owner: undefined };
-      const unanswered = this.holds.acquires(queue);
+      const unanswered = this.holds.acquires[queue]!;
       const waiter = new Waiter(members, this.choice, queue, owned, this.token, unanswered, this.limit);
       const waited = yield* this.#settling(queue, waiter.wait(end, isLast));
       if (waited === "granted") return yield* this.#takeTurn(now(), end);
@@ -264,7 +264,7 @@ export class Round {
       holds.asked.add(member);
     }
     const vote = function* (this: Round, member: number): Steps<unknown> {
-      const acquire = tryAcquire(request, this.token, holds.acquires(member));
+      const acquire = tryAcquire(request, this.token, holds.acquires[member]!);
       const acquired = yield* this.#settling(member, members.ask(member, acquire));
       this.#servers.set(member, members.runId(member));
       if (typeof acquired === "number") holds.note(member);
@@ -338,7 +338,7 @@ export class Round {
 
   *#confirmAt(member: number, fence: number): Steps<number | null> {
     const { key, lease } = this.request;
-    const command = this.holds.leases(member).send(confirm(key, this.token, fence, lease), lease);
+    const command = this.holds.leases[member]!.send(confirm(key, this.token, fence, lease), lease);
     return fenceOf(yield* this.members.ask(member, send(command)));
   }
 

@@ -4,6 +4,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Lock, NoAnswerError, NoQuorumError } from "dlock";
+import { Holders } from "../dist/holders.js";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { QuorumAttempt } from "../dist/quorum-attempt.js";
 import { Round } from "../dist/round.js";
@@ -156,11 +157,34 @@ test("an answer after the outcome of an Ask is late, and begins steps over all m
   assert.deepEqual(seen, [[2, 3], 1]);
 });
 
-test("the holder of a majority has no partial hold", () => {
-  const { members } = threeMembers();
-  const parts = play(members.partialHolds("foo", 2), () => [{ x: 5 }, {}, { x: 5, y: 5 }]);
-  assert.deepEqual([...parts.keys()], ["y"]);
+test("holders have a majority, or are partial", () => {
+  const seen = (...tokens) =>
+    new Holders(
+      tokens.map((there) => there && new Map(Object.entries(there))),
+      2,
+    );
+  const both = seen({ x: 5 }, {}, { x: 5, y: 5 });
+  assert(both.hasMajority());
+  assert.deepEqual([...both.partialHolders(2, "own").keys()], ["y"]);
+  assert.deepEqual([...both.partialHolders(2, "y").keys()], []);
+  const parts = seen({ x: 5 }, undefined, {});
+  assert(!parts.hasMajority());
+  assert.deepEqual([...parts.partialHolders(0, "own").keys()], ["x"], "as far as is known");
 });
+
+for (const [seen, canMove] of [
+  [[{ a: 1 }, { a: 1 }, { b: 1 }], true],
+  [[{ a: 1 }, { b: 1 }, { b: 1 }], false],
+  [[{ a: 1 }, { b: 1 }, undefined], true],
+  [[undefined, { b: 1 }, { b: 1 }], true],
+  [[{ a: 1 }, {}, {}], false],
+  [[{}, { b: 1 }, { b: 1 }], true],
+]) {
+  test(`the queue of the first member ${canMove ? "can" : "cannot"} move: ${JSON.stringify(seen)}`, () => {
+    const tokens = seen.map((there) => there && new Map(Object.entries(there)));
+    assert.equal(new Holders(tokens, 2).queueCanMove(0), canMove);
+  });
+}
 
 for (const [isLast, held, left] of [
   [false, 5, 1],
