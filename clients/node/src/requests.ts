@@ -2,9 +2,10 @@
 // client that does not send the command (a pipeline, a mock), an acquisition must never seem to succeed.
 
 import { LockError, word } from "./errors.js";
-import { type Args, acquire, type Key, pttl } from "./protocol.js";
+import { type Args, acquire, type Key, pttl, queued } from "./protocol.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
+import { times, type Wait } from "./waits.js";
 
 // Type of a lock's key, as TYPE names it.
 const LOCK_TYPE = "dlock-key";
@@ -79,6 +80,43 @@ export function* tryAcquire(
     // The string that was at the key is gone: it was a lock that has been released.
     if (type === "none" || type === LOCK_TYPE) return "foreign";
     throw occupied(request.name, type, why);
+  }
+}
+
+/** A position in the wait queue of a server, and the terms on which the server retains it. */
+export class QueuePosition {
+  /** Time for which the server retains the position, ms. */
+  keep = times.keep;
+  #notify = true;
+
+  constructor(
+    readonly wait: Wait,
+    private readonly lease: number,
+  ) {}
+
+  /** The terms of ACQUIRE. */
+  get terms(): Args {
+    const { registry, number } = this.wait;
+    return queued(this.keep, registry.channel, number, this.#notify);
+  }
+
+  get receivesMessages(): boolean {
+    return this.#notify && this.wait.registry.isSubscribed;
+  }
+
+  /** Returns whether to ask again after an error, on terms that the server may accept. */
+  askDifferently(why: unknown): boolean {
+    if (word(why) === "NOPERM" && this.#notify) {
+      // The user has no right to the channel.
+      this.#notify = false;
+      return true;
+    }
+    if (word(why) === "ERR" && this.keep > this.lease) {
+      // Above the server's `dlock.max-ttl`, which limits the lease too.
+      this.keep = this.lease;
+      return true;
+    }
+    return false;
   }
 }
 

@@ -1,9 +1,9 @@
 // A lock on a single server: one acquisition with its wait in the queue, and the hold.
 
 import { now, validity } from "./clock.js";
-import { GraceError, LateError, LockError, NoAnswerError, refusal, word } from "./errors.js";
+import { GraceError, LateError, LockError, NoAnswerError, refusal } from "./errors.js";
 import { Owed } from "./owed.js";
-import { extend, freshToken, holds, queued, release } from "./protocol.js";
+import { extend, freshToken, holds, release } from "./protocol.js";
 import { type Renewal, reconnection, UnansweredLeases } from "./renewal.js";
 import {
   type Acquired,
@@ -11,6 +11,7 @@ import {
   type Granted,
   MAX_LATE,
   orWrongType,
+  QueuePosition,
   type Request,
   send,
   tryAcquire,
@@ -38,10 +39,7 @@ export class SingleAttempt implements Acquisition {
   #isAsked = false;
   #owed: Owed | undefined;
   /** Undefined until the acquisition waits in the queue. */
-  #wait: Wait | undefined;
-  #notify = true;
-  /** Time for which the server retains the position, ms. */
-  #keep = times.keep;
+  #position: QueuePosition | undefined;
   /** The error of the last request if it had no answer. */
   #unanswered: NoAnswerError | undefined;
   /** Send time of the first request since the last answer: the server may have granted any of these requests,
@@ -79,12 +77,12 @@ export class SingleAttempt implements Acquisition {
       if (this.#unanswered !== undefined) throw this.#unanswered;
       // Removes the position, or ends a hold that was granted at this moment.
       const leave = send(release(this.request.key, this.#token));
-      if (this.#wait !== undefined) yield* orWrongType(leave, 0);
+      if (this.#position !== undefined) yield* orWrongType(leave, 0);
       // A copy of a request may still arrive over a broken connection.
       if (!this.#acquires.isEmpty) yield this.takeBack()!;
       return null;
     } finally {
-      this.#wait?.close();
+      this.#position?.wait.close();
     }
   }
 
@@ -104,31 +102,29 @@ export class SingleAttempt implements Acquisition {
           continue;
         }
         if (waits && acquired === null) contended.note(name);
-        if (waits && acquired === null && this.#wait === undefined && now() < end) {
+        if (waits && acquired === null && this.#position === undefined && now() < end) {
           yield* this.#listen(end);
           continue;
         }
         pause = acquired === null ? this.#nextAsk() : retryDelay;
       } catch (why) {
-        if (this.#askDifferently(why)) continue;
+        if (this.#position?.askDifferently(why)) continue;
         pause = why instanceof NoAnswerError ? this.#outage(why) : this.#refused(why, waits, end);
       }
       const left = end - now();
       if (!waits || left <= 0) return null;
       pause = Math.min(pause, left);
-      yield this.#wait === undefined ? new Sleep(pause) : new Pause(this.#wait, pause);
-      if (this.#wait?.cancelled) return null;
+      const wait = this.#position?.wait;
+      yield wait === undefined ? new Sleep(pause) : new Pause(wait, pause);
+      if (wait?.cancelled) return null;
     }
   }
 
   *#tryAcquire(): Steps<Acquired> {
     this.#sentAt ??= now();
     this.#isAsked = true;
-    this.#wait?.bell.clear();
-    const wait = this.#wait;
-    const position =
-      wait === undefined ? [] : queued(this.#keep, wait.registry.channel, wait.number, this.#notify);
-    const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, position);
+    this.#position?.wait.bell.clear();
+    const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, this.#position?.terms);
     this.#answeredAt = now();
     this.#unanswered = undefined;
     if (typeof acquired !== "number") this.#sentAt = undefined;
@@ -145,7 +141,7 @@ export class SingleAttempt implements Acquisition {
 
   *#listen(end: number): Steps<void> {
     const wait: Wait = yield new Listen();
-    this.#wait = wait;
+    this.#position = new QueuePosition(wait, this.request.lease);
     // A message from before the subscription would be lost. If the client cannot subscribe, only its first
     // wait is delayed to find that out.
     if (!wait.registry.isSettled) yield new Pause(wait, Math.min(times.connect, end - now()));
@@ -153,31 +149,16 @@ export class SingleAttempt implements Acquisition {
 
   /** Returns the time after which to ask again if no message arrives, ms. */
   #nextAsk(): number {
-    if (!this.#notify || !this.#wait?.registry.isSubscribed) return this.request.retryDelay;
-    return Math.min(times.ask, this.#keep / 3);
-  }
-
-  /** Returns whether to ask again without messages, or for a shorter retention of the position. */
-  #askDifferently(why: unknown): boolean {
-    if (this.#wait === undefined) return false;
-    if (word(why) === "NOPERM" && this.#notify) {
-      // The user has no right to the channel.
-      this.#notify = false;
-      return true;
-    }
-    if (word(why) === "ERR" && this.#keep > this.request.lease) {
-      // Above the server's `dlock.max-ttl`, which limits the lease too.
-      this.#keep = this.request.lease;
-      return true;
-    }
-    return false;
+    if (!this.#position?.receivesMessages) return this.request.retryDelay;
+    return Math.min(times.ask, this.#position.keep / 3);
   }
 
   /** Returns the pause before the next request after one without an answer, ms. Throws `why` if the
    * acquisition is not waiting, if its position may have expired, or if the client is closed. */
   #outage(why: NoAnswerError): number {
     this.#unanswered = why;
-    if (this.#wait === undefined || this.server.isClosed || now() - this.#answeredAt > times.keep) throw why;
+    if (this.#position === undefined || this.server.isClosed || now() - this.#answeredAt > times.keep)
+      throw why;
     return this.request.retryDelay;
   }
 

@@ -5,10 +5,9 @@
 import { now } from "./clock.js";
 import { GraceError, type LockError, NoAnswerError, refusal, word } from "./errors.js";
 import type { Members } from "./members.js";
-import { queued } from "./protocol.js";
 import type { QueueChoice, QueueWatch } from "./queue-choice.js";
 import type { UnansweredLeases } from "./renewal.js";
-import { type Acquired, type Request, tryAcquire } from "./requests.js";
+import { QueuePosition, type Request, tryAcquire } from "./requests.js";
 import { at, Listen, Pause, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
@@ -24,9 +23,6 @@ export type Waited = "granted" | "left" | Error;
 
 /** One token in the queue of one member. */
 export class Waiter {
-  #notify = true;
-  /** Time for which the member retains the position, ms. */
-  #keep = times.keep;
   #pause = FIRST_PAUSE;
 
   constructor(
@@ -59,18 +55,22 @@ export class Waiter {
   /** Asks for the lock. Asks again when the lock may have been granted, and before the position expires. */
   *#ask(wait: Wait, watch: QueueWatch, end: number, isLast: boolean): Steps<Waited> {
     const { departures } = watch;
+    const position = new QueuePosition(wait, this.request.lease);
     let answeredAt = now();
     while (true) {
       wait.bell.clear();
       let pause: number;
       try {
-        const acquired = yield* this.#tryAcquire(wait);
+        const acquired = yield* at(
+          this.queue,
+          tryAcquire(this.request, this.token, this.unanswered, position.terms),
+        );
         if (typeof acquired === "number") return "granted";
         answeredAt = now();
         if (acquired === "foreign") pause = this.request.retryDelay;
-        else pause = wait.registry.isSubscribed && this.#notify ? this.#nextCheck(wait) : this.#backoff();
+        else pause = position.receivesMessages ? this.#nextCheck(position) : this.#backoff();
       } catch (why) {
-        if (this.#askDifferently(why)) continue;
+        if (position.askDifferently(why)) continue;
         if (!(why instanceof NoAnswerError)) return this.#refused(why);
         // The wait continues while the member is only slow, and may still retain the position.
         if (this.members.isSilent(this.queue) || now() > answeredAt + times.keep) {
@@ -94,26 +94,6 @@ export class Waiter {
     }
   }
 
-  #tryAcquire({ registry, number }: Wait): Steps<Acquired> {
-    const position = queued(this.#keep, registry.channel, number, this.#notify);
-    return at(this.queue, tryAcquire(this.request, this.token, this.unanswered, position));
-  }
-
-  /** Returns whether to ask again without messages, or for a shorter retention of the position. */
-  #askDifferently(why: unknown): boolean {
-    if (word(why) === "NOPERM" && this.#notify) {
-      // The user has no right to the channel.
-      this.#notify = false;
-      return true;
-    }
-    if (word(why) === "ERR" && this.#keep > this.request.lease) {
-      // Above the server's `dlock.max-ttl`, which limits the lease too.
-      this.#keep = this.request.lease;
-      return true;
-    }
-    return false;
-  }
-
   #refused(why: unknown): Error {
     const refused = refusal(why, this.request.name);
     if (!word(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;
@@ -122,8 +102,8 @@ export class Waiter {
 
   /** Returns the pause of a wait that receives messages, ms. It grows with the number of waits at the member:
    * it is enough that one of them finds out that the member has fallen silent. */
-  #nextCheck({ registry }: Wait): number {
-    const longest = Math.min(Math.min(this.limit, CHECK) * registry.size, this.#keep / 3);
+  #nextCheck({ wait, keep }: QueuePosition): number {
+    const longest = Math.min(Math.min(this.limit, CHECK) * wait.registry.size, keep / 3);
     return (0.5 + Math.random() / 2) * longest;
   }
 
