@@ -159,8 +159,8 @@ impl<C> Acquire<C> {
     }
 
     /// Acquires with this token instead of a fresh one. It must never have been used for this resource: a
-    /// release from its earlier use could still arrive and end the new hold. The attempt then has a single
-    /// round; in a quorum, it does not queue a second time.
+    /// release of its earlier use, which may be repeated for a whole lease, would end the new hold. The
+    /// attempt then has a single round; in a quorum, it does not queue a second time.
     pub fn token(mut self, token: Token) -> Self {
         self.options.token = Some(token);
         self

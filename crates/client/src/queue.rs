@@ -18,7 +18,7 @@ use crate::inspect::Position;
 use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::Service;
-use crate::topology::Channel;
+use crate::topology::{Channel, LateEffect};
 use crate::wait::Backoff;
 
 /// How long a master keeps a position that is not asked for. A dead waiter is in the way for this long at
@@ -90,7 +90,8 @@ impl Waiter {
         loop {
             let listens = node.listens();
             let command = self.request.queue(kept, wait.notify().filter(|_| listens));
-            let vote = self.channel.ask(&command, None, node.limit).await.acquired().map(|_| ());
+            let vote =
+                self.channel.ask(&command, Some(LateEffect::Hold), node.limit).await.acquired().map(|_| ());
             let pause = match &vote {
                 Vote::Refused(Refusal::Taken) => {
                     answered = Some(now());

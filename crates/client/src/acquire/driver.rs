@@ -193,13 +193,13 @@ impl SentRound<'_> {
 
     fn ask(&mut self, to: Member, what: Request) {
         let adopts = self.acquisition.terms.adopts;
-        let (command, sets) = match what {
+        let (command, late_effect) = match what {
             Request::Look => (request::waiters(&self.request.resource, 1), None),
             Request::Confirm { fence, .. } => {
                 (self.request.confirm(fence), Some(LateEffect::Lease(self.request.ttl())))
             }
             _ if adopts => (self.request.fence(), None),
-            _ => (self.request.acquire(), None),
+            _ => (self.request.acquire(), Some(LateEffect::Hold)),
         };
         let channel = self.channels[usize::from(to.0)].clone();
         let (limit, ephemeral) = (channel.node.limit.min(self.request.ttl()), self.request.ephemeral);
@@ -208,7 +208,7 @@ impl SentRound<'_> {
             if let Err(vote) = open_own(&channel, ephemeral).await {
                 return Answered::Vote(to, what, vote);
             }
-            let (reply, server) = channel.ask_server(&command, sets, limit).await;
+            let (reply, server) = channel.ask_server(&command, late_effect, limit).await;
             let vote = match what {
                 Request::Look => return Answered::Vote(to, what, reply.nobody_waits()),
                 Request::Confirm { .. } => reply.confirmed(),
@@ -238,7 +238,6 @@ impl SentRound<'_> {
 
     fn leave_queue(&self, of: Member) {
         let channel = self.channels[usize::from(of.0)].clone();
-        channel.note_orphan();
         let cancel = self.request.cancel();
         self.acquisition.service.spawn(async move { channel.cancel(&cancel).await });
     }

@@ -122,8 +122,8 @@ async fn finish(
 
 async fn ask_for_it_again(channel: Arc<Channel>, command: Cmd) {
     // It may be granted at any time from now on.
-    channel.note_orphan();
-    let vote = channel.ask(&command, None, channel.node.limit).await.acquired();
+    channel.assume_held();
+    let vote = channel.ask(&command, Some(LateEffect::Hold), channel.node.limit).await.acquired();
     if matches!(vote, Vote::Granted(_)) {
         channel.note(&vote);
     }

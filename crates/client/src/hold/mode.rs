@@ -127,8 +127,8 @@ impl Hold {
         let mut commands = redis::pipe();
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
         commands.add_command(self.asking_for(mode).acquire());
-        let late_effect = (mode == Mode::Shared).then_some(LateEffect::Shared);
-        let (before, reply) = match channel.ask(&commands, late_effect, channel.node.limit).await {
+        let late_effect = if mode == Mode::Shared { LateEffect::SharedHold } else { LateEffect::Hold };
+        let (before, reply) = match channel.ask(&commands, Some(late_effect), channel.node.limit).await {
             Reply::Answer(Value::Array(answers)) => {
                 let mut answers = answers.into_iter();
                 (answers.next(), answers.next().map_or(Reply::NoAnswer, Reply::Answer))

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-use crate::clock::now;
 use crate::error::ReleaseError;
 use crate::service::{Channels, Service};
 
@@ -24,15 +23,15 @@ pub(crate) struct Releases {
 }
 
 impl Releases {
-    /// Sends RELEASE to every master that may hold something, or may come to hold it. An unanswered RELEASE
-    /// is repeated for the length of `lease`, because a hold on one master alone delays all other clients.
+    /// Sends RELEASE to every master that may hold something, or may come to hold it. An unconfirmed
+    /// RELEASE is repeated for the length of `lease`, because a hold on one master alone delays all other
+    /// clients.
     pub(crate) fn new(
         service: &Arc<Service>,
         channels: &Channels,
         command: Cmd,
         lease: Duration,
     ) -> Releases {
-        let until = now() + lease;
         let command = Arc::new(command);
         let calls = FuturesUnordered::new();
         let mut votes = Vec::with_capacity(channels.len());
@@ -43,7 +42,7 @@ impl Releases {
                 // Spawned, because its timers must not be those of the user's runtime, which may end first.
                 let releases = channel.node.releases.clone();
                 let call = service.finish(
-                    releases.track_future(async move { (member, channel.release(command, until).await) }),
+                    releases.track_future(async move { (member, channel.release(command, lease).await) }),
                 );
                 calls.push(call.map(move |told| told.unwrap_or((member, Vote::Unknown))).boxed());
             }

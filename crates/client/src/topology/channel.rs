@@ -15,8 +15,9 @@ use tokio::time::{sleep, timeout};
 use crate::clock::now;
 use crate::error::NodeState;
 use crate::sync::Mutex;
-use crate::topology::node::{Node, fresh_backoff};
+use crate::topology::node::{FIRST_PAUSE, LONGEST_PAUSE, Node, fresh_backoff};
 use crate::transport::{Command, ConnectError, Connection, Reply};
+use crate::wait::Backoff;
 
 /// The channel of one hold to one master. All requests of the hold use one connection while it works, so that
 /// none overtakes another: a RELEASE that overtook an ACQUIRE would leave the hold behind.
@@ -34,13 +35,14 @@ struct State {
     /// Requests on this connection without an answer.
     in_flight: SmallVec<[InFlight; 2]>,
     sent: u32,
-    /// True if a request on an earlier connection has no answer: the master may still carry it out.
-    orphaned: bool,
-    /// Shortest lease that such a request may still set. `None` if none sets a lease.
+    /// True if an ACQUIRE on an earlier connection has no answer: the master may still carry it out.
+    orphaned_acquire: bool,
+    /// Shortest lease that a request on an earlier connection without an answer may still set. `None` if none
+    /// does.
     orphaned_ttl: Option<Duration>,
-    /// True if such a request may still make the hold a shared one.
+    /// True if a request on an earlier connection without an answer may still make the hold a shared one.
     orphaned_share: bool,
-    /// True if the last answer of the master said that the token holds something there.
+    /// False if the token neither holds the lock there nor waits for it, by the last answer of the master.
     held: bool,
     confirmed: Option<Confirmed>,
 }
@@ -63,10 +65,12 @@ struct InFlight {
 /// Harm of a request to a later state of the hold, if the master carries it out late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LateEffect {
+    /// An ACQUIRE: makes a new hold, or a position in the queue, after the RELEASE.
+    Hold,
+    /// An ACQUIRE for a shared hold: also makes an exclusive hold a shared one.
+    SharedHold,
     /// Cuts a longer lease to this length.
     Lease(Duration),
-    /// Makes an exclusive hold a shared one.
-    Shared,
 }
 
 impl State {
@@ -154,19 +158,21 @@ impl Channel {
         found.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
     }
 
-    /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs.
-    /// Without a confirmation within the time limit of a connection, it is sent again in the background until
-    /// `until`.
-    pub(crate) async fn release(&self, command: Arc<Cmd>, until: Instant) -> Vote<()> {
-        let (orphaned, mut unanswered) = (self.state.lock().orphaned, false);
-        let first = self.release_once(&command, &mut unanswered).await;
-        // The server may have read an orphaned request in the same cycle, after the first RELEASE. The second
-        // RELEASE comes after it.
-        let last = if orphaned { self.release_once(&command, &mut unanswered).await } else { first.clone() };
-        if !last.confirms_release() {
-            self.owe_release(command, until);
+    /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs. If
+    /// it is not confirmed, it is sent again in the background for the length of the lease. No answer
+    /// confirms it while an ACQUIRE without an answer may still arrive over an earlier connection.
+    pub(crate) async fn release(&self, command: Arc<Cmd>, lease: Duration) -> Vote<()> {
+        let mut unanswered = false;
+        let reply = self.release_once(&command, &mut unanswered).await;
+        let is_late_acquire = self.may_acquire_late();
+        if is_late_acquire {
+            // The server has probably received the ACQUIRE by now, and reads it next.
+            self.ask(&*command, None, self.node.limit).await;
         }
-        match if matches!(first, Reply::Answer(Value::Int(1..))) { first } else { last }.released() {
+        if is_late_acquire || !reply.confirms_release() {
+            self.owe_release(command, lease, is_late_acquire);
+        }
+        match reply.released() {
             // The RELEASE without an answer may have ended the hold.
             Vote::Refused(Refusal::NotHeld) if unanswered => Vote::Unknown,
             vote => vote,
@@ -210,25 +216,36 @@ impl Channel {
         answer.ok().flatten().map_or(Reply::NoAnswer, Reply::Answer)
     }
 
-    /// Repeats an unconfirmed RELEASE in the background until it is confirmed, or the lease has ended.
-    fn owe_release(&self, command: Arc<Cmd>, until: Instant) {
-        let node = self.node.clone();
+    /// Repeats a RELEASE in the background for the length of the lease. Without a late ACQUIRE, a
+    /// confirmation ends it earlier; with one, the pauses grow to a twentieth of the lease.
+    fn owe_release(&self, command: Arc<Cmd>, lease: Duration, is_late_acquire: bool) {
+        let (node, until) = (self.node.clone(), now() + lease);
+        let longest = if is_late_acquire { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
+        let mut backoff = Backoff::new(FIRST_PAUSE, longest);
         self.node.spawn(async move {
-            let mut backoff = fresh_backoff();
             while now() < until {
                 sleep(backoff.next()).await;
-                if Channel::new(node.clone()).ask(&*command, None, node.limit).await.confirms_release() {
+                let reply = Channel::new(node.clone()).ask(&*command, None, node.limit).await;
+                if reply.confirms_release() && !is_late_acquire {
                     return;
                 }
             }
         });
     }
 
+    /// Returns true if an ACQUIRE without an answer may be carried out after the requests that were answered.
+    fn may_acquire_late(&self) -> bool {
+        let state = self.state.lock();
+        let acquires =
+            |sent: &InFlight| matches!(sent.late_effect, Some(LateEffect::Hold | LateEffect::SharedHold));
+        state.orphaned_acquire || state.in_flight.iter().any(acquires)
+    }
+
     /// Returns true if the master holds something for the token, or may come to hold it by an unanswered
     /// request.
     pub(crate) fn may_hold(&self) -> bool {
         let state = self.state.lock();
-        state.held || state.orphaned || !state.in_flight.is_empty()
+        state.held || state.orphaned_acquire || !state.in_flight.is_empty()
     }
 
     /// Records what an answer proves about the hold.
@@ -241,8 +258,9 @@ impl Channel {
                 state.confirmed = server.map(|server| Confirmed { server, when: now(), taken_away: false });
                 state.held = true;
             }
-            Vote::Refused(Refusal::Taken | Refusal::NotHeld) => self.state.lock().held = false,
-            // Proves nothing: the hold may exist even if it cannot be confirmed.
+            Vote::Refused(Refusal::Taken) => self.state.lock().held = false,
+            // Proves nothing: the hold may exist even if it cannot be confirmed, and without a hold the token
+            // may wait to get it back.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }
@@ -264,16 +282,9 @@ impl Channel {
         self.state.lock().held = true;
     }
 
-    /// Records that a request was given up before its answer.
-    pub(crate) fn note_orphan(&self) {
-        self.state.lock().orphaned = true;
-    }
-
-    /// [`note_orphan`](Self::note_orphan) for a request that may still set a lease of `ttl`.
+    /// Records that a request over a separate connection may still set a lease of `ttl`.
     pub(crate) fn note_orphaned_lease(&self, ttl: Duration) {
-        let mut state = self.state.lock();
-        state.orphaned = true;
-        state.note_orphaned_lease(ttl);
+        self.state.lock().note_orphaned_lease(ttl);
     }
 
     /// Returns true if a lease of `ttl` that the master has confirmed lasts that long: no orphaned request
@@ -320,11 +331,13 @@ impl Channel {
         let mut state = self.state.lock();
         if state.connection.as_ref().is_none_or(|old| !old.is(&new)) {
             let orphans = std::mem::take(&mut state.in_flight);
-            state.orphaned |= !orphans.is_empty();
             for late_effect in orphans.iter().filter_map(|sent| sent.late_effect) {
                 match late_effect {
+                    LateEffect::Hold => state.orphaned_acquire = true,
+                    LateEffect::SharedHold => {
+                        (state.orphaned_acquire, state.orphaned_share) = (true, true);
+                    }
                     LateEffect::Lease(ttl) => state.note_orphaned_lease(ttl),
-                    LateEffect::Shared => state.orphaned_share = true,
                 }
             }
             state.connection = Some(new.clone());

@@ -22,9 +22,9 @@ use crate::transport::{Address, ConnectError, Connection};
 use crate::wait::Backoff;
 
 /// First pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time until a client notices that a master is back.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Time limit of a connection, as a multiple of the limit of an answer: opening takes several round trips,
 /// and TLS computes.
 const CONNECT_FACTOR: u32 = 4;

@@ -1,6 +1,6 @@
 //! A server may execute an unanswered request late, and an address may lead to a different server by then.
 
-use dlock_client::{AcquireError, Client, ExtendError, Guard, NodeState, Token, Wait};
+use dlock_client::{AcquireError, Client, ExtendError, Guard, NodeState, Retry, Token, Wait};
 use futures_util::FutureExt;
 use std::future::Future;
 use std::io::copy;
@@ -181,6 +181,49 @@ async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKin
     let grants = |server: &Server| server.info("dlock_grants");
     until("the late ACQUIRE is executed", || grants(&servers[0]) == "2");
     until_nothing_is_left(&servers, "r");
+}
+
+fn releases(server: &Server) -> u64 {
+    let stats = server.connect().ok("INFO commandstats").text().to_lowercase();
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_dlock.release:calls="));
+    calls.map_or(0, |calls| calls.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
+}
+
+/// Waits until each server has answered several RELEASEs, delivers the ACQUIREs that the proxies hold back,
+/// and waits until the lock is free again.
+fn until_late_acquires_are_released(servers: &[Server], proxies: &[Lossy]) {
+    for server in servers {
+        until("the client repeats the RELEASE", || releases(server) >= 4);
+    }
+    proxies.iter().for_each(Lossy::lose_the_next);
+    for server in servers {
+        until("the late ACQUIRE is executed", || server.info("dlock_grants") == "1");
+    }
+    until_nothing_is_left(servers, "r");
+}
+
+#[each_server]
+async fn a_failed_acquisition_releases_an_acquire_that_arrives_late_at_a_majority(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let late = [0, 1].map(|index| Lossy::before(&servers[index], "DLOCK.ACQUIRE", Loss::ClosesAndLate));
+    let client = builder(&servers[2..]).servers(late.iter().map(Lossy::url));
+    let client = client.retry(Retry::new(0, Duration::ZERO)).build().await.expect("a client");
+    late.iter().for_each(Lossy::lose_the_next);
+    let why = client.lock("r").ttl(LONG).wait(Wait::No).acquire().await.expect_err("one of three answers");
+    assert!(matches!(why, AcquireError::QuorumImpossible { .. }), "{why:?}");
+    until_late_acquires_are_released(&servers[..2], &late);
+}
+
+#[each_server]
+async fn a_released_hold_releases_an_acquire_that_arrives_late_at_one_member(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let late = [Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::ClosesAndLate)];
+    let client = builder(&servers[1..]).server(late[0].url()).build().await.expect("a client");
+    late[0].lose_the_next();
+    let guard = client.lock("r").ttl(LONG).wait(Wait::No).acquire().await.expect("two of three answer");
+    until("the proxy holds the command back", || late[0].has_lost());
+    guard.release().await.expect("two of three answer");
+    until_late_acquires_are_released(&servers[..1], &late);
 }
 
 /// A refusal by the only reachable member, where the client queues, is not the refusal of a majority.
