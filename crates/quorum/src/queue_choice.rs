@@ -147,12 +147,13 @@ pub enum Others {
 }
 
 impl Others {
-    /// Judges the partial holders of two looks, one round trip apart: see [`Holders::partial_holders`].
+    /// Judges the partial holders of two looks, one round trip apart: see [`Holders::partial_holders`]. One
+    /// young hold among old ones shows that the queue is in use.
     pub fn of(before: &[Holder], after: &[Holder]) -> Others {
         let stays = |holder: &&Holder| before.iter().any(|earlier| earlier.token == holder.token);
-        match after.iter().find(stays) {
+        match after.iter().filter(stays).map(|holder| holder.age).min() {
             None => Others::Gone,
-            Some(holder) if holder.age < PARTIAL_HOLD_MAX_AGE => Others::Queue,
+            Some(age) if age < PARTIAL_HOLD_MAX_AGE => Others::Queue,
             Some(_) => Others::Leftover,
         }
     }

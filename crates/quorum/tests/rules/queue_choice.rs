@@ -97,6 +97,8 @@ fn a_refusal_shows_a_queue_if_a_young_hold_without_a_majority_stays() {
     assert_eq!(Others::of(&none, &young), Others::Gone, "it has just come");
     assert_eq!(Others::of(&young, &young), Others::Queue);
     assert_eq!(Others::of(&old, &old), Others::Leftover);
+    let both = [old, young].concat();
+    assert_eq!(Others::of(&both, &both), Others::Queue, "the youngest hold decides");
 }
 
 #[test]
