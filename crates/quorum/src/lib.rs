@@ -28,11 +28,9 @@ mod lease;
 mod member_state;
 mod queue_choice;
 mod quorum;
-mod request;
 mod retry_state;
 mod round;
 mod terms;
-mod vote;
 
 pub use attempt::{Attempt, Meeting, Next, Step};
 pub use backoff::Backoff;
@@ -41,10 +39,8 @@ pub use extension::{Extended, Extension};
 pub use holders::{Holder, Holders};
 pub use lease::{Instant, Lease};
 pub use queue_choice::{Contention, Others, Place, QueueOrder, QueueWatch, Stay};
-pub use quorum::{Member, Quorum};
-pub use request::{Outgoing, Request, Sends};
+pub use quorum::{Failure, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote};
 pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
 pub use terms::{Deadline, Plan, Terms};
-pub use vote::{Failure, Refusal, Vote};
 
-use request::to_all;
+use quorum::to_all;
