@@ -25,7 +25,6 @@ mod backoff;
 mod extension;
 mod holders;
 mod lease;
-mod member_state;
 mod queue_choice;
 mod quorum;
 mod retry_state;
