@@ -23,7 +23,6 @@
 mod attempt;
 mod backoff;
 mod extension;
-mod holders;
 mod lease;
 mod queue_choice;
 mod quorum;
@@ -35,9 +34,8 @@ pub use attempt::{Attempt, Meeting, Next, Step};
 pub use backoff::Backoff;
 pub use dlock_protocol::Fence;
 pub use extension::{Extended, Extension};
-pub use holders::{Holder, Holders};
 pub use lease::{Instant, Lease};
-pub use queue_choice::{Contention, Others, Place, QueueOrder, QueueWatch, Stay};
+pub use queue_choice::{Contention, Holder, Holders, Others, Place, QueueOrder, QueueWatch, Stay};
 pub use quorum::{Failure, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote};
 pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
 pub use terms::{Deadline, Plan, Terms};
