@@ -23,7 +23,6 @@
 mod attempt;
 mod backoff;
 mod extension;
-mod lease;
 mod queue_choice;
 mod quorum;
 mod retry_state;
@@ -34,10 +33,9 @@ pub use attempt::{Attempt, Meeting, Next, Step};
 pub use backoff::Backoff;
 pub use dlock_protocol::Fence;
 pub use extension::{Extended, Extension};
-pub use lease::{Instant, Lease};
 pub use queue_choice::{Contention, Holder, Holders, Others, Place, QueueOrder, QueueWatch, Stay};
 pub use quorum::{Failure, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote};
 pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
-pub use terms::{Deadline, Plan, Terms};
+pub use terms::{Deadline, Instant, Lease, Plan, Terms};
 
 use quorum::to_all;

@@ -1,6 +1,7 @@
-//! The terms of an attempt.
+//! The terms of an attempt: its quorum, lease and deadline. Every instant is an argument.
 
-use crate::{Instant, Lease, Quorum};
+use crate::Quorum;
+use std::ops::Add;
 use std::time::Duration;
 
 /// The terms of an attempt.
@@ -71,5 +72,112 @@ impl Deadline {
             }
             Deadline::NoWait | Deadline::Never => Some(pause),
         }
+    }
+}
+
+/// An instant of a clock that never jumps and keeps running while the machine is suspended: on Linux the
+/// boot-time clock (`CLOCK_BOOTTIME`). `std::time::Instant` stops during a suspend on Linux: a laptop that
+/// wakes up would believe that it still holds a lock that expired an hour ago.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(Duration);
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+
+    fn add(self, by: Duration) -> Instant {
+        Self(self.0.saturating_add(by))
+    }
+}
+
+impl Instant {
+    /// Returns the instant `uptime` after the boot, including suspends.
+    pub const fn since_boot(uptime: Duration) -> Self {
+        Self(uptime)
+    }
+
+    /// Returns the time since `earlier`; zero if `earlier` is later.
+    pub fn saturating_since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Returns the instant `by` earlier; the boot if that is before it.
+    pub fn saturating_sub(self, by: Duration) -> Self {
+        Self(self.0.saturating_sub(by))
+    }
+
+    /// Returns the last whole multiple of `step` since the boot. Zero for `step` changes nothing.
+    pub fn round_down(self, step: Duration) -> Self {
+        let over = self.0.as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
+        Self(self.0.saturating_sub(u64::try_from(over).map_or(Duration::ZERO, Duration::from_nanos)))
+    }
+}
+
+/// The lease that the servers are asked for, and the part of it that the client trusts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lease {
+    ttl: Duration,
+    drift: Duration,
+}
+
+impl Lease {
+    /// Returns a lease of `ttl` with the drift of the Redlock algorithm: a hundredth of the ttl, because the
+    /// rates of clocks may differ by 1 %, and 2 ms for their resolution. `None` if nothing of the lease would
+    /// be left.
+    pub fn new(ttl: Duration) -> Option<Self> {
+        Self::with_drift(ttl, ttl / 100 + Duration::from_millis(2))
+    }
+
+    /// Returns a lease of `ttl`, trusted for `drift` less than that. `None` if nothing of it would be left.
+    pub fn with_drift(ttl: Duration, drift: Duration) -> Option<Self> {
+        (ttl > drift).then_some(Self { ttl, drift })
+    }
+
+    /// Returns the lease as the servers count it.
+    pub fn ttl(self) -> Duration {
+        self.ttl
+    }
+
+    /// Returns the end of validity of a hold. `sent` is an instant before its first request was sent.
+    ///
+    /// A server counts the whole ttl from the arrival of the request, so validity ends before the lease: by
+    /// the travel time of the request, and by the drift. Only an instant before the first send is sound, as a
+    /// reply can be late by any time (`tests/model.rs` has the counterexamples).
+    pub fn valid_until(self, sent: Instant) -> Instant {
+        sent + (self.ttl - self.drift)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn validity_is_ttl_less_a_hundredth_and_two_milliseconds() {
+        let lease = Lease::new(Duration::from_secs(30)).unwrap();
+        let sent = Instant::since_boot(Duration::from_secs(5));
+        assert_eq!(lease.valid_until(sent), Instant::since_boot(Duration::from_millis(5_000 + 30_000 - 302)));
+    }
+
+    #[test]
+    fn instants_round_down_to_whole_steps() {
+        let at = |ms| Instant::since_boot(Duration::from_millis(ms));
+        let rounded = [0, 233, 234, 5_000].map(|ms| at(ms).round_down(Duration::from_millis(234)));
+        assert_eq!(rounded, [at(0), at(0), at(234), at(4_914)]);
+        assert_eq!(at(7).round_down(Duration::ZERO), at(7));
+    }
+
+    #[test]
+    fn a_ttl_not_above_its_drift_is_no_lease() {
+        assert_eq!(Lease::new(Duration::from_millis(2)), None);
+        assert!(Lease::new(Duration::from_millis(3)).is_some());
+        let second = Duration::from_secs(1);
+        assert_eq!(Lease::with_drift(second, second), None);
+    }
+
+    #[test]
+    fn the_longest_lease_does_not_overflow() {
+        let lease = Lease::with_drift(Duration::MAX, Duration::ZERO).unwrap();
+        let sent = Instant::since_boot(Duration::from_secs(1));
+        assert_eq!(lease.valid_until(sent), Instant::since_boot(Duration::MAX));
     }
 }
