@@ -1,11 +1,11 @@
 # Every command of the project. A target runs a script; its head explains it.
 .DEFAULT_GOAL := help
 .PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install \
-	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench stall model docs compare pictures dist clean
+	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench stall model fencing demo-fence docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
-# How many rounds test-busy (10) and chaos (200) run, and from which seed chaos starts (a new one each time).
+# How many rounds test-busy (10), chaos and fencing (200) run, and from which seed chaos starts (a new one each time).
 ROUNDS ?=
 SEED ?=
 # Which suites test-busy runs (all).
@@ -70,6 +70,12 @@ stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire toget
 
 model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
 	@cargo test -p dlock-quorum --test model -- --ignored --test-threads 1
+
+fencing: setup ## stop holders ROUNDS=200 times for each form of contrib/fencing, on each database; what each form costs
+	@scripts/fencing.sh $(or $(ROUNDS),200)
+
+demo-fence: setup ## play what a stopped holder does without a fence, and with one (SQLite; under a minute)
+	@scripts/demo-fence.sh
 
 docs: ## offline pages of all documents, with their links checked (installs mdbook)
 	@scripts/docs.sh

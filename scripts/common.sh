@@ -77,10 +77,20 @@ test_servers() {
 
 # Installs and builds both clients, and the other lock libraries of clients/fleet.
 test_clients() {
+    test_databases
     say "the Python and the Node client"
     python_client test,recipes
     node_client
     npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
+}
+
+# Unpacks the databases for the tests of fences. Without apt-get there are none, and these tests are skipped.
+test_databases() {
+    if command -v apt-get >/dev/null; then
+        scripts/fetch-databases.sh
+    else
+        say "no apt-get here: the tests of fences on PostgreSQL and MariaDB are SKIPPED"
+    fi
 }
 
 # Runs the tests of the Python client. The arguments go to pytest. DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE must be set.

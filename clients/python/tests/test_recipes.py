@@ -1,9 +1,11 @@
-"""The recipes run as they are."""
+"""The recipes run as they are, and so do the helpers for SQLAlchemy and Django."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pathlib
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,8 +14,10 @@ import pytest
 from conftest import until
 
 import dlock
+from dlock import fencing
 
 RECIPES = pathlib.Path(__file__).parents[1] / "recipes"
+FENCING = pathlib.Path(__file__).parents[3] / "contrib/fencing"
 
 
 @pytest.fixture
@@ -152,3 +156,73 @@ def test_the_leader_recipe_passes_the_lead_on(leader, r):
     assert waiters() == 1
     second.terminate()
     leads(first)
+
+
+class Held:
+    """A lock that is held, as the helpers of dlock.fencing see it."""
+
+    name = b"invoice:42"
+    fence = 7
+
+
+@pytest.fixture
+def shop(tmp_path):
+    path = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript((FENCING / "sqlite.sql").read_text())
+    return path
+
+
+def test_each_transaction_of_a_fenced_sqlalchemy_session_begins_at_the_gate(shop):
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.orm import Session
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{shop}")
+    query = sqlalchemy.text("SELECT name, fence FROM dlock_gate")
+    held = Held()
+    with Session(engine) as session:
+        fencing.fence_session(session, held)
+        for held.fence in 7, 8:
+            assert session.execute(query).all() == [("invoice:42", held.fence)]
+            session.commit()
+        held.fence = 7
+        with pytest.raises(sqlalchemy.exc.IntegrityError, match="dlock: "):
+            session.execute(query)
+    engine.dispose()
+
+
+def test_atomic_of_django_begins_at_the_gate(shop):
+    pytest.importorskip("django")
+    program = f"""
+import django
+from django.conf import settings
+settings.configure(DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": {str(shop)!r}}}}})
+django.setup()
+from django.db import IntegrityError, connection
+from dlock import fencing
+class Held:
+    name, fence = "invoice:42", 7
+held = Held()
+for held.fence in 7, 8:
+    with fencing.atomic(held), connection.cursor() as cursor:
+        cursor.execute("SELECT name, fence FROM dlock_gate")
+        assert cursor.fetchall() == [("invoice:42", held.fence)]
+held.fence = 7
+try:
+    with fencing.atomic(held):
+        print("passed")
+except IntegrityError as error:
+    print("refused", error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("refused dlock: "), done.stdout + done.stderr
+
+
+def test_the_demo_shows_both_outcomes(server):
+    program = [sys.executable, FENCING / "demo.py", server.url]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    without, fenced = done.stdout.split("With a fence")
+    assert "worker-1 writes 110" in without, done.stdout + done.stderr
+    assert "worker-2's 20 are lost" in without
+    assert "worker-1 is refused: dlock: " in fenced
+    assert "worker-2's write stands" in fenced

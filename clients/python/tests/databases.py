@@ -1,0 +1,221 @@
+"""Databases for the tests of fences: PostgreSQL and MariaDB on free ports, and SQLite, each in a folder of
+its own. `scripts/fetch-databases.sh` unpacks the servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+
+import psycopg
+import pymysql
+from conftest import free_port, until
+from pymysql.constants import CLIENT
+
+TOP = pathlib.Path(__file__).parents[3]
+FENCING = TOP / "contrib/fencing"
+UNPACKED = TOP / "build/databases"
+# PostgreSQL refuses to run as root. The user "nobody" keeps root's right to read the project's folder.
+NOBODY = (
+    "setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps +dac_override --ambient-caps +dac_override"
+)
+
+
+class Database:
+    """A database for one test. `connect` takes the isolation level of the connection's transactions."""
+
+    isolations = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+    set_isolation = "SET SESSION TRANSACTION ISOLATION LEVEL {}"
+
+    def __init__(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"dlock-{self.name}-"))
+
+    def execute(self, *statements):
+        with contextlib.closing(self.connect()) as connection:
+            for statement in statements:
+                connection.cursor().execute(statement)
+            connection.commit()
+
+    def install(self, *tables):
+        """Installs the files of contrib/fencing with the command that they document, with triggers for these
+        tables."""
+        raise NotImplementedError
+
+    def stop(self):
+        shutil.rmtree(self.folder)
+
+
+class Server(Database):
+    """A database server. `options` are those of its program."""
+
+    def __init__(self, *options):
+        super().__init__()
+        self.port = free_port()
+        self.process = None
+        self.environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": ":".join(map(str, UNPACKED.glob("usr/lib/*-linux-gnu"))),
+        }
+        try:
+            self.create()
+            with open(self.folder / "log", "ab") as log:
+                self.process = subprocess.Popen(
+                    [*self.command(), *options], stdout=log, stderr=log, cwd=self.folder, env=self.environment
+                )
+            until(f"{self.name} answers", self.answers, limit=120)
+        except BaseException:
+            self.stop()
+            raise
+
+    def run(self, *command, stdin=None):
+        """Runs one of the server's tools."""
+        done = subprocess.run(
+            list(map(str, command)),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=self.environment,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def answers(self):
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        with contextlib.suppress(psycopg.OperationalError, pymysql.OperationalError):
+            self.connect().close()
+            return True
+
+    def stop(self):
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+        super().stop()
+
+
+class PostgreSQL(Server):
+    name = "postgresql"
+    set_isolation = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {}"
+    programs = next(
+        (
+            folder
+            for root in (UNPACKED, pathlib.Path("/"))
+            for folder in sorted(root.glob("usr/lib/postgresql/*/bin"), reverse=True)
+            if (folder / "postgres").exists()
+        ),
+        None,
+    )
+
+    def create(self):
+        as_nobody = NOBODY.split() if os.geteuid() == 0 else []
+        if as_nobody:
+            os.chown(self.folder, 65534, 65534)
+        self.as_nobody = as_nobody
+        self.run(
+            *as_nobody, self.programs / "initdb", "--pgdata", self.folder / "data", "--username", "root",
+            "--auth", "trust", "--no-sync", "--encoding", "UTF8", "--locale", "C",
+        )  # fmt: skip
+
+    def command(self):
+        return [
+            *self.as_nobody, self.programs / "postgres", "-D", self.folder / "data", "-p", str(self.port),
+            "-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self.folder}",
+        ]  # fmt: skip
+
+    def connect(self, isolation=None, port=None):
+        connection = psycopg.connect(host="127.0.0.1", port=port or self.port, user="root", dbname="postgres")
+        if isolation:
+            connection.execute(self.set_isolation.format(isolation))
+            connection.commit()
+        return connection
+
+    def install(self, *tables):
+        psql = (
+            self.programs / "psql", "--quiet", "--no-psqlrc", "-v", "ON_ERROR_STOP=1",
+            "-h", "127.0.0.1", "-p", self.port, "-U", "root", "-d", "postgres",
+        )  # fmt: skip
+        self.run(*psql, "-f", FENCING / "postgresql.sql")
+        for table in tables:
+            self.run(*psql, "-c", f"SELECT dlock_fence_table('{table}')")
+
+    def session(self, connection):
+        return connection.info.backend_pid
+
+    def waits(self, connection, session):
+        """Returns whether a session waits for a lock of another one."""
+        query = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
+        [(waits,)] = connection.execute(query, (session,)).fetchall()
+        connection.commit()
+        return waits
+
+
+class MariaDB(Server):
+    name = "mariadb"
+
+    def create(self):
+        (self.folder / "init.sql").write_text("CREATE DATABASE IF NOT EXISTS shop;\n")
+        self.run(
+            UNPACKED / "usr/bin/mariadb-install-db", "--no-defaults", f"--basedir={UNPACKED / 'usr'}",
+            f"--datadir={self.folder / 'data'}", "--auth-root-authentication-method=normal", "--skip-test-db",
+        )  # fmt: skip
+
+    def command(self):
+        return [
+            UNPACKED / "usr/sbin/mariadbd", "--no-defaults", f"--basedir={UNPACKED / 'usr'}", "--user=root",
+            f"--datadir={self.folder / 'data'}", f"--port={self.port}", "--bind-address=127.0.0.1",
+            f"--socket={self.folder / 'socket'}", f"--plugin-dir={UNPACKED / 'usr/lib/mysql/plugin'}",
+            f"--init-file={self.folder / 'init.sql'}", "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=16M",
+        ]  # fmt: skip
+
+    def connect(self, isolation=None):
+        connection = pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", database="shop", client_flag=CLIENT.FOUND_ROWS
+        )
+        if isolation:
+            connection.cursor().execute(self.set_isolation.format(isolation))
+        return connection
+
+    def install(self, *tables):
+        client = (
+            UNPACKED / "usr/bin/mariadb", "--no-defaults",
+            "-h", "127.0.0.1", "-P", self.port, "-u", "root", "shop",
+        )  # fmt: skip
+        self.run(*client, stdin=(FENCING / "mysql.sql").read_text())
+        triggers = (FENCING / "mysql-triggers.sql").read_text()
+        for table in tables:
+            self.run(*client, stdin=triggers.replace("TABLE_NAME", table))
+
+    def session(self, connection):
+        return connection.thread_id()
+
+    def waits(self, connection, session):
+        """Returns whether any session waits. The table innodb_trx would not do: the server does not renew it
+        while it is read more often than every 0.1 s."""
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
+            [(_, waits)] = cursor.fetchall()
+        return int(waits) > 0
+
+
+class SQLite(Database):
+    name = "sqlite"
+    # SQLite has one isolation level. The journal decides whether a reader blocks a writer.
+    isolations = ("WAL", "DELETE")
+    set_isolation = "PRAGMA journal_mode = {}"
+
+    def connect(self, isolation=None):
+        connection = sqlite3.connect(self.folder / "shop.db", timeout=0, isolation_level=None)
+        if isolation:
+            connection.execute(self.set_isolation.format(isolation))
+        return connection
+
+    def install(self, *tables):
+        with contextlib.closing(self.connect()) as connection:
+            connection.executescript((FENCING / "sqlite.sql").read_text())
+            triggers = (FENCING / "sqlite-triggers.sql").read_text()
+            for table in tables:
+                connection.executescript(triggers.replace("TABLE_NAME", table))

@@ -1,0 +1,197 @@
+"""A process that adds 1 to a total under a lock, step by step: `fence_writer.py LOCKS DATABASE`, both in
+JSON. It reads a step from each line of its input, and answers with a line.
+
+`test_fencing.py` stops this process between two steps, past the end of its lease."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import sys
+import time
+
+import psycopg
+import pymysql
+import redis
+from pymysql.constants import CLIENT
+
+import dlock
+from dlock import fencing
+
+LEASE_S = 0.3
+ERRORS = psycopg.Error, pymysql.MySQLError, sqlite3.Error
+
+
+class Overtaken(Exception):
+    """The column form found no row with a fence that is low enough."""
+
+
+class Unfenced:
+    """How a holder writes without a fence."""
+
+    begin_sqlite = "BEGIN"
+
+    def claim(self, cursor, row, fence):
+        """Begins the fenced part of a transaction, before it reads."""
+
+    def update(self, cursor, row, total, fence):
+        cursor.execute(f"UPDATE account SET total = {total} WHERE id = {row}")
+
+    def end(self, cursor):
+        """Ends the fenced part of a transaction, before the commit."""
+
+
+class Column(Unfenced):
+    begin_sqlite = "BEGIN IMMEDIATE"
+
+    def claim(self, cursor, row, fence):
+        cursor.execute(f"UPDATE account SET fence = {fence} WHERE id = {row} AND fence <= {fence}")
+        if cursor.rowcount == 0:
+            raise Overtaken
+
+    def update(self, cursor, row, total, fence):
+        cursor.execute(
+            f"UPDATE account SET total = {total}, fence = {fence} WHERE id = {row} AND fence <= {fence}"
+        )
+        if cursor.rowcount == 0:
+            raise Overtaken
+
+
+class Triggers(Unfenced):
+    begin_sqlite = "BEGIN IMMEDIATE"
+
+    def claim(self, cursor, row, fence):
+        fencing.carry(cursor, fence)
+        # The trigger raises the fence of the row.
+        cursor.execute(f"UPDATE fenced_account SET total = total WHERE id = {row}")
+
+    def update(self, cursor, row, total, fence):
+        cursor.execute(f"UPDATE fenced_account SET total = {total} WHERE id = {row}")
+
+    def end(self, cursor):
+        fencing.drop(cursor)
+
+
+class Gate(Unfenced):
+    begin_sqlite = "BEGIN IMMEDIATE"
+
+    def claim(self, cursor, row, fence):
+        fencing.pass_gate(cursor, f"account:{row}", fence)
+
+
+FORMS = {"none": Unfenced(), "column": Column(), "triggers": Triggers(), "gate": Gate()}
+
+
+class Writer:
+    def __init__(self, locks, database):
+        clients = [redis.Redis(port=port, socket_timeout=10) for port in locks]
+        self.locks = {
+            "server": lambda name: dlock.Lock(clients[0], name, timeout=LEASE_S),
+            "quorum": lambda name: dlock.Redlock(dlock.Quorum(clients), name, timeout=LEASE_S, fenced=True),
+        }
+        self.kind = database["kind"]
+        if self.kind == "postgresql":
+            self.connection = psycopg.connect(
+                host="127.0.0.1", port=database["port"], user="root", dbname="postgres", autocommit=True
+            )
+            self.session = self.connection.info.backend_pid
+        elif self.kind == "mariadb":
+            self.connection = pymysql.connect(
+                host="127.0.0.1", port=database["port"], user="root", database="shop", autocommit=True,
+                client_flag=CLIENT.FOUND_ROWS,
+            )  # fmt: skip
+            self.session = self.connection.thread_id()
+        else:
+            self.connection = sqlite3.connect(database["path"], timeout=0, isolation_level=None)
+            self.session = 0
+        self.cursor = self.connection.cursor()
+
+    def begin_round(self, lock, form, row, isolation):
+        self.form, self.row, self.isolation = FORMS[form], int(row), isolation
+        self.table = "fenced_account" if form == "triggers" else "account"
+        self.lock = self.locks[lock](f"account:{row}")
+        self.refused = None
+
+    def acquire(self):
+        while True:
+            try:
+                assert self.lock.acquire()
+                self.fence = self.lock.fence
+                return
+            except dlock.LockError:
+                # A busy machine may be too slow for the lease.
+                continue
+
+    def begin(self):
+        self.has_read = False
+        if self.kind == "postgresql":
+            self.cursor.execute(f"BEGIN ISOLATION LEVEL {self.isolation}")
+        elif self.kind == "mariadb":
+            self.cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {self.isolation}")
+            self.cursor.execute("BEGIN")
+        else:
+            self.cursor.execute(self.form.begin_sqlite)
+
+    def claim(self):
+        self.form.claim(self.cursor, self.row, self.fence)
+
+    def read(self):
+        self.cursor.execute(f"SELECT total FROM {self.table} WHERE id = {self.row}")
+        [(self.total,)] = self.cursor.fetchall()
+        self.has_read = True
+
+    def write(self):
+        self.form.update(self.cursor, self.row, self.total + 1, self.fence)
+
+    def commit(self):
+        self.form.end(self.cursor)
+        self.cursor.execute("COMMIT")
+
+    def release(self):
+        with contextlib.suppress(dlock.LockError):  # the lease may have ended
+            self.lock.release()
+
+    def run(self, step):
+        """Runs a step of a transaction. After a refusal it runs no further one."""
+        if self.refused is not None:
+            return f"refused {self.refused}"
+        told = False
+        while True:
+            try:
+                getattr(self, step)()
+                return "ok"
+            except (*ERRORS, Overtaken) as error:
+                busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+                if busy and (step != "write" or not self.has_read):
+                    if not told:
+                        print("waits", flush=True)
+                        told = True
+                    time.sleep(0.005)
+                    continue
+                self.refused = f"{type(error).__name__}: {error}".replace("\n", " ")
+                self.roll_back()
+                return f"refused {self.refused}"
+
+    def roll_back(self):
+        with contextlib.suppress(*ERRORS):  # the server may have ended the transaction
+            self.cursor.execute("ROLLBACK")
+
+
+def main():
+    writer = Writer(json.loads(sys.argv[1]), json.loads(sys.argv[2]))
+    print(writer.session, flush=True)
+    for line in sys.stdin:
+        step, *arguments = line.rstrip("\n").split("\t")
+        if step == "begin_round":
+            writer.begin_round(*arguments)
+            answer = "ok"
+        elif step in ("acquire", "release"):
+            getattr(writer, step)()
+            answer = f"fence {writer.fence}"
+        else:
+            answer = writer.run(step)
+        print(answer, flush=True)
+
+
+main()

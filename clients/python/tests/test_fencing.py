@@ -1,0 +1,220 @@
+"""No form of contrib/fencing loses an update when holders are stopped past their lease, inside a
+transaction, and continue beside the next holder. Without a fence, updates are lost.
+
+DLOCK_FENCING_ROUNDS sets the number of rounds for each form, over one server and over a quorum."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import MODULE, SERVERS, Server, until
+from databases import UNPACKED, MariaDB, PostgreSQL, SQLite
+
+ROUNDS = int(os.environ.get("DLOCK_FENCING_ROUNDS", "4"))
+WRITER = pathlib.Path(__file__).parent / "fence_writer.py"
+FORMS = "none", "column", "triggers", "gate"
+
+# A holder reads and writes in one transaction, or in two.
+ONE = "begin", "claim", "read", "write", "commit"
+TWO = "begin", "claim", "read", "commit", "begin", "claim", "write", "commit"
+# After how many of its steps a holder is stopped: always between its read and the end of its commit.
+STOPS = [(ONE, 3), (ONE, 4), (TWO, 4), (TWO, 5), (TWO, 6), (TWO, 7)]
+
+
+class Writer:
+    """A process that runs fence_writer.py."""
+
+    def __init__(self, locks, database):
+        self.process = subprocess.Popen(
+            [sys.executable, WRITER, json.dumps(locks), json.dumps(database)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+        self.lines = queue.Queue()
+        self.says_it_waits = False
+        threading.Thread(target=self.read, daemon=True).start()
+        self.session = int(self.answer())
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+
+    def send(self, *words):
+        self.process.stdin.write("\t".join(map(str, words)) + "\n")
+
+    def answered(self):
+        """Returns whether an answer is there."""
+        while not self.lines.empty() and self.lines.queue[0] == "waits":
+            self.lines.get()
+            self.says_it_waits = True
+        return not self.lines.empty()
+
+    def answer(self):
+        until("the writer answers", lambda: self.answered() or self.process.poll() is not None, limit=120)
+        assert self.answered(), "the writer has ended"
+        self.says_it_waits = False
+        return self.lines.get()
+
+    def do(self, *words):
+        self.send(*words)
+        return self.answer()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGSTOP)
+        stat = pathlib.Path(f"/proc/{self.process.pid}/stat")
+        until("the writer is stopped", lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+    def resume(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+class Scene:
+    """Three writers, and the database that they write to."""
+
+    def __init__(self, database, masters):
+        self.database = database
+        address = (
+            {"path": str(database.folder / "shop.db")}
+            if database.name == "sqlite"
+            else {"port": database.port}
+        )
+        self.observer = database.connect()
+        self.writers = []
+        for _ in range(3):
+            self.writers.append(Writer([m.port for m in masters], {"kind": database.name, **address}))
+
+    def close(self):
+        for writer in self.writers:
+            writer.kill()
+        self.observer.close()
+
+    def waits(self, writer):
+        if self.database.name == "sqlite":
+            return writer.says_it_waits
+        return self.database.waits(self.observer, writer.session)
+
+    def play(self, settings, stopped_plan, next_plan):
+        """Plays a round: a holder is stopped, and the next one acquires the lock and writes. The stopped
+        holder continues after a number of the next one's steps, or before that if the next one waits for its
+        transaction. Returns the last answers of both."""
+        (steps, stop_after), (next_steps, continue_after) = stopped_plan, next_plan
+        self.writers.append(self.writers.pop(0))
+        overtaken, successor = self.writers[:2]
+        for writer in overtaken, successor:
+            assert writer.do("begin_round", *settings) == "ok"
+        first = overtaken.do("acquire")
+        for step in steps[:stop_after]:
+            overtaken.do(step)
+        overtaken.stop()
+        for step in steps[stop_after:]:
+            overtaken.send(step)
+        second = successor.do("acquire")
+        assert int(second.split()[1]) > int(first.split()[1])
+
+        is_stopped = True
+        for number, step in enumerate(next_steps):
+            if is_stopped and number == continue_after:
+                overtaken.resume()
+                is_stopped = False
+            successor.send(step)
+            if is_stopped:
+                until(
+                    "the next holder goes on or waits", lambda: successor.answered() or self.waits(successor)
+                )
+                if not successor.answered():
+                    overtaken.resume()
+                    is_stopped = False
+            last = successor.answer()
+        if is_stopped:
+            overtaken.resume()
+        successor.do("release")
+        answers = [overtaken.answer() for _ in steps[stop_after:]]
+        overtaken.do("release")
+        return answers[-1], last
+
+
+def plans(seed):
+    """Returns every pair of a stopped holder's plan and the next one's, in a random order. In the first two,
+    the stopped holder writes after the next one has committed."""
+    pairs = [
+        (stopped, (steps, continue_after))
+        for stopped in STOPS
+        for steps in (ONE, TWO)
+        for continue_after in range(1, len(steps) + 1)
+    ]
+    random.Random(seed).shuffle(pairs)
+    return itertools.cycle([((TWO, 5), (TWO, len(TWO))), ((TWO, 4), (TWO, len(TWO))), *pairs])
+
+
+@pytest.fixture(scope="module")
+def masters():
+    if not SERVERS or not MODULE:
+        pytest.fail("set DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE, or run make fencing")
+    with contextlib.ExitStack() as stack:
+        masters = [Server(SERVERS[min(SERVERS)]) for _ in range(3)]
+        for master in masters:
+            stack.callback(master.stop)
+        yield masters
+
+
+@pytest.fixture(scope="module", params=[PostgreSQL, MariaDB, SQLite], ids=lambda kind: kind.name)
+def scene(request, masters):
+    if request.param is not SQLite and not UNPACKED.exists():
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing("run scripts/fetch-databases.sh")
+    with contextlib.ExitStack() as stack:
+        database = request.param()
+        stack.callback(database.stop)
+        database.execute(
+            "CREATE TABLE account (id INTEGER PRIMARY KEY, total INTEGER NOT NULL, fence BIGINT NOT NULL)",
+            "CREATE TABLE fenced_account (id INTEGER PRIMARY KEY, total INTEGER NOT NULL)",
+            *(f"INSERT INTO {table} VALUES ({row}, 0{fence})" for row in range(8)
+              for table, fence in (("account", ", 0"), ("fenced_account", ""))),
+        )  # fmt: skip
+        database.install("fenced_account")
+        scene = Scene(database, masters)
+        stack.callback(scene.close)
+        yield scene
+
+
+@pytest.mark.timeout(120 + 60 * ROUNDS)
+def test_a_fence_keeps_every_acknowledged_update(scene, capsys):
+    seed = int(os.environ.get("DLOCK_SEED", random.randrange(2**32)))
+    with capsys.disabled():
+        print(f"\nDLOCK_SEED={seed}")
+    for row, (topology, form) in enumerate(itertools.product(("server", "quorum"), FORMS)):
+        counted = collections.Counter()
+        isolations = itertools.cycle(scene.database.isolations)
+        for plan, isolation in zip(itertools.islice(plans(seed), ROUNDS), isolations):
+            for who, answer in zip(("stopped", "next"), scene.play((topology, form, row, isolation), *plan)):
+                counted[f"{who} {'wrote' if answer == 'ok' else 'refused'}"] += 1
+        table = "fenced_account" if form == "triggers" else "account"
+        cursor = scene.observer.cursor()
+        cursor.execute(f"SELECT total FROM {table} WHERE id = {row}")
+        [(total,)] = cursor.fetchall()
+        scene.observer.commit()
+        lost = counted["stopped wrote"] + counted["next wrote"] - total
+        with capsys.disabled():
+            what = f"{scene.database.name}, {topology}, fence by {form}"
+            print(f"{what}: {ROUNDS} rounds, {lost} lost; {dict(counted)}")
+        if form == "none":
+            assert lost > 0
+        else:
+            assert lost == 0
+            assert counted["stopped refused"] > 0, "no holder was overtaken"
+        assert counted["next wrote"] > 0

@@ -1,0 +1,31 @@
+-- Fences that SQLite enforces. README.md explains the three forms.
+--
+--   sqlite3 shop.db <sqlite.sql                                          installs the gate and the table below
+--   sed 's/TABLE_NAME/invoice/g' sqlite-triggers.sql | sqlite3 shop.db   the triggers, for each table that needs them
+--
+-- The file can run again: it changes nothing that is installed.
+
+-- The gate: one row for each lock, with the greatest fence that has passed. Each transaction begins with
+--   BEGIN IMMEDIATE;
+--   INSERT INTO dlock_gate (name, fence) VALUES ('invoice:42', 1795179170661711)
+--       ON CONFLICT (name) DO UPDATE SET fence = excluded.fence
+CREATE TABLE IF NOT EXISTS dlock_gate (
+    name TEXT PRIMARY KEY NOT NULL,
+    fence INTEGER NOT NULL CHECK (typeof(fence) = 'integer' AND fence BETWEEN 1 AND 9007199254740991)
+);
+
+CREATE TRIGGER IF NOT EXISTS dlock_gate_rises BEFORE UPDATE ON dlock_gate WHEN NEW.fence < OLD.fence
+BEGIN
+    SELECT RAISE(ABORT, 'dlock: the fence is below that of a later holder');
+END;
+
+-- The fence of the transaction that is writing, for the triggers: at most one row, which no other transaction sees.
+--   BEGIN IMMEDIATE;
+--   INSERT OR REPLACE INTO dlock_carried (id, fence) VALUES (1, 1795179170661711);
+--   ...
+--   DELETE FROM dlock_carried;
+--   COMMIT
+CREATE TABLE IF NOT EXISTS dlock_carried (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    fence INTEGER NOT NULL CHECK (typeof(fence) = 'integer' AND fence BETWEEN 1 AND 9007199254740991)
+);

@@ -1,0 +1,16 @@
+#!/bin/sh
+# ROUNDS of stopped holders for each form of contrib/fencing on each database, then what each form costs: fencing.sh ROUNDS
+set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+test_servers
+scripts/fetch-databases.sh
+python_client test
+if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
+    cargo build -p dlock-module
+    export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
+fi
+DLOCK_FENCING_ROUNDS=$1 python_tests -n 3 tests/test_fencing.py
+say "cost: the time of a transaction, in multiples of one without a fence"
+target/python/bin/python clients/python/tests/fencing_cost.py
