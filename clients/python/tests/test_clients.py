@@ -55,6 +55,14 @@ def test_a_lock_refuses_another_kind_of_client(lock_class, make, text):
         lock_class(make(), "foo", timeout=10)
 
 
+class PipelineService(redis.Redis):
+    """A client of a user's own class, which is no pipeline."""
+
+
+def test_a_lock_accepts_a_client_whose_class_name_contains_pipeline():
+    dlock.Lock(PipelineService(), "foo", timeout=10)
+
+
 @pytest.mark.parametrize(
     "make, text",
     [

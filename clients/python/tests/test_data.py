@@ -55,11 +55,12 @@ def test_any_string_is_taken_where_the_server_honours_strings(r, get_lock):
         r.config_set("dlock.honour-strings", "no")
 
 
-def test_acquire_raises_for_data_without_the_right_to_read_its_type(r, locks, server):
-    r.rpush("foo", "a")
-    r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "&*", "+@all", "-type", "-get")
+@pytest.mark.parametrize("command", ["type", "get"])
+def test_acquire_names_the_missing_right_to_read_a_string(r, locks, server, command):
+    r.set("foo", FOREIGN_TOKEN)
+    r.execute_command("ACL", "SETUSER", "plain", "reset", "on", ">secret", "~*", "&*", "+@all", f"-{command}")
     client = locks.client(server.url.replace("//", "//plain:secret@"))
-    with pytest.raises(dlock.LockError, match="WRONGTYPE"):
+    with pytest.raises(dlock.LockError, match=rf"may not read .*'{command}'.*\+type \+get"):
         locks.lock(client, "foo", timeout=10).acquire()
 
 

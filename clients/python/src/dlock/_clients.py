@@ -86,7 +86,10 @@ def _client_classes() -> Iterator[tuple[type, bool, bool]]:
 
 
 def _is_pipeline(client: Any) -> bool:
-    return any("Pipeline" in base.__name__ for base in type(client).__mro__)
+    return any(
+        base.__name__ in ("Pipeline", "ClusterPipeline") and _library(base) in LIBRARIES
+        for base in type(client).__mro__
+    )
 
 
 def _wanted(is_async: bool, single: bool) -> str:
@@ -147,8 +150,12 @@ def address(client: Any) -> str:
 
 def _package(kind: Any) -> str:
     """Returns the package of a class of redis-py or valkey-py, or of a subclass."""
-    names = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    names = (_library(base) for base in kind.__mro__)
     return next((name for name in names if name in LIBRARIES), "redis")
+
+
+def _library(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _of(kind: Any, name: str) -> Any:

@@ -13,6 +13,7 @@ from redis.exceptions import (
     ConnectionError,
     InvalidResponse,
     LockError,
+    NoPermissionError,
     RedisError,
     ResponseError,
     TimeoutError,
@@ -221,9 +222,15 @@ def send_unless_data(command: Args, name: Key) -> Steps:
             # The key has changed in the meantime: it is free, or holds a lock of dlock.
             elif kind in ("none", "dlock-key"):
                 continue
-        except ResponseError:
-            # The user has no right to ask, or the value is no longer a string.
-            kind = "value of another type"
+        except NoPermissionError as why:
+            text = f"WRONGTYPE the key holds no lock of dlock, and this user may not read its value: {why}."
+            text += " Allow the user +type +get, which show whether another library's lock is there"
+            raise error(DataError, text, name) from failure
+        except ResponseError as answer:
+            if word(answer) != "WRONGTYPE":
+                raise
+            # The value is no longer a string.
+            continue
         text = f"WRONGTYPE the key holds a {kind}, and no lock: choose another name, the same for all clients"
         if kind == "string":
             text += ". If it is a lock of SET NX, set dlock.honour-strings to wait for it"
