@@ -4,12 +4,19 @@
 import { now } from "./clock.js";
 import { word } from "./errors.js";
 import type { Steps, Task } from "./steps.js";
+import { times } from "./waits.js";
 
 // First and longest pause between two tries, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 // While an ACQUIRE has no answer, the pause may grow to this part of the time that the request is owed.
 const LONGEST_PART = 1 / 20;
+
+/** Returns the time after which nothing is left of a request for a lease, ms: neither the hold, nor a queue
+ * position that became a hold at its end. */
+export function timeUntilExpired(lease: number): number {
+  return Math.max(lease, times.keep) + times.keep;
+}
 
 /** One owed request to one server. */
 export class Owed implements Task {
@@ -28,8 +35,8 @@ export class Owed implements Task {
     private readonly request: () => Steps<number>,
     /** Time after which the hold or position has expired by itself, ms. */
     private readonly lasts: number,
-    /** Number of answers that confirm the request. */
-    private times: number,
+    /** Number of answers that are missing until the request is confirmed. */
+    private missing: number,
     /** Returns false while an earlier ACQUIRE without an answer may reach the server after the request. Then
      * an answer confirms nothing, and the request is sent again. */
     private readonly isSettled: () => boolean = () => true,
@@ -38,7 +45,7 @@ export class Owed implements Task {
   }
 
   finished(): boolean {
-    return this.times === 0 || now() > this.#until;
+    return this.missing === 0 || now() > this.#until;
   }
 
   wakeAt(): number {
@@ -54,7 +61,7 @@ export class Owed implements Task {
     const isSettled = this.isSettled();
     try {
       this.ended = (this.ended ?? 0) + (yield* this.request());
-      if (isSettled) this.times -= 1;
+      if (isSettled) this.missing -= 1;
       else this.#pause = Math.min(this.#pause * 2, Math.max(LONGEST_PAUSE, this.lasts * LONGEST_PART));
       this.answered?.();
     } catch (why) {

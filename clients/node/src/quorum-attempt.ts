@@ -51,7 +51,7 @@ export class QuorumAttempt implements Acquisition {
     let turn: Turn = waits && choice.contended.has(name) ? "queued" : "at once";
     let splitVotes = 0;
     yield* members.identifyMembers(end);
-    // An acquisition that does not wait respects no queue: it cannot overtake the waiters for long.
+    // An acquisition that does not wait respects no queue: it cannot delay the waiters for long.
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;

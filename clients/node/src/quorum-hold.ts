@@ -9,7 +9,7 @@
 import { NoAnswerError, NoQuorumError, word } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
 import { Owed } from "./owed.js";
-import { extend, holds, type Key, release } from "./protocol.js";
+import { extend, holds, release } from "./protocol.js";
 import type { Renewal } from "./renewal.js";
 import { type Granted, orWrongType, type Request, send, tryAcquire } from "./requests.js";
 import type { Won } from "./round.js";
@@ -107,7 +107,7 @@ export class QuorumHold implements Granted {
     const connections = new Map<number, () => boolean>();
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires[member]!.isEmpty;
-      const ask = () => this.#release(member, this.request.key);
+      const ask = () => orWrongType(this.members.ask(member, send(release(this.request.key, this.token))), 0);
       owed.set(member, new Owed(ask, longestLease, releases, isSettled));
       connections.set(member, this.members.reconnection(member));
     }
@@ -126,10 +126,6 @@ export class QuorumHold implements Granted {
       throw new NoQuorumError("the release is not confirmed yet: it continues in the background");
     }
     return isReleased(true) === true || (released ? undefined : false);
-  }
-
-  #release(member: number, key: Key): Steps<number> {
-    return orWrongType(this.members.ask(member, send(release(key, this.token))), 0);
   }
 
   *#vote(ask: (member: number) => Steps<boolean>): Steps<boolean> {

@@ -4,7 +4,7 @@
 import { now, validity } from "./clock.js";
 import { LockError, NoAnswerError, NoQuorumError, word } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
-import { Owed } from "./owed.js";
+import { Owed, timeUntilExpired } from "./owed.js";
 import { cancel, confirm, freshToken, release } from "./protocol.js";
 import type { QueueChoice } from "./queue-choice.js";
 import { fenceOf, MAX_LATE, orWrongType, type Request, send, tryAcquire } from "./requests.js";
@@ -73,7 +73,7 @@ export class Round {
    * the members that have answered this round, so that the next round finds them free. */
   owe(): Owe {
     const { members, request, token } = this;
-    const lasts = Math.max(request.lease, times.keep) + times.keep;
+    const lasts = timeUntilExpired(request.lease);
     for (const member of this.holds.asked) {
       const ask = () => orWrongType(members.ask(member, send(release(request.key, token))), 0);
       this.#owed.set(member, new Owed(ask, lasts, 2, () => this.holds.acquires[member]!.isEmpty));

@@ -2,7 +2,7 @@
 
 import { now, validity } from "./clock.js";
 import { GraceError, LateError, LockError, NoAnswerError, refusal } from "./errors.js";
-import { Owed } from "./owed.js";
+import { Owed, timeUntilExpired } from "./owed.js";
 import { extend, freshToken, holds, release } from "./protocol.js";
 import { type Renewal, reconnection, UnansweredLeases } from "./renewal.js";
 import {
@@ -59,7 +59,7 @@ export class SingleAttempt implements Acquisition {
     if (!this.#isAsked) return undefined;
     const { key, lease } = this.request;
     const ask = () => orWrongType(send(release(key, this.#token)), 0);
-    const owed = new Owed(ask, Math.max(lease, times.keep) + times.keep, 2, () => this.#acquires.isEmpty);
+    const owed = new Owed(ask, timeUntilExpired(lease), 2, () => this.#acquires.isEmpty);
     this.#owed = owed;
     return new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
   }

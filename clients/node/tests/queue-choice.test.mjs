@@ -9,8 +9,8 @@ import { QueueChoice } from "../dist/queue-choice.js";
 import { QuorumAttempt } from "../dist/quorum-attempt.js";
 import { Round } from "../dist/round.js";
 import { run } from "../dist/run.js";
-import { Ask, Begin, Sleep } from "../dist/steps.js";
-import { times } from "../dist/waits.js";
+import { Ask, Begin, Listen, Sleep } from "../dist/steps.js";
+import { times, WaitRegistry } from "../dist/waits.js";
 import { request, threeMembers } from "./members.mjs";
 import { mastersFor, onEach, until } from "./support.mjs";
 
@@ -72,15 +72,8 @@ test("all waits go to a later queue together, and none goes back", () => {
   assert.deepEqual(left(), [1, 0, 1]);
 });
 
-/** Asks for the lock. `replies` are the replies to ACQUIRE by member; the other members have not answered. */
-function acquire(replies) {
-  const { members } = threeMembers();
-  const choice = new QueueChoice(members);
-  const acquiring = new QuorumAttempt(members, choice, request, false, 1000).run(
-    true,
-    Number.POSITIVE_INFINITY,
-  );
-  const { value: ask } = acquiring.next();
+/** Returns the answers to ACQUIRE by member, and the token. The other members have not answered. */
+function answersTo(ask, replies) {
   let token;
   const answers = new Map(
     Object.entries(replies).map(([member, reply]) => {
@@ -90,6 +83,19 @@ function acquire(replies) {
     }),
   );
   assert(ask.enough(answers));
+  return { answers, token };
+}
+
+/** Asks all members for the lock. */
+function acquire(replies) {
+  const { members } = threeMembers();
+  const choice = new QueueChoice(members);
+  const acquiring = new QuorumAttempt(members, choice, request, false, 1000).run(
+    true,
+    Number.POSITIVE_INFINITY,
+  );
+  const { value: ask } = acquiring.next();
+  const { answers, token } = answersTo(ask, replies);
   return { choice, token, ask, next: acquiring.next(answers) };
 }
 
@@ -127,6 +133,20 @@ test("a late answer is no reason to look for other clients unless a later queue 
   assert.equal(acquire({ 0: 5, 1: 6 }).ask.late(2, 7), undefined);
   assert.equal(acquire({ 0: 5, 2: 7 }).ask.late(1, new NoAnswerError("slow")), undefined);
   assert.equal(acquire({ 0: null, 1: null }).ask.late(2, null), undefined, "the round was lost");
+});
+
+test("a late refusal is a reason to look after a wait in a later queue, too", () => {
+  const { members } = threeMembers();
+  const round = new Round(members, new QueueChoice(members), request, false, 1000, [1, 2]);
+  const waiting = round.queued(Number.POSITIVE_INFINITY);
+  assert(waiting.next().value.step instanceof Listen);
+  const registry = new WaitRegistry();
+  registry.isSettled = true;
+  assert.equal(waiting.next(registry.open()).value.step.command[0], "DLOCK.ACQUIRE");
+  const { value: ask } = waiting.next(5);
+  assert(waiting.next(answersTo(ask, { 0: 6, 1: 5 }).answers).done);
+  assert.equal(round.nextQueue(), 1, "other clients wait there, too");
+  assert(ask.late(2, null).next().value instanceof Begin);
 });
 
 test("an answer after the outcome of an Ask is late, and begins steps over all members", async () => {
@@ -186,12 +206,13 @@ for (const [seen, canMove] of [
   });
 }
 
-for (const [isLast, held, left] of [
-  [false, 5, 1],
-  [true, 1999, 0],
-  [true, 2000, 1],
+for (const [isLast, held, leave] of [
+  [false, 5, true],
+  [true, 1999, false],
+  [true, 2000, true],
 ]) {
-  test(`the waits leave ${isLast ? "the last" : "an earlier"} queue that does not move ${left} times: hold of ${held} ms`, () => {
+  const queue = isLast ? "the last queue" : "an earlier queue";
+  test(`the waits ${leave ? "leave" : "stay in"} ${queue} that does not move: hold of ${held} ms`, () => {
     const { members } = threeMembers();
     const watch = new QueueChoice(members).watch(2, request);
     for (let looks = 0; looks < 2; looks++) {
@@ -199,7 +220,7 @@ for (const [isLast, held, left] of [
       play(watch.check(isLast), () => [{}, {}, { left: held }]);
       if (looks === 0) assert.equal(watch.departures, 0);
     }
-    assert.equal(watch.departures, left);
+    assert.equal(watch.departures, leave ? 1 : 0);
   });
 }
 

@@ -22,7 +22,7 @@ onEach(
     // No lease ends during a test.
     const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
     const rival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
-    const ends = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
+    const release = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
 
     /** From now on, a wait for a silent member lasts for the rest of the test. */
     const failIfWaitingForSilent = (quorum) => Object.assign(quorum, { limit: MINUTES });
@@ -116,7 +116,7 @@ onEach(
       const hold = lock(quorum).acquire();
       await waits(1, 0, 0);
       await isHeldAt(0);
-      await ends(0);
+      await release(0);
       await (await hold).release();
       await isHeldAt();
     });
@@ -128,7 +128,7 @@ onEach(
       const before = inspected();
       const tried = lock(quorum).tryAcquire();
       await until("it has found no holder of a majority", () => inspected() > before + 1);
-      await Promise.all([ends(0, "one"), ends(1, "other")]);
+      await Promise.all([release(0, "one"), release(1, "other")]);
       await (await tried).release();
       await isHeldAt();
     });
@@ -172,7 +172,7 @@ onEach(
       await waits(0, 1, 0);
       await isHeldAt(1, 2);
       // Both members are free now.
-      await Promise.all([ends(1), ends(2)]);
+      await Promise.all([release(1), release(2)]);
       await isHeldAt(0, 1, 2);
       await (await hold).release();
       await isHeldAt();
@@ -187,7 +187,7 @@ onEach(
       const second = lock(quorum).using(() => {});
       await waits(0, 2, 0);
       assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before);
-      await Promise.all([ends(1), ends(2)]);
+      await Promise.all([release(1), release(2)]);
       await Promise.all([first, second]);
       await isHeldAt();
     });
@@ -213,7 +213,7 @@ onEach(
       const hold = lock(await quorumOf(masters)).acquire();
       await waits(2, 0, 0);
       await isHeldAt(0);
-      for (const token of ["rival", "waits"]) await ends(0, token);
+      for (const token of ["rival", "waits"]) await release(0, token);
       await (await hold).release();
     });
 

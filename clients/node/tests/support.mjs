@@ -258,7 +258,7 @@ const kinds = {
   },
 };
 
-/** What a suite runs with: a server, and clients of one library. */
+/** The server of a suite, and its clients of one library. Closes them after each test. */
 class Bench {
   #ends = [];
 

@@ -12,7 +12,7 @@ afterEach(() => Object.assign(times, usual));
 
 onEach((bench) => {
   const hold = () => bench.server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
-  const letGo = () => bench.server.ask("DLOCK.RELEASE", "foo", "holder");
+  const release = () => bench.server.ask("DLOCK.RELEASE", "foo", "holder");
   const lock = async (options) => new Lock(await bench.client(), "foo", options);
   const waiters = (n, key) => until(`${n} wait`, async () => (await bench.server.waiters(key)) === n);
 
@@ -36,7 +36,7 @@ onEach((bench) => {
       done.push(one.using(() => order.push(number)));
       await waiters(number + 1);
     }
-    await letGo();
+    await release();
     await Promise.all(done);
     assert.deepEqual(order, [...done.keys()]);
     assert(!(await bench.server.exists()));
@@ -49,7 +49,7 @@ onEach((bench) => {
     const first = new Lock(client, "foo").using(() => {});
     await until("it waits", () => bench.server.waiters());
     await connected("counted", 2, 1);
-    await letGo();
+    await release();
     await Promise.all([first, ...done]);
   });
 
@@ -60,14 +60,14 @@ onEach((bench) => {
     const waits = new Lock(client, "foo").acquire();
     await waiters(1);
     await connected("ends", 2, 1);
-    await letGo();
+    await release();
     await (await waits).release();
     await connected("ends", 1, 0);
     times.idle = usual.idle;
     await hold();
     const again = new Lock(client, "foo").acquire();
     await waiters(1);
-    await letGo();
+    await release();
     await (await again).release();
     await client.quit();
     await connected("ends", 0, 0);
@@ -140,7 +140,7 @@ onEach((bench) => {
     await hold();
     const waits = (await lock({ retryDelay: 1_000_000 })).acquire();
     await waiters(1);
-    await letGo();
+    await release();
     await (await waits).release();
   });
 
@@ -154,7 +154,7 @@ onEach((bench) => {
     const listener = lines.find((line) => line.includes(" name=deaf ") && !line.includes(" sub=0 "));
     times.connect = 0;
     await bench.server.ask("CLIENT", "KILL", "ID", /id=(\d+)/.exec(listener)[1]);
-    await letGo();
+    await release();
     await (await waits).release();
   });
 
@@ -168,7 +168,7 @@ onEach((bench) => {
     proxy.silent = true;
     await until("it connects anew", () => proxy.accepted > accepted);
     proxy.silent = false;
-    await letGo();
+    await release();
     await (await waits).release();
   });
 
@@ -191,7 +191,7 @@ onEach((bench) => {
     proxy.drop();
     await pause(300);
     proxy.refuse = false;
-    await letGo();
+    await release();
     await Promise.all([first, second]);
     assert.deepEqual(order, ["first", "second"]);
   });
@@ -256,14 +256,14 @@ onEach((bench) => {
     const client = await bench.client(bench.server.url.replace("//", "//plain:secret@"));
     const waits = new Lock(client, "foo", { retryDelay: 50 }).acquire();
     await waiters(1);
-    await letGo();
+    await release();
     await (await waits).release();
     // The next wait does not wait for the subscription.
     times.connect = 1_000_000;
     await hold();
     const next = new Lock(client, "foo", { retryDelay: 50 }).acquire();
     await waiters(1);
-    await letGo();
+    await release();
     await (await next).release();
   });
 
@@ -275,7 +275,7 @@ onEach((bench) => {
       const waits = one.acquire();
       await waiters(1);
       await assert.rejects(other.acquire(), { name: "QueueFullError" });
-      await letGo();
+      await release();
       await (await waits).release();
     } finally {
       await bench.server.ask("CONFIG", "RESET", "dlock.max-waiters-per-key").catch(() => {});
