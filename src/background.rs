@@ -14,8 +14,7 @@ use dlock_protocol::error::Error;
 use crate::effects::{self, Target};
 use crate::ffi::verdict::{Rehearsal, Verdict};
 use crate::ffi::{Ctx, Flags, c_text};
-use crate::module::Module;
-use crate::value::Key;
+use crate::module::{Key, Module};
 use crate::{clock, grace, log, waiters};
 
 /// The command of the dry run before each write.
@@ -150,8 +149,8 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::GraceOver => grace::over(m, ctx, "its time has passed"),
         Task::Due(name, slot) => {
             let mut stale = true;
-            on(m, ctx, &name, |mut target| {
-                if target.value().is_some_and(|value| value.lock.slot() == Some(slot)) {
+            on(m, ctx, &name, |target| {
+                if target.lock().is_some_and(|lock| lock.slot() == Some(slot)) {
                     stale = false;
                     target.operate(|turn| turn.advance());
                 }
@@ -190,8 +189,8 @@ fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Targe
 }
 
 fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, waiter: WaiterId) {
-    on(m, ctx, name, |mut target| {
-        log::undelivered(m, ctx, name, token, target.value().map(|value| &value.lock));
+    on(m, ctx, name, |target| {
+        log::undelivered(m, ctx, name, token, target.lock());
         target.operate(|turn| turn.undelivered(token.as_bytes(), waiter));
     });
 }
@@ -221,8 +220,8 @@ fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_
     let ended: Vec<_> = ended_holds.next_slice().collect();
     ctx.select_db(name.db);
     let raw = ctx.string(&name.key);
-    let mut key = Key::open_for_read(ctx, raw.name()).ok();
-    let lock = key.as_mut().and_then(|key| key.value()).map(|value| &value.lock);
+    let key = Key::open_for_read(ctx, raw.name()).ok();
+    let lock = key.as_ref().and_then(Key::value);
     let now = clock::now();
     m.with(|s| {
         for (ended, token, client) in ended {

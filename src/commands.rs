@@ -13,8 +13,7 @@ use rand::TryRng;
 use crate::effects::{self, Target};
 use crate::ffi::setup::{Args, Command};
 use crate::ffi::{Ctx, Flags, WrongType};
-use crate::module::{LogPosition, Module};
-use crate::value::Key;
+use crate::module::{Key, LogPosition, Module};
 use crate::{clock, fence_mark};
 
 mod acquire;
@@ -39,10 +38,8 @@ fn open<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Resu
 
 /// Reads the lock of the command's key without changing it. Works on replicas.
 fn read_lock<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
-    let mut key = Key::open_for_read(ctx, args.key).map_err(|WrongType| Error::WrongType)?;
-    let free = Lock::default();
-    let lock = key.value().map_or(&free, |value| &value.lock);
-    Ok(read(lock))
+    let key = Key::open_for_read(ctx, args.key).map_err(|WrongType| Error::WrongType)?;
+    Ok(read(key.value().unwrap_or(&Lock::default())))
 }
 
 /// Replies of the protocol are written to the connection of the command.

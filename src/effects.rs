@@ -7,14 +7,13 @@ use std::ffi::CStr;
 
 use dlock_core::codec::{self, Effect};
 use dlock_core::plain::{Known, Plain};
-use dlock_core::{Change, End, Event, Instant, Mode, Name, Step, Token, Turn, WaiterId};
+use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
 
 use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
-use crate::module::{LogPosition, Module};
-use crate::value::{Key, Value};
+use crate::module::{Key, LogPosition, Module};
 use crate::{clock, followers, log, waiters};
 
 /// The command that is written to replicas and the append only file.
@@ -27,8 +26,8 @@ pub struct Target<'a> {
     raw: KeyName<'a>,
     name: Name<'a>,
     key: Key<'a>,
-    /// The value of a key that does not exist yet. Created in place, so that it is never moved.
-    fresh: Option<Box<Value>>,
+    /// The lock of a key that does not exist yet. Created in place, so that it is never moved.
+    fresh: Option<Box<Lock>>,
     /// Whether the key is a string that counts as a lock of another library. Nothing is granted or stored
     /// until the string is gone.
     held_by_string: bool,
@@ -94,8 +93,8 @@ impl<'a> Target<'a> {
         self.held_by_string
     }
 
-    /// Returns the stored value, if the key exists.
-    pub fn value(&mut self) -> Option<&mut Value> {
+    /// Returns the stored lock, if the key exists.
+    pub fn lock(&self) -> Option<&Lock> {
         self.key.value()
     }
 
@@ -105,22 +104,21 @@ impl<'a> Target<'a> {
         let now = clock::now();
         let (held_by_string, in_background) = (self.held_by_string, self.in_background);
         let Target { m, name, key, fresh, .. } = &mut self;
-        let stored = key.value();
+        let stored = key.value_mut();
         let mut step = Step::default();
         let (answer, facts) = m.with(|s| {
-            let value = match stored {
-                Some(value) => value,
-                None => fresh.insert(s.new_value()),
+            let lock = match stored {
+                Some(lock) => lock,
+                None => fresh.insert(s.new_lock()),
             };
             let terms = if held_by_string { s.terms().without_grants() } else { s.terms() };
             step.long_hold = s.config.log_slower_than;
-            let lock = &mut value.lock;
-            let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, lock, &mut step);
+            let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, &mut *lock, &mut step);
             let answer = operation(&mut turn);
             turn.finish();
             s.account(name, &mut step);
             let facts = Facts {
-                due_sooner: !step.change.is_none() && s.schedule(value, name.db, &name.key),
+                due_sooner: !step.change.is_none() && s.schedule(lock, name.db, &name.key),
                 followed: in_background || s.followers.may_follow,
                 modules_may_listen: s.followers.modules_may_listen(),
             };
@@ -169,14 +167,14 @@ impl<'a> Target<'a> {
     #[inline]
     fn store(&mut self) -> bool {
         match (self.key.value(), self.fresh.as_deref()) {
-            (Some(value), _) if value.lock.is_gone() => {
+            (Some(lock), _) if lock.is_gone() => {
                 let spare = self.key.delete();
                 self.m.with(|s| s.keep_spare(spare));
                 return true;
             }
-            (None, Some(value)) if !value.lock.is_gone() => {
-                if let Some(value) = self.fresh.take() {
-                    self.key.set(value);
+            (None, Some(lock)) if !lock.is_gone() => {
+                if let Some(lock) = self.fresh.take() {
+                    self.key.set(lock);
                 }
             }
             _ => {}
@@ -238,11 +236,11 @@ const MAX_BUFFER: usize = 64 * 1024;
 
 impl Target<'_> {
     #[inline(never)]
-    fn log_form(&mut self, change: &Change, now: Instant) -> LogForm {
+    fn log_form(&self, change: &Change, now: Instant) -> LogForm {
         let Target { m, ctx, key, fresh, plain, .. } = self;
         // An operation, and an effect, always leave one of the two.
-        let Some(Value { lock }) = key.value().or(fresh.as_deref_mut()) else { return LogForm::Verbatim };
-        let (lock, anchor) = (&*lock, clock::anchor());
+        let Some(lock) = key.value().or(fresh.as_deref()) else { return LogForm::Verbatim };
+        let anchor = clock::anchor();
         // A command that needs no earlier entry of the log can be read anywhere.
         if plain.is_some_and(|plain| plain.tells(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
@@ -290,19 +288,19 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
     let is_foreign = written.is_foreign(clock::anchor())
         && ctx.flags().intersection(Flags::AOF | Flags::LOADING) == Flags::AOF;
     let part = written.part().filter(|_| is_foreign);
-    let value = match key.value() {
-        Some(value) => value,
-        None => fresh.insert(m.with(|s| s.new_value())),
+    let lock = match key.value_mut() {
+        Some(lock) => lock,
+        None => fresh.insert(m.with(|s| s.new_lock())),
     };
-    if !written.apply(&mut value.lock) {
+    if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    let is_crowd = matches!(value.lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
+    let is_crowd = matches!(lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
     let change = part.filter(|_| is_crowd).map_or(Change::Whole, Change::Part);
     let is_readable = m.with(|s| {
         s.fences.raise(fence.max(last));
         // The timer is not armed: a replica ends no hold by itself, and a loading server not yet.
-        s.schedule(value, name.db, &name.key);
+        s.schedule(lock, name.db, &name.key);
         !is_foreign && s.followers.can_read(position)
     });
     let followed = m.with(|s| s.followers.may_follow);
@@ -389,8 +387,8 @@ pub fn orphan(ctx: Ctx<'_>, name: &Name<'_>, tokens: impl Iterator<Item = Token>
     ctx.select_db(name.db);
     let raw = ctx.string(&name.key);
     if let Ok(mut key) = Key::open_for_read(ctx, raw.name())
-        && let Some(value) = key.value()
+        && let Some(lock) = key.value_mut()
     {
-        tokens.for_each(|token| value.lock.orphan(token.as_bytes()));
+        tokens.for_each(|token| lock.orphan(token.as_bytes()));
     }
 }

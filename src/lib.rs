@@ -34,7 +34,6 @@ mod module;
 mod server_events;
 mod stats;
 mod upcalls;
-mod value;
 mod waiters;
 
 use commands::table;

@@ -14,15 +14,20 @@ use dlock_core::log::Log;
 use dlock_core::mark::{Done, Marking, Status};
 use dlock_core::plain::Known;
 use dlock_core::tasks::Task;
-use dlock_core::{EndedHolds, Fences, Instant, Name, Step, Terms, WaiterId, Waiting, give_back};
+use dlock_core::{EndedHolds, Fences, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, give_back};
 use dlock_protocol::error::Error;
 
 use crate::clock;
 use crate::config::Config;
 use crate::ffi::notices::{self, Timer};
-use crate::ffi::{Ctx, Handle};
+use crate::ffi::{self, Ctx, Handle};
 use crate::stats::Stats;
-use crate::value::Value;
+
+/// An open key of the module. Its value is a lock.
+pub type Key<'a> = ffi::Key<'a, Lock>;
+
+/// 64 bytes are a size class of every allocator that servers use; the next one is 80.
+const _: () = assert!(size_of::<Lock>() == 64);
 
 pub struct Module {
     /// A context that outlives the calls of the server.
@@ -131,8 +136,8 @@ pub struct State {
     pub guarding: bool,
     /// Buffer for the bytes of an effect. Reused, which saves an allocation for each effect.
     pub buffer: Vec<u8>,
-    /// The value of the last deleted key. Reused for the next new key.
-    spare: Option<Box<Value>>,
+    /// The lock of the last deleted key. Reused for the next new key.
+    spare: Option<Box<Lock>>,
 }
 
 impl State {
@@ -161,24 +166,24 @@ impl State {
 
     /// Schedules a lock by its next deadline, or removes it from the schedule. Returns whether it is due
     /// before the armed timer.
-    pub fn schedule(&mut self, value: &mut Value, db: i32, key: &[u8]) -> bool {
+    pub fn schedule(&mut self, lock: &mut Lock, db: i32, key: &[u8]) -> bool {
         let armed = self.timer.map_or(u64::MAX, |(_, due)| due);
-        self.background.schedule(&mut value.lock, db, key, armed)
+        self.background.schedule(lock, db, key, armed)
     }
 
-    /// Returns a value for a new key.
-    pub fn new_value(&mut self) -> Box<Value> {
+    /// Returns a lock for a new key.
+    pub fn new_lock(&mut self) -> Box<Lock> {
         match self.spare.take() {
             Some(mut spare) => {
-                *spare = Value::default();
+                *spare = Lock::default();
                 spare
             }
             None => Box::default(),
         }
     }
 
-    /// Keeps the value of a deleted key for [`State::new_value`], unless one is kept already.
-    pub fn keep_spare(&mut self, spare: Option<Box<Value>>) {
+    /// Keeps the lock of a deleted key for [`State::new_lock`], unless one is kept already.
+    pub fn keep_spare(&mut self, spare: Option<Box<Lock>>) {
         if self.spare.is_none() {
             self.spare = spare;
         }

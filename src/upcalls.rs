@@ -4,7 +4,9 @@
 use std::ffi::CStr;
 
 use dlock_core::admission;
+use dlock_core::background::Background;
 use dlock_core::codec::{self, Origin, Reader};
+use dlock_core::due_locks::DueLocks;
 use dlock_core::plain::Known;
 use dlock_core::tasks::Task;
 use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
@@ -12,7 +14,6 @@ use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
 use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
 use crate::module::{Loading, Module, free_in_background};
-use crate::value::Value;
 use crate::waiters::{self, Answer};
 use crate::{background, clock, effects, followers, grace, info, log, server_events};
 
@@ -37,7 +38,7 @@ pub fn start(ctx: Ctx<'_>) -> &'static Module {
 }
 
 impl Upcalls for Module {
-    type Value = Value;
+    type Value = Lock;
     type Answer = Answer;
     type Options = Config;
 
@@ -83,7 +84,7 @@ impl Upcalls for Module {
         waiters::gone(self, handle);
     }
 
-    fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Value>, String> {
+    fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Lock>, String> {
         let (loading, bounds) = self.with(|s| (s.loading, s.config.bounds));
         // A load may have millions of keys, so the server is not asked for each.
         let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
@@ -102,14 +103,14 @@ impl Upcalls for Module {
             }
         })?;
         let (fence, is_foreign) = (written.greatest_fence(), written.is_foreign(reader.anchor));
-        let mut value = Box::<Value>::default();
-        written.apply(&mut value.lock);
+        let mut lock = Box::<Lock>::default();
+        written.apply(&mut lock);
         self.with(|s| {
             s.fences.raise(fence);
-            s.schedule(&mut value, db, key);
+            s.schedule(&mut lock, db, key);
             // The server may still drop the value, for example because its TTL has passed. So a restored lock
             // is checked once in any case.
-            if let Some(slot) = value.lock.slot().filter(|_| bounds.is_some()) {
+            if let Some(slot) = lock.slot().filter(|_| bounds.is_some()) {
                 let name = Name::new(db, key).to_owned();
                 if is_foreign {
                     s.background.note(Task::Restored(name.clone()));
@@ -120,43 +121,65 @@ impl Upcalls for Module {
         if loading.is_none() {
             self.rearm_timer();
         }
-        Ok(value)
+        Ok(lock)
     }
 
-    fn save(&self, value: &Value) -> Vec<u8> {
+    fn save(&self, lock: &Lock) -> Vec<u8> {
         let mut bytes = Vec::new();
-        codec::write(&value.lock, &Change::Whole, clock::now(), clock::anchor(), &mut bytes);
+        codec::write(lock, &Change::Whole, clock::now(), clock::anchor(), &mut bytes);
         bytes
     }
 
     /// Also creates the key of a lock that is gone, because later commands in the file may name the key.
-    fn effect(&self, value: &Value) -> Vec<u8> {
+    fn effect(&self, lock: &Lock) -> Vec<u8> {
         let mut bytes = Vec::new();
         let (last, now, anchor) = (self.with(|s| s.fences.last()), clock::now(), clock::anchor());
-        if value.lock.is_gone() {
+        if lock.is_gone() {
             codec::write_effect_of_nothing(last, now, anchor, &mut bytes);
         } else {
-            codec::write_effect(&value.lock, &Change::Whole, last, now, anchor, &mut bytes);
+            codec::write_effect(lock, &Change::Whole, last, now, anchor, &mut bytes);
         }
         bytes
     }
 
-    fn digest(&self, value: &Value, add: &mut dyn FnMut(&[u8])) {
-        value.digest(clock::anchor(), add);
+    /// Times are given by the boot-time clock, which two servers on one machine share.
+    fn digest(&self, lock: &Lock, add: &mut dyn FnMut(&[u8])) {
+        let offset = clock::anchor().offset;
+        let delay = lock.delay_until().map(|until| until.millis() as i64 - offset);
+        add(format!("{:?} {delay:?}", lock.mode()).as_bytes());
+        let mut holds: Vec<_> = lock.stored().collect();
+        holds.sort_by_key(|hold| hold.token());
+        for hold in holds {
+            add(hold.token().as_bytes());
+            add(hold.label());
+            let numbers = format!(
+                "{} {} {} {} {} {} {}",
+                hold.fence().get(),
+                hold.deadline().millis() as i64 - offset,
+                hold.granted().millis() as i64 - offset,
+                hold.ttl().millis(),
+                hold.count(),
+                hold.delay().millis(),
+                hold.ephemeral() != Ephemeral::No,
+            );
+            add(numbers.as_bytes());
+        }
     }
 
-    fn memory(&self, value: &Value, key: usize) -> usize {
-        value.memory(key)
+    /// Includes the lock's entry in the schedule, and the bindings of its holds to connections.
+    fn memory(&self, lock: &Lock, key: usize) -> usize {
+        let scheduled = lock.slot().map_or(0, |_| DueLocks::ENTRY_SIZE);
+        lock.size() + scheduled + lock.bound() * Background::binding_size(key)
     }
 
     /// Empties a value that lives on under another name (RENAME, MOVE): a hold belongs to the resource, and
     /// the resource is a name.
-    fn unlinked(&self, value: &mut Value, db: i32, key: &[u8]) {
-        if let Some(slot) = value.lock.slot_mut().take() {
+    fn unlinked(&self, lock: &mut Lock, db: i32, key: &[u8]) {
+        if let Some(slot) = lock.slot_mut().take() {
             self.with(|s| s.background.unschedule(slot, db));
         }
-        if !value.lock.is_gone() {
-            self.vanished(std::mem::take(&mut value.lock), &Name::new(db, key));
+        if !lock.is_gone() {
+            self.vanished(std::mem::take(lock), &Name::new(db, key));
         }
     }
 

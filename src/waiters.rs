@@ -17,8 +17,7 @@ use dlock_protocol::error::Error;
 use dlock_protocol::event::Ended;
 
 use crate::ffi::{self, Ctx, Handle, Waited, notices, user};
-use crate::module::Module;
-use crate::value::Key;
+use crate::module::{Key, Module};
 use crate::{clock, log};
 
 // Joining.
@@ -127,8 +126,8 @@ fn cycle(
             Found::Ask(asked) => {
                 ctx.select_db(asked.db);
                 let raw = ctx.string(&asked.key);
-                let mut key = Key::open_for_read(ctx, raw.name()).ok();
-                let lock = key.as_mut().and_then(|key| key.value()).map(|value| &value.lock);
+                let key = Key::open_for_read(ctx, raw.name()).ok();
+                let lock = key.as_ref().and_then(Key::value);
                 m.with(|s| search.learn(&asked, lock, &s.waiting));
                 drop(key);
                 ctx.select_db(db);

@@ -10,8 +10,7 @@ use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged, R
 use super::Done;
 use crate::ffi::Ctx;
 use crate::ffi::setup::{Args, Command};
-use crate::module::Module;
-use crate::value::Key;
+use crate::module::{Key, Module};
 use crate::{clock, effects};
 
 pub struct List;
@@ -31,19 +30,19 @@ impl Command for List {
             if !user.may_read(raw.name()) {
                 continue;
             }
-            let mut open = Key::open_for_read(ctx, raw.name()).ok();
-            let value = open.as_mut().and_then(|open| open.value());
+            let open = Key::open_for_read(ctx, raw.name()).ok();
+            let lock = open.as_ref().and_then(Key::value);
             // A scheduled lock with waiters comes again later in the walk. With WAITED there is no later
             // part.
-            if whole || value.as_ref().is_none_or(|value| value.lock.slot().is_none()) {
+            if whole || lock.is_none_or(|lock| lock.slot().is_none()) {
                 let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
-                let mut lock = listed(key, value.map(|value| value.lock.at(now)), waiters);
-                if let Some(lock) = lock.as_mut().filter(|lock| lock.holders == 0)
+                let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);
+                if let Some(listed) = listed.as_mut().filter(|listed| listed.holders == 0)
                     && effects::held_by_string(m, ctx, raw.name())
                 {
-                    lock.mode = Inspection::STRING.as_bytes().into();
+                    listed.mode = Inspection::STRING.as_bytes().into();
                 }
-                locks.extend(lock);
+                locks.extend(listed);
             }
         }
         Listing { cursor: part.next.map_or(0, Place::cursor), locks }.write(&mut ctx);

@@ -58,9 +58,14 @@ impl<'a, V: Send> Key<'a, V> {
         }
     }
 
-    pub fn value(&mut self) -> Option<&mut V> {
+    pub fn value(&self) -> Option<&V> {
         // SAFETY: null, or the `Box<V>` that the server owns. It lives until `set` or `delete`, which need
         // `&mut self`; nothing else of the module runs meanwhile.
+        unsafe { self.value.as_ref() }
+    }
+
+    pub fn value_mut(&mut self) -> Option<&mut V> {
+        // SAFETY: as above.
         unsafe { self.value.as_mut() }
     }
 
