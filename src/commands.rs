@@ -11,7 +11,7 @@ use dlock_protocol::reply::{self, Reply, Sink};
 use rand::TryRng;
 
 use crate::effects::{self, Target};
-use crate::ffi::setup::{Args, Command};
+use crate::ffi::commands::Args;
 use crate::ffi::{Ctx, Flags, WrongType};
 use crate::module::{Key, LogPosition, Module};
 use crate::{clock, fence_mark};
@@ -30,10 +30,6 @@ type Done = Result<(), String>;
 #[cold]
 fn misuse(why: &Misuse) -> String {
     why.to_string()
-}
-
-fn open<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, key: &'a [u8]) -> Result<Target<'a>, String> {
-    Target::open(m, ctx, args.key, key)
 }
 
 /// Reads the lock of the command's key without changing it. Works on replicas.
@@ -66,162 +62,109 @@ impl Sink for Ctx<'_> {
     }
 }
 
-pub struct Release;
+pub fn release<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    if is_replayed(m, ctx) {
+        return replay_plain(m, ctx, args, Some(Plain::Release));
+    }
+    let parsed = command::Release::parse(args.bytes);
+    let parsed = parsed.as_ref().map_err(misuse)?;
+    let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+    target.plain = Some(Plain::Release);
+    let ended = target.operate(|turn| turn.release(parsed.token, parsed.count));
+    u64::from(ended).write(&mut ctx);
+    Ok(())
+}
 
-impl Command for Release {
-    type Module = Module;
+pub fn extend<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Extend::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
+    let extended =
+        Target::open(m, ctx, args.key, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
+    extended.write(&mut ctx);
+    Ok(())
+}
 
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        if is_read(m, ctx) {
-            return replay_plain(m, ctx, args, Some(Plain::Release));
+pub fn confirm<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let bounds = m.with(|s| s.config.bounds);
+    let (longest, skew) = (bounds.longest_lease(), bounds.skew());
+    let parsed = command::Confirm::parse(args.bytes, longest)?;
+    let target = Target::open(m, ctx, args.key, parsed.key)?;
+    match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, skew)) {
+        Confirmed::Fence(fence) => {
+            fence_mark::raised(m, ctx);
+            Some(fence).write(&mut ctx);
         }
-        let parsed = command::Release::parse(args.bytes);
-        let parsed = parsed.as_ref().map_err(misuse)?;
-        let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
-        target.plain = Some(Plain::Release);
-        let ended = target.operate(|turn| turn.release(parsed.token, parsed.count));
-        u64::from(ended).write(&mut ctx);
-        Ok(())
+        Confirmed::NotHeld => None::<Fence>.write(&mut ctx),
+        Confirmed::Ahead(ms) => return Err(Error::FenceAhead { ms, bound: skew.millis() }.into()),
     }
+    Ok(())
 }
 
-pub struct Extend;
-
-impl Command for Extend {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Extend::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
-        let extended = open(m, ctx, args, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
-        extended.write(&mut ctx);
-        Ok(())
-    }
+pub fn cancel<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Cancel::parse(args.bytes)?;
+    let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+    let cancelled = target.operate(|turn| turn.cancel(parsed.who));
+    (cancelled as u64).write(&mut ctx);
+    Ok(())
 }
 
-pub struct Confirm;
-
-impl Command for Confirm {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let bounds = m.with(|s| s.config.bounds);
-        let (longest, skew) = (bounds.longest_lease(), bounds.skew());
-        let parsed = command::Confirm::parse(args.bytes, longest)?;
-        let target = open(m, ctx, args, parsed.key)?;
-        match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, skew)) {
-            Confirmed::Fence(fence) => {
-                fence_mark::raised(m, ctx);
-                Some(fence).write(&mut ctx);
-            }
-            Confirmed::NotHeld => None::<Fence>.write(&mut ctx),
-            Confirmed::Ahead(ms) => return Err(Error::FenceAhead { ms, bound: skew.millis() }.into()),
-        }
-        Ok(())
-    }
+pub fn break_holds<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let key = command::only_key(args.bytes)?;
+    let broken = Target::open(m, ctx, args.key, key)?.operate(|turn| turn.break_all());
+    (broken as u64).write(&mut ctx);
+    Ok(())
 }
 
-pub struct Cancel;
-
-impl Command for Cancel {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Cancel::parse(args.bytes)?;
-        let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
-        let cancelled = target.operate(|turn| turn.cancel(parsed.who));
-        (cancelled as u64).write(&mut ctx);
-        Ok(())
-    }
+pub fn token<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    command::no_arguments(args.bytes)?;
+    let mut random = [0; 20];
+    let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
+    drawn.map_err(|why| Error::NoRandomness(why.to_string()))?;
+    dlock_core::Token::of_random(random).write(&mut ctx);
+    Ok(())
 }
 
-pub struct Break;
-
-impl Command for Break {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let key = command::only_key(args.bytes)?;
-        let broken = open(m, ctx, args, key)?.operate(|turn| turn.break_all());
-        (broken as u64).write(&mut ctx);
-        Ok(())
-    }
-}
-
-pub struct Token;
-
-impl Command for Token {
-    type Module = Module;
-
-    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(args.bytes)?;
-        let mut random = [0; 20];
-        let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
-        drawn.map_err(|why| Error::NoRandomness(why.to_string()))?;
-        dlock_core::Token::of_random(random).write(&mut ctx);
-        Ok(())
-    }
-}
-
-pub struct Help;
-
-impl Command for Help {
-    type Module = Module;
-
-    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        command::no_arguments(args.bytes)?;
-        reply::Help::new().write(&mut ctx);
-        Ok(())
-    }
+pub fn help<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    command::no_arguments(args.bytes)?;
+    reply::Help::new().write(&mut ctx);
+    Ok(())
 }
 
 /// A write that does nothing. On Redis 7.0 the module runs it to learn whether the server accepts writes.
-pub struct WriteProbe;
-
-impl Command for WriteProbe {
-    type Module = Module;
-
-    fn run<'a>(_: &'a Module, ctx: Ctx<'a>, _: &Args<'a>) -> Done {
-        ctx.reply_null();
-        Ok(())
-    }
+pub fn write_probe<'a>(_: &'a Module, ctx: Ctx<'a>, _: &Args<'a>) -> Done {
+    ctx.reply_null();
+    Ok(())
 }
 
 // The log of a master, or the append only file: it contains effects, and plain commands that were logged
 // verbatim. Replaying makes no decisions: see [`dlock_core::plain`].
 
 /// Returns whether the running command comes from a log.
-fn is_read(m: &Module, ctx: Ctx<'_>) -> bool {
+fn is_replayed(m: &Module, ctx: Ctx<'_>) -> bool {
     m.with(|s| s.followers.may_read) && comes_from_a_log(ctx)
 }
 
-/// Like [`is_read`], if this server may read a log.
+/// Like [`is_replayed`], if this server may read a log.
 fn comes_from_a_log(ctx: Ctx<'_>) -> bool {
     ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING)
 }
 
 /// The command that carries an effect.
-pub struct Effect;
-
-impl Command for Effect {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        if !is_read(m, ctx) {
-            return Err(Error::Effect.into());
-        }
-        apply(m, ctx, args, |reader| {
-            let &[_, change] = args.bytes else { return Err(Error::Effect.into()) };
-            // After an effect that cannot be read, the position in the log is unknown.
-            m.with(|s| s.replication_position = None);
-            let effect = reader.effect(change).map_err(|bad| {
-                m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
-                format!("ERR {}", bad.why)
-            })?;
-            let leads_to = Some(effect.known());
-            m.with(|s| s.replication_position = leads_to);
-            Ok((effect, LogPosition { builds_on: None, leads_to }))
-        })
+pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    if !is_replayed(m, ctx) {
+        return Err(Error::Effect.into());
     }
+    apply(m, ctx, args, |reader| {
+        let &[_, change] = args.bytes else { return Err(Error::Effect.into()) };
+        // After an effect that cannot be read, the position in the log is unknown.
+        m.with(|s| s.replication_position = None);
+        let effect = reader.effect(change).map_err(|bad| {
+            m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
+            format!("ERR {}", bad.why)
+        })?;
+        let leads_to = Some(effect.known());
+        m.with(|s| s.replication_position = leads_to);
+        Ok((effect, LogPosition { builds_on: None, leads_to }))
+    })
 }
 
 /// Applies a plain command of a log. `None` means that the command is not plain, which is an error there.
@@ -250,7 +193,7 @@ fn apply<'a>(
     let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
     let done = read(reader).and_then(|(effect, position)| {
         let &[key, ..] = args.bytes else { return Err(Error::Effect.into()) };
-        effects::apply(open(m, ctx, args, key)?, effect, &position)
+        effects::apply(Target::open(m, ctx, args.key, key)?, effect, &position)
     });
     done.inspect_err(|_| m.with(|s| s.stats.effects_skipped += 1))?;
     ctx.reply_simple(c"OK");

@@ -37,7 +37,7 @@ mod upcalls;
 mod waiters;
 
 use commands::table;
-use ffi::{Ctx, docs, notices, setup, types, verdict};
+use ffi::{Ctx, notices, setup, types, verdict};
 use module::Module;
 
 ffi::setup::on_load!(Module, load);
@@ -58,13 +58,10 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         "an option, or its value in redis.conf",
     )?;
     must(types::register::<Module>(ctx), "the key type")?;
-    let own_category = setup::add_category(ctx, "dlock");
+    let own_category = ffi::commands::add_category(ctx, "dlock");
     let write_probe = (!verdict::has_dry_runs(ctx)).then_some(&table::WRITE_PROBE);
     for command in table::COMMANDS.iter().chain(write_probe) {
-        must(setup::register_command(ctx, &command.registration), command.registration.name)?;
-        must(docs::describe(ctx, &command.description), command.registration.name)?;
-        let categories = command.categories.trim_end_matches(if own_category { "" } else { " dlock" });
-        setup::categorize(ctx, command.registration.name, categories);
+        must(ffi::commands::register(ctx, command, own_category), command.name)?;
     }
     grace::at_start(module);
     fence_mark::start(module, ctx);

@@ -10,37 +10,31 @@ use dlock_protocol::reply::Reply;
 
 use super::{Done, comes_from_a_log, misuse, replay_plain};
 use crate::effects::Target;
-use crate::ffi::setup::{Args, Command};
+use crate::ffi::commands::Args;
 use crate::ffi::{Ctx, Flags, user};
 use crate::module::Module;
 use crate::{background, clock, log, waiters};
 
-pub struct Acquire;
-
-impl Command for Acquire {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let (may_read, longest) = m.with(|s| (s.followers.may_read, s.config.bounds.longest_lease()));
-        if may_read && comes_from_a_log(ctx) {
-            return replayed(m, ctx, args);
+pub fn acquire<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let (may_read, longest) = m.with(|s| (s.followers.may_read, s.config.bounds.longest_lease()));
+    if may_read && comes_from_a_log(ctx) {
+        return replayed(m, ctx, args);
+    }
+    let parsed = command::Acquire::parse(args.bytes, longest);
+    let parsed = parsed.as_ref().map_err(misuse)?;
+    if parsed.queue.is_some() || parsed.request.ephemeral {
+        return acquire_with_options(m, ctx, args, parsed);
+    }
+    let client = ClientId(ctx.client_id());
+    let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
+    target.plain = plain(parsed, args.bytes);
+    let held_by_string = target.held_by_string();
+    match target.operate(|turn| turn.acquire(&parsed.request, client)) {
+        Acquired::Held(fence) => {
+            Some(fence).write(&mut ctx);
+            Ok(())
         }
-        let parsed = command::Acquire::parse(args.bytes, longest);
-        let parsed = parsed.as_ref().map_err(misuse)?;
-        if parsed.queue.is_some() || parsed.request.ephemeral {
-            return acquire_with_options(m, ctx, args, parsed);
-        }
-        let client = ClientId(ctx.client_id());
-        let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
-        target.plain = plain(parsed, args.bytes);
-        let held_by_string = target.held_by_string();
-        match target.operate(|turn| turn.acquire(&parsed.request, client)) {
-            Acquired::Held(fence) => {
-                Some(fence).write(&mut ctx);
-                Ok(())
-            }
-            acquired => answer(m, ctx, parsed, acquired, held_by_string, None),
-        }
+        acquired => answer(m, ctx, parsed, acquired, held_by_string, None),
     }
 }
 

@@ -9,59 +9,38 @@ use dlock_protocol::error::Error;
 
 use super::{Done, read_lock};
 use crate::clock;
-use crate::ffi::docs::KeyUse;
-use crate::ffi::inner::{Carrier, Checks, Refused};
-use crate::ffi::setup::{Args, Command};
+use crate::ffi::commands::Args;
+use crate::ffi::inner::{Checks, Refused};
 use crate::ffi::{Ctx, WrongType};
 use crate::module::Module;
 
-pub struct Guard;
-
-impl Carrier for Guard {
-    const KEY: KeyUse = KeyUse::ReadAndMore;
-}
-
-impl Command for Guard {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Guard::parse(args.bytes)?;
-        let checks = checks(m, ctx, parsed.command)?;
-        let now = clock::now();
-        match read_lock(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).is_some())? {
-            true => run(m, ctx, args, checks),
-            false => Err(Error::NotHeld.into()),
-        }
+pub fn guard<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Guard::parse(args.bytes)?;
+    let checks = checks(m, ctx, parsed.command)?;
+    let now = clock::now();
+    match read_lock(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).is_some())? {
+        true => run(m, ctx, args, checks),
+        false => Err(Error::NotHeld.into()),
     }
 }
 
-pub struct Fenced;
-
-impl Carrier for Fenced {
-    const KEY: KeyUse = KeyUse::ChangeAndMore;
-}
-
-impl Command for Fenced {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Fenced::parse(args.bytes)?;
-        let checks = checks(m, ctx, parsed.command)?;
-        let raises = || match ctx.read_string(args.key, |gate| parsed.raises(gate)) {
-            Ok(answer) => answer,
-            Err(WrongType) => Err(Error::WrongType),
-        };
-        if raises()? {
-            ctx.set_number(args.key, parsed.fence.get(), true)?;
-        }
-        let done = run(m, ctx, args, checks);
-        // The command may have lowered or deleted the gate, which must not forget a fence. Setting it fails
-        // only if the gate has just moved to another node of the cluster; it was raised before it moved.
-        if !matches!(raises(), Ok(false) | Err(Error::StaleFence(_))) {
-            let _ = ctx.set_number(args.key, parsed.fence.get(), false);
-        }
-        done
+pub fn fenced<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Fenced::parse(args.bytes)?;
+    let checks = checks(m, ctx, parsed.command)?;
+    let raises = || match ctx.read_string(args.key, |gate| parsed.raises(gate)) {
+        Ok(answer) => answer,
+        Err(WrongType) => Err(Error::WrongType),
+    };
+    if raises()? {
+        ctx.set_number(args.key, parsed.fence.get(), true)?;
     }
+    let done = run(m, ctx, args, checks);
+    // The command may have lowered or deleted the gate, which must not forget a fence. Setting it fails
+    // only if the gate has just moved to another node of the cluster; it was raised before it moved.
+    if !matches!(raises(), Ok(false) | Err(Error::StaleFence(_))) {
+        let _ = ctx.set_number(args.key, parsed.fence.get(), false);
+    }
+    done
 }
 
 /// Commands that need another treatment than most.

@@ -9,45 +9,39 @@ use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged, R
 
 use super::Done;
 use crate::ffi::Ctx;
-use crate::ffi::setup::{Args, Command};
+use crate::ffi::commands::Args;
 use crate::module::{Key, Module};
 use crate::{clock, effects};
 
-pub struct List;
-
-impl Command for List {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::List::parse(args.bytes)?;
-        let (db, now, user) = (ctx.db(), clock::now(), ctx.user());
-        let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
-        let mut locks = Vec::new();
-        let keys = part.waited.iter().map(|key| (key, parsed.waited));
-        for (key, whole) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
-            let raw = ctx.string(key);
-            // LIST shows of a key what INSPECT shows, so it needs the same right.
-            if !user.may_read(raw.name()) {
-                continue;
-            }
-            let open = Key::open_for_read(ctx, raw.name()).ok();
-            let lock = open.as_ref().and_then(Key::value);
-            // A scheduled lock with waiters comes again later in the walk. With WAITED there is no later
-            // part.
-            if whole || lock.is_none_or(|lock| lock.slot().is_none()) {
-                let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
-                let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);
-                if let Some(listed) = listed.as_mut().filter(|listed| listed.holders == 0)
-                    && effects::held_by_string(m, ctx, raw.name())
-                {
-                    listed.mode = Inspection::STRING.as_bytes().into();
-                }
-                locks.extend(listed);
-            }
+pub fn list<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::List::parse(args.bytes)?;
+    let (db, now, user) = (ctx.db(), clock::now(), ctx.user());
+    let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
+    let mut locks = Vec::new();
+    let keys = part.waited.iter().map(|key| (key, parsed.waited));
+    for (key, whole) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
+        let raw = ctx.string(key);
+        // LIST shows of a key what INSPECT shows, so it needs the same right.
+        if !user.may_read(raw.name()) {
+            continue;
         }
-        Listing { cursor: part.next.map_or(0, Place::cursor), locks }.write(&mut ctx);
-        Ok(())
+        let open = Key::open_for_read(ctx, raw.name()).ok();
+        let lock = open.as_ref().and_then(Key::value);
+        // A scheduled lock with waiters comes again later in the walk. With WAITED there is no later
+        // part.
+        if whole || lock.is_none_or(|lock| lock.slot().is_none()) {
+            let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
+            let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);
+            if let Some(listed) = listed.as_mut().filter(|listed| listed.holders == 0)
+                && effects::held_by_string(m, ctx, raw.name())
+            {
+                listed.mode = Inspection::STRING.as_bytes().into();
+            }
+            locks.extend(listed);
+        }
     }
+    Listing { cursor: part.next.map_or(0, Place::cursor), locks }.write(&mut ctx);
+    Ok(())
 }
 
 /// Returns the entry of a lock. `None` if it is free by now.
@@ -65,30 +59,24 @@ fn listed<'k>(key: &'k [u8], lock: Option<View<'_>>, waiters: u64) -> Option<Lis
     })
 }
 
-pub struct Log;
-
-impl Command for Log {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let (count, key) = match command::Log::parse(args.bytes)? {
-            command::Log::Read { count, key } => (count, key),
-            command::Log::Reset => {
-                m.with(|s| s.log.keep(0));
-                ctx.reply_simple(c"OK");
-                return Ok(());
-            }
-        };
-        let most = count.map_or(usize::MAX, |n| n.get() as usize);
-        // Copied, because a reply calls the server.
-        let entries: Vec<Entry> = m.with(|s| {
-            s.log.keep(s.config.log_max_len);
-            let wanted = |entry: &&Entry| key.is_none_or(|key| entry.note.is_about(key));
-            s.log.entries().filter(wanted).take(most).cloned().collect()
-        });
-        entries.iter().map(logged).collect::<Vec<_>>().write(&mut ctx);
-        Ok(())
-    }
+pub fn log<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let (count, key) = match command::Log::parse(args.bytes)? {
+        command::Log::Read { count, key } => (count, key),
+        command::Log::Reset => {
+            m.with(|s| s.log.keep(0));
+            ctx.reply_simple(c"OK");
+            return Ok(());
+        }
+    };
+    let most = count.map_or(usize::MAX, |n| n.get() as usize);
+    // Copied, because a reply calls the server.
+    let entries: Vec<Entry> = m.with(|s| {
+        s.log.keep(s.config.log_max_len);
+        let wanted = |entry: &&Entry| key.is_none_or(|key| entry.note.is_about(key));
+        s.log.entries().filter(wanted).take(most).cloned().collect()
+    });
+    entries.iter().map(logged).collect::<Vec<_>>().write(&mut ctx);
+    Ok(())
 }
 
 fn logged(entry: &Entry) -> Logged<'_> {

@@ -9,7 +9,7 @@ use dlock_protocol::reply::{Holder, Inspection, Left, Reply, Waiting};
 
 use super::{Done, read_lock};
 use crate::ffi::Ctx;
-use crate::ffi::setup::{Args, Command};
+use crate::ffi::commands::Args;
 use crate::module::Module;
 use crate::{clock, effects};
 
@@ -22,70 +22,51 @@ fn show_token(m: &Module, ctx: Ctx<'_>, args: &Args<'_>) -> ShowToken {
     if !user_is_unknown && ctx.user().may_write(args.key) { |token| token.into() } else { shortened }
 }
 
-pub struct Holds;
-
-impl Command for Holds {
-    type Module = Module;
-
-    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Holds::parse(args.bytes)?;
-        let now = clock::now();
-        let count = read_lock(ctx, args, |lock| {
-            lock.at(now).hold_of(parsed.token.as_bytes()).map_or(0, Hold::count)
-        })?;
-        u64::from(count).write(&mut ctx);
-        Ok(())
-    }
+pub fn holds<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Holds::parse(args.bytes)?;
+    let now = clock::now();
+    let count =
+        read_lock(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).map_or(0, Hold::count))?;
+    u64::from(count).write(&mut ctx);
+    Ok(())
 }
 
-pub struct Pttl;
-
-impl Command for Pttl {
-    type Module = Module;
-
-    fn run<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Pttl::parse(args.bytes)?;
-        let now = clock::now();
-        let left = read_lock(ctx, args, |lock| match parsed.token {
-            Some(token) => lock.at(now).hold_of(token.as_bytes()).map(|hold| hold.deadline().left(now)),
-            None => lock.at(now).longest_left(),
-        })?;
-        Left(left).write(&mut ctx);
-        Ok(())
-    }
+pub fn pttl<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Pttl::parse(args.bytes)?;
+    let now = clock::now();
+    let left = read_lock(ctx, args, |lock| match parsed.token {
+        Some(token) => lock.at(now).hold_of(token.as_bytes()).map(|hold| hold.deadline().left(now)),
+        None => lock.at(now).longest_left(),
+    })?;
+    Left(left).write(&mut ctx);
+    Ok(())
 }
 
-pub struct Inspect;
-
-impl Command for Inspect {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Inspect::parse(args.bytes)?;
-        let most = command::Inspect::shown(parsed.count);
-        let name = Name::new(ctx.db(), parsed.key);
-        let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
-        let (now, show) = (clock::now(), show_token(m, ctx, args));
-        if effects::held_by_string(m, ctx, args.key) {
-            let mode = Inspection::STRING.as_bytes().into();
-            Some(Inspection { mode, waiters, ..Inspection::default() }).write(&mut ctx);
-            return Ok(());
-        }
-        read_lock(ctx, args, |lock| {
-            let view = lock.at(now);
-            let (holders_count, delay) = (view.holders() as u64, view.delay_left());
-            let seen = (holders_count > 0 || waiters > 0 || delay > 0).then(|| Inspection {
-                mode: view.mode().map_or(Inspection::FREE, Mode::word).as_bytes().into(),
-                permits: view.mode().map_or(0, Mode::permits).into(),
-                fence: view.fence().map_or(0, |fence| fence.get()),
-                holders: view.holds().take(most).map(|hold| holder(ctx, hold, now, show)).collect(),
-                holders_count,
-                waiters,
-                delay,
-            });
-            seen.write(&mut ctx);
-        })
+pub fn inspect<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Inspect::parse(args.bytes)?;
+    let most = command::Inspect::shown(parsed.count);
+    let name = Name::new(ctx.db(), parsed.key);
+    let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
+    let (now, show) = (clock::now(), show_token(m, ctx, args));
+    if effects::held_by_string(m, ctx, args.key) {
+        let mode = Inspection::STRING.as_bytes().into();
+        Some(Inspection { mode, waiters, ..Inspection::default() }).write(&mut ctx);
+        return Ok(());
     }
+    read_lock(ctx, args, |lock| {
+        let view = lock.at(now);
+        let (holders_count, delay) = (view.holders() as u64, view.delay_left());
+        let seen = (holders_count > 0 || waiters > 0 || delay > 0).then(|| Inspection {
+            mode: view.mode().map_or(Inspection::FREE, Mode::word).as_bytes().into(),
+            permits: view.mode().map_or(0, Mode::permits).into(),
+            fence: view.fence().map_or(0, |fence| fence.get()),
+            holders: view.holds().take(most).map(|hold| holder(ctx, hold, now, show)).collect(),
+            holders_count,
+            waiters,
+            delay,
+        });
+        seen.write(&mut ctx);
+    })
 }
 
 fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Holder<'h> {
@@ -104,25 +85,19 @@ fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Ho
     }
 }
 
-pub struct Waiters;
-
-impl Command for Waiters {
-    type Module = Module;
-
-    fn run<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-        let parsed = command::Waiters::parse(args.bytes)?;
-        if !effects::held_by_string(m, ctx, args.key) {
-            read_lock(ctx, args, |_| ())?;
-        }
-        let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
-        let show = show_token(m, ctx, args);
-        let most = command::Inspect::shown(parsed.count);
-        // Copied, because a reply calls the server.
-        let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
-        let waiting = |waiter| waiting(waiter, now, show);
-        queue.iter().map(waiting).collect::<Vec<_>>().write(&mut ctx);
-        Ok(())
+pub fn waiters<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    let parsed = command::Waiters::parse(args.bytes)?;
+    if !effects::held_by_string(m, ctx, args.key) {
+        read_lock(ctx, args, |_| ())?;
     }
+    let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
+    let show = show_token(m, ctx, args);
+    let most = command::Inspect::shown(parsed.count);
+    // Copied, because a reply calls the server.
+    let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
+    let waiting = |waiter| waiting(waiter, now, show);
+    queue.iter().map(waiting).collect::<Vec<_>>().write(&mut ctx);
+    Ok(())
 }
 
 fn waiting(waiter: &Waiter, now: Instant, show: ShowToken) -> Waiting<'_> {

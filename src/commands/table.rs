@@ -2,16 +2,10 @@
 
 use dlock_protocol::command::table as words;
 
-use crate::ffi::docs::{Arg, Description, KeyUse};
-use crate::ffi::inner::{Carrier, carrier};
-use crate::ffi::setup::{Registration, entry};
-
-pub struct Row {
-    pub registration: Registration,
-    pub description: Description,
-    /// Ends in `dlock`, a category of this module, which older servers do not support.
-    pub categories: &'static str,
-}
+use super::{acquire, guarded, listing, read_commands};
+use crate::ffi::commands::{Arg, Command, Entry, KeyUse, entry, run};
+use crate::ffi::inner::run_carrier;
+use crate::module::Module;
 
 const KEY: Arg = Arg::Key("key");
 const TOKEN: Arg = Arg::Text("token");
@@ -36,26 +30,21 @@ const fn row(
     doc: &words::Doc,
     flags: &'static str,
     categories: &'static str,
-    handler: crate::ffi::setup::Entry,
+    entry: Entry,
     key: KeyUse,
     arity: i32,
     args: &'static [Arg],
-) -> Row {
+) -> Command {
     let (name, summary, complexity) = (doc.name, doc.summary, doc.complexity);
-    let keyed = !matches!(key, KeyUse::None);
-    Row {
-        registration: Registration { name, flags, entry: handler, keyed },
-        description: Description { name, summary, complexity, arity, key, args },
-        categories,
-    }
+    Command { name, summary, complexity, flags, categories, entry, key, arity, args }
 }
 
-pub static COMMANDS: [Row; 17] = [
+pub static COMMANDS: [Command; 17] = [
     row(
         &words::ACQUIRE,
         "write deny-oom blocking no-slowlog",
         "write blocking dlock",
-        entry::<super::acquire::Acquire>(),
+        entry!(run::<Module>, acquire::acquire),
         KeyUse::Change,
         -4,
         &[
@@ -76,7 +65,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::RELEASE,
         WRITES,
         "write fast dlock",
-        entry::<super::Release>(),
+        entry!(run::<Module>, super::release),
         KeyUse::Change,
         -3,
         &[KEY, TOKEN, Arg::Optional(&COUNTS)],
@@ -85,7 +74,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::EXTEND,
         WRITES,
         "write fast dlock",
-        entry::<super::Extend>(),
+        entry!(run::<Module>, super::extend),
         KeyUse::Change,
         4,
         &[KEY, TOKEN, TTL],
@@ -94,7 +83,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::CONFIRM,
         WRITES,
         "write fast dlock",
-        entry::<super::Confirm>(),
+        entry!(run::<Module>, super::confirm),
         KeyUse::Change,
         5,
         &[KEY, TOKEN, Arg::Number("fence"), TTL],
@@ -103,8 +92,8 @@ pub static COMMANDS: [Row; 17] = [
         &words::GUARD,
         GUARDS,
         "write dlock",
-        carrier::<super::guarded::Guard>(),
-        super::guarded::Guard::KEY,
+        entry!(run_carrier::<Module>, guarded::guard, KeyUse::ReadAndMore),
+        KeyUse::ReadAndMore,
         -4,
         &[KEY, TOKEN, Arg::Text("command"), Arg::Several("arg")],
     ),
@@ -112,8 +101,8 @@ pub static COMMANDS: [Row; 17] = [
         &words::FENCED,
         GUARDS,
         "write dlock",
-        carrier::<super::guarded::Fenced>(),
-        super::guarded::Fenced::KEY,
+        entry!(run_carrier::<Module>, guarded::fenced, KeyUse::ChangeAndMore),
+        KeyUse::ChangeAndMore,
         -4,
         &[Arg::Key("gate"), Arg::Number("fence"), Arg::Text("command"), Arg::Several("arg")],
     ),
@@ -121,7 +110,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::HOLDS,
         READS,
         "read fast dlock",
-        entry::<super::read_commands::Holds>(),
+        entry!(run::<Module>, read_commands::holds),
         KeyUse::Read,
         3,
         &[KEY, TOKEN],
@@ -130,7 +119,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::PTTL,
         READS,
         "read fast dlock",
-        entry::<super::read_commands::Pttl>(),
+        entry!(run::<Module>, read_commands::pttl),
         KeyUse::Read,
         -2,
         &[KEY, Arg::Optional(&TOKEN)],
@@ -139,7 +128,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::INSPECT,
         "readonly",
         "read dlock",
-        entry::<super::read_commands::Inspect>(),
+        entry!(run::<Module>, read_commands::inspect),
         KeyUse::Read,
         -2,
         &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
@@ -148,7 +137,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::WAITERS,
         "readonly",
         "read dlock",
-        entry::<super::read_commands::Waiters>(),
+        entry!(run::<Module>, read_commands::waiters),
         KeyUse::Read,
         -2,
         &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
@@ -157,7 +146,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::CANCEL,
         WRITES,
         "write fast dlock",
-        entry::<super::Cancel>(),
+        entry!(run::<Module>, super::cancel),
         KeyUse::Change,
         -3,
         &[KEY, CANCEL_TARGET],
@@ -167,7 +156,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::LIST,
         "readonly",
         "keyspace read dlock",
-        entry::<super::listing::List>(),
+        entry!(run::<Module>, listing::list),
         KeyUse::None,
         -2,
         &[
@@ -181,7 +170,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::LOG,
         "readonly admin allow-loading allow-stale",
         "admin dangerous dlock",
-        entry::<super::listing::Log>(),
+        entry!(run::<Module>, listing::log),
         KeyUse::None,
         -1,
         &[
@@ -190,13 +179,21 @@ pub static COMMANDS: [Row; 17] = [
             Arg::Optional(&Arg::Word("RESET")),
         ],
     ),
-    row(&words::BREAK, "write", "write dangerous dlock", entry::<super::Break>(), KeyUse::Change, 2, &[KEY]),
-    row(&words::TOKEN, "fast", "fast dlock", entry::<super::Token>(), KeyUse::None, 1, &[]),
+    row(
+        &words::BREAK,
+        "write",
+        "write dangerous dlock",
+        entry!(run::<Module>, super::break_holds),
+        KeyUse::Change,
+        2,
+        &[KEY],
+    ),
+    row(&words::TOKEN, "fast", "fast dlock", entry!(run::<Module>, super::token), KeyUse::None, 1, &[]),
     row(
         &words::HELP,
         "fast allow-loading allow-stale",
         "fast dlock",
-        entry::<super::Help>(),
+        entry!(run::<Module>, super::help),
         KeyUse::None,
         1,
         &[],
@@ -205,7 +202,7 @@ pub static COMMANDS: [Row; 17] = [
         &words::SET,
         "write deny-script no-slowlog no-monitor",
         "write admin dangerous dlock",
-        entry::<super::Effect>(),
+        entry!(run::<Module>, super::effect),
         KeyUse::Change,
         3,
         &[KEY, Arg::Text("change")],
@@ -214,11 +211,11 @@ pub static COMMANDS: [Row; 17] = [
 
 /// Registered only if the server has no dry runs: see [`crate::ffi::verdict`]. The server checks it like
 /// ACQUIRE, by the same flags.
-pub static WRITE_PROBE: Row = row(
+pub static WRITE_PROBE: Command = row(
     &words::MAY,
     "write deny-oom no-slowlog no-monitor",
     "write dlock",
-    entry::<super::WriteProbe>(),
+    entry!(run::<Module>, super::write_probe),
     KeyUse::Change,
     2,
     &[KEY],

@@ -6,37 +6,34 @@ use std::ffi::{CStr, c_int};
 
 use nix::errno::Errno;
 
+use super::commands::{Args, KeyUse, run};
 use super::ctx::{Ctx, Reply};
-use super::docs::KeyUse;
 use super::key::WrongType;
 use super::raw::{KeyName, api, bytes_of, guard, rm};
-use super::setup::{Args, Command, Entry, run};
+use super::upcalls::Upcalls;
 use super::verdict::has_dry_runs;
 
-/// A command with a key as its first argument, and another command from its third one on.
-pub trait Carrier: Command {
-    /// The use of that first key.
-    const KEY: KeyUse;
-}
-
-/// Position of the carried command, with the carrier's name at 0.
+/// Position of the carried command, with the carrier's name at 0. The key of the carrier is at 1.
 const AT: usize = 3;
 
-pub const fn carrier<C: Carrier>() -> Entry {
-    report_keys_or_run::<C>
-}
-
-unsafe extern "C" fn report_keys_or_run<C: Carrier>(
+/// Like [`run`], for a command that carries another one. `key` is the use of its own key.
+///
+/// # Safety
+/// The context and the arguments are those of a command, while it runs, or of a request for its keys.
+#[inline(always)]
+pub unsafe fn run_carrier<M: Upcalls>(
     ctx: *mut rm::RedisModuleCtx,
     argv: *mut *mut rm::RedisModuleString,
     argc: c_int,
+    command: impl for<'a> Fn(&'a M, Ctx<'a>, &Args<'a>) -> Result<(), String>,
+    key: KeyUse,
 ) -> c_int {
-    // SAFETY: the context and the arguments are valid for this call.
+    // SAFETY: by contract.
     unsafe {
         if rm::RedisModule_IsKeysPositionRequest.is_none_or(|asks| asks(ctx) == 0) {
-            return run::<C>(ctx, argv, argc);
+            return run(ctx, argv, argc, command);
         }
-        guard((), || report_keys(ctx, argv, argc, C::KEY));
+        guard((), || report_keys(ctx, argv, argc, key));
     }
     rm::REDISMODULE_OK as c_int
 }

@@ -6,8 +6,8 @@
 #![allow(unsafe_code, reason = "the one folder for it")]
 
 mod blocked;
+pub mod commands;
 mod ctx;
-pub mod docs;
 pub mod inner;
 mod key;
 pub mod notices;

@@ -1,13 +1,12 @@
-//! Loading: the entry that the server calls first, and the registration of commands, options and the INFO
-//! section.
+//! Loading: the entry that the server calls first, and the registration of options and the INFO section.
 
 use std::ffi::{c_char, c_int, c_longlong, c_void};
-use std::mem::MaybeUninit;
 
 use dlock_protocol::options::{Kind, Spec};
 
+use super::commands::all_bytes;
 use super::ctx::{Ctx, LogLevel};
-use super::raw::{KeyName, api, broken, bytes_of, c_string, guard, never_freed, rm};
+use super::raw::{api, c_string, guard, rm};
 use super::upcalls::{Section, Upcalls, enter};
 
 /// Makes a function the server's first call into the module, before it loads its data. The error says why the
@@ -44,99 +43,13 @@ pub unsafe fn load<M: Upcalls>(
         if rm::Export_RedisModule_Init(ctx, M::NAME.as_ptr(), M::VERSION, api) == failed {
             return failed;
         }
-        (Ctx::new(ctx), load_arguments(argv, argc))
+        let arguments = if argc > 0 { std::slice::from_raw_parts(argv, argc as usize) } else { &[] };
+        (Ctx::new(ctx), all_bytes(arguments))
     };
     let loaded = guard(Err("internal error".into()), || load(ctx, &arguments));
     let Err(why) = loaded else { return rm::REDISMODULE_OK as c_int };
     ctx.log(LogLevel::Warning, &format!("module load failed: {why}"));
     failed
-}
-
-/// Returns the arguments of `loadmodule` or MODULE LOAD.
-///
-/// # Safety
-/// `argv` and `argc` are the arguments of `RedisModule_OnLoad`.
-unsafe fn load_arguments<'a>(argv: *mut *mut rm::RedisModuleString, argc: c_int) -> Vec<&'a [u8]> {
-    if argc <= 0 {
-        return Vec::new();
-    }
-    // SAFETY: by contract.
-    unsafe { std::slice::from_raw_parts(argv, argc as usize).iter().map(|arg| bytes_of(*arg)).collect() }
-}
-
-/// A command.
-pub trait Command {
-    type Module: Upcalls;
-
-    /// Runs the command, and replies to the client. An `Err` is sent as the error reply.
-    fn run<'a>(module: &'a Self::Module, ctx: Ctx<'a>, args: &Args<'a>) -> Result<(), String>;
-}
-
-/// The arguments of a command, without its name.
-pub struct Args<'a> {
-    pub bytes: &'a [&'a [u8]],
-    /// The first argument as a server string. The server calls no command that takes a key without one.
-    pub key: KeyName<'a>,
-    /// All arguments as server strings, the command's name first.
-    pub(super) argv: &'a [*mut rm::RedisModuleString],
-}
-
-/// The function the server calls for a command.
-pub type Entry =
-    unsafe extern "C" fn(*mut rm::RedisModuleCtx, *mut *mut rm::RedisModuleString, c_int) -> c_int;
-
-pub const fn entry<C: Command>() -> Entry {
-    run::<C>
-}
-
-pub(super) unsafe extern "C" fn run<C: Command>(
-    ctx: *mut rm::RedisModuleCtx,
-    argv: *mut *mut rm::RedisModuleString,
-    argc: c_int,
-) -> c_int {
-    const INTERNAL: &str = "ERR dlock met an internal error and stops working on this server: \
-                            its log says where, restart it to go on";
-    // SAFETY: the context and the arguments are valid for this call; no argument is changed while it runs.
-    let ctx = unsafe { Ctx::new(ctx) };
-    let done = guard(None, || {
-        let module = C::Module::get().filter(|_| !broken())?;
-        let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
-        let rest = argv.get(1..).unwrap_or_default();
-        let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
-        let mut inline = [const { MaybeUninit::<&[u8]>::uninit() }; INLINE_ARGS];
-        let heap;
-        // SAFETY: the elements that are read have been written.
-        let bytes = unsafe {
-            if rest.len() <= INLINE_ARGS {
-                inline.iter_mut().zip(rest).for_each(|(bytes, arg)| _ = bytes.write(bytes_of(*arg)));
-                std::slice::from_raw_parts(inline.as_ptr().cast(), rest.len())
-            } else {
-                heap = all_bytes(rest);
-                &heap
-            }
-        };
-        Some(C::run(module, ctx, &Args { bytes, key: unsafe { KeyName::new(key) }, argv }))
-    });
-    match done {
-        Some(Ok(())) => {}
-        Some(Err(text)) => refuse(ctx, &text),
-        None => refuse(ctx, INTERNAL),
-    }
-    rm::REDISMODULE_OK as c_int
-}
-
-#[cold]
-fn refuse(ctx: Ctx<'_>, text: &str) {
-    guard((), || ctx.reply_error(text));
-}
-
-/// Up to this many arguments need no allocation.
-const INLINE_ARGS: usize = 8;
-
-#[inline(never)]
-unsafe fn all_bytes(args: &[*mut rm::RedisModuleString]) -> Vec<&[u8]> {
-    // SAFETY: by contract, as for each.
-    args.iter().map(|arg| unsafe { bytes_of(*arg) }).collect()
 }
 
 /// Returns a function that the module needs and this server lacks. `None` on Redis 7.0 and later, and on
@@ -272,50 +185,4 @@ unsafe extern "C" fn on_info<M: Upcalls>(ctx: *mut rm::RedisModuleInfoCtx, for_c
             module.info(&Section(ctx));
         }
     });
-}
-
-/// A command as it is registered: its name, its flags, its entry.
-pub struct Registration {
-    pub name: &'static str,
-    /// Flags in the server's spelling.
-    pub flags: &'static str,
-    pub entry: Entry,
-    /// Whether its first argument is a key.
-    pub keyed: bool,
-}
-
-/// Returns false if the server refuses the command.
-pub fn register_command(ctx: Ctx<'_>, command: &Registration) -> bool {
-    let (name, flags) = (c_string(command.name), c_string(command.flags));
-    let key = c_int::from(command.keyed);
-    let entry = Some(command.entry);
-    // SAFETY: called in OnLoad; the server copies the strings.
-    unsafe {
-        api!(RedisModule_CreateCommand(ctx.0, name.as_ptr(), entry, flags.as_ptr(), key, key, key))
-            == rm::REDISMODULE_OK as c_int
-    }
-}
-
-/// Puts a command into ACL categories, on servers that support it: Redis 7.2 (a category of the module from
-/// 7.4 on) and Valkey.
-pub fn categorize(ctx: Ctx<'_>, name: &str, categories: &str) {
-    let (name, categories) = (c_string(name), c_string(categories));
-    // SAFETY: called in OnLoad.
-    unsafe {
-        let command = api!(RedisModule_GetCommand(ctx.0, name.as_ptr()));
-        if let Some(set) = rm::RedisModule_SetCommandACLCategories
-            && !command.is_null()
-        {
-            set(command, categories.as_ptr());
-        }
-    }
-}
-
-/// Creates an ACL category for the module. Returns false if the server does not support it.
-pub fn add_category(ctx: Ctx<'_>, name: &str) -> bool {
-    // SAFETY: called in OnLoad.
-    unsafe {
-        rm::RedisModule_AddACLCategory
-            .is_some_and(|add| add(ctx.0, never_freed(name)) == rm::REDISMODULE_OK as c_int)
-    }
 }
