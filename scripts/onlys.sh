@@ -20,7 +20,7 @@ say "onlys"
 only "unsafe code" "src/ffi/" '\bunsafe\b' src crates/*/src
 only "the module API" "src/ffi/" '\bredis_module\b|\brm::' src
 only "writing, replicating, announcing" "src/effects.rs|src/ffi/" \
-    '\.(replicate\w*|notify|notify_generic|signal_modified)\(|open_for_write' src
+    '\.(replicate\w*|notify|signal_modified)\(|open_for_write' src
 only "reading clocks" "src/clock.rs" 'SystemTime\b|Instant::now|clock_gettime|\.elapsed\(' \
     src crates/core/src crates/quorum/src
 only "spelling commands" "crates/protocol/" '"DLOCK\.[A-Z_]+"' \

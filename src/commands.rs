@@ -38,30 +38,6 @@ fn read_lock<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) ->
     Ok(read(key.value().unwrap_or(&Lock::default())))
 }
 
-/// Replies of the protocol are written to the connection of the command.
-impl Sink for Ctx<'_> {
-    #[inline]
-    fn int(&mut self, number: i64) {
-        self.reply_int(number);
-    }
-
-    fn null(&mut self) {
-        self.reply_null();
-    }
-
-    fn bulk(&mut self, bytes: &[u8]) {
-        self.reply_bytes(bytes);
-    }
-
-    fn array(&mut self, len: usize) {
-        self.reply_array(len);
-    }
-
-    fn map(&mut self, len: usize) {
-        self.reply_map(len);
-    }
-}
-
 pub fn release<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     if is_replayed(m, ctx) {
         return replay_plain(m, ctx, args, Some(Plain::Release));
@@ -130,8 +106,8 @@ pub fn help<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 }
 
 /// A write that does nothing. On Redis 7.0 the module runs it to learn whether the server accepts writes.
-pub fn write_probe<'a>(_: &'a Module, ctx: Ctx<'a>, _: &Args<'a>) -> Done {
-    ctx.reply_null();
+pub fn write_probe<'a>(_: &'a Module, mut ctx: Ctx<'a>, _: &Args<'a>) -> Done {
+    ctx.null();
     Ok(())
 }
 

@@ -327,17 +327,17 @@ impl Target<'_> {
     #[inline(never)]
     fn announce_to(&self, announced: Announced, events: &[Event], deleted: bool) {
         if announced.contains(Announced::MODULE) {
-            events.iter().for_each(|event| self.ctx.notify(event_name(*event), self.raw));
+            events.iter().for_each(|event| self.ctx.notify(Announced::MODULE, event_name(*event), self.raw));
         }
         if deleted && announced.contains(Announced::GENERIC) {
-            self.ctx.notify_generic(c"del", self.raw);
+            self.ctx.notify(Announced::GENERIC, c"del", self.raw);
         }
     }
 }
 
 /// Announces that a resource is free although its key exists, because the key now holds another data type.
 pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
-    ctx.notify(event_name(Event::Freed), ctx.string(&name.key).name());
+    ctx.notify(Announced::MODULE, event_name(Event::Freed), ctx.string(&name.key).name());
 }
 
 fn event_name(event: Event) -> &'static CStr {

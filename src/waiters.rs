@@ -15,6 +15,7 @@ use dlock_core::{
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event::Ended;
+use dlock_protocol::reply::Sink;
 
 use crate::ffi::{self, Ctx, Handle, Waited, notices, user};
 use crate::module::{Key, Module};
@@ -241,7 +242,7 @@ impl Answer {
     }
 
     /// Writes the reply to the connection.
-    pub fn deliver(&mut self, m: &Module, ctx: Ctx<'_>, waited: Waited) {
+    pub fn deliver(&mut self, m: &Module, mut ctx: Ctx<'_>, waited: Waited) {
         match &self.reply {
             Reply::Fence(fence) => {
                 if let Some(refused) = waited.refused(ctx) {
@@ -252,9 +253,9 @@ impl Answer {
                     notices::watch_turns::<Module>(m.ctx(), true);
                     m.with(|s| s.waiting.deliveries.handed_over(waiter));
                 }
-                ctx.reply_int(fence.get() as i64);
+                ctx.int(fence.get() as i64);
             }
-            Reply::Null => ctx.reply_null(),
+            Reply::Null => ctx.null(),
             Reply::Error(text) => ctx.reply_error(text),
         }
     }

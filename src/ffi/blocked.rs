@@ -4,6 +4,8 @@
 
 use std::ffi::{c_int, c_void};
 
+use dlock_protocol::reply::Sink;
+
 use super::ctx::Ctx;
 use super::raw::{api, rm};
 use super::upcalls::{Handle, Upcalls, enter};
@@ -51,7 +53,7 @@ unsafe extern "C" fn on_reply<M: Upcalls>(
             let answer = api!(RedisModule_GetBlockedClientPrivateData(ctx)).cast::<M::Answer>();
             match answer.as_mut() {
                 Some(answer) => module.deliver(Ctx::new(ctx), answer, Waited { argv, argc }),
-                None => Ctx::new(ctx).reply_null(),
+                None => Ctx::new(ctx).null(),
             }
         }
     });
@@ -67,7 +69,7 @@ unsafe extern "C" fn on_unblocked<M: Upcalls>(
     enter((), |module: &M| {
         // SAFETY: the context is valid for this call.
         unsafe {
-            Ctx::new(ctx).reply_null();
+            Ctx::new(ctx).null();
             module.gone(Handle(api!(RedisModule_GetBlockedClientHandle(ctx))));
         }
     });

@@ -3,11 +3,25 @@
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
 
+use dlock_protocol::reply::Sink;
+
 use super::raw::{KeyName, OwnedString, api, c_string, rm};
 
 /// The context that the server passes to each callback of the module. Valid while that callback runs.
 #[derive(Clone, Copy)]
 pub struct Ctx<'a>(pub(super) *mut rm::RedisModuleCtx, PhantomData<&'a ()>);
+
+/// Calls a server command. The arguments must match the format: see RM_Call. `None` if the server refuses the
+/// call.
+macro_rules! call {
+    ($ctx:expr, $command:expr, $format:expr $(, $arg:expr)*) => {{
+        let reply = $crate::ffi::raw::api!(
+            RedisModule_Call($ctx.0, $command.as_ptr(), $format.as_ptr() $(, $arg)*)
+        );
+        (!reply.is_null()).then(|| $crate::ffi::ctx::Reply(reply))
+    }};
+}
+pub(super) use call;
 
 bitflags::bitflags! {
     /// The flags of the server and of the current call that the module needs.
@@ -51,38 +65,16 @@ impl<'a> Ctx<'a> {
         Ctx(ctx, PhantomData)
     }
 
-    pub fn reply_int(self, n: i64) {
-        // SAFETY: (here and in every method below) the context is valid by construction, and pointers into
-        // arguments outlive the call; the server copies data that it retains.
-        unsafe { api!(RedisModule_ReplyWithLongLong(self.0, n)) };
-    }
-
-    pub fn reply_null(self) {
-        unsafe { api!(RedisModule_ReplyWithNull(self.0)) };
-    }
-
-    pub fn reply_bytes(self, bytes: &[u8]) {
-        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.0, bytes.as_ptr().cast(), bytes.len())) };
-    }
-
     /// `text` begins with the error word.
     pub fn reply_error(self, text: &str) {
         let text = c_string(text);
+        // SAFETY: (here and in every method below) the context is valid by construction, and pointers into
+        // arguments outlive the call; the server copies data that it retains.
         unsafe { api!(RedisModule_ReplyWithError(self.0, text.as_ptr())) };
     }
 
     pub fn reply_simple(self, text: &CStr) {
         unsafe { api!(RedisModule_ReplyWithSimpleString(self.0, text.as_ptr())) };
-    }
-
-    /// Begins an array: the next `len` replies are its elements.
-    pub fn reply_array(self, len: usize) {
-        unsafe { api!(RedisModule_ReplyWithArray(self.0, len as _)) };
-    }
-
-    /// Begins a map: the next `len` pairs of replies are its fields. RESP2 clients get a flat array.
-    pub fn reply_map(self, len: usize) {
-        unsafe { api!(RedisModule_ReplyWithMap(self.0, len as _)) };
     }
 
     pub fn flags(self) -> Flags {
@@ -112,26 +104,16 @@ impl<'a> Ctx<'a> {
 
     /// Returns the cluster slot of a key or channel. `None` if the server refuses CLUSTER KEYSLOT.
     pub fn slot_of(self, name: &[u8]) -> Option<i64> {
-        let (format, start) = (c"cb".as_ptr(), name.as_ptr());
-        // SAFETY: the context is valid; the reply is freed at once.
         unsafe {
-            let command = c"KEYSLOT".as_ptr();
-            let cluster = c"CLUSTER".as_ptr();
-            let reply =
-                Reply::of(api!(RedisModule_Call(self.0, cluster, format, command, start, name.len())));
-            Some(api!(RedisModule_CallReplyInteger(reply?.0)))
+            let reply = call!(self, c"CLUSTER", c"cb", c"KEYSLOT".as_ptr(), name.as_ptr(), name.len())?;
+            Some(api!(RedisModule_CallReplyInteger(reply.0)))
         }
     }
 
     /// Returns whether the cluster is down, so that this node serves no key.
     pub fn cluster_is_down(self) -> bool {
-        // SAFETY: the context is valid; the reply is freed when it has been read.
-        let info = unsafe {
-            Reply::of(api!(RedisModule_Call(self.0, c"CLUSTER".as_ptr(), c"c".as_ptr(), c"INFO".as_ptr())))
-        };
-        info.as_ref()
-            .and_then(|info| info.bytes())
-            .is_some_and(|info| info.starts_with(b"cluster_state:fail"))
+        let info = unsafe { call!(self, c"CLUSTER", c"c", c"INFO".as_ptr()) };
+        info.is_some_and(|info| info.bytes().is_some_and(|text| text.starts_with(b"cluster_state:fail")))
     }
 
     /// Reports a change of the key to WATCH and to client-side caches.
@@ -176,42 +158,32 @@ impl<'a> Ctx<'a> {
         (failed == rm::REDISMODULE_OK as c_int).then_some(number)
     }
 
-    /// Returns a text from a section of INFO.
-    pub fn info_text(self, section: &str, field: &str) -> Option<String> {
-        let (section, field) = (c_string(section), c_string(field));
-        // SAFETY: the context is valid; the data is freed after the text has been copied.
-        unsafe {
-            let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
-            let value = api!(RedisModule_ServerInfoGetFieldC(data, field.as_ptr()));
-            let text = (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned());
-            api!(RedisModule_FreeServerInfo(self.0, data));
-            text
-        }
-    }
-
     /// Returns whether the server is to close this connection after writing all of its replies, as it does
     /// after QUIT.
     pub fn closes_after_reply(self, client: u64) -> bool {
-        let (list, id, client) = (c"LIST".as_ptr(), c"ID".as_ptr(), client as i64);
-        // SAFETY: (here and below) the context is valid, and the arguments match the format.
-        let reply = unsafe {
-            Reply::of(api!(RedisModule_Call(self.0, c"CLIENT".as_ptr(), c"ccl".as_ptr(), list, id, client)))
-        };
+        let (list, id) = (c"LIST".as_ptr(), c"ID".as_ptr());
+        let reply = unsafe { call!(self, c"CLIENT", c"ccl", list, id, client as i64) };
         let line = reply.as_ref().and_then(|reply| reply.bytes()).unwrap_or_default();
         let flags = line.split(|byte| *byte == b' ').find_map(|field| field.strip_prefix(b"flags="));
         flags.is_some_and(|flags| flags.contains(&b'c'))
     }
 
-    /// Returns `maxmemory-policy`.
+    /// Returns `maxmemory-policy`. Empty if INFO does not contain it.
     pub fn eviction_policy(self) -> String {
-        self.info_text("memory", "maxmemory_policy").unwrap_or_default()
+        // SAFETY: the context is valid; the data is freed after the text has been copied.
+        unsafe {
+            let data = api!(RedisModule_GetServerInfo(self.0, c"memory".as_ptr()));
+            let value = api!(RedisModule_ServerInfoGetFieldC(data, c"maxmemory_policy".as_ptr()));
+            let text = (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned());
+            api!(RedisModule_FreeServerInfo(self.0, data));
+            text.unwrap_or_default()
+        }
     }
 
     /// Returns the number of loaded modules, including this one.
     pub fn count_modules(self) -> Option<usize> {
-        let list = c"LIST".as_ptr();
         unsafe {
-            let reply = Reply::of(api!(RedisModule_Call(self.0, c"MODULE".as_ptr(), c"c".as_ptr(), list)))?;
+            let reply = call!(self, c"MODULE", c"c", c"LIST".as_ptr())?;
             Some(api!(RedisModule_CallReplyLength(reply.0)))
         }
     }
@@ -219,6 +191,31 @@ impl<'a> Ctx<'a> {
     /// Returns the classes of events that the server announces.
     pub fn announced(self) -> Announced {
         Announced::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
+    }
+}
+
+/// Replies of the protocol are written to the client of the command.
+impl Sink for Ctx<'_> {
+    #[inline]
+    fn int(&mut self, number: i64) {
+        unsafe { api!(RedisModule_ReplyWithLongLong(self.0, number)) };
+    }
+
+    fn null(&mut self) {
+        unsafe { api!(RedisModule_ReplyWithNull(self.0)) };
+    }
+
+    fn bulk(&mut self, bytes: &[u8]) {
+        unsafe { api!(RedisModule_ReplyWithStringBuffer(self.0, bytes.as_ptr().cast(), bytes.len())) };
+    }
+
+    fn array(&mut self, len: usize) {
+        unsafe { api!(RedisModule_ReplyWithArray(self.0, len as _)) };
+    }
+
+    /// RESP2 clients get a flat array.
+    fn map(&mut self, len: usize) {
+        unsafe { api!(RedisModule_ReplyWithMap(self.0, len as _)) };
     }
 }
 
@@ -280,18 +277,9 @@ impl Ctx<'_> {
         unsafe { api!(RedisModule_ReplicateVerbatim(self.0)) };
     }
 
-    /// Announces a module event on the keyspace channels.
-    pub fn notify(self, event: &CStr, key: KeyName<'_>) {
-        self.notify_as(rm::REDISMODULE_NOTIFY_MODULE, event, key);
-    }
-
-    /// Announces an event of the class GENERIC, such as `del`.
-    pub fn notify_generic(self, event: &CStr, key: KeyName<'_>) {
-        self.notify_as(rm::REDISMODULE_NOTIFY_GENERIC, event, key);
-    }
-
-    fn notify_as(self, class: c_int, event: &CStr, key: KeyName<'_>) {
-        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class, event.as_ptr(), key.0)) };
+    /// Announces an event of one class on the keyspace channels.
+    pub fn notify(self, class: Announced, event: &CStr, key: KeyName<'_>) {
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class.bits(), event.as_ptr(), key.0)) };
     }
 
     /// Publishes a message. `sharded` means only in the shard of the channel's cluster slot.
@@ -312,12 +300,6 @@ impl Ctx<'_> {
 pub(super) struct Reply(pub(super) *mut rm::RedisModuleCallReply);
 
 impl Reply {
-    /// # Safety
-    /// `reply` is the unchanged result of a call. It is null if the server refused the call.
-    pub(super) unsafe fn of(reply: *mut rm::RedisModuleCallReply) -> Option<Reply> {
-        (!reply.is_null()).then(|| Reply(reply))
-    }
-
     /// Returns the reply as RESP, the protocol of clients. Empty if the command gave no reply.
     pub(super) fn raw(&self) -> &[u8] {
         let mut len = 0;

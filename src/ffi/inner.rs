@@ -2,12 +2,12 @@
 //! the carried one.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_longlong};
 
 use nix::errno::Errno;
 
 use super::commands::{Args, KeyUse, run};
-use super::ctx::{Ctx, Reply};
+use super::ctx::{Ctx, call};
 use super::key::WrongType;
 use super::raw::{KeyName, api, bytes_of, guard, rm};
 use super::upcalls::Upcalls;
@@ -109,13 +109,12 @@ impl Ctx<'_> {
         // SAFETY: the context and the arguments are valid; a server string ends in a NUL. One that holds
         // another is no command's name. The reply is freed when it was sent.
         unsafe {
-            let name = bytes_of(*name);
-            if name.contains(&0) {
+            let (bytes, name) = (bytes_of(*name), CStr::from_ptr(bytes_of(*name).as_ptr().cast()));
+            if name.count_bytes() != bytes.len() {
                 return Err(Refused::NotInScripts);
             }
-            let (name, arguments) = (name.as_ptr().cast(), rest.as_ptr());
-            let call = api!(RedisModule_Call(self.0, name, format.as_ptr(), arguments, rest.len()));
-            let reply = Reply::of(call).ok_or_else(|| Refused::Error(refused()))?;
+            let reply = call!(self, name, format, rest.as_ptr(), rest.len());
+            let reply = reply.ok_or_else(|| Refused::Error(refused()))?;
             // Asking for the type would parse the whole reply.
             let error = match reply.raw().first() {
                 None => Some(self.pending_error()),
@@ -137,7 +136,7 @@ impl Ctx<'_> {
     /// this call takes it.
     fn pending_error(self) -> String {
         // SAFETY: the context is valid; the reply is freed at once.
-        let next = unsafe { Reply::of(api!(RedisModule_Call(self.0, c"PING".as_ptr(), c"".as_ptr()))) };
+        let next = unsafe { call!(self, c"PING", c"") };
         next.and_then(|reply| reply.error())
             .unwrap_or_else(|| "ERR the server does not say what came of the command".into())
     }
@@ -146,10 +145,7 @@ impl Ctx<'_> {
     pub fn set_number(self, key: KeyName<'_>, number: u64, by_memory: bool) -> Result<(), String> {
         let format: &CStr = if by_memory { c"!MEsl" } else { c"!Esl" };
         // SAFETY: the context and the key are valid; the reply is freed at once.
-        let reply = unsafe {
-            let number = number as std::ffi::c_longlong;
-            Reply::of(api!(RedisModule_Call(self.0, c"SET".as_ptr(), format.as_ptr(), key.0, number)))
-        };
+        let reply = unsafe { call!(self, c"SET", format, key.0, number as c_longlong) };
         reply.ok_or_else(refused)?.error().map_or(Ok(()), Err)
     }
 

@@ -120,7 +120,7 @@ impl KeyName<'_> {
     }
 }
 
-/// A string that the module created. Freed on drop.
+/// A string that belongs to the module. Freed on drop.
 pub struct OwnedString(*mut rm::RedisModuleString);
 
 impl OwnedString {
@@ -129,6 +129,12 @@ impl OwnedString {
         let ctx = std::ptr::null_mut();
         // SAFETY: the server copies the bytes.
         OwnedString(unsafe { api!(RedisModule_CreateString(ctx, bytes.as_ptr().cast(), bytes.len())) })
+    }
+
+    /// # Safety
+    /// The string is valid, and this value becomes its owner.
+    pub(super) unsafe fn from_raw(string: *mut rm::RedisModuleString) -> OwnedString {
+        OwnedString(string)
     }
 
     pub fn name(&self) -> KeyName<'_> {

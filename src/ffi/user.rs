@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use nix::errno::Errno;
 
-use super::ctx::{Ctx, Reply};
+use super::ctx::{Ctx, call};
 use super::raw::{KeyName, OwnedString, api, bytes_of, rm};
 
 /// The user of the running command.
@@ -20,8 +20,7 @@ enum Rights {
 
 impl User<'_> {
     /// Looks a user up by name.
-    fn named(name: &[u8]) -> Self {
-        let name = OwnedString::new(name);
+    fn named(name: &OwnedString) -> Self {
         // SAFETY: the name is valid. A user that has been deleted is not found.
         let user = unsafe { api!(RedisModule_GetModuleUserFromUserName(name.name().0)) };
         User(if user.is_null() { Rights::None } else { Rights::Of(user) }, PhantomData)
@@ -63,7 +62,7 @@ impl Drop for User<'_> {
 pub fn may_publish(user: &[u8], channel: &[u8]) -> bool {
     let (channel, publish) = (OwnedString::new(channel), rm::REDISMODULE_CMD_CHANNEL_PUBLISH as i32);
     // SAFETY: the user and the channel are valid.
-    User::named(user).is_allowed(|user| unsafe {
+    User::named(&OwnedString::new(user)).is_allowed(|user| unsafe {
         api!(RedisModule_ACLCheckChannelPermissions(user, channel.name().0, publish))
     })
 }
@@ -73,47 +72,46 @@ pub fn may_run(user: &[u8], command: &[&[u8]]) -> bool {
     let words: Vec<OwnedString> = command.iter().map(|word| OwnedString::new(word)).collect();
     let mut argv: Vec<_> = words.iter().map(|word| word.name().0).collect();
     // SAFETY: the user and the arguments are valid.
-    User::named(user).is_allowed(|user| unsafe {
+    User::named(&OwnedString::new(user)).is_allowed(|user| unsafe {
         api!(RedisModule_ACLCheckCommandPermissions(user, argv.as_mut_ptr(), argv.len() as i32))
     })
 }
 
 impl<'a> Ctx<'a> {
     pub fn user(self) -> User<'a> {
-        self.user_name().map_or(User(Rights::All, PhantomData), |name| User::named(&name))
+        match self.has_user() {
+            true => User::named(&self.client_user()),
+            false => User(Rights::All, PhantomData),
+        }
     }
 
     /// Returns the name of the user of the running command. `None` for the server itself and for another
     /// module.
     pub fn user_name(self) -> Option<Vec<u8>> {
-        // SAFETY: the context is valid, its client has a user; the name is freed.
-        self.has_user().then(|| unsafe {
-            let name = api!(RedisModule_GetCurrentUserName(self.0));
-            let bytes = bytes_of(name).to_vec();
-            api!(RedisModule_FreeString(self.0, name));
-            bytes
-        })
+        self.has_user().then(|| self.client_user().bytes().to_vec())
+    }
+
+    /// Returns the name of the client's user. The client must have one.
+    fn client_user(self) -> OwnedString {
+        // SAFETY: the context is valid; the string is ours.
+        unsafe { OwnedString::from_raw(api!(RedisModule_GetCurrentUserName(self.0))) }
     }
 
     /// Returns whether the user may run every command on every key and channel.
     pub fn user_has_all_rights(self) -> bool {
-        let Some(rules_of) = (unsafe { rm::RedisModule_GetModuleUserACLString }) else { return false };
-        self.has_user()
-            && self.user().is_allowed(|user| {
-                // SAFETY: the user is valid; the rules are freed.
-                let all = unsafe {
-                    let rules = rules_of(user);
-                    let all = bytes_of(rules).ends_with(b" ~* &* +@all");
-                    api!(RedisModule_FreeString(self.0, rules));
-                    all
-                };
-                (if all { rm::REDISMODULE_OK } else { rm::REDISMODULE_ERR }) as i32
-            })
+        match (unsafe { rm::RedisModule_GetModuleUserACLString }, &self.user()) {
+            // SAFETY: the user is valid; the string is ours.
+            (Some(rules_of), &User(Rights::Of(user), _)) => {
+                let rules = unsafe { OwnedString::from_raw(rules_of(user)) };
+                rules.bytes().ends_with(b" ~* &* +@all")
+            }
+            _ => false,
+        }
     }
 
     /// Adds a denial to ACL LOG.
     pub fn log_denied_channel(self, user: &[u8], channel: &[u8]) {
-        let (user, channel) = (User::named(user), OwnedString::new(channel));
+        let (user, channel) = (User::named(&OwnedString::new(user)), OwnedString::new(channel));
         let reason = rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CHANNEL;
         if let Rights::Of(user) = user.0 {
             // SAFETY: the context is that of a client's command, the user and the channel are valid.
@@ -127,9 +125,9 @@ impl<'a> Ctx<'a> {
     fn has_user(self) -> bool {
         // SAFETY: the context is valid; no command has this name, so there is hardly a reply.
         unsafe {
-            let reply = api!(RedisModule_Call(self.0, c"dlock._nobody".as_ptr(), c"C".as_ptr()));
+            let reply = call!(self, c"dlock._nobody", c"C");
             let error = Errno::last();
-            drop(Reply::of(reply));
+            drop(reply);
             error != Errno::ENOTSUP
         }
     }
@@ -143,67 +141,35 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns the error if the client's user may no longer run the command: its rights can be withdrawn
-    /// while it waits. `ctx` is the client's.
+    /// Returns the denial in the server's words, and adds it to ACL LOG, if the client's user may no longer
+    /// run the command: its rights can be withdrawn while it waits. `ctx` is the client's.
     pub fn refused(self, ctx: Ctx<'_>) -> Option<String> {
+        const READS_AND_WRITES: u32 =
+            rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;
         // A call of another module can wait, too. It has no user, and asking for its name ends the server.
         if !ctx.is_connected(ctx.client_id()) {
             return None;
         }
-        // SAFETY: the context is that of a client that is still there, the arguments are its own; the strings
-        // and the user are freed before this returns.
-        unsafe {
-            let name = api!(RedisModule_GetCurrentUserName(ctx.0));
-            let user = api!(RedisModule_GetModuleUserFromUserName(name));
-            let denied = if user.is_null() {
-                Some(self.no_command(name))
-            } else {
-                let allowed = api!(RedisModule_ACLCheckCommandPermissions(user, self.argv, self.argc));
-                let denied = (allowed != rm::REDISMODULE_OK as i32).then(|| self.denied(ctx, name, user));
-                api!(RedisModule_FreeModuleUser(user));
-                denied
-            };
-            api!(RedisModule_FreeString(ctx.0, name));
-            denied
+        let (name, [command, key]) = (ctx.client_user(), unsafe { [*self.argv, *self.argv.add(1)] });
+        let user = User::named(&name);
+        // SAFETY: (here and below) the context is that of a client that is still there, the arguments are its
+        // own: a command, and its key.
+        let may_run =
+            |user| unsafe { api!(RedisModule_ACLCheckCommandPermissions(user, self.argv, self.argc)) };
+        if user.is_allowed(may_run) {
+            return None;
         }
-    }
-
-    /// Returns the denial in the server's words, and adds it to ACL LOG.
-    ///
-    /// # Safety
-    /// The context, the arguments, the user and its name are valid.
-    unsafe fn denied(
-        self,
-        ctx: Ctx<'_>,
-        name: *mut rm::RedisModuleString,
-        user: *mut rm::RedisModuleUser,
-    ) -> String {
-        const READS_AND_WRITES: u32 =
-            rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;
-        // SAFETY: by contract; the command has a key, which has been looked at when it came.
-        unsafe {
-            let [command, key] = [*self.argv, *self.argv.add(1)];
-            let has_key = api!(RedisModule_ACLCheckKeyPermissions(user, key, READS_AND_WRITES as i32));
-            let (object, reason, text) = if has_key == rm::REDISMODULE_OK as i32 {
-                (command, rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CMD, self.no_command(name))
-            } else {
-                let text = "NOPERM No permissions to access a key".to_owned();
-                (key, rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_KEY, text)
-            };
-            api!(RedisModule_ACLAddLogEntry(ctx.0, user, object, reason));
-            text
-        }
-    }
-
-    /// # Safety
-    /// The arguments and the name are valid.
-    unsafe fn no_command(self, name: *mut rm::RedisModuleString) -> String {
-        // SAFETY: by contract; the first argument is the command.
-        let (name, command) = unsafe { (bytes_of(name), bytes_of(*self.argv)) };
-        let command = String::from_utf8_lossy(command).to_lowercase();
-        format!(
-            "NOPERM User {} has no permissions to run the '{command}' command",
-            String::from_utf8_lossy(name)
-        )
+        let command_name = String::from_utf8_lossy(unsafe { bytes_of(command) }).to_lowercase();
+        let name = String::from_utf8_lossy(name.bytes());
+        let no_command = format!("NOPERM User {name} has no permissions to run the '{command_name}' command");
+        let Rights::Of(raw) = user.0 else { return Some(no_command) };
+        let (object, reason, text) = if user.may(unsafe { KeyName::new(key) }, READS_AND_WRITES) {
+            (command, rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_CMD, no_command)
+        } else {
+            let text = "NOPERM No permissions to access a key".to_owned();
+            (key, rm::RedisModuleACLLogEntryReason_REDISMODULE_ACL_LOG_KEY, text)
+        };
+        unsafe { api!(RedisModule_ACLAddLogEntry(ctx.0, raw, object, reason)) };
+        Some(text)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
-use super::ctx::{Ctx, Reply};
+use super::ctx::{Ctx, call};
 use super::raw::{KeyName, api, rm};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
     *DRY_RUNS.get_or_init(|| unsafe {
         // The server answers that there is no such command, unless it does not know the format: then it
         // answers nothing.
-        Reply::of(api!(RedisModule_Call(ctx.0, c"dlock._none".as_ptr(), c"D".as_ptr()))).is_some()
+        call!(ctx, c"dlock._none", c"D").is_some()
     })
 }
 
@@ -72,16 +72,15 @@ impl Ctx<'_> {
             let reply = if dry {
                 let format = if by_memory { c"SMDscc" } else { c"SDscc" };
                 let [first, second] = of.arguments.map(CStr::as_ptr);
-                let (command, format) = (of.command.as_ptr(), format.as_ptr());
-                api!(RedisModule_Call(self.0, command, format, key.0, first, second))
+                call!(self, of.command, format, key.0, first, second)
             } else {
                 let format = if by_memory { c"SMs" } else { c"Ss" };
-                api!(RedisModule_Call(self.0, of.stand_in.as_ptr(), format.as_ptr(), key.0))
+                call!(self, of.stand_in, format, key.0)
             };
             let why = Errno::last();
             // A dry run answers with the reason, or with nothing (Valkey 9: with a reply of no type). A real
             // call answers with its result.
-            let refused = match Reply::of(reply) {
+            let refused = match reply {
                 Some(reply) => {
                     dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32
                 }
