@@ -42,9 +42,9 @@ impl Default for Config {
     }
 }
 
-/// Returns a ttl. `None` for 0 and for values that no lease can have.
+/// Returns a ttl. `None` for 0.
 fn ttl(ms: i64) -> Option<Ttl> {
-    u64::try_from(ms).ok().and_then(Ttl::from_millis)
+    Ttl::from_millis(ms as u64)
 }
 
 /// All options. The server checks the range of each.
@@ -52,64 +52,53 @@ pub static SETTINGS: [Setting<Config>; 10] = [
     Setting {
         spec: options::MAX_TTL,
         get: |config| config.bounds.max_ttl.millis() as i64,
-        set: |config, ms| ttl(ms).map(|ttl| config.bounds.max_ttl = ttl),
+        set: |config, ms| config.bounds.max_ttl = ttl(ms).unwrap_or(Ttl::MAX),
     },
     Setting {
         spec: options::RESTART_GRACE,
         get: |config| config.bounds.grace.map_or(0, |grace| grace.millis() as i64),
-        set: |config, ms| {
-            config.bounds.grace = ttl(ms);
-            Some(())
-        },
+        set: |config, ms| config.bounds.grace = ttl(ms),
     },
     Setting {
         spec: options::FENCE_MARK,
         get: |config| config.fence_mark.into(),
-        set: |config, yes| {
-            config.fence_mark = yes != 0;
-            Some(())
-        },
+        set: |config, yes| config.fence_mark = yes != 0,
     },
     Setting {
         spec: options::MAX_WAITERS,
         get: |config| config.limits.on_the_server as i64,
-        set: |config, n| usize::try_from(n).ok().map(|n| config.limits.on_the_server = n),
+        set: |config, n| config.limits.on_the_server = n as usize,
     },
     Setting {
         spec: options::MAX_WAITERS_PER_KEY,
         get: |config| config.limits.on_a_key as i64,
-        set: |config, n| usize::try_from(n).ok().map(|n| config.limits.on_a_key = n),
+        set: |config, n| config.limits.on_a_key = n as usize,
     },
     Setting {
         spec: options::MAX_QUEUED,
         get: |config| config.limits.queued as i64,
-        set: |config, n| usize::try_from(n).ok().map(|n| config.limits.queued = n),
+        set: |config, n| config.limits.queued = n as usize,
     },
     Setting {
         spec: options::MAX_HOLDERS_PER_KEY,
         get: |config| config.max_holders.into(),
-        set: |config, n| u32::try_from(n).ok().map(|n| config.max_holders = n),
+        set: |config, n| config.max_holders = n as u32,
     },
     Setting {
         spec: options::HONOUR_STRINGS,
         get: |config| config.honour_strings.into(),
-        set: |config, yes| {
-            config.honour_strings = yes != 0;
-            Some(())
-        },
+        set: |config, yes| config.honour_strings = yes != 0,
     },
     Setting {
         spec: options::LOG_MAX_LEN,
         get: |config| config.log_max_len as i64,
-        set: |config, n| usize::try_from(n).ok().map(|n| config.log_max_len = n),
+        set: |config, n| config.log_max_len = n as usize,
     },
     Setting {
         spec: options::LOG_SLOWER_THAN,
         get: |config| config.log_slower_than.map_or(-1, i64::from),
-        set: |config, ms| {
-            config.log_slower_than = u32::try_from(ms).ok();
-            Some(())
-        },
+        // -1 means never.
+        set: |config, ms| config.log_slower_than = u32::try_from(ms).ok(),
     },
 ];
 

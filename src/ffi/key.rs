@@ -69,20 +69,19 @@ impl<'a, V: Send> Key<'a, V> {
         unsafe { self.value.as_mut() }
     }
 
-    /// Stores a value under a key that has none. Returns false if the server refuses, which it does only for
-    /// a closed key.
-    pub fn set(&mut self, value: Box<V>) -> bool {
+    /// Stores a value under a key that has none.
+    pub fn set(&mut self, value: Box<V>) {
         let value = Box::into_raw(value);
-        // SAFETY: the key is open for writing; the server takes the box over, and gives it back by refusing.
+        // SAFETY: the key is open for writing. The server takes the box over, unless it refuses, which it does
+        // only for a closed key.
         unsafe {
             let answer = api!(RedisModule_ModuleTypeSetValue(self.key, types::registered(), value.cast()));
-            if answer != rm::REDISMODULE_OK as i32 {
+            if answer == rm::REDISMODULE_OK as i32 {
+                self.value = value;
+            } else {
                 drop(Box::from_raw(value));
-                return false;
             }
         }
-        self.value = value;
-        true
     }
 
     /// Clears the TTL of the key. Returns whether there was one.

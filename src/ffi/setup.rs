@@ -100,8 +100,8 @@ pub fn log_panics() {
 pub struct Setting<O> {
     pub spec: Spec,
     pub get: fn(&O) -> i64,
-    /// `None` refuses the number.
-    pub set: fn(&mut O, i64) -> Option<()>,
+    /// The server has checked the range of the number.
+    pub set: fn(&mut O, i64),
 }
 
 /// Registers the options with these defaults, which may come from arguments of the module. Returns false if
@@ -165,8 +165,10 @@ unsafe extern "C" fn set<M: Upcalls, N: Into<i64>>(
     _: *mut *mut rm::RedisModuleString,
 ) -> c_int {
     let (setting, value) = (unsafe { &*setting.cast::<Setting<M::Options>>() }, value.into());
-    let set = enter(None, |module: &M| module.options(|options| (setting.set)(options, value)));
-    set.map_or(rm::REDISMODULE_ERR, |()| rm::REDISMODULE_OK) as c_int
+    enter(rm::REDISMODULE_ERR, |module: &M| {
+        module.options(|options| (setting.set)(options, value));
+        rm::REDISMODULE_OK
+    }) as c_int
 }
 
 pub fn register_info<M: Upcalls>(ctx: Ctx<'_>) -> bool {
