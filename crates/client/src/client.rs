@@ -162,7 +162,8 @@ impl Client {
     /// Returns the resource as each master sees it. `None` in an answer means that it has no holder and no
     /// waiter there.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
-        self.ask_all(request::inspect(resource.as_ref(), MAX_HOLDERS), reading::inspection).await
+        let question = request::inspect(resource.as_ref(), MAX_HOLDERS);
+        self.ask_all(resource.as_ref(), question, reading::inspection).await
     }
 
     /// Returns the waiters in the queue of each master, the head first, at most `most` of them.
@@ -205,7 +206,8 @@ impl Client {
     /// For operators: ends every hold of the resource, of any token, on every master that can be reached.
     /// Returns the number of holds that each master ended.
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
-        let broken = self.ask_all(request::break_holds(resource.as_ref()), reading::number).await;
+        let question = request::break_holds(resource.as_ref());
+        let broken = self.ask_all(resource.as_ref(), question, reading::number).await;
         // The servers push no message about a change by this client.
         self.service.watched.notify(resource.as_ref());
         broken
@@ -277,14 +279,25 @@ impl Client {
         self.flush().await;
     }
 
-    /// For answers of bounded length, over the shared connections.
-    async fn ask_all<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
+    /// For a question about one resource with answers of bounded length: asks over the shared connections.
+    async fn ask_all<T>(
+        &self,
+        resource: &[u8],
+        question: Cmd,
+        read: impl Fn(Value) -> Option<T>,
+    ) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
         let asked = self.service.channels().into_iter().map(|channel| async move {
             let answer = channel.find(question, read).await;
             Inspected::new(channel.node.name.clone(), Answer::of(answer))
         });
-        join_all(asked).await
+        let mut seen = join_all(asked).await;
+        let states = seen.iter_mut().map(|seen| match &mut seen.answer {
+            Answer::Unanswered(state) => Some(state),
+            Answer::Found(_) => None,
+        });
+        self.service.name_types(resource, states).await;
+        seen
     }
 
     async fn ask_separately<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {

@@ -135,11 +135,15 @@ impl Service {
     }
 
     /// Names the type of the value under the key in the state of each master that answered WRONGTYPE. Without
-    /// the permission for TYPE the text stays as it is.
-    pub(crate) async fn name_types(&self, resource: &[u8], report: &mut Report) {
+    /// the permission for TYPE the text stays as it is. `None` stands for a master without such a state.
+    pub(crate) async fn name_types<'s>(
+        &self,
+        resource: &[u8],
+        states: impl Iterator<Item = Option<&'s mut NodeState>>,
+    ) {
         let question = &request::type_of(resource);
-        let asked = self.nodes.iter().zip(&mut report.0).map(|(node, NodeReport { state, .. })| async move {
-            let NodeState::Failed(why) = state else { return };
+        let asked = self.nodes.iter().zip(states).map(|(node, state)| async move {
+            let Some(NodeState::Failed(why)) = state else { return };
             if why.starts_with(WRONG_TYPE)
                 && let Ok(a_type) = Channel::new(node.clone()).find(question, reading::text).await
             {

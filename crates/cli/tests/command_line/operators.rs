@@ -249,3 +249,18 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     assert!(none["servers"][1]["unanswered"]["down"].is_string(), "{none}");
     assert!(ended(&stage, "status", 69).stdout.contains("down: "));
 }
+
+#[each_server]
+fn inspect_and_break_name_the_type_of_a_key_that_holds_data(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.connect().ok("RPUSH list x");
+    stage.connect().ok("SET string x");
+    for (name, text) in
+        [("list", "the key holds a list, which is no lock"), ("string", "the key holds a string;")]
+    {
+        let inspected = ended(&stage, &format!("inspect {name}"), 69).stdout;
+        assert!(inspected.contains(text), "{inspected}");
+        let broken = ended(&stage, &format!("break --yes {name}"), 69).stderr;
+        assert!(broken.contains(text), "{broken}");
+    }
+}

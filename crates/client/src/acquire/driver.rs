@@ -63,7 +63,8 @@ impl Acquisition {
         let acquired = self.service.background.run_with_timers(async {
             let mut acquired = self.run().await;
             if let Err(Unacquired { reason: FailureReason::Misuse, report, .. }) = &mut acquired {
-                self.service.name_types(&self.resource, report).await;
+                let states = report.0.iter_mut().map(|report| Some(&mut report.state));
+                self.service.name_types(&self.resource, states).await;
             }
             acquired
         });
