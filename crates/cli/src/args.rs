@@ -111,7 +111,7 @@ pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     }
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct LockArgs {
     /// The lease: how long the lock stays held if its holder vanishes
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]

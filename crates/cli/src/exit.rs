@@ -87,9 +87,9 @@ impl Failure {
 #[derive(Debug)]
 pub struct Error {
     pub failure: Failure,
-    code: u8,
+    pub code: u8,
     /// Nothing is printed if it is empty.
-    message: String,
+    pub message: String,
 }
 
 impl Error {
@@ -103,14 +103,6 @@ impl Error {
 
     pub fn system(what: impl fmt::Display, why: impl fmt::Display) -> Error {
         Error::new(Failure::System, format!("{what}: {why}"))
-    }
-
-    pub fn with_code(self, code: u8) -> Error {
-        Error { code, ..self }
-    }
-
-    pub fn without_message(self) -> Error {
-        Error { message: String::new(), ..self }
     }
 
     /// Prints the message and returns the exit code.

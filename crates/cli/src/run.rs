@@ -17,7 +17,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use dlock_client::{Acquire, Client, Guards, ReleaseError};
+use dlock_client::{Acquire, Guards, ReleaseError};
 use nix::sys::signal::Signal;
 
 use crate::args::Run;
@@ -25,7 +25,7 @@ use crate::exit::{Abort, Error, Failure};
 use crate::output::warn;
 use crate::run::parent_run::{Entry, OWNER, ParentRun};
 use crate::run::program::{Program, become_command, exit_code};
-use crate::run::session::{Wanted, with_lock};
+use crate::run::session::{Session, Wanted, in_session, unless_signalled};
 use crate::run::supervise::{Margin, Outcome, Supervision};
 use crate::signals::{self, Signals};
 
@@ -39,26 +39,27 @@ pub struct Held {
 
 pub async fn run(args: Run) -> Result<u8, Abort> {
     let margin = Margin::new(args.lock.ttl, args.kill_after)?;
-    let name = name(&args.command[0]);
-    let wanted = Wanted { resources: &args.resources, args: &args.lock, holder: &name };
-    let acquire = async |client: &Client, lock| acquire(&args, margin, client, lock).await;
-    let work = async |held, signals: &mut _| hold(held, &args.command, signals, margin).await;
-    let code = with_lock(&args.servers, wanted, acquire, work).await?;
-    Ok(code.unwrap_or(Failure::Lost.code()))
+    let code = in_session(&args.servers, async |session| {
+        let held = acquire(&args, margin, session).await?;
+        hold(held, &args.command, &mut session.signals, margin).await
+    });
+    Ok(code.await?.unwrap_or(Failure::Lost.code()))
 }
 
-async fn acquire(args: &Run, margin: Margin, client: &Client, lock: Acquire) -> Result<Held, Error> {
-    let entered = ParentRun::from_environment().enter(client, &args.resources, &args.lock).await?;
+async fn acquire(args: &Run, margin: Margin, session: &mut Session) -> Result<Held, Abort> {
+    let entering = ParentRun::from_environment().enter(&session.client, &args.resources, &args.lock);
+    let entered = unless_signalled(&mut session.signals, entering).await?;
     let rest = args.resources.iter().filter(|name| entered.iter().all(|entry| entry.resource != **name));
     let rest: Vec<&[u8]> = rest.map(|name| name.as_bytes()).collect();
     if rest.is_empty() {
         return Ok(Held { entered, guards: None });
     }
-    let lock = args.max_hold.into_iter().fold(lock.notice(margin.notice()), Acquire::max_hold);
-    match client.lock_all(rest).each(|_| lock).acquire().await {
-        Ok(guards) => Ok(Held { entered, guards: Some(guards) }),
-        Err(why) => Err(args.lock.refusal(client, &args.resources, why).await),
-    }
+    let wanted = Wanted { resources: &args.resources, args: &args.lock, holder: &name(&args.command[0]) };
+    let guards = session.acquire(wanted, async |client, lock| {
+        let lock = args.max_hold.into_iter().fold(lock.notice(margin.notice()), Acquire::max_hold);
+        client.lock_all(rest).each(|_| lock).acquire().await
+    });
+    Ok(Held { entered, guards: Some(guards.await?) })
 }
 
 /// Runs the command under the locks and releases them. Returns its exit code, or `None` if the lock was lost:

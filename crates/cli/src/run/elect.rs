@@ -4,14 +4,14 @@
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_client::{Acquire, Answer, Client, Inspected, Inspection};
+use dlock_client::{Answer, Inspected};
 use serde_json::json;
 
 use crate::args::{Elect, LockArgs};
 use crate::exit::{Abort, Error, Failure};
 use crate::lock_state::{self, State};
 use crate::output::{escape_control, escape_json, print, warn};
-use crate::run::session::{Session, Wanted, flush, unless_signalled};
+use crate::run::session::{Wanted, in_session, unless_signalled};
 use crate::run::supervise::Margin;
 use crate::run::{self, Held};
 
@@ -21,59 +21,38 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Runs the command while this candidate leads, and stands for election again when the lead is lost.
 pub async fn stand(args: &Elect) -> Result<u8, Abort> {
     let margin = Margin::new(args.ttl, args.kill_after)?;
-    let lock = LockArgs {
-        ttl: args.ttl,
-        wait: None,
-        no_wait: false,
-        conflict_code: None,
-        quiet: false,
-        shared: false,
-        permits: None,
-        fenced: args.fenced,
-        label: args.label.clone(),
-        delay: None,
-    };
+    let lock =
+        LockArgs { ttl: args.ttl, fenced: args.fenced, label: args.label.clone(), ..LockArgs::default() };
     let (resources, holder) = (std::slice::from_ref(&args.name), run::name(&args.command[0]));
-    let mut session = Session::open(&args.servers).await?;
-    let mut has_led = false;
-    let code = loop {
-        let wanted = Wanted { resources, args: &lock, holder: &holder };
-        let acquire = async |client: &Client, acquire: Acquire| {
-            let acquire = acquire.notice(margin.notice());
-            match client.lock_all([args.name.as_bytes()]).each(|_| acquire).acquire().await {
-                Ok(guards) => Ok(Held { entered: Vec::new(), guards: Some(guards) }),
-                Err(why) => Err(lock.refusal(client, resources, why).await),
+    in_session(&args.servers, async |session| {
+        let mut has_led = false;
+        loop {
+            let lead = async {
+                let wanted = Wanted { resources, args: &lock, holder: &holder };
+                let guards = session.acquire(wanted, async |client, lock| {
+                    let lock = lock.notice(margin.notice());
+                    client.lock_all([args.name.as_bytes()]).each(|_| lock).acquire().await
+                });
+                let held = Held { entered: Vec::new(), guards: Some(guards.await?) };
+                has_led = true;
+                run::hold(held, &args.command, &mut session.signals, margin).await
+            };
+            match lead.await {
+                Ok(Some(code)) => return Ok(code),
+                Ok(None) => warn("standing for election again"),
+                // A candidate that has led waits for the end of an outage: its addresses are known to be right.
+                Err(Abort::Error(why)) if has_led && why.failure == Failure::NoQuorum => {
+                    let pause = async {
+                        tokio::time::sleep(PAUSE).await;
+                        Ok::<_, Error>(())
+                    };
+                    unless_signalled(&mut session.signals, pause).await?;
+                }
+                Err(why) => return Err(why),
             }
-        };
-        let work = async |held, signals: &mut _| {
-            has_led = true;
-            run::hold(held, &args.command, signals, margin).await
-        };
-        match session.with_lock(wanted, acquire, work).await {
-            Ok(Some(code)) => break Ok(code),
-            Ok(None) => warn("standing for election again"),
-            // A candidate that has led waits for the end of an outage: its addresses are known to be right.
-            Err(Abort::Error(why)) if has_led && why.failure == Failure::NoQuorum => {
-                let pause = async {
-                    tokio::time::sleep(PAUSE).await;
-                    Ok::<_, Error>(())
-                };
-                unless_signalled(&mut session.signals, pause).await?;
-            }
-            Err(why) => break Err(why),
         }
-    };
-    flush(&session.client, &args.servers).await;
-    code
-}
-
-/// Warns of each server that did not answer.
-fn warn_of_unanswered(masters: &[Inspected<Option<Inspection>>]) {
-    for Inspected { server, answer } in masters {
-        if let Answer::Unanswered(why) = answer {
-            warn(format_args!("{server}: {why}"));
-        }
-    }
+    })
+    .await
 }
 
 /// Prints the current leader, and each change.
@@ -91,8 +70,10 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
         let identity = (known, leader.as_ref().map(|leader| leader.token.clone()));
         if last.as_ref() != Some(&identity) {
             last = Some(identity);
-            if !known {
-                warn_of_unanswered(&masters);
+            for Inspected { server, answer } in masters.iter().filter(|_| !known) {
+                if let Answer::Unanswered(why) = answer {
+                    warn(format_args!("{server}: {why}"));
+                }
             }
             let led_for = Duration::from_millis(leader.as_ref().map_or(0, |leader| leader.held_ms));
             // Not before 1970, if this machine's clock is not set.

@@ -9,7 +9,6 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use dlock_client::{Acquire, Client, Guard};
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -19,8 +18,7 @@ use crate::exit::{Abort, Error, Failure};
 use crate::output::{print, warn};
 use crate::run::descendants::start_of;
 use crate::run::program::exit_code;
-use crate::run::session::{Wanted, with_lock};
-use crate::signals::Signals;
+use crate::run::session::{Wanted, in_session};
 
 /// The name (`argv[0]`) of the background process.
 const BACKGROUND: &str = "dlock-holding";
@@ -69,18 +67,12 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
     end_with_parent(true)?;
     let resources = std::slice::from_ref(&args.resource);
     let holder = format!("process {pid}");
-    let wanted = Wanted { resources, args: &args.lock, holder: &holder };
-    let acquire = async |client: &Client, lock: Acquire| {
-        let acquired = tokio::select! {
-            acquired = lock.acquire() => acquired,
-            () = ended() => return Err(Error::usage(format_args!("process {pid} has ended"))),
+    in_session(&args.servers, async |session| {
+        let wanted = Wanted { resources, args: &args.lock, holder: &holder };
+        let guard = tokio::select! {
+            acquired = session.acquire(wanted, async |_, lock| lock.acquire().await) => acquired?,
+            () = ended() => return Err(Error::usage(format_args!("process {pid} has ended")).into()),
         };
-        match acquired {
-            Ok(guard) => Ok(guard),
-            Err(why) => Err(args.lock.refusal(client, resources, why).await),
-        }
-    };
-    let work = async |guard: Guard, signals: &mut Signals| {
         let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
         end_with_parent(false)?;
         print(&guard.fence().map_or(token.clone(), |fence| format!("{token} {}", fence.get())))?;
@@ -102,11 +94,11 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
                 }
                 // Ignored: Ctrl-C, or the SIGTERM of a service manager to all processes of a service, also
                 // reaches the watched process. If that survives the signal, it still needs the lock.
-                signal = signals.end() => drop(signal.map_err(|why| Error::system("signals", why))?),
+                signal = session.signals.end() => drop(signal.map_err(|why| Error::system("signals", why))?),
             }
         }
-    };
-    with_lock(&args.servers, wanted, acquire, work).await
+    })
+    .await
 }
 
 /// Sets whether the kernel sends SIGTERM to this process when its parent process ends.

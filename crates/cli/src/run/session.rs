@@ -33,7 +33,7 @@ pub struct Session {
 }
 
 impl Session {
-    pub async fn open(servers: &Servers) -> Result<Session, Abort> {
+    async fn open(servers: &Servers) -> Result<Session, Abort> {
         let clock = Countdown::begin();
         let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
         let client = unless_signalled(&mut signals, servers.client()).await?;
@@ -44,33 +44,37 @@ impl Session {
         Ok(Session { client, signals, clock })
     }
 
-    /// Acquires the wanted resources by `acquire`, then runs `work` with the result.
-    pub async fn with_lock<G, T>(
+    /// Acquires the wanted resources by `acquire`, which gets a request for the first of them. The error names
+    /// the current holder if another client holds one of them.
+    pub async fn acquire<G>(
         &mut self,
         wanted: Wanted<'_>,
-        acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, Error>,
-        work: impl AsyncFnOnce(G, &mut Signals) -> Result<T, Abort>,
-    ) -> Result<T, Abort> {
+        acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, AcquireError>,
+    ) -> Result<G, Abort> {
         let Wanted { resources, args, holder } = wanted;
         let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
         let names = names.join(", ");
         let mut position = PositionDisplay::new(&names);
         let lock = position.watch(args.lock(&self.client, &resources[0], names, &self.clock, holder));
-        let acquired = unless_signalled(&mut self.signals, acquire(&self.client, lock)).await;
+        let acquire = async {
+            match acquire(&self.client, lock).await {
+                Ok(acquired) => Ok(acquired),
+                Err(why) => Err(args.refusal(&self.client, resources, why).await),
+            }
+        };
+        let acquired = unless_signalled(&mut self.signals, acquire).await;
         drop(position);
-        work(acquired?, &mut self.signals).await
+        acquired
     }
 }
 
-/// Like [`Session::with_lock`], in a new session, which is flushed at the end.
-pub async fn with_lock<G, T>(
+/// Runs `work` in a new session, which is flushed at the end.
+pub async fn in_session<T>(
     servers: &Servers,
-    wanted: Wanted<'_>,
-    acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, Error>,
-    work: impl AsyncFnOnce(G, &mut Signals) -> Result<T, Abort>,
+    work: impl AsyncFnOnce(&mut Session) -> Result<T, Abort>,
 ) -> Result<T, Abort> {
     let mut session = Session::open(servers).await?;
-    let done = session.with_lock(wanted, acquire, work).await;
+    let done = work(&mut session).await;
     flush(&session.client, servers).await;
     done
 }
@@ -163,9 +167,8 @@ impl LockArgs {
         lock.label(self.label.clone().unwrap_or_else(|| label(holder)))
     }
 
-    /// The error for a failed acquisition of these resources. It names the current holder if another client
-    /// holds one of them.
-    pub async fn refusal(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
+    /// The error for a failed acquisition of these resources.
+    async fn refusal(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
         let holder = match &why {
             AcquireError::Taken { resource, .. } | AcquireError::Deadlock { resource, .. } => {
                 describe_holder(client, resources, resource).await
@@ -180,9 +183,12 @@ impl LockArgs {
             error = Error::new(error.failure, message);
         }
         if error.failure == Failure::NotAcquired {
-            error = self.conflict_code.into_iter().fold(error, Error::with_code);
+            error.code = self.conflict_code.unwrap_or(error.code);
+            if self.quiet {
+                error.message.clear();
+            }
         }
-        if error.failure == Failure::NotAcquired && self.quiet { error.without_message() } else { error }
+        error
     }
 }
 

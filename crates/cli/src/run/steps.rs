@@ -5,7 +5,7 @@ use std::io::{self, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
-use dlock_client::{Acquire, Client, Guard, Token, Wait, now};
+use dlock_client::{Guard, Token, Wait, now};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{SFlag, fstat, stat};
 use serde_json::json;
@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use crate::args::{self, Extend, Release, WaitFree};
 use crate::exit::{Abort, Error, Failure};
 use crate::output::{NotPrinted, escape_json, print};
-use crate::run::session::{Countdown, Wanted, flush, unless_signalled, with_lock};
+use crate::run::session::{Countdown, Wanted, flush, in_session, unless_signalled};
 use crate::signals::Signals;
 
 pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
@@ -24,13 +24,12 @@ pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
         return Err(Error::new(Failure::System, message).into());
     }
     let resources = std::slice::from_ref(&args.resource);
-    let wanted = Wanted { resources, args: &args.lock, holder: "dlock acquire" };
-    let acquire = async |client: &Client, lock: Acquire| match lock.renew(false).acquire().await {
-        Ok(guard) => Ok(guard),
-        Err(why) => Err(args.lock.refusal(client, resources, why).await),
-    };
-    let work = async |guard, signals: &mut _| keep(guard, &args, signals).await;
-    with_lock(&args.servers, wanted, acquire, work).await
+    in_session(&args.servers, async |session| {
+        let wanted = Wanted { resources, args: &args.lock, holder: "dlock acquire" };
+        let guard = session.acquire(wanted, async |_, lock| lock.renew(false).acquire().await).await?;
+        keep(guard, &args, &mut session.signals).await
+    })
+    .await
 }
 
 /// Returns whether `output` was closed when dlock started. In its place, Rust's runtime has opened /dev/null
