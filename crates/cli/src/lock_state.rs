@@ -2,16 +2,11 @@
 
 use std::collections::HashMap;
 
-use dlock_client::{Holder, Inspected, Inspection};
+use dlock_client::{Holder, Inspected, Inspection, majority};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use crate::output::{cell, short};
-
-/// The number of servers that form a majority of `servers`.
-pub fn majority(servers: usize) -> usize {
-    servers / 2 + 1
-}
 
 /// The state of a lock over all servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

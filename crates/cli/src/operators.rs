@@ -11,13 +11,12 @@ pub mod top;
 
 use std::collections::HashMap;
 
-use dlock_client::{Answer, Client, Inspected};
+use dlock_client::{Answer, Client, Inspected, majority};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::Status;
 use crate::exit::{Abort, Failure};
-use crate::lock_state::majority;
 use crate::output::{cell, escape_control, escape_json, print, table, time};
 
 pub async fn status(args: Status) -> Result<u8, Abort> {

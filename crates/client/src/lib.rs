@@ -95,7 +95,7 @@ pub use acquire::{Acquire, Async};
 pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
-pub use dlock_quorum::Instant;
+pub use dlock_quorum::{Instant, majority};
 pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };

@@ -34,7 +34,7 @@ pub use backoff::Backoff;
 pub use dlock_protocol::Fence;
 pub use extension::{Extended, Extension};
 pub use queue_choice::{Contention, Holder, Holders, Others, Place, QueueOrder, QueueWatch, Stay};
-pub use quorum::{Failure, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote};
+pub use quorum::{Failure, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, majority};
 pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
 pub use terms::{Deadline, Instant, Lease, Plan, Terms};
 

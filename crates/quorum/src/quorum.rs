@@ -5,6 +5,11 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Returns the size of a majority of this number of members. Any two majorities have a member in common.
+pub fn majority(members: usize) -> usize {
+    members / 2 + 1
+}
+
 /// A server of the quorum: its index in the client's list of members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u8);
@@ -26,9 +31,9 @@ impl Quorum {
         (0..self.members).map(Member)
     }
 
-    /// Returns the size of a majority. Any two majorities have a member in common.
+    /// Returns the size of a majority.
     pub fn majority(self) -> usize {
-        usize::from(self.members) / 2 + 1
+        majority(self.members.into())
     }
 
     /// Returns whether a majority is possible when `unavailable` members do not vote for it.

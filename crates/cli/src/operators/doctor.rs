@@ -5,13 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use dlock_client::{Answer, Client, Inspected, NodeState, now};
+use dlock_client::{Answer, Client, Inspected, NodeState, majority, now};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Doctor;
 use crate::exit::{Abort, Failure};
-use crate::lock_state::majority;
 use crate::operators::{self, Info};
 use crate::output::{escape_control, escape_json, print};
 

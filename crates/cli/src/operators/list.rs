@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 
-use dlock_client::{Answer, Client, Inspected, Listed};
+use dlock_client::{Answer, Client, Inspected, Listed, majority};
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::List;
 use crate::exit::{Abort, Failure};
-use crate::lock_state::{self, Holding, State, display_name, majority};
+use crate::lock_state::{self, Holding, State, display_name};
 use crate::output::{cell, escape_json, print, table, time, warn};
 
 /// The number of inspections that are under way at the same time.

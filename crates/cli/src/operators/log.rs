@@ -5,12 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use dlock_client::{Answer, Inspected, Logged};
+use dlock_client::{Answer, Inspected, Logged, majority};
 use serde_json::json;
 
 use crate::args::Log;
 use crate::exit::{Abort, Failure};
-use crate::lock_state::majority;
 use crate::output::{cell, escape_json, print, table, time, warn};
 
 /// The interval at which --follow asks the servers.

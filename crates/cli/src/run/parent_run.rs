@@ -6,11 +6,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::LazyLock;
 
-use dlock_client::{Client, Inspection, Token};
+use dlock_client::{Client, Inspection, Token, majority};
 
 use crate::args::LockArgs;
 use crate::exit::{Error, Failure};
-use crate::lock_state::majority;
 
 /// The variable with the process id of the command that a run has started.
 pub const COMMAND_PID: &str = "DLOCK_COMMAND_PID";
