@@ -169,7 +169,7 @@ fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Targe
     let key = ctx.string(&name.key);
     match Target::open_in_background(m, ctx, key.name(), key.bytes()) {
         Ok(target) => {
-            let held_by_string = target.held_by_string();
+            let held_by_string = target.held_by_string;
             operate(target);
             if held_by_string && m.with(|s| s.waiting.len_of(name) > 0) {
                 check_string_later(m, name);

@@ -12,7 +12,7 @@ use rand::TryRng;
 
 use crate::effects::{self, Target};
 use crate::ffi::commands::Args;
-use crate::ffi::{Ctx, Flags, WrongType};
+use crate::ffi::{Ctx, Flags};
 use crate::module::{Key, LogPosition, Module};
 use crate::{clock, fence_mark};
 
@@ -34,7 +34,7 @@ fn misuse(why: &Misuse) -> String {
 
 /// Reads the lock of the command's key without changing it. Works on replicas.
 fn read_lock<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
-    let key = Key::open_for_read(ctx, args.key).map_err(|WrongType| Error::WrongType)?;
+    let key = Key::open_for_read(ctx, args.key)?;
     Ok(read(key.value().unwrap_or(&Lock::default())))
 }
 

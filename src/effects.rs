@@ -30,7 +30,7 @@ pub struct Target<'a> {
     fresh: Option<Box<Lock>>,
     /// Whether the key is a string that counts as a lock of another library. Nothing is granted or stored
     /// until the string is gone.
-    held_by_string: bool,
+    pub held_by_string: bool,
     /// True in the background job, where the server executes no client command.
     in_background: bool,
     /// The running command, if it may be logged verbatim.
@@ -47,17 +47,15 @@ struct Facts {
 }
 
 impl<'a> Target<'a> {
-    /// Opens a key. `raw` and `key` are the same name: the server's string, and its bytes.
+    /// Opens a key. `raw` and `name` are the same name: the server's string, and its bytes.
     #[inline(always)]
-    pub fn open(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, key: &'a [u8]) -> Result<Self, String> {
-        let name = Name::new(ctx.db(), key);
-        let key = Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?;
-        Ok(Target::new(m, ctx, raw, name, key))
+    pub fn open(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: &'a [u8]) -> Result<Self, String> {
+        Ok(Target::new(m, ctx, raw, name, Key::open_for_write(ctx, raw)?))
     }
 
     #[inline(always)]
-    fn new(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: Name<'a>, key: Key<'a>) -> Self {
-        let (held_by_string, in_background) = (false, false);
+    fn new(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: &'a [u8], key: Key<'a>) -> Self {
+        let (name, held_by_string, in_background) = (Name::new(ctx.db(), name), false, false);
         Target { m, ctx, raw, name, key, fresh: None, held_by_string, in_background, plain: None }
     }
 
@@ -68,14 +66,22 @@ impl<'a> Target<'a> {
         m: &'a Module,
         ctx: Ctx<'a>,
         raw: KeyName<'a>,
-        key: &'a [u8],
+        name: &'a [u8],
     ) -> Result<Self, String> {
-        let (open, held_by_string) = match Key::open_for_write(ctx, raw) {
-            Ok(open) => (open, false),
-            Err(WrongType) => open_string_lock(m, ctx, raw)?,
-        };
-        let name = Name::new(ctx.db(), key);
-        Ok(Target { held_by_string, ..Target::new(m, ctx, raw, name, open) })
+        match Key::open_for_write(ctx, raw) {
+            Ok(key) => Ok(Target::new(m, ctx, raw, name, key)),
+            Err(WrongType) => Target::open_string(m, ctx, raw, name),
+        }
+    }
+
+    /// Opens a key that holds a value of another type: a string that counts as held has no value of ours.
+    #[cold]
+    fn open_string(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: &'a [u8]) -> Result<Self, String> {
+        if held_by_string(m, ctx, raw) {
+            return Ok(Target { held_by_string: true, ..Target::new(m, ctx, raw, name, Key::none()) });
+        }
+        // The string may have expired since the first open. Its waiter must not get WRONGTYPE for that.
+        Target::open(m, ctx, raw, name)
     }
 
     /// Like [`Target::open_to_wait`], for the background job.
@@ -83,14 +89,10 @@ impl<'a> Target<'a> {
         m: &'a Module,
         ctx: Ctx<'a>,
         raw: KeyName<'a>,
-        key: &'a [u8],
+        name: &'a [u8],
     ) -> Result<Self, String> {
-        let target = Target::open_to_wait(m, ctx, raw, key)?;
+        let target = Target::open_to_wait(m, ctx, raw, name)?;
         Ok(Target { in_background: true, ..target })
-    }
-
-    pub fn held_by_string(&self) -> bool {
-        self.held_by_string
     }
 
     /// Returns the stored lock, if the key exists.
@@ -205,14 +207,11 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Opens a key that holds a value of another type: a string that counts as held has no value of ours.
-#[cold]
-fn open_string_lock<'a>(m: &Module, ctx: Ctx<'a>, raw: KeyName<'a>) -> Result<(Key<'a>, bool), String> {
-    if held_by_string(m, ctx, raw) {
-        return Ok((Key::none(), true));
+/// The reply to a command for a key that holds data.
+impl From<WrongType> for String {
+    fn from(_: WrongType) -> String {
+        Error::WrongType.into()
     }
-    // The string may have expired since the first open. Its waiter must not get WRONGTYPE for that.
-    Ok((Key::open_for_write(ctx, raw).map_err(|WrongType| Error::WrongType)?, false))
 }
 
 /// Returns whether the key is a string that counts as held (`dlock.honour-strings`).

@@ -35,19 +35,16 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         }
         Notice::Flushing(db) => flushing(m, ctx, db),
         Notice::Swapped(first, second) => swapped(m, ctx, first, second),
-        Notice::LoadingFailed => {
-            may_be_followed(m);
-            m.with(|s| (s.loading, s.replication_position) = (None, s.position_before_load.take()));
-            grace::loading_ended(m, ctx);
-        }
-        Notice::LoadingEnded => {
+        Notice::LoadingEnded { complete } => {
             may_be_followed(m);
             m.with(|s| {
-                let position = s.position_before_load.take().or(s.replication_position);
-                (s.loading, s.replication_position) = (None, position);
+                let loaded = s.replication_position.filter(|_| complete);
+                (s.loading, s.replication_position) = (None, s.position_before_load.take().or(loaded));
             });
             grace::loading_ended(m, ctx);
-            fence_mark::loaded(m, ctx);
+            if complete {
+                fence_mark::loaded(m, ctx);
+            }
         }
         Notice::ClientGone(id) => {
             let unread = waiters::unread(m, ctx, ClientId(id));

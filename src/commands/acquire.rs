@@ -28,7 +28,7 @@ pub fn acquire<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let client = ClientId(ctx.client_id());
     let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     target.plain = plain(parsed, args.bytes);
-    let held_by_string = target.held_by_string();
+    let held_by_string = target.held_by_string;
     match target.operate(|turn| turn.acquire(&parsed.request, client)) {
         Acquired::Held(fence) => {
             Some(fence).write(&mut ctx);
@@ -59,7 +59,7 @@ fn acquire_with_options<'a>(
     }
     let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
     let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
-    let held_by_string = target.held_by_string();
+    let held_by_string = target.held_by_string;
     let acquired = target.operate(|turn| match (&queued, parsed.queue) {
         (Some(queued), Some(queue)) => turn.queue(request, (**queued).clone(), turn.now + queue.ms),
         _ => turn.acquire(request, client),

@@ -9,9 +9,9 @@ use dlock_protocol::error::Error;
 
 use super::{Done, read_lock};
 use crate::clock;
+use crate::ffi::Ctx;
 use crate::ffi::commands::Args;
 use crate::ffi::inner::{Checks, Refused};
-use crate::ffi::{Ctx, WrongType};
 use crate::module::Module;
 
 pub fn guard<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
@@ -27,10 +27,7 @@ pub fn guard<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 pub fn fenced<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Fenced::parse(args.bytes)?;
     let checks = checks(m, ctx, parsed.command)?;
-    let raises = || match ctx.read_string(args.key, |gate| parsed.raises(gate)) {
-        Ok(answer) => answer,
-        Err(WrongType) => Err(Error::WrongType),
-    };
+    let raises = || ctx.read_string(args.key, |gate| parsed.raises(gate)).unwrap_or(Err(Error::WrongType));
     if raises()? {
         ctx.set_number(args.key, parsed.fence.get(), true)?;
     }

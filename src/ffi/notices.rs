@@ -113,8 +113,9 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
             rm::REDISMODULE_EVENT_LOADING,
             rm::REDISMODULE_SUBEVENT_LOADING_RDB_START | rm::REDISMODULE_SUBEVENT_LOADING_AOF_START,
         ) => Notice::Loading { live: false },
-        (rm::REDISMODULE_EVENT_LOADING, rm::REDISMODULE_SUBEVENT_LOADING_FAILED) => Notice::LoadingFailed,
-        (rm::REDISMODULE_EVENT_LOADING, _) => Notice::LoadingEnded,
+        (rm::REDISMODULE_EVENT_LOADING, sub) => {
+            Notice::LoadingEnded { complete: sub != rm::REDISMODULE_SUBEVENT_LOADING_FAILED }
+        }
         (rm::REDISMODULE_EVENT_CLIENT_CHANGE, rm::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED) => {
             Notice::ClientGone(unsafe { &*data.cast::<rm::RedisModuleClientInfo>() }.id)
         }

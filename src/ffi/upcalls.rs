@@ -75,8 +75,9 @@ pub enum Notice {
     Loading {
         live: bool,
     },
-    LoadingEnded,
-    LoadingFailed,
+    LoadingEnded {
+        complete: bool,
+    },
     /// A connection has closed.
     ClientGone(u64),
     /// Sent many times a second, by a clock that does not jump.
