@@ -29,19 +29,19 @@ pub struct Wanted<'a> {
 pub struct Session {
     pub client: Client,
     pub signals: Signals,
-    clock: Countdown,
+    began: Instant,
 }
 
 impl Session {
     async fn open(servers: &Servers) -> Result<Session, Abort> {
-        let clock = Countdown::begin();
+        let began = now();
         let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
         let client = unless_signalled(&mut signals, servers.client()).await?;
         // The quorum continues without these members, so this is the only sign of them.
         for NodeReport { server, state, .. } in client.unusable().0 {
             warn(format_args!("{server} cannot take part, continuing without it: {state}"));
         }
-        Ok(Session { client, signals, clock })
+        Ok(Session { client, signals, began })
     }
 
     /// Acquires the wanted resources by `acquire`, which gets a request for the first of them. The error names
@@ -55,7 +55,7 @@ impl Session {
         let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
         let names = names.join(", ");
         let mut position = PositionDisplay::new(&names);
-        let lock = position.watch(args.lock(&self.client, &resources[0], names, &self.clock, holder));
+        let lock = position.watch(args.lock(&self.client, &resources[0], names, self.began, holder));
         let acquire = async {
             match acquire(&self.client, lock).await {
                 Ok(acquired) => Ok(acquired),
@@ -118,18 +118,9 @@ pub async fn flush(client: &Client, servers: &Servers) {
     let _ = tokio::time::timeout(limit, client.flush()).await;
 }
 
-/// The start of a wait, so that the wait's limit includes the time of the first connections.
-pub struct Countdown(Instant);
-
-impl Countdown {
-    pub fn begin() -> Countdown {
-        Countdown(now())
-    }
-
-    /// The part of `limit` that is left since the start.
-    pub fn left_of(&self, limit: Duration) -> Wait {
-        if limit.is_zero() { Wait::No } else { Wait::For((self.0 + limit).saturating_since(now())) }
-    }
+/// The wait of at most `limit` that began at `start`, so that it includes the time of the first connections.
+pub fn wait_from(start: Instant, limit: Duration) -> Wait {
+    if limit.is_zero() { Wait::No } else { Wait::For((start + limit).saturating_since(now())) }
 }
 
 impl LockArgs {
@@ -140,12 +131,12 @@ impl LockArgs {
         client: &Client,
         resource: &OsStr,
         names: String,
-        clock: &Countdown,
+        began: Instant,
         holder: &str,
     ) -> Acquire {
         let wait = match self.wait {
             _ if self.no_wait => Wait::No,
-            Some(limit) => clock.left_of(limit),
+            Some(limit) => wait_from(began, limit),
             None => Wait::Forever,
         };
         let mut lock = client.lock(resource.as_bytes()).ttl(self.ttl).wait(wait).owner(OWNER.as_bytes());

@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use crate::args::{self, Extend, Release, WaitFree};
 use crate::exit::{Abort, Error, Failure};
 use crate::output::{NotPrinted, escape_json, print};
-use crate::run::session::{Countdown, Wanted, flush, in_session, unless_signalled};
+use crate::run::session::{Wanted, flush, in_session, unless_signalled, wait_from};
 use crate::signals::Signals;
 
 pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
@@ -82,10 +82,10 @@ pub async fn extend(args: Extend) -> Result<u8, Abort> {
 }
 
 pub async fn wait(args: WaitFree) -> Result<u8, Abort> {
-    let clock = Countdown::begin();
+    let began = now();
     let client = args.servers.client().await?;
     let resource = &args.resource;
-    let wait = args.timeout.map_or(Wait::Forever, |limit| clock.left_of(limit));
+    let wait = args.timeout.map_or(Wait::Forever, |limit| wait_from(began, limit));
     let free = client.wait_until_free(resource.as_bytes(), wait).await.map_err(|why| about(resource, why))?;
     if !free {
         let message = format!("{} is not free yet", resource.display());
