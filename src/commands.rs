@@ -13,7 +13,8 @@ use rand::TryRng;
 use crate::effects::{self, Target};
 use crate::ffi::commands::Args;
 use crate::ffi::{Ctx, Flags};
-use crate::module::{Key, LogPosition, Module};
+use crate::followers::LogPosition;
+use crate::module::{Key, Module};
 use crate::{clock, fence_mark};
 
 mod acquire;

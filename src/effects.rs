@@ -13,7 +13,8 @@ use dlock_protocol::error::Error;
 use dlock_protocol::event;
 
 use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
-use crate::module::{Key, LogPosition, Module};
+use crate::followers::LogPosition;
+use crate::module::{Key, Module};
 use crate::{clock, followers, log, waiters};
 
 /// The command that is written to replicas and the append only file.

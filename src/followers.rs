@@ -13,30 +13,62 @@
 //! The server announces events to other modules too, whatever `notify-keyspace-events` says. If no other
 //! module is loaded, that option alone tells whether there can be listeners.
 
-use crate::ffi::{Announced, Ctx, Flags};
-use crate::module::Module;
+use dlock_core::plain::Known;
 
-/// Asks the server again, as far as followers, listeners and a log to read are possible.
-pub fn update(m: &Module, ctx: Ctx<'_>) {
-    if m.with(|s| s.followers.alone.is_none()) {
-        // The count includes this module.
-        let alone = ctx.count_modules() == Some(1);
-        m.with(|s| s.followers.alone = Some(alone));
-    }
-    // A node of a cluster may read a log as a master too, of slots that it takes over.
-    if m.with(|s| s.followers.may_read)
-        && ctx.flags().intersection(Flags::MASTER | Flags::LOADING | Flags::CLUSTER) == Flags::MASTER
-    {
-        m.with(|s| s.followers.may_read = false);
-    }
-    if m.with(|s| s.followers.may_follow) && !can_be_followed(ctx) {
-        m.with(|s| s.followers.may_follow = false);
+use crate::ffi::{Ctx, Flags};
+
+/// Knowledge about the readers of this server's log and the listeners to its events.
+#[derive(Clone, Copy)]
+pub struct Followers {
+    /// Whether replicas or the append only file may get what this server logs.
+    pub may_follow: bool,
+    /// Whether this server may read a log itself: its master's, or the append only file.
+    pub may_read: bool,
+    /// The knowledge that all readers have after the log up to here. `None` means that a reader may begin
+    /// here.
+    pub known: Option<Known>,
+    /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
+    /// was loaded or unloaded.
+    pub alone: Option<bool>,
+}
+
+impl Default for Followers {
+    fn default() -> Self {
+        Followers { may_follow: true, may_read: true, known: None, alone: None }
     }
 }
 
-/// Returns whether an event of a lock may reach a listener.
-pub fn has_listeners(m: &Module) -> bool {
-    m.with(|s| s.followers.modules_may_listen()) || m.ctx().announced().contains(Announced::MODULE)
+impl Followers {
+    /// Asks the server again, as far as followers, listeners and a log to read are possible.
+    pub fn update(&mut self, ctx: Ctx<'_>) {
+        // The count includes this module.
+        self.alone = self.alone.or_else(|| Some(ctx.count_modules() == Some(1)));
+        // A node of a cluster may read a log as a master too, of slots that it takes over.
+        let reading = Flags::MASTER | Flags::LOADING | Flags::CLUSTER;
+        self.may_read = self.may_read && ctx.flags().intersection(reading) != Flags::MASTER;
+        self.may_follow = self.may_follow && can_be_followed(ctx);
+    }
+
+    pub fn modules_may_listen(&self) -> bool {
+        self.alone != Some(true)
+    }
+
+    /// Returns whether the readers of this server's log can read a command that stands at this position in
+    /// the log that the server reads itself. If they can, moves their knowledge on to the end of the command.
+    pub fn can_read(&mut self, position: &LogPosition) -> bool {
+        let can = position.builds_on.is_none() || position.builds_on == self.known;
+        if can {
+            self.known = position.leads_to.or(self.known);
+        }
+        can
+    }
+}
+
+/// Position of a command in a log.
+pub struct LogPosition {
+    /// Knowledge that a reader needs for the command. `None` means none: the command is complete.
+    pub builds_on: Option<Known>,
+    pub leads_to: Option<Known>,
 }
 
 /// Returns whether every reader of the log reads the running command's entry before the next entry, so that

@@ -20,7 +20,8 @@ use dlock_protocol::error::Error;
 use crate::clock;
 use crate::config::Config;
 use crate::ffi::notices::{self, Timer};
-use crate::ffi::{self, Ctx, Handle};
+use crate::ffi::{self, Announced, Ctx, Handle};
+use crate::followers::Followers;
 use crate::stats::Stats;
 
 /// An open key of the module. Its value is a lock.
@@ -53,6 +54,11 @@ impl Module {
     #[inline]
     pub fn with<R>(&self, run: impl FnOnce(&mut State) -> R + Send) -> R {
         run(&mut self.state.borrow_mut())
+    }
+
+    /// Returns whether an event of a lock may reach a listener.
+    pub fn has_listeners(&self) -> bool {
+        self.with(|s| s.followers.modules_may_listen()) || self.ctx.announced().contains(Announced::MODULE)
     }
 }
 
@@ -241,50 +247,6 @@ impl Connections {
         give_back(&mut self.waiters);
         Some(handle)
     }
-}
-
-/// Knowledge about the readers of this server's log and the listeners to its events: see
-/// [`crate::followers`].
-pub struct Followers {
-    /// Whether replicas or the append only file may get what this server logs.
-    pub may_follow: bool,
-    /// Whether this server may read a log itself: its master's, or the append only file.
-    pub may_read: bool,
-    /// The knowledge that all readers have after the log up to here. `None` means that a reader may begin
-    /// here.
-    pub known: Option<Known>,
-    /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
-    /// was loaded or unloaded.
-    pub alone: Option<bool>,
-}
-
-impl Default for Followers {
-    fn default() -> Self {
-        Followers { may_follow: true, may_read: true, known: None, alone: None }
-    }
-}
-
-impl Followers {
-    pub fn modules_may_listen(&self) -> bool {
-        self.alone != Some(true)
-    }
-
-    /// Returns whether the readers of this server's log can read a command that stands at this position in
-    /// the log that the server reads itself. If they can, moves their knowledge on to the end of the command.
-    pub fn can_read(&mut self, position: &LogPosition) -> bool {
-        let can = position.builds_on.is_none() || position.builds_on == self.known;
-        if can {
-            self.known = position.leads_to.or(self.known);
-        }
-        can
-    }
-}
-
-/// Position of a command in a log.
-pub struct LogPosition {
-    /// Knowledge that a reader needs for the command. `None` means none: the command is complete.
-    pub builds_on: Option<Known>,
-    pub leads_to: Option<Known>,
 }
 
 /// The fence mark as the event loop sees it: its file, and the thread that writes it.

@@ -9,7 +9,7 @@ use dlock_protocol::error::Error;
 
 use crate::ffi::{Ctx, Flags, Notice, notices};
 use crate::module::{Loading, Module, free_in_background};
-use crate::{background, clock, effects, fence_mark, followers, grace, info, log, waiters};
+use crate::{background, clock, effects, fence_mark, grace, info, log, waiters};
 
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
@@ -64,7 +64,10 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty()) {
         notices::watch_turns::<Module>(m.ctx(), false);
     }
-    followers::update(m, ctx);
+    // A copy: the server must not be called while the state is borrowed.
+    let mut followers = m.with(|s| s.followers);
+    followers.update(ctx);
+    m.with(|s| s.followers = followers);
     grace::on_tick(m, ctx);
     fence_mark::on_tick(m, ctx);
     if m.with(|s| !s.waiting.is_empty()) {

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::ffi::{Ctx, Flags, Handle, MainThread, Notice, Section, Upcalls, Waited};
 use crate::module::{Loading, Module, free_in_background};
 use crate::waiters::{self, Answer};
-use crate::{background, clock, effects, followers, grace, info, log, server_events};
+use crate::{background, clock, effects, grace, info, log, server_events};
 
 /// Read by [`Upcalls::get`] only. Other code receives the module as an argument.
 static MODULE: MainThread<Module> = MainThread::empty();
@@ -210,7 +210,7 @@ impl Module {
         // A replica serves no queue and announces nothing. Its promotion must not act on old removals by its
         // master.
         let master = self.ctx().server_flags().contains(Flags::MASTER);
-        let has_listeners = followers::has_listeners(self);
+        let has_listeners = self.has_listeners();
         if master {
             log::vanished(self, name, &lock, clock::now());
         }
