@@ -1,17 +1,17 @@
 //! Whether anything follows the log of this server, or listens to its events.
 //!
 //! Building an effect costs about as much as the rest of a command. It is skipped while nothing can ever read
-//! it. That is not assumed; the server is asked: the append only file is off, there is no replica and no
+//! it. The server says whether that is so: the append only file is off, there is no replica and no
 //! replication backlog, and the server is no node of a cluster, which streams slots to other nodes. A new
 //! follower first gets a snapshot from a forked child (of the server, or of a rewrite of the file), and reads
 //! the log from there on. The server announces a fork before the next command runs. So effects are sent from
 //! each fork and each CONFIG SET on, until the server has been asked again.
 //!
-//! Meanwhile the module has the server replicate the running command itself. It reaches nothing, but counts
-//! as a change for the save points of the RDB file.
+//! While nothing follows, the module has the server replicate the running command itself. It reaches nothing,
+//! but counts as a change for the save points of the RDB file.
 //!
 //! The server announces events to other modules too, whatever `notify-keyspace-events` says. If no other
-//! module is loaded, that option alone tells whether there can be listeners.
+//! module is loaded, that option alone decides whether there can be listeners.
 
 use dlock_core::plain::Known;
 
@@ -74,7 +74,7 @@ pub struct LogPosition {
 /// Returns whether every reader of the log reads the running command's entry before the next entry, so that
 /// the next one can build on it. Not in a cluster, which also sends its log by slots, and not in a script, a
 /// transaction or a call of another module: that module decides whether the call is logged, and no flag
-/// tells.
+/// says so.
 pub fn next_can_build_on(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }

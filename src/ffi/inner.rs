@@ -177,7 +177,7 @@ impl Ctx<'_> {
     }
 
     /// Returns whether a call in the user's name also runs with the user's rights. Then the server checks the
-    /// accesses of a script or SORT, too. Redis has that since it has dry runs.
+    /// accesses of a script or SORT, too. Redis has supported this for as long as dry runs.
     pub fn calls_run_as_user(self) -> bool {
         has_dry_runs(self)
     }
@@ -190,8 +190,8 @@ fn refused() -> String {
 
 impl Refused {
     fn of(text: String) -> Refused {
-        // The server's words for an error that no client sees otherwise. Redis 7.0 has no error word of its
-        // own for rights.
+        // The server's texts for errors that only calls of modules get. Redis 7.0 has no error word for
+        // missing rights.
         if text.ends_with("is not allowed on script mode") {
             return Refused::NotInScripts;
         }

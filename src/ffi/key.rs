@@ -32,7 +32,7 @@ impl<'a, V: Send> Key<'a, V> {
     }
 
     fn open(ctx: Ctx<'a>, name: KeyName<'_>, mode: u32) -> Result<Self, WrongType> {
-        // SAFETY: the context and the name are valid for this call. The server answers null for a key that is
+        // SAFETY: the context and the name are valid for this call. The server returns null for a key that is
         // opened for reading and does not exist.
         unsafe {
             let raw = api!(RedisModule_OpenKey(ctx.0, name.0, mode as i32));

@@ -101,7 +101,7 @@ pub(super) unsafe fn bytes_of<'a>(string: *const rm::RedisModuleString) -> &'a [
         return &[];
     }
     let mut len = 0;
-    // SAFETY: by contract; the server answers the bytes of the string and their number.
+    // SAFETY: by contract; the server returns the bytes of the string and their number.
     unsafe {
         let start = api!(RedisModule_StringPtrLen(string, &mut len));
         std::slice::from_raw_parts(start.cast(), len)
@@ -173,7 +173,7 @@ fn padded(layout: Layout) -> usize {
 // Cold, so that the rest of a function's code lies closer together: an ACQUIRE and RELEASE need one
 // allocation, and most code that could free memory has none to free.
 // SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc.
-// Before the API is there nothing is allocated; a null answer is Rust's own sign for "no memory".
+// Nothing is allocated before the API is loaded. Null means "out of memory" in Rust, too.
 unsafe impl GlobalAlloc for ServerAlloc {
     #[cold]
     #[inline(never)]

@@ -113,7 +113,7 @@ pub fn register_settings<M: Upcalls>(
 ) -> bool {
     let registered =
         settings.iter().zip(defaults).all(|(setting, default)| register::<M>(ctx, setting, *default));
-    // SAFETY: called in OnLoad, behind the registrations.
+    // SAFETY: called in OnLoad, after the registrations.
     registered && unsafe { api!(RedisModule_LoadConfigs(ctx.0)) } == rm::REDISMODULE_OK as c_int
 }
 

@@ -214,7 +214,7 @@ unsafe extern "C" fn aux_load<M: Upcalls>(
     _when: c_int,
 ) -> c_int {
     enter(rm::REDISMODULE_ERR as c_int, |module: &M| {
-        // SAFETY: `io` is ours for this call. Behind an error it answers 0.
+        // SAFETY: `io` is ours for this call. After an error the server returns 0.
         let load = || unsafe { api!(RedisModule_LoadUnsigned(io)) };
         let first = load();
         let mut numbers = [first & !MORE_FOLLOW, 0, 0, 0, 0];

@@ -123,7 +123,7 @@ impl<'a> Ctx<'a> {
     /// asking for its name ends the server. A call in the user's name reports that before anything else, so
     /// an unknown command suffices.
     fn has_user(self) -> bool {
-        // SAFETY: the context is valid; no command has this name, so there is hardly a reply.
+        // SAFETY: the context is valid; no command has this name, so there is usually no reply.
         unsafe {
             let reply = call!(self, c"dlock._nobody", c"C");
             let error = Errno::last();

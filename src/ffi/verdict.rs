@@ -37,23 +37,22 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
     static DRY_RUNS: OnceLock<bool> = OnceLock::new();
     // SAFETY: the context is valid; the reply is freed at once.
     *DRY_RUNS.get_or_init(|| unsafe {
-        // The server answers that there is no such command, unless it does not know the format: then it
-        // answers nothing.
+        // A server that supports the format replies that there is no such command; an older one gives no
+        // reply.
         call!(ctx, c"dlock._none", c"D").is_some()
     })
 }
 
 impl Ctx<'_> {
-    /// Returns the server's verdict on this command with this key of a database. In the detached context the
-    /// server goes by the memory that is used at this moment.
+    /// Returns the server's verdict on this command with this key of a database.
     pub fn verdict(self, detached: Ctx<'_>, of: &Rehearsal, db: i32, key: KeyName<'_>) -> Verdict {
         detached.select_db(db);
         match detached.dry_run(of, key, true) {
             Err(Errno::ENOSPC) => {}
             answer => return verdict(answer),
         }
-        // Before a client's command the server would evict. In any other context it knows whether evicting
-        // helped the last command.
+        // The detached context goes by the memory in use at this moment. But before a client's command the
+        // server evicts; in this context it goes by the result of the last time that it did.
         let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {
@@ -66,7 +65,7 @@ impl Ctx<'_> {
     fn dry_run(self, of: &Rehearsal, key: KeyName<'_>, by_memory: bool) -> Result<(), Errno> {
         let dry = has_dry_runs(self);
         Errno::clear();
-        // S: with the checks made for writes of scripts, M: of memory, D: dry.
+        // S: with the checks of writes in scripts, M: with the check of memory, D: a dry run.
         // SAFETY: the context and the key are valid; the reply is freed at once.
         unsafe {
             let reply = if dry {
@@ -78,8 +77,8 @@ impl Ctx<'_> {
                 call!(self, of.stand_in, format, key.0)
             };
             let why = Errno::last();
-            // A dry run answers with the reason, or with nothing (Valkey 9: with a reply of no type). A real
-            // call answers with its result.
+            // The reply to a dry run is an error with the reason, or none (Valkey 9: one of no type). The reply
+            // to a real call is its result.
             let refused = match reply {
                 Some(reply) => {
                     dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32
