@@ -1,5 +1,5 @@
-//! Commands: the call of one, and their registration, with descriptions for COMMAND DOCS, COMMAND INFO and the
-//! hints of redis-cli.
+//! Commands: the call of one, and their registration, with descriptions for COMMAND DOCS, COMMAND INFO and
+//! the hints of redis-cli.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -21,8 +21,8 @@ pub struct Args<'a> {
 pub type Entry =
     unsafe extern "C" fn(*mut rm::RedisModuleCtx, *mut *mut rm::RedisModuleString, c_int) -> c_int;
 
-/// Makes an [`Entry`] of [`run`] or [`super::inner::run_carrier`] and a command: a function that replies to its
-/// client, or returns the error reply.
+/// Makes an [`Entry`] of [`run`] or [`super::inner::run_carrier`] and a command: a function that replies to
+/// its client, or returns the error reply.
 macro_rules! entry {
     ($run:path, $($command:expr),+) => {{
         #[allow(unsafe_code, reason = "the way in; all it does is in ffi")]
@@ -197,8 +197,8 @@ pub fn register(ctx: Ctx<'_>, command: &Command, own_category: bool) -> bool {
     }
 }
 
-/// Creates an ACL category for the module. Returns false if the server does not support it: Redis does from 7.4
-/// on.
+/// Creates an ACL category for the module. Returns false if the server does not support it: Redis does from
+/// 7.4 on.
 pub fn add_category(ctx: Ctx<'_>, name: &str) -> bool {
     // SAFETY: called in OnLoad.
     unsafe {

@@ -72,8 +72,8 @@ impl<'a, V: Send> Key<'a, V> {
     /// Stores a value under a key that has none.
     pub fn set(&mut self, value: Box<V>) {
         let value = Box::into_raw(value);
-        // SAFETY: the key is open for writing. The server takes the box over, unless it refuses, which it does
-        // only for a closed key.
+        // SAFETY: the key is open for writing. The server takes the box over, unless it refuses, which it
+        // does only for a closed key.
         unsafe {
             let answer = api!(RedisModule_ModuleTypeSetValue(self.key, types::registered(), value.cast()));
             if answer == rm::REDISMODULE_OK as i32 {

@@ -77,8 +77,8 @@ impl Ctx<'_> {
                 call!(self, of.stand_in, format, key.0)
             };
             let why = Errno::last();
-            // The reply to a dry run is an error with the reason, or none (Valkey 9: one of no type). The reply
-            // to a real call is its result.
+            // The reply to a dry run is an error with the reason, or none (Valkey 9: one of no type). The
+            // reply to a real call is its result.
             let refused = match reply {
                 Some(reply) => {
                     dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32

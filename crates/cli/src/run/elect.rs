@@ -40,7 +40,8 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
             match lead.await {
                 Ok(Some(code)) => return Ok(code),
                 Ok(None) => warn("standing for election again"),
-                // A candidate that has led waits for the end of an outage: its addresses are known to be right.
+                // A candidate that has led waits for the end of an outage: its addresses are known to be
+                // right.
                 Err(Abort::Error(why)) if has_led && why.failure == Failure::NoQuorum => {
                     let pause = async {
                         tokio::time::sleep(PAUSE).await;

@@ -44,8 +44,8 @@ impl Session {
         Ok(Session { client, signals, began })
     }
 
-    /// Acquires the wanted resources by `acquire`, which gets a request for the first of them. The error names
-    /// the current holder if another client holds one of them.
+    /// Acquires the wanted resources by `acquire`, which gets a request for the first of them. The error
+    /// names the current holder if another client holds one of them.
     pub async fn acquire<G>(
         &mut self,
         wanted: Wanted<'_>,
