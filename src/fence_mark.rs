@@ -144,16 +144,8 @@ fn carry_out(order: Order, file: &Path) -> Result<Done, String> {
         },
     };
     let done = order.done(found);
-    replace(file, done.mark).map_err(|why| why.to_string())?;
+    replace(file, &mark::write(done.mark)).map_err(|why| why.to_string())?;
     Ok(done)
-}
-
-/// Replaces the file atomically. The new one is on the disk when this returns.
-fn replace(file: &Path, mark: u64) -> io::Result<()> {
-    let mut temporary = TemporaryFile::create_beside(file)?;
-    temporary.write(&mark::write(mark))?;
-    temporary.replace(file)?;
-    sync_folder(file)
 }
 
 // The file: in the server's folder, read whole, replaced whole, and never through a symbolic link, which
@@ -185,6 +177,18 @@ fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
     Ok(Some(bytes))
 }
 
+/// Replaces a file atomically. The new one is on the disk when this returns.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let mut temporary = TemporaryFile::create_beside(path)?;
+    temporary.file.write_all(text.as_bytes())?;
+    temporary.file.sync_data()?;
+    fs::rename(&temporary.path, path)?;
+    // Another file may have this name by now: nothing to remove on drop.
+    temporary.path.clear();
+    // The change of the name is on the disk with the folder.
+    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}
+
 /// The new content of a file, in a temporary file beside it. Removed on drop, unless it has replaced the
 /// file.
 struct TemporaryFile {
@@ -195,7 +199,7 @@ struct TemporaryFile {
 impl TemporaryFile {
     /// Creates a temporary file that only this user can read. Never writes to a file or link that exists.
     fn create_beside(file: &Path) -> io::Result<TemporaryFile> {
-        let path = with_ending(file, ".tmp");
+        let path = file.with_extension("fence.tmp");
         match TemporaryFile::create(path.clone()) {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}
             done => return done,
@@ -207,27 +211,13 @@ impl TemporaryFile {
             done => return done,
         }
         let random = rand::rngs::SysRng.try_next_u64().map_err(io::Error::other)?;
-        TemporaryFile::create(with_ending(file, &format!(".{random:016x}.tmp")))
+        TemporaryFile::create(file.with_extension(format!("fence.{random:016x}.tmp")))
     }
 
     fn create(path: PathBuf) -> io::Result<TemporaryFile> {
         // O_EXCL: fails if a file or a link exists under this name.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         Ok(TemporaryFile { path, file })
-    }
-
-    /// Writes the text, and waits until it is on the disk.
-    fn write(&mut self, text: &str) -> io::Result<()> {
-        self.file.write_all(text.as_bytes())?;
-        self.file.sync_data()
-    }
-
-    /// Replaces `file`. The change is on the disk after [`sync_folder`].
-    fn replace(mut self, file: &Path) -> io::Result<()> {
-        fs::rename(&self.path, file)?;
-        // Another file may have this name by now: nothing to remove on drop.
-        self.path.clear();
-        Ok(())
     }
 }
 
@@ -237,15 +227,4 @@ impl Drop for TemporaryFile {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-fn with_ending(file: &Path, ending: &str) -> PathBuf {
-    let mut path = file.as_os_str().to_owned();
-    path.push(ending);
-    path.into()
-}
-
-/// Waits until the folder of this file is on the disk, with the names in it.
-fn sync_folder(file: &Path) -> io::Result<()> {
-    File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()
 }

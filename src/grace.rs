@@ -57,12 +57,6 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     }
 }
 
-/// Ends the grace period of a server that becomes a replica. A replica grants no lock, and its promotion
-/// begins another grace period.
-pub fn demoted(m: &Module) {
-    m.with(|s| s.grace.stop());
-}
-
 /// Applies CONFIG SET: 0 ends the current grace period; any other value applies from the next one on.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.config.bounds.grace.is_none() && s.grace.runs()) {

@@ -40,12 +40,12 @@ pub fn write(m: &Module, section: &Section) {
             (c"waiters_gone", stats.gone),
             (c"evictions", stats.evictions),
             (c"effects_skipped", stats.effects_skipped),
-            (c"waited_ms_p50", stats.waited.quantile(0.5)),
-            (c"waited_ms_p99", stats.waited.quantile(0.99)),
-            (c"waited_ms_max", stats.waited.max()),
-            (c"held_ms_p50", stats.held.quantile(0.5)),
-            (c"held_ms_p99", stats.held.quantile(0.99)),
-            (c"held_ms_max", stats.held.max()),
+            (c"waited_ms_p50", stats.waited.all.value_at_quantile(0.5)),
+            (c"waited_ms_p99", stats.waited.all.value_at_quantile(0.99)),
+            (c"waited_ms_max", stats.waited.all.max()),
+            (c"held_ms_p50", stats.held.all.value_at_quantile(0.5)),
+            (c"held_ms_p99", stats.held.all.value_at_quantile(0.99)),
+            (c"held_ms_max", stats.held.all.max()),
         ]
     });
     for (field, value) in fields {
@@ -54,7 +54,7 @@ pub fn write(m: &Module, section: &Section) {
     section.text(c"waited_ms", &m.with(|s| s.stats.waited.cumulative()));
     section.text(c"held_ms", &m.with(|s| s.stats.held.cumulative()));
     section.text(c"warning_words", &warnings.words());
-    section.text(c"fence_mark_status", m.with(|s| s.mark.status().word()));
+    section.text(c"fence_mark_status", m.with(|s| s.mark.marking.status().word()));
 }
 
 // Warnings.
@@ -75,7 +75,7 @@ fn check_warnings(m: &Module) -> Warnings {
         found.set(Warnings::EVICTION, s.evictions.take_locks());
         found.set(Warnings::EVENTS, !announces);
         found.set(Warnings::GRACE, bounds.grace.is_some_and(|grace| grace < bounds.max_ttl));
-        found.set(Warnings::MARK, !s.config.fence_mark || s.mark.status() == Status::Failing);
+        found.set(Warnings::MARK, !s.config.fence_mark || s.mark.marking.status() == Status::Failing);
         let before = std::mem::replace(&mut s.warnings, found);
         (found, found - before)
     });

@@ -11,7 +11,7 @@ use dlock_core::background::Background;
 use dlock_core::codec::Origin;
 use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
-use dlock_core::mark::{Done, Marking, Status};
+use dlock_core::mark::{Done, Marking};
 use dlock_core::plain::Known;
 use dlock_core::tasks::Task;
 use dlock_core::{EndedHolds, Fences, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, give_back};
@@ -260,12 +260,6 @@ pub struct Mark {
 
 /// Outcome of one write of the fence mark.
 pub type Outcome = Result<Done, String>;
-
-impl Mark {
-    pub fn status(&self) -> Status {
-        self.marking.status()
-    }
-}
 
 bitflags::bitflags! {
     /// Warnings to the operator: see [`crate::info`].

@@ -85,8 +85,11 @@ fn may_be_followed(m: &Module) {
 }
 
 fn became_replica(m: &Module, ctx: Ctx<'_>) {
-    m.with(|s| s.followers.may_read = true);
-    grace::demoted(m);
+    // A replica grants no lock, and its promotion begins a grace period.
+    m.with(|s| {
+        s.followers.may_read = true;
+        s.grace.stop();
+    });
     unbind(m, ctx);
     background::end_waits(m, Error::Demoted);
     may_be_followed(m);

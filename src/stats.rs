@@ -67,7 +67,7 @@ impl Stats {
 /// A distribution of times in ms: quantiles since the start, and counts by length. The counts of an earlier
 /// moment can be subtracted, and those of several servers added.
 pub struct Times {
-    all: Histogram<u64>,
+    pub all: Histogram<u64>,
     /// Number of times up to each of `BOUNDS` and above the previous one. The last entry is the number above
     /// all bounds.
     counts: [u64; BOUNDS.len() + 1],
@@ -90,14 +90,6 @@ impl Times {
         self.all.saturating_record(ms);
         self.counts[BOUNDS.partition_point(|bound| *bound < ms)] += 1;
         self.sum = self.sum.saturating_add(ms);
-    }
-
-    pub fn quantile(&self, quantile: f64) -> u64 {
-        self.all.value_at_quantile(quantile)
-    }
-
-    pub fn max(&self) -> u64 {
-        self.all.max()
     }
 
     /// Returns `1=0,5=2,...,inf=3,sum=812`: the number of times up to each bound in ms, and the sum of all

@@ -422,8 +422,9 @@ pub struct Break {
 #[derive(Debug, Args)]
 pub struct Metrics {
     /// How many resources to show: those with the most waiters first; 0: none
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = most_resources)]
-    pub resources: usize,
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(value_parser = clap::value_parser!(u16).range(..=1000))]
+    pub resources: u16,
 
     #[command(flatten)]
     pub servers: Servers,
@@ -437,12 +438,6 @@ pub struct Exporter {
 
     #[command(flatten)]
     pub metrics: Metrics,
-}
-
-/// Each is a time series of its own.
-fn most_resources(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| *number <= 1000);
-    number.ok_or_else(|| "a number from 0 to 1000".into())
 }
 
 #[derive(Debug, Args)]

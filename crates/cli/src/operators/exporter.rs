@@ -37,7 +37,7 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
     let cannot = |why| Error::system(format_args!("cannot listen on {}", args.listen), why);
     let listener = TcpListener::bind(&*args.listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
-    let (client, max_resources) = (args.metrics.servers.observer().await?, args.metrics.resources);
+    let (client, max_resources) = (args.metrics.servers.observer().await?, args.metrics.resources.into());
     print(&format!("listening on http://{address}/metrics"))?;
     let scrapes =
         Arc::new(Scrapes { client, max_resources, turn: Mutex::new(()), slots: Semaphore::new(MAX_SCRAPES) });

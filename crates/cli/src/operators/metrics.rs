@@ -20,7 +20,7 @@ const INFO: &str = include_str!("../../../../docs/info.md");
 
 pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
-    let text = collect(&client, args.resources).await;
+    let text = collect(&client, args.resources.into()).await;
     print(text.trim_end())?;
     Ok(if text.contains("\ndlock_quorum 1\n") { 0 } else { Failure::NoQuorum.code() })
 }
@@ -98,10 +98,10 @@ impl Text {
     fn field(&mut self, up: &[(&str, &Info)], field: &str, kind: &str, what: &str) {
         let (in_ms, info_name) = (field.contains("_ms"), format!("dlock_{field}"));
         let name = info_name.replace("_ms", "_seconds");
+        let what = what.strip_prefix("ms ").map_or(what.to_owned(), |what| format!("seconds {what}"));
         match kind {
             "counter" | "gauge" => {
                 let name = if kind == "counter" { format!("{name}_total") } else { name };
-                let what = what.strip_prefix("ms ").map_or(what.to_owned(), |what| format!("seconds {what}"));
                 self.family(&name, kind, &what);
                 for (server, info) in up {
                     let value = info.number(&info_name) as f64 / if in_ms { 1000.0 } else { 1.0 };
@@ -109,14 +109,13 @@ impl Text {
                 }
             }
             "histogram" => {
-                let what = what.strip_prefix("ms ").map_or(what.to_owned(), |what| format!("seconds {what}"));
                 self.family(&name, kind, &what);
                 for (server, info) in up {
                     self.histogram(&name, server, info.text(&info_name));
                 }
             }
             "word" => {
-                self.family(&name, "gauge", what);
+                self.family(&name, "gauge", &what);
                 for (server, info) in up {
                     self.sample(&name, &[("server", server), ("word", info.text(&info_name))], 1.0);
                 }

@@ -15,13 +15,11 @@ use crate::output::{escape_control, print_later, wait_printed};
 /// Returns to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
-/// Shows the position on standard error, redraws it in place, and clears the line when it is dropped. Shows
-/// nothing if standard error is no terminal.
+/// Shows the position on standard error, redraws it in place, and clears the line when it is dropped.
 pub struct PositionDisplay {
     line: Arc<Line>,
-    is_shown: bool,
     /// Redraws the line every second.
-    clock: Option<JoinHandle<()>>,
+    clock: JoinHandle<()>,
 }
 
 struct Line {
@@ -33,35 +31,32 @@ struct Line {
 }
 
 impl PositionDisplay {
-    pub fn new(names: &str) -> PositionDisplay {
-        let line =
-            Line { names: names.to_owned(), last: Mutex::default(), is_pending: AtomicBool::new(false) };
-        PositionDisplay { line: Arc::new(line), is_shown: stderr().is_terminal(), clock: None }
-    }
-
-    /// Shows the positions that `lock` will report.
-    pub fn watch(&mut self, lock: Acquire) -> Acquire {
-        if !self.is_shown {
-            return lock;
+    /// Shows the positions that `lock` will report. `None` if standard error is no terminal.
+    pub fn watch(names: &str, lock: Acquire) -> (Acquire, Option<PositionDisplay>) {
+        if !stderr().is_terminal() {
+            return (lock, None);
         }
-        let line = self.line.clone();
-        self.clock = Some(tokio::spawn(async move {
+        let (last, is_pending) = (Mutex::default(), AtomicBool::new(false));
+        let line = Arc::new(Line { names: names.to_owned(), last, is_pending });
+        let redrawn = line.clone();
+        let clock = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                line.draw();
+                redrawn.draw();
             }
-        }));
-        let line = self.line.clone();
-        lock.on_position(move |position| {
-            *line.last() = Some((position, now()));
-            line.draw();
-        })
+        });
+        let reported = line.clone();
+        let lock = lock.on_position(move |position| {
+            *reported.last() = Some((position, now()));
+            reported.draw();
+        });
+        (lock, Some(PositionDisplay { line, clock }))
     }
 }
 
 impl Drop for PositionDisplay {
     fn drop(&mut self) {
-        self.clock.iter().for_each(JoinHandle::abort);
+        self.clock.abort();
         if self.line.last().take().is_some() {
             print_later(|| CLEAR_LINE.into());
             // So that the output of the command that runs next begins on an empty line.

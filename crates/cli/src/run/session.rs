@@ -54,8 +54,8 @@ impl Session {
         let Wanted { resources, args, holder } = wanted;
         let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
         let names = names.join(", ");
-        let mut position = PositionDisplay::new(&names);
-        let lock = position.watch(args.lock(&self.client, &resources[0], names, self.began, holder));
+        let lock = args.lock(&self.client, &resources[0], &names, self.began, holder);
+        let (lock, position) = PositionDisplay::watch(&names, lock);
         let acquire = async {
             match acquire(&self.client, lock).await {
                 Ok(acquired) => Ok(acquired),
@@ -126,20 +126,14 @@ pub fn wait_from(start: Instant, limit: Duration) -> Wait {
 impl LockArgs {
     /// A request for `resource` with these options. Messages call it `names`, which lists all the resources
     /// of the acquisition.
-    fn lock(
-        &self,
-        client: &Client,
-        resource: &OsStr,
-        names: String,
-        began: Instant,
-        holder: &str,
-    ) -> Acquire {
+    fn lock(&self, client: &Client, resource: &OsStr, names: &str, began: Instant, holder: &str) -> Acquire {
         let wait = match self.wait {
             _ if self.no_wait => Wait::No,
             Some(limit) => wait_from(began, limit),
             None => Wait::Forever,
         };
         let mut lock = client.lock(resource.as_bytes()).ttl(self.ttl).wait(wait).owner(OWNER.as_bytes());
+        let names = names.to_owned();
         lock = lock.on_outage(move |report| {
             warn(format_args!("too few servers for {names} at present ({report}); retrying"));
         });
