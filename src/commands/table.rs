@@ -2,7 +2,10 @@
 
 use dlock_protocol::command::table as words;
 
-use super::{acquire, guarded, listing, read_commands};
+use super::{
+    acquire, break_holds, cancel, confirm, effect, extend, guarded, help, listing, read_commands, release,
+    token, write_probe,
+};
 use crate::ffi::commands::{Arg, Command, Entry, KeyUse, entry, run};
 use crate::ffi::inner::run_carrier;
 use crate::module::Module;
@@ -19,17 +22,20 @@ const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), A
 const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
 const CANCEL_TARGET: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
 
+/// Flags, and ACL categories.
+type Access = (&'static str, &'static str);
+
 // A token proves that its client is the owner, so commands with a token are kept out of SLOWLOG. That costs
 // nothing for a whole command; redacting the token would copy all arguments of each call.
-const WRITES: &str = "write fast no-slowlog";
-const READS: &str = "readonly fast no-slowlog";
+const WRITES: Access = ("write fast no-slowlog", "write fast dlock");
+const READS: Access = ("readonly fast no-slowlog", "read fast dlock");
 // The keys of the guarded command are keys of the guard, too.
-const GUARDS: &str = "write no-slowlog getkeys-api";
+const GUARDS: Access = ("write no-slowlog getkeys-api", "write dlock");
+const SHOWS: Access = ("readonly", "read dlock");
 
 const fn row(
     doc: &words::Doc,
-    flags: &'static str,
-    categories: &'static str,
+    (flags, categories): Access,
     entry: Entry,
     key: KeyUse,
     arity: i32,
@@ -42,8 +48,7 @@ const fn row(
 pub static COMMANDS: [Command; 17] = [
     row(
         &words::ACQUIRE,
-        "write deny-oom blocking no-slowlog",
-        "write blocking dlock",
+        ("write deny-oom blocking no-slowlog", "write blocking dlock"),
         entry!(run::<Module>, acquire::acquire),
         KeyUse::Change,
         -4,
@@ -64,26 +69,16 @@ pub static COMMANDS: [Command; 17] = [
     row(
         &words::RELEASE,
         WRITES,
-        "write fast dlock",
-        entry!(run::<Module>, super::release),
+        entry!(run::<Module>, release),
         KeyUse::Change,
         -3,
         &[KEY, TOKEN, Arg::Optional(&COUNTS)],
     ),
-    row(
-        &words::EXTEND,
-        WRITES,
-        "write fast dlock",
-        entry!(run::<Module>, super::extend),
-        KeyUse::Change,
-        4,
-        &[KEY, TOKEN, TTL],
-    ),
+    row(&words::EXTEND, WRITES, entry!(run::<Module>, extend), KeyUse::Change, 4, &[KEY, TOKEN, TTL]),
     row(
         &words::CONFIRM,
         WRITES,
-        "write fast dlock",
-        entry!(run::<Module>, super::confirm),
+        entry!(run::<Module>, confirm),
         KeyUse::Change,
         5,
         &[KEY, TOKEN, Arg::Number("fence"), TTL],
@@ -91,7 +86,6 @@ pub static COMMANDS: [Command; 17] = [
     row(
         &words::GUARD,
         GUARDS,
-        "write dlock",
         entry!(run_carrier::<Module>, guarded::guard, KeyUse::ReadAndMore),
         KeyUse::ReadAndMore,
         -4,
@@ -100,25 +94,15 @@ pub static COMMANDS: [Command; 17] = [
     row(
         &words::FENCED,
         GUARDS,
-        "write dlock",
         entry!(run_carrier::<Module>, guarded::fenced, KeyUse::ChangeAndMore),
         KeyUse::ChangeAndMore,
         -4,
         &[Arg::Key("gate"), Arg::Number("fence"), Arg::Text("command"), Arg::Several("arg")],
     ),
-    row(
-        &words::HOLDS,
-        READS,
-        "read fast dlock",
-        entry!(run::<Module>, read_commands::holds),
-        KeyUse::Read,
-        3,
-        &[KEY, TOKEN],
-    ),
+    row(&words::HOLDS, READS, entry!(run::<Module>, read_commands::holds), KeyUse::Read, 3, &[KEY, TOKEN]),
     row(
         &words::PTTL,
         READS,
-        "read fast dlock",
         entry!(run::<Module>, read_commands::pttl),
         KeyUse::Read,
         -2,
@@ -126,8 +110,7 @@ pub static COMMANDS: [Command; 17] = [
     ),
     row(
         &words::INSPECT,
-        "readonly",
-        "read dlock",
+        SHOWS,
         entry!(run::<Module>, read_commands::inspect),
         KeyUse::Read,
         -2,
@@ -135,27 +118,17 @@ pub static COMMANDS: [Command; 17] = [
     ),
     row(
         &words::WAITERS,
-        "readonly",
-        "read dlock",
+        SHOWS,
         entry!(run::<Module>, read_commands::waiters),
         KeyUse::Read,
         -2,
         &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
     ),
-    row(
-        &words::CANCEL,
-        WRITES,
-        "write fast dlock",
-        entry!(run::<Module>, super::cancel),
-        KeyUse::Change,
-        -3,
-        &[KEY, CANCEL_TARGET],
-    ),
+    row(&words::CANCEL, WRITES, entry!(run::<Module>, cancel), KeyUse::Change, -3, &[KEY, CANCEL_TARGET]),
     // Like SCAN, LIST names no key that the server could check. It shows the keys that its user may read.
     row(
         &words::LIST,
-        "readonly",
-        "keyspace read dlock",
+        ("readonly", "keyspace read dlock"),
         entry!(run::<Module>, listing::list),
         KeyUse::None,
         -2,
@@ -168,8 +141,7 @@ pub static COMMANDS: [Command; 17] = [
     ),
     row(
         &words::LOG,
-        "readonly admin allow-loading allow-stale",
-        "admin dangerous dlock",
+        ("readonly admin allow-loading allow-stale", "admin dangerous dlock"),
         entry!(run::<Module>, listing::log),
         KeyUse::None,
         -1,
@@ -181,28 +153,25 @@ pub static COMMANDS: [Command; 17] = [
     ),
     row(
         &words::BREAK,
-        "write",
-        "write dangerous dlock",
-        entry!(run::<Module>, super::break_holds),
+        ("write", "write dangerous dlock"),
+        entry!(run::<Module>, break_holds),
         KeyUse::Change,
         2,
         &[KEY],
     ),
-    row(&words::TOKEN, "fast", "fast dlock", entry!(run::<Module>, super::token), KeyUse::None, 1, &[]),
+    row(&words::TOKEN, ("fast", "fast dlock"), entry!(run::<Module>, token), KeyUse::None, 1, &[]),
     row(
         &words::HELP,
-        "fast allow-loading allow-stale",
-        "fast dlock",
-        entry!(run::<Module>, super::help),
+        ("fast allow-loading allow-stale", "fast dlock"),
+        entry!(run::<Module>, help),
         KeyUse::None,
         1,
         &[],
     ),
     row(
         &words::SET,
-        "write deny-script no-slowlog no-monitor",
-        "write admin dangerous dlock",
-        entry!(run::<Module>, super::effect),
+        ("write deny-script no-slowlog no-monitor", "write admin dangerous dlock"),
+        entry!(run::<Module>, effect),
         KeyUse::Change,
         3,
         &[KEY, Arg::Text("change")],
@@ -213,9 +182,8 @@ pub static COMMANDS: [Command; 17] = [
 /// ACQUIRE, by the same flags.
 pub static WRITE_PROBE: Command = row(
     &words::MAY,
-    "write deny-oom no-slowlog no-monitor",
-    "write dlock",
-    entry!(run::<Module>, super::write_probe),
+    ("write deny-oom no-slowlog no-monitor", "write dlock"),
+    entry!(run::<Module>, write_probe),
     KeyUse::Change,
     2,
     &[KEY],
