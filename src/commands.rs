@@ -33,13 +33,19 @@ fn misuse(why: &Misuse) -> String {
     why.to_string()
 }
 
+#[inline(always)]
+fn reply_with(mut ctx: Ctx<'_>, reply: impl Reply) -> Done {
+    reply.write(&mut ctx);
+    Ok(())
+}
+
 /// Reads the lock of the command's key without changing it. Works on replicas.
 fn read_lock<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) -> Result<R, String> {
     let key = Key::open_for_read(ctx, args.key)?;
     Ok(read(key.value().unwrap_or(&Lock::default())))
 }
 
-pub fn release<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn release<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     if is_replayed(m, ctx) {
         return replay_plain(m, ctx, args, Some(Plain::Release));
     }
@@ -48,19 +54,17 @@ pub fn release<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     target.plain = Some(Plain::Release);
     let ended = target.operate(|turn| turn.release(parsed.token, parsed.count));
-    u64::from(ended).write(&mut ctx);
-    Ok(())
+    reply_with(ctx, u64::from(ended))
 }
 
-pub fn extend<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn extend<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Extend::parse(args.bytes, m.with(|s| s.config.bounds.longest_lease()))?;
     let extended =
         Target::open(m, ctx, args.key, parsed.key)?.operate(|turn| turn.extend(parsed.token, parsed.ttl));
-    extended.write(&mut ctx);
-    Ok(())
+    reply_with(ctx, extended)
 }
 
-pub fn confirm<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn confirm<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let bounds = m.with(|s| s.config.bounds);
     let (longest, skew) = (bounds.longest_lease(), bounds.skew());
     let parsed = command::Confirm::parse(args.bytes, longest)?;
@@ -68,42 +72,37 @@ pub fn confirm<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     match target.operate(|turn| turn.confirm(parsed.token, parsed.fence, parsed.ttl, skew)) {
         Confirmed::Fence(fence) => {
             fence_mark::raised(m, ctx);
-            Some(fence).write(&mut ctx);
+            reply_with(ctx, Some(fence))
         }
-        Confirmed::NotHeld => None::<Fence>.write(&mut ctx),
-        Confirmed::Ahead(ms) => return Err(Error::FenceAhead { ms, bound: skew.millis() }.into()),
+        Confirmed::NotHeld => reply_with(ctx, None::<Fence>),
+        Confirmed::Ahead(ms) => Err(Error::FenceAhead { ms, bound: skew.millis() }.into()),
     }
-    Ok(())
 }
 
-pub fn cancel<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn cancel<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Cancel::parse(args.bytes)?;
     let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     let cancelled = target.operate(|turn| turn.cancel(parsed.who));
-    (cancelled as u64).write(&mut ctx);
-    Ok(())
+    reply_with(ctx, cancelled as u64)
 }
 
-pub fn break_holds<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn break_holds<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let key = command::only_key(args.bytes)?;
     let broken = Target::open(m, ctx, args.key, key)?.operate(|turn| turn.break_all());
-    (broken as u64).write(&mut ctx);
-    Ok(())
+    reply_with(ctx, broken as u64)
 }
 
-pub fn token<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn token<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     command::no_arguments(args.bytes)?;
     let mut random = [0; 20];
     let drawn = rand::rngs::SysRng.try_fill_bytes(&mut random);
     drawn.map_err(|why| Error::NoRandomness(why.to_string()))?;
-    dlock_core::Token::of_random(random).write(&mut ctx);
-    Ok(())
+    reply_with(ctx, dlock_core::Token::of_random(random))
 }
 
-pub fn help<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn help<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     command::no_arguments(args.bytes)?;
-    reply::Help::new().write(&mut ctx);
-    Ok(())
+    reply_with(ctx, reply::Help::new())
 }
 
 /// A write that does nothing. On Redis 7.0 the module runs it to learn whether the server accepts writes.

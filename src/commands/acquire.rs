@@ -6,16 +6,15 @@ use dlock_core::{Acquired, Bytes, ClientId, Fence, LockRequestRef, Name, OwnerId
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
-use dlock_protocol::reply::Reply;
 
-use super::{Done, comes_from_a_log, misuse, replay_plain};
+use super::{Done, comes_from_a_log, misuse, replay_plain, reply_with};
 use crate::effects::Target;
 use crate::ffi::commands::Args;
 use crate::ffi::{Ctx, Flags, user};
 use crate::module::Module;
 use crate::{background, clock, log, waiters};
 
-pub fn acquire<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let (may_read, longest) = m.with(|s| (s.followers.may_read, s.config.bounds.longest_lease()));
     if may_read && comes_from_a_log(ctx) {
         return replayed(m, ctx, args);
@@ -30,10 +29,7 @@ pub fn acquire<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     target.plain = plain(parsed, args.bytes);
     let held_by_string = target.held_by_string;
     match target.operate(|turn| turn.acquire(&parsed.request, client)) {
-        Acquired::Held(fence) => {
-            Some(fence).write(&mut ctx);
-            Ok(())
-        }
+        Acquired::Held(fence) => reply_with(ctx, Some(fence)),
         acquired => answer(m, ctx, parsed, acquired, held_by_string, None),
     }
 }
@@ -71,7 +67,7 @@ fn acquire_with_options<'a>(
 #[inline(never)]
 fn answer<'a>(
     m: &'a Module,
-    mut ctx: Ctx<'a>,
+    ctx: Ctx<'a>,
     parsed: &command::Acquire<'a>,
     mut acquired: Acquired,
     held_by_string: bool,
@@ -95,39 +91,38 @@ fn answer<'a>(
         (acquired, ..) => acquired,
     };
     match acquired {
-        Acquired::Held(fence) => Some(fence).write(&mut ctx),
-        Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
+        Acquired::Held(fence) => reply_with(ctx, Some(fence)),
+        Acquired::Refused(refusal) => Err(Error::Refused(refusal).into()),
         Acquired::Grace => {
             m.with(|s| s.stats.grace_refusals += 1);
-            return Err(Error::Grace(m.with(|s| s.grace_left(clock::now()))).into());
+            Err(Error::Grace(m.with(|s| s.grace_left(clock::now()))).into())
         }
         Acquired::Upgrading(other) => {
             m.with(|s| s.stats.deadlocks += 1);
             log::refused(m, ctx, What::Deadlock, &name, &request);
             let own = request.owner.map(OwnerIdRef::to_owned);
             let own = own.map_or_else(|| request.token.to_owned(), |owner| owner.as_token().clone());
-            return Err(Error::Deadlock(vec![own.clone(), other, own]).into());
+            Err(Error::Deadlock(vec![own.clone(), other, own]).into())
         }
         Acquired::Queued(position) => {
             // A call for a position that the token has already can end it sooner.
             m.rearm_timer();
             match block {
-                Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait)?,
-                None => None::<Fence>.write(&mut ctx),
+                Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait),
+                None => reply_with(ctx, None::<Fence>),
             }
         }
         Acquired::NotNow(rank) => match block {
             Some(wait) => {
                 on_a_master(ctx.flags())?;
-                waiters::wait(m, ctx, &name, request, rank, client, wait)?;
+                waiters::wait(m, ctx, &name, request, rank, client, wait)
             }
             None => {
                 m.with(|s| s.stats.denials += 1);
-                None::<Fence>.write(&mut ctx);
+                reply_with(ctx, None::<Fence>)
             }
         },
     }
-    Ok(())
 }
 
 /// Returns the command to log verbatim instead of an effect: only an ACQUIRE without options and with an

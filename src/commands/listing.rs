@@ -5,15 +5,15 @@ use dlock_core::lock::View;
 use dlock_core::log::Entry;
 use dlock_core::{Fence, Mode, Name};
 use dlock_protocol::command;
-use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged, Reply};
+use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged};
 
-use super::Done;
+use super::{Done, reply_with};
 use crate::ffi::Ctx;
 use crate::ffi::commands::Args;
 use crate::module::{Key, Module};
 use crate::{clock, effects};
 
-pub fn list<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::List::parse(args.bytes)?;
     let (db, now, user) = (ctx.db(), clock::now(), ctx.user());
     let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
@@ -40,8 +40,7 @@ pub fn list<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
             locks.extend(listed);
         }
     }
-    Listing { cursor: part.next.map_or(0, Place::cursor), locks }.write(&mut ctx);
-    Ok(())
+    reply_with(ctx, Listing { cursor: part.next.map_or(0, Place::cursor), locks })
 }
 
 /// Returns the entry of a lock. `None` if it is free by now.
@@ -59,7 +58,7 @@ fn listed<'k>(key: &'k [u8], lock: Option<View<'_>>, waiters: u64) -> Option<Lis
     })
 }
 
-pub fn log<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn log<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let (count, key) = match command::Log::parse(args.bytes)? {
         command::Log::Read { count, key } => (count, key),
         command::Log::Reset => {
@@ -75,8 +74,7 @@ pub fn log<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let wanted = |entry: &&Entry| key.is_none_or(|key| entry.note.is_about(key));
         s.log.entries().filter(wanted).take(most).cloned().collect()
     });
-    entries.iter().map(logged).collect::<Vec<_>>().write(&mut ctx);
-    Ok(())
+    reply_with(ctx, entries.iter().map(logged).collect::<Vec<_>>())
 }
 
 fn logged(entry: &Entry) -> Logged<'_> {

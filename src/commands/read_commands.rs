@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use dlock_core::{ClientId, Ephemeral, Hold, Instant, Mode, Name, Waiter};
 use dlock_protocol::command;
 use dlock_protocol::error::shortened;
-use dlock_protocol::reply::{Holder, Inspection, Left, Reply, Waiting};
+use dlock_protocol::reply::{Holder, Inspection, Left, Waiting};
 
-use super::{Done, read_lock};
+use super::{Done, read_lock, reply_with};
 use crate::ffi::Ctx;
 use crate::ffi::commands::Args;
 use crate::module::Module;
@@ -22,27 +22,25 @@ fn show_token(m: &Module, ctx: Ctx<'_>, args: &Args<'_>) -> ShowToken {
     if !user_is_unknown && ctx.user().may_write(args.key) { |token| token.into() } else { shortened }
 }
 
-pub fn holds<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn holds<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Holds::parse(args.bytes)?;
     let now = clock::now();
     let count =
         read_lock(ctx, args, |lock| lock.at(now).hold_of(parsed.token.as_bytes()).map_or(0, Hold::count))?;
-    u64::from(count).write(&mut ctx);
-    Ok(())
+    reply_with(ctx, u64::from(count))
 }
 
-pub fn pttl<'a>(_: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn pttl<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Pttl::parse(args.bytes)?;
     let now = clock::now();
     let left = read_lock(ctx, args, |lock| match parsed.token {
         Some(token) => lock.at(now).hold_of(token.as_bytes()).map(|hold| hold.deadline().left(now)),
         None => lock.at(now).longest_left(),
     })?;
-    Left(left).write(&mut ctx);
-    Ok(())
+    reply_with(ctx, Left(left))
 }
 
-pub fn inspect<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Inspect::parse(args.bytes)?;
     let most = command::Inspect::shown(parsed.count);
     let name = Name::new(ctx.db(), parsed.key);
@@ -50,8 +48,7 @@ pub fn inspect<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let (now, show) = (clock::now(), show_token(m, ctx, args));
     if effects::held_by_string(m, ctx, args.key) {
         let mode = Inspection::STRING.as_bytes().into();
-        Some(Inspection { mode, waiters, ..Inspection::default() }).write(&mut ctx);
-        return Ok(());
+        return reply_with(ctx, Some(Inspection { mode, waiters, ..Inspection::default() }));
     }
     read_lock(ctx, args, |lock| {
         let view = lock.at(now);
@@ -65,8 +62,8 @@ pub fn inspect<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
             waiters,
             delay,
         });
-        seen.write(&mut ctx);
-    })
+        reply_with(ctx, seen)
+    })?
 }
 
 fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Holder<'h> {
@@ -85,7 +82,7 @@ fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Ho
     }
 }
 
-pub fn waiters<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+pub fn waiters<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Waiters::parse(args.bytes)?;
     if !effects::held_by_string(m, ctx, args.key) {
         read_lock(ctx, args, |_| ())?;
@@ -96,8 +93,7 @@ pub fn waiters<'a>(m: &'a Module, mut ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     // Copied, because a reply calls the server.
     let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
     let waiting = |waiter| waiting(waiter, now, show);
-    queue.iter().map(waiting).collect::<Vec<_>>().write(&mut ctx);
-    Ok(())
+    reply_with(ctx, queue.iter().map(waiting).collect::<Vec<_>>())
 }
 
 fn waiting(waiter: &Waiter, now: Instant, show: ShowToken) -> Waiting<'_> {
