@@ -109,7 +109,8 @@ impl Ctx<'_> {
         // SAFETY: the context and the arguments are valid; a server string ends in a NUL. One that holds
         // another is no command's name. The reply is freed when it was sent.
         unsafe {
-            let (bytes, name) = (bytes_of(*name), CStr::from_ptr(bytes_of(*name).as_ptr().cast()));
+            let bytes = bytes_of(*name);
+            let name = CStr::from_ptr(bytes.as_ptr().cast());
             if name.count_bytes() != bytes.len() {
                 return Err(Refused::NotInScripts);
             }

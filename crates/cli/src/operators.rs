@@ -21,46 +21,46 @@ use crate::output::{cell, escape_control, escape_json, print, table, time};
 
 pub async fn status(args: Status) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
-    let servers = ask(&client).await;
-    let state = State::of(&servers);
+    let servers = ask_info(&client).await;
+    let health = Health::of(&servers);
     if args.json {
         print(&escape_json(
-            &json!({ "status": state, "servers": servers.iter().map(json).collect::<Vec<_>>() }),
+            &json!({ "status": health, "servers": servers.iter().map(server_json).collect::<Vec<_>>() }),
         ))?;
     } else {
-        print(&text(&servers))?;
+        print(&servers_table(&servers))?;
     }
-    Ok(state.code())
+    Ok(health.code())
 }
 
-/// The state of all servers together.
+/// The health of all servers together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum Health {
     Ok,
     Attention,
     NoQuorum,
 }
 
-impl State {
-    pub fn of(servers: &[Inspected<Info>]) -> State {
+impl Health {
+    pub fn of(servers: &[Inspected<Info>]) -> Health {
         let count = |is_good: fn(&Info) -> bool| {
             servers.iter().filter(|seen| seen.answer.found().is_some_and(is_good)).count()
         };
         if count(Info::is_well) == servers.len() {
-            State::Ok
+            Health::Ok
         } else if count(Info::can_grant) >= majority(servers.len()) {
-            State::Attention
+            Health::Attention
         } else {
-            State::NoQuorum
+            Health::NoQuorum
         }
     }
 
     fn code(self) -> u8 {
         match self {
-            State::Ok => 0,
-            State::Attention => Failure::Attention.code(),
-            State::NoQuorum => Failure::NoQuorum.code(),
+            Health::Ok => 0,
+            Health::Attention => Failure::Attention.code(),
+            Health::NoQuorum => Failure::NoQuorum.code(),
         }
     }
 }
@@ -73,7 +73,7 @@ pub struct Info(HashMap<String, String>);
 const INFO: [&str; 5] = ["INFO", "server", "replication", "persistence", "dlock"];
 
 /// Asks all servers for their INFO.
-pub async fn ask(client: &Client) -> Vec<Inspected<Info>> {
+pub async fn ask_info(client: &Client) -> Vec<Inspected<Info>> {
     let read = |seen: Inspected<Vec<String>>| {
         let answer = match seen.answer {
             Answer::Found(texts) => Answer::Found(Info::of(&texts.concat())),
@@ -131,7 +131,7 @@ impl Info {
     }
 }
 
-fn json(seen: &Inspected<Info>) -> Value {
+fn server_json(seen: &Inspected<Info>) -> Value {
     let info = match &seen.answer {
         Answer::Found(info) => info,
         Answer::Unanswered(why) => return json!({ "server": seen.server, "unanswered": why }),
@@ -150,7 +150,7 @@ fn json(seen: &Inspected<Info>) -> Value {
     })
 }
 
-pub fn text(servers: &[Inspected<Info>]) -> String {
+pub fn servers_table(servers: &[Inspected<Info>]) -> String {
     let mut rows = table(&["SERVER", "VERSION", "ROLE", "GRACE", "MARK", "HELD", "WAITING", "WARNINGS"]);
     for Inspected { server, answer } in servers {
         let info = match answer {

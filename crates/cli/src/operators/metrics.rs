@@ -10,7 +10,7 @@ use dlock_client::{Client, Inspected};
 
 use crate::args::Metrics;
 use crate::exit::{Abort, Failure};
-use crate::operators::{self, Info, State, list};
+use crate::operators::{self, Health, Info, list};
 use crate::output::{cut, escape_control, print};
 
 /// The number of characters of a resource's name that are shown: it may have megabytes.
@@ -28,12 +28,12 @@ pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
 /// Asks the servers and returns all metrics, with those of the `hottest` resources: the ones with the most
 /// waiters.
 pub async fn collect(client: &Client, hottest: usize) -> String {
-    let servers = operators::ask(client).await;
+    let servers = operators::ask_info(client).await;
     let mut text = Text(String::new());
     let bit = |yes: bool| f64::from(u8::from(yes));
 
     text.family("dlock_quorum", "gauge", "1 if a majority of the servers can grant locks");
-    text.sample("dlock_quorum", &[], bit(State::of(&servers) != State::NoQuorum));
+    text.sample("dlock_quorum", &[], bit(Health::of(&servers) != Health::NoQuorum));
     text.family("dlock_up", "gauge", "1 if the server answers");
     for seen in &servers {
         text.sample("dlock_up", &[("server", &seen.server)], bit(seen.answer.found().is_some()));

@@ -145,7 +145,7 @@ fn ask<'a>(client: &'a Client, query: &Query, after: Duration) -> Asking<'a> {
         };
         let pattern = Some(pattern.as_bytes()).filter(|_| !query.filter.is_empty());
         let (servers, (mut locks, silent), log) = tokio::join!(
-            operators::ask(client),
+            operators::ask_info(client),
             list::find(client, pattern),
             client.log(MAX_ENTRIES as u32, None)
         );
@@ -302,7 +302,7 @@ fn draw(frame: &mut Frame, app: &App) {
     let heights = heights.chain([Constraint::Min(3), Constraint::Length(log), Constraint::Length(1)]);
     let [head, servers, _, middle, incidents, foot] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(summary(app, seen), head);
-    frame.render_widget(Paragraph::new(operators::text(&seen.servers)), servers);
+    frame.render_widget(Paragraph::new(operators::servers_table(&seen.servers)), servers);
     match &seen.inspection {
         Some(text) if app.query.inspected.is_some() => {
             frame.render_widget(Paragraph::new(text.as_str()), middle)
