@@ -1,26 +1,27 @@
 #!/bin/sh
-# Unpacks PostgreSQL and MariaDB into build/databases, without installing them: no service starts. They come from the
+# Unpacks PostgreSQL, PgBouncer and MariaDB into build/databases, without installing them: no service starts. They come from the
 # machine's Debian mirror, with those of their dependencies that the machine lacks.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
 home=$top/build/databases
-[ ! -d "$home" ] || exit 0
+[ ! -x "$home/usr/sbin/pgbouncer" ] || exit 0
 
 # Prints what an installation would add: missing_packages NAME...
 missing_packages() {
     apt-get install -s --no-install-recommends "$@" | sed -n 's/^Inst \([^ ]*\).*/\1/p'
 }
 
-if ! apt-cache show mariadb-server-core postgresql >/dev/null 2>&1; then
+if ! apt-cache show mariadb-server-core pgbouncer >/dev/null 2>&1; then
     say "fetching the lists of packages"
     if [ "$(id -u)" = 0 ]; then apt-get update -qq; else sudo apt-get update -qq; fi
 fi
 # Debian's package "postgresql" depends on that of its version.
 postgresql=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)
 [ -n "$postgresql" ] || fail "apt knows no package postgresql-NN"
-wanted="$postgresql postgresql-client-${postgresql#postgresql-} mariadb-server-core mariadb-client-core"
+wanted="$postgresql postgresql-client-${postgresql#postgresql-} mariadb-server-core mariadb-client-core pgbouncer"
 # shellcheck disable=SC2086 # the lists are meant to be split
 unpack_packages "$home.new" $(printf '%s\n' $wanted $(missing_packages $wanted) | sort -u)
+rm -rf "$home"
 mv "$home.new" "$home"

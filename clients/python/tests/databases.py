@@ -83,10 +83,10 @@ class Server(Database):
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def answers(self):
+    def answers(self, port=None):
         assert self.process.poll() is None, (self.folder / "log").read_text()
         with contextlib.suppress(psycopg.OperationalError, pymysql.OperationalError):
-            self.connect().close()
+            self.connect(port=port).close()
             return True
 
     def stop(self):
@@ -141,6 +141,29 @@ class PostgreSQL(Server):
         for table in tables:
             self.run(*psql, "-c", f"SELECT dlock_fence_table('{table}')")
 
+    @contextlib.contextmanager
+    def pooled(self):
+        """Yields the port of a PgBouncer in transaction pooling, with one connection to this server."""
+        port = free_port()
+        settings = self.folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\npostgres = host=127.0.0.1 port={self.port} user=root\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+            "auth_type = any\npool_mode = transaction\ndefault_pool_size = 1\n"
+            "ignore_startup_parameters = extra_float_digits\n"
+        )
+        with open(self.folder / "pgbouncer.log", "ab") as log:
+            process = subprocess.Popen(
+                [*self.as_nobody, UNPACKED / "usr/sbin/pgbouncer", settings],
+                stdout=log, stderr=log, cwd=self.folder, env=self.environment,
+            )  # fmt: skip
+        try:
+            until("PgBouncer answers", lambda: self.answers(port), limit=120)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
+
     def session(self, connection):
         return connection.info.backend_pid
 
@@ -171,9 +194,13 @@ class MariaDB(Server):
             "--innodb-log-file-size=16M",
         ]  # fmt: skip
 
-    def connect(self, isolation=None):
+    def connect(self, isolation=None, port=None):
         connection = pymysql.connect(
-            host="127.0.0.1", port=self.port, user="root", database="shop", client_flag=CLIENT.FOUND_ROWS
+            host="127.0.0.1",
+            port=port or self.port,
+            user="root",
+            database="shop",
+            client_flag=CLIENT.FOUND_ROWS,
         )
         if isolation:
             connection.cursor().execute(self.set_isolation.format(isolation))

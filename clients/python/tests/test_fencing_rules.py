@@ -245,6 +245,30 @@ def test_the_column_form_counts_no_row_for_an_overtaken_holder(database, connect
     assert counts == [1, 0, 1, 0]
 
 
+def test_a_fence_stays_in_its_transaction_behind_pgbouncer(database):
+    if not isinstance(database, PostgreSQL):
+        pytest.skip("PgBouncer is for PostgreSQL")
+    with (
+        database.pooled() as port,
+        contextlib.closing(database.connect(port=port)) as first,
+        contextlib.closing(database.connect(port=port)) as second,
+    ):
+        # Both clients use the same connection to the server, one transaction after the other.
+        sessions = []
+        for client in first, second:
+            sessions += rows(client, "SELECT pg_backend_pid()")
+            client.commit()
+        assert sessions[0] == sessions[1]
+        write(first, 11, UPDATE)
+        with pytest.raises(REFUSED, match="carries no fence"):
+            write(second, "", UPDATE)
+        with pytest.raises(REFUSED, match="fence 10 is below 11"):
+            write(second, 10, UPDATE)
+        passed(first, 11)
+        with pytest.raises(REFUSED, match="fence 10 is below 11"):
+            passed(second, 10)
+
+
 def test_install_can_run_again(database):
     database.install()
     with contextlib.closing(database.connect()) as connection, pytest.raises(REFUSED):
