@@ -26,10 +26,9 @@ NOBODY = (
 
 
 class Database:
-    """A database for one test. `connect` takes the isolation level of the connection's transactions."""
+    """A database, with the isolation levels that it has."""
 
     isolations = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
-    set_isolation = "SET SESSION TRANSACTION ISOLATION LEVEL {}"
 
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"dlock-{self.name}-"))
@@ -98,7 +97,6 @@ class Server(Database):
 
 class PostgreSQL(Server):
     name = "postgresql"
-    set_isolation = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {}"
     programs = next(
         (
             folder
@@ -125,12 +123,8 @@ class PostgreSQL(Server):
             "-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self.folder}",
         ]  # fmt: skip
 
-    def connect(self, isolation=None, port=None):
-        connection = psycopg.connect(host="127.0.0.1", port=port or self.port, user="root", dbname="postgres")
-        if isolation:
-            connection.execute(self.set_isolation.format(isolation))
-            connection.commit()
-        return connection
+    def connect(self, port=None):
+        return psycopg.connect(host="127.0.0.1", port=port or self.port, user="root", dbname="postgres")
 
     def install(self, *tables):
         psql = (
@@ -194,17 +188,14 @@ class MariaDB(Server):
             "--innodb-log-file-size=16M",
         ]  # fmt: skip
 
-    def connect(self, isolation=None, port=None):
-        connection = pymysql.connect(
+    def connect(self, port=None):
+        return pymysql.connect(
             host="127.0.0.1",
             port=port or self.port,
             user="root",
             database="shop",
             client_flag=CLIENT.FOUND_ROWS,
         )
-        if isolation:
-            connection.cursor().execute(self.set_isolation.format(isolation))
-        return connection
 
     def install(self, *tables):
         client = (
@@ -230,15 +221,15 @@ class MariaDB(Server):
 
 class SQLite(Database):
     name = "sqlite"
-    # SQLite has one isolation level. The journal decides whether a reader blocks a writer.
-    isolations = ("WAL", "DELETE")
-    set_isolation = "PRAGMA journal_mode = {}"
+    isolations = ("SERIALIZABLE",)
 
-    def connect(self, isolation=None):
-        connection = sqlite3.connect(self.folder / "shop.db", timeout=0, isolation_level=None)
-        if isolation:
-            connection.execute(self.set_isolation.format(isolation))
-        return connection
+    def connect(self):
+        return sqlite3.connect(self.folder / "shop.db", timeout=0, isolation_level=None)
+
+    def write_ahead(self):
+        """Sets the journal with which readers and a writer do not block each other."""
+        with contextlib.closing(self.connect()) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
 
     def install(self, *tables):
         with contextlib.closing(self.connect()) as connection:

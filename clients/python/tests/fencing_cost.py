@@ -81,7 +81,7 @@ def main():
         database = kind(*options)
         try:
             if kind is SQLite:
-                database.connect("WAL").close()
+                database.write_ahead()
             found = ratios(database)
             print(
                 f"| {name} | " + " | ".join(f"{found[form.__name__]:.2f}" for form in FORMS[1:]) + " |",

@@ -198,6 +198,8 @@ def test_a_fence_keeps_every_acknowledged_update(scene, capsys):
     with capsys.disabled():
         print(f"\nDLOCK_SEED={seed}")
     for row, (topology, form) in enumerate(itertools.product(("server", "quorum"), FORMS)):
+        if isinstance(scene.database, SQLite) and topology == "quorum":
+            scene.database.write_ahead()  # over the server, SQLite has its default journal
         counted = collections.Counter()
         isolations = itertools.cycle(scene.database.isolations)
         for plan, isolation in zip(itertools.islice(plans(seed), ROUNDS), isolations):
