@@ -1,6 +1,6 @@
 //! Runs the sessions of the documents, `make run` and the example configuration.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::net::TcpStream;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Child, Command, Stdio};
@@ -63,7 +63,35 @@ fn try_the_sessions(conn: &mut Conn) {
     assert_eq!(shown, ["README.md", "docs/commands.md", "docs/getting-started.md"]);
 }
 
-/// `make run` after `make setup`, in a folder that looks like the project after a build.
+/// Returns a folder that looks like the project after a build.
+fn built_project() -> Folder {
+    let folder = Folder::fresh();
+    let built = folder.path().join("target/release");
+    fs::create_dir_all(&built).expect("a folder");
+    symlink(module_path(), built.join("libdlock.so")).expect("a link to the module");
+    fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
+    folder
+}
+
+/// Starts a program that writes to the log of the folder, and waits until the server is ready.
+#[track_caller]
+fn start(command: &mut Command, folder: &Folder, is_ready: impl Fn() -> bool) -> Child {
+    let log = OpenOptions::new().create(true).append(true).open(folder.path().join("log")).expect("a log");
+    command.envs(environment(folder.path())).stdin(Stdio::null());
+    let command = command.stderr(log.try_clone().expect("a second handle")).stdout(log);
+    let mut child = command.spawn().expect("the program starts");
+    until("the server is ready", || {
+        assert!(child.try_wait().expect("its state").is_none(), "the server ended: {}", logged(folder));
+        is_ready()
+    });
+    child
+}
+
+fn logged(folder: &Folder) -> String {
+    fs::read_to_string(folder.path().join("log")).unwrap_or_default()
+}
+
+/// `make run` after `make setup`.
 struct MakeRun {
     server: Child,
     folder: Folder,
@@ -72,50 +100,30 @@ struct MakeRun {
 
 impl MakeRun {
     fn start(kind: &ServerKind, variables: &[(&str, &str)]) -> MakeRun {
-        let (folder, port) = (Folder::fresh(), Port::claim());
-        let (bin, scripts) = (folder.path().join("bin"), folder.path().join("scripts"));
-        for folder in [&bin, &scripts, &folder.path().join("target/release")] {
-            fs::create_dir_all(folder).expect("a folder");
+        let (folder, port) = (built_project(), Port::claim());
+        let [bin, scripts] = ["bin", "scripts"].map(|name| folder.path().join(name));
+        for folder in [&bin, &scripts] {
+            fs::create_dir(folder).expect("a folder");
         }
-        symlink(module_path(), folder.path().join("target/release/libdlock.so"))
-            .expect("a link to the module");
-        symlink("/bin/true", bin.join("cargo")).expect("what builds nothing, for all is built");
+        symlink("/bin/true", bin.join("cargo")).expect("a cargo that builds nothing");
         let server = format!("#!/bin/sh\nexec {} \"$@\"\n", kind.command.join(" "));
         fs::write(bin.join("server"), server).expect("a server");
-        fs::set_permissions(bin.join("server"), Permissions::from_mode(0o755)).expect("it is ours");
-        fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
+        fs::set_permissions(bin.join("server"), Permissions::from_mode(0o755)).expect("the mode can be set");
         for (name, text) in [("run.sh", include_str!("../../scripts/run.sh")), ("common.sh", COMMON)] {
             fs::write(scripts.join(name), text).expect("a script");
         }
-        let log = File::create(folder.path().join("log")).expect("a log");
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("a PATH"));
-        let server = Command::new("bash")
-            .arg(scripts.join("run.sh"))
-            .envs(environment(folder.path()))
-            .env("PATH", path)
-            .env("REDIS_SERVER", bin.join("server"))
-            .env("PORT", port.number().to_string())
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stderr(log.try_clone().expect("a log"))
-            .stdout(log)
-            .spawn();
-        let mut run = MakeRun { server: server.expect("it starts"), folder, port };
-        until("make run prints its instructions", || {
-            assert!(run.server.try_wait().expect("its state").is_none(), "it ended: {}", run.said());
-            run.said().contains("Ctrl-C ends it.")
-        });
-        run
-    }
-
-    fn said(&self) -> String {
-        logged(&self.folder)
+        let mut command = Command::new("bash");
+        command.arg(scripts.join("run.sh")).env("PATH", path).env("REDIS_SERVER", bin.join("server"));
+        command.env("PORT", port.number().to_string()).envs(variables.iter().copied());
+        let server = start(&mut command, &folder, || logged(&folder).contains("Ctrl-C ends it."));
+        MakeRun { server, folder, port }
     }
 
     /// Runs the command that `make run` suggests, and returns its output.
     #[track_caller]
     fn try_the_advice(&self, about: &str) -> String {
-        let said = self.said();
+        let said = logged(&self.folder);
         let mut lines = said.lines().filter(|line| line.starts_with("  redis-cli"));
         let line = lines.find(|line| line.contains(about)).unwrap_or_else(|| panic!("nothing: {said}"));
         let done = Command::new("sh").args(["-c", line]).output().expect("sh runs");
@@ -155,34 +163,18 @@ fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind:
     try_the_sessions(&mut conn);
 }
 
-/// Starts the example as its own comment says, in a folder that looks like the project after a build. Only
-/// the port differs.
+/// Starts the example as its own comment says. Only the port differs.
 #[each_server]
 fn the_example_configuration_starts_a_server(kind: &ServerKind) {
-    let folder = Folder::fresh();
-    let built = folder.path().join("target/release");
-    fs::create_dir_all(&built).expect("a folder");
-    symlink(module_path(), built.join("libdlock.so")).expect("a link to the module");
-    fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
-    let log = File::create(folder.path().join("log")).expect("a log");
-    let port = Port::claim();
-    let (program, arguments) = kind.command.split_first().expect("a program");
-    let start = || {
-        let mut server = Command::new(program)
-            .args(arguments)
-            .args(["redis.conf.example", "--port", &port.number().to_string()])
-            .envs(environment(folder.path()))
-            .current_dir(folder.path())
-            .stdout(log.try_clone().expect("a log"))
-            .spawn()
-            .expect("it starts");
-        until("the server answers", || {
-            assert!(server.try_wait().expect("its state").is_none(), "it ended: {}", logged(&folder));
+    let (folder, port) = (built_project(), Port::claim());
+    let start_example = || {
+        let mut command = Command::new(&kind.command[0]);
+        command.args(&kind.command[1..]).args(["redis.conf.example", "--port", &port.number().to_string()]);
+        start(command.current_dir(folder.path()), &folder, || {
             TcpStream::connect(("127.0.0.1", port.number())).is_ok()
-        });
-        server
+        })
     };
-    let mut server = start();
+    let mut server = start_example();
     let mut conn = Conn::open(port.number());
     // The server cannot distinguish a first start from a loss of all data.
     let refused = conn.say("DLOCK.ACQUIRE k a 60000");
@@ -194,21 +186,15 @@ fn the_example_configuration_starts_a_server(kind: &ServerKind) {
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
     let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
     assert!(!logged(&folder).contains("no client is notified"), "{}", logged(&folder));
-    server.kill().expect("killed");
-    server.wait().expect("ended");
-    let mut server = start();
+    server.kill().and_then(|()| server.wait()).expect("the server is killed");
+    let mut server = start_example();
     let mut conn = Conn::open(port.number());
     let shown = until_some("the server has loaded its files", || match conn.say("DLOCK.INSPECT k") {
         Value::Error(_) => None,
         shown => Some(shown),
     });
     let after = conn.say("DLOCK.ACQUIRE other a 60000");
-    server.kill().expect("killed");
-    server.wait().expect("ended");
+    server.kill().and_then(|()| server.wait()).expect("the server is killed");
     assert_eq!(shown.field("fence"), &fence, "the hold survives, as the example says");
     assert!(after.error().starts_with("GRACE "), "each start has a grace period: {after:?}");
-}
-
-fn logged(folder: &Folder) -> String {
-    fs::read_to_string(folder.path().join("log")).unwrap_or_default()
 }
