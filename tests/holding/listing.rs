@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dlock_testkit::queue::{first_hold, granted, waiter};
+use dlock_testkit::queue::{first_hold, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// Returns the locks of a complete walk by key, as "mode holders waiters". No lock may appear twice while
@@ -105,37 +105,6 @@ fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
     let delayed = listed(&mut conn, "free");
     assert_eq!((delayed.field("pttl"), delayed.field("held")), (&Value::Int(-2), &Value::Int(0)));
     assert_eq!(conn.ok("EVAL return(redis.call('dlock.list',0,'match','free')[2][1][2]) 0"), "free");
-}
-
-#[each_server]
-fn list_returns_every_lasting_lock_while_others_change(kind: &ServerKind) {
-    let (server, mut conn) = Server::connected(kind);
-    for n in 0..300 {
-        conn.ok(&format!("DLOCK.ACQUIRE stays:{n} a 600000"));
-        conn.ok(&format!("DLOCK.ACQUIRE goes:{n} a 600000"));
-    }
-    // A lock that is handed off stays in the walk.
-    let mut next = waiter(&server, "DLOCK.ACQUIRE stays:7 b 600000 BLOCK 0");
-    let (mut cursor, mut seen, mut round) = ("0".to_string(), Vec::new(), 0);
-    loop {
-        let part = conn.ok(&format!("DLOCK.LIST {cursor} COUNT 7"));
-        seen.extend(part.items()[1].items().iter().map(|lock| lock.field("key").text()));
-        cursor = part.items()[0].text();
-        if cursor == "0" {
-            break;
-        }
-        conn.ok(&format!("DLOCK.RELEASE goes:{round} a"));
-        conn.ok(&format!("DLOCK.ACQUIRE comes:{round} a 600000"));
-        if round == 3 {
-            conn.ok("DLOCK.RELEASE stays:7 a");
-            granted(&mut next);
-        }
-        round += 1;
-    }
-    assert!(round > 50, "{round}");
-    for n in 0..300 {
-        assert!(seen.contains(&format!("stays:{n}")), "stays:{n} is missing");
-    }
 }
 
 #[each_server]

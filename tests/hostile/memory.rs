@@ -37,19 +37,6 @@ fn refused_requests_leave_no_state(kind: &ServerKind) {
     assert_eq!(conn.ok("DBSIZE"), 0);
 }
 
-#[each_server]
-fn the_memory_of_a_hold_is_bounded(kind: &ServerKind) {
-    let (_server, mut conn) = Server::connected(kind);
-    let (token, label) = ([b't'; 255], [b'l'; 255]);
-    let words = [&b"DLOCK.ACQUIRE"[..], b"k", &token, b"600000", b"REENTRANT", b"LABEL", &label];
-    for _ in 0..1_000 {
-        assert!(conn.call(&words).int() > 0);
-    }
-    assert_eq!(conn.call(&[&b"DLOCK.HOLDS"[..], b"k", &token]), 1_000);
-    let size = conn.ok("MEMORY USAGE k").int();
-    assert!((510..2_000).contains(&size), "{size}");
-}
-
 /// Each way to end the hold while its connection stays open.
 #[each_server]
 fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {

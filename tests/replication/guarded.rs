@@ -45,20 +45,3 @@ fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
     assert!(sent("DLOCK.FENCED g 3 SET x 1").is_empty());
     assert_eq!(sent("DLOCK.GUARD k t DLOCK.RELEASE k t"), ["DLOCK.RELEASE k t"]);
 }
-
-#[each_server]
-fn guarded_commands_leave_the_same_data_on_replicas_and_in_the_file(kind: &ServerKind) {
-    let mut master = Server::options(kind).synced().start();
-    let replica = Server::start(kind);
-    replica.replicate(&master);
-    let mut conn = master.connect();
-    conn.ok("DLOCK.ACQUIRE k t MAX");
-    conn.ok("DLOCK.GUARD k t RPUSH list a b");
-    conn.ok("DLOCK.FENCED g 5 SET x 1");
-    conn.ok("DLOCK.GUARD k t DLOCK.ACQUIRE k t MAX DEPTH 3");
-    let digest = conn.ok("DEBUG DIGEST");
-    replica.wait_in_sync(&master);
-    assert_eq!(replica.connect().ok("DEBUG DIGEST"), digest);
-    let mut conn = master.kill_and_restart();
-    assert_eq!((conn.ok("DEBUG DIGEST"), conn.ok("GET g")), (digest, "5".into()));
-}
