@@ -1,6 +1,6 @@
 //! Promotions under load: REPLICAOF, FAILOVER, Sentinel.
 
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::load::{Load, assert_equal};
@@ -25,16 +25,12 @@ fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
     for round in 0..rounds() {
         let [master, replica] =
             if round % 2 == 0 { [&servers[0], &servers[1]] } else { [&servers[1], &servers[0]] };
-        let port = AtomicU16::new(master.port());
-        load.during(
-            || port.load(Ordering::Relaxed),
-            |granted| {
-                until_more_grants(granted);
-                switch(master, replica);
-                port.store(replica.port(), Ordering::Relaxed);
-                until_more_grants(granted);
-            },
-        );
+        load.during_switch(master, |granted, port| {
+            until_more_grants(granted);
+            switch(master, replica);
+            port.store(replica.port(), Ordering::Relaxed);
+            until_more_grants(granted);
+        });
         load.drain(replica);
         load.assert_kept(replica);
         assert_equal(replica, master);
@@ -79,26 +75,22 @@ fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
     let mut load = with_short_leases(&mut random);
     for _ in 0..rounds() {
         let [master, replica] = &servers;
-        let port = AtomicU16::new(master.port());
-        load.during(
-            || port.load(Ordering::Relaxed),
-            |granted| {
-                until_more_grants(granted);
-                // The replica does not receive the last grants.
-                replica.pause();
-                assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
-                until_more_grants(granted);
-                assert!(master.connect().ok("DLOCK.ACQUIRE missed t 300").int() > 0);
-                master.kill9();
-                replica.resume();
-                replica.promote();
-                let mut conn = replica.connect();
-                assert_eq!(conn.ok("DLOCK.HOLDS missed t"), 0);
-                assert!(conn.say("DLOCK.ACQUIRE missed u 300").error().starts_with("GRACE"));
-                port.store(replica.port(), Ordering::Relaxed);
-                until_more_grants(granted);
-            },
-        );
+        load.during_switch(master, |granted, port| {
+            until_more_grants(granted);
+            // The replica does not receive the last grants.
+            replica.pause();
+            assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
+            until_more_grants(granted);
+            assert!(master.connect().ok("DLOCK.ACQUIRE missed t 300").int() > 0);
+            master.kill9();
+            replica.resume();
+            replica.promote();
+            let mut conn = replica.connect();
+            assert_eq!(conn.ok("DLOCK.HOLDS missed t"), 0);
+            assert!(conn.say("DLOCK.ACQUIRE missed u 300").error().starts_with("GRACE"));
+            port.store(replica.port(), Ordering::Relaxed);
+            until_more_grants(granted);
+        });
         load.assert_sound();
         servers[0].restart();
         servers[0].replicate(&servers[1]);
@@ -124,25 +116,21 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
     for _ in 0..rounds() {
         let [master, replica] = &servers;
         assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 1"), "OK");
-        let port = AtomicU16::new(master.port());
-        load.during(
-            || port.load(Ordering::Relaxed),
-            |granted| {
-                until_more_grants(granted);
-                // At least this client waits in its queue.
-                let mut conn = master.connect();
-                conn.ok("DLOCK.ACQUIRE own holder 900");
-                let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
-                replica.promote();
-                port.store(replica.port(), Ordering::Relaxed);
-                conn.until_error("DLOCK.ACQUIRE other x 1", "NOREPLICAS");
-                left_waiting += master.number("dlock_waiting");
-                let before = master.number("dlock_grants");
-                // Grace and the leases on the old master have ended by then.
-                until_more_grants(granted);
-                assert_eq!(master.number("dlock_grants"), before);
-            },
-        );
+        load.during_switch(master, |granted, port| {
+            until_more_grants(granted);
+            // At least this client waits in its queue.
+            let mut conn = master.connect();
+            conn.ok("DLOCK.ACQUIRE own holder 900");
+            let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
+            replica.promote();
+            port.store(replica.port(), Ordering::Relaxed);
+            conn.until_error("DLOCK.ACQUIRE other x 1", "NOREPLICAS");
+            left_waiting += master.number("dlock_waiting");
+            let before = master.number("dlock_grants");
+            // Grace and the leases on the old master have ended by then.
+            until_more_grants(granted);
+            assert_eq!(master.number("dlock_grants"), before);
+        });
         load.assert_sound();
         assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 0"), "OK");
         master.replicate(replica);
@@ -196,22 +184,18 @@ fn a_sentinel_failover_grants_no_lost_lock_and_demotes_the_old_master(kind: &Ser
     replica.replicate(&master);
     let sentinels = sentinels(kind, &master);
     let mut load = with_short_leases(&mut random);
-    let port = AtomicU16::new(master.port());
-    load.during(
-        || port.load(Ordering::Relaxed),
-        |granted| {
-            until_more_grants(granted);
-            master.kill9();
-            // Asks a sentinel for the master, as clients do.
-            until_within(SENTINELS, "a sentinel names the new master", || {
-                let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
-                let named: u16 = named.items()[1].text().parse().expect("a port");
-                port.store(named, Ordering::Relaxed);
-                named == replica.port()
-            });
-            until_more_grants(granted);
-        },
-    );
+    load.during_switch(&master, |granted, port| {
+        until_more_grants(granted);
+        master.kill9();
+        // Asks a sentinel for the master, as clients do.
+        until_within(SENTINELS, "a sentinel names the new master", || {
+            let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
+            let named: u16 = named.items()[1].text().parse().expect("a port");
+            port.store(named, Ordering::Relaxed);
+            named == replica.port()
+        });
+        until_more_grants(granted);
+    });
     load.assert_sound();
     master.restart();
     // On a very slow machine the sentinels swap the roles once more.

@@ -1,6 +1,6 @@
 //! Random clients on a group of servers with one master, and the checks afterwards.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use dlock_testkit::history::History;
 use dlock_testkit::workers::{Clock, Plan, Worker, during, look};
@@ -62,6 +62,16 @@ impl Load {
             self.history.holds.extend(worker.holds);
         }
         done
+    }
+
+    /// Like [`Load::during`], on `master` at first. `run` gets the clients' port, which it may change.
+    pub fn during_switch<R>(
+        &mut self,
+        master: &Server,
+        run: impl FnOnce(&AtomicUsize, &AtomicU16) -> R,
+    ) -> R {
+        let port = AtomicU16::new(master.port());
+        self.during(|| port.load(Ordering::Relaxed), |granted| run(granted, &port))
     }
 
     /// Waits until all short leases have ended on `master`, so that the rest stays as it is.
