@@ -22,7 +22,7 @@ fn every_server_keeps_the_contract(kind: &ServerKind) {
     let help = server.connect().ok("DLOCK.HELP");
     // The first line is a heading, and the indented lines explain the form above them.
     for form in help.items()[1..].iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")) {
-        let command = form.split(' ').next().expect("its name");
+        let command = form.split(' ').next().expect("a name");
         assert!(texts.iter().any(|text| text.contains(command)), "no file plays {command}");
     }
     for (file, text) in files.iter().zip(&texts) {

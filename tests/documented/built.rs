@@ -75,7 +75,7 @@ fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
         let text = text.unwrap_or_else(|why| panic!("{file}: {why}"));
         // The first match counts: CHANGELOG.md lists older versions below.
-        let start = &line[..line.find(version).expect("it names the version")];
+        let start = &line[..line.find(version).expect("the line has the version")];
         let first = text.lines().map(str::trim).find(|found| found.starts_with(start));
         let first = first.unwrap_or_else(|| panic!("{file} names no version"));
         assert!(first.starts_with(&line), "{file}: {first}");
@@ -83,6 +83,6 @@ fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
     let numbers: Vec<i64> = version.split('.').map(|part| part.parse().expect("a number")).collect();
     let listed = Server::start(kind).connect().ok("MODULE LIST");
     let ours = listed.items().iter().find(|module| *module.field("name") == "dlock");
-    let shown = ours.expect("it is loaded").field("ver").int();
+    let shown = ours.expect("the module is loaded").field("ver").int();
     assert_eq!(shown, (numbers[0] * 100 + numbers[1]) * 100 + numbers[2]);
 }

@@ -66,11 +66,11 @@ fn a_replica_that_attaches_under_load_misses_nothing(kind: &ServerKind) {
         let replica = Server::start(kind);
         under_load(&master, || replica.replicate(&master));
         replica.wait_in_sync(&master);
-        assert_eq!(master.info("dlock_followed"), "1");
+        assert_eq!(master.number("dlock_followed"), 1);
         let (ours, theirs) = (digests(&master), digests(&replica));
         assert_eq!(ours, theirs);
         assert!(ours.iter().all(|digest| digest.chars().any(|c| c != '0')), "held: {ours:?}");
-        assert_eq!(master.info("dlock_fence"), replica.info("dlock_fence"));
+        assert_eq!(master.number("dlock_fence"), replica.number("dlock_fence"));
     }
 }
 
@@ -117,8 +117,8 @@ fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
     conn.ok("DLOCK.RELEASE early t");
     replica.resume();
     replica.wait_in_sync(&master);
-    assert_eq!(master.info("sync_partial_ok"), "1");
-    assert_eq!((locks(&replica), replica.info("dlock_effects_skipped")), (locks(&master), "0".into()));
+    assert_eq!(master.number("sync_partial_ok"), 1);
+    assert_eq!((locks(&replica), replica.number("dlock_effects_skipped")), (locks(&master), 0));
 }
 
 #[each_server]

@@ -22,12 +22,12 @@ fn leases_that_end_during_a_pause_are_removed_after_it_on_both_servers(kind: &Se
     take_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
     let mut conn = master.connect();
     until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
-    assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
+    assert_eq!((conn.ok("DBSIZE"), master.number("dlock_expiries")), (100.into(), 0));
     conn.ok("CLIENT UNPAUSE");
     until("the holds have ended", || conn.ok("DBSIZE") == 0);
     replica.wait_in_sync(&master);
     assert_eq!(replica.connect().ok("DBSIZE"), 0);
-    assert_eq!((master.info("dlock_expiries"), replica.info("dlock_held")), ("100".into(), "0".into()));
+    assert_eq!((master.number("dlock_expiries"), replica.number("dlock_held")), (100, 0));
 }
 
 #[each_server]
@@ -40,12 +40,12 @@ fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &Server
     let mut conn = master.connect();
     until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
     assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
-    assert_eq!((conn.ok("DBSIZE"), master.info("dlock_expiries")), (100.into(), "0".into()));
+    assert_eq!((conn.ok("DBSIZE"), master.number("dlock_expiries")), (100.into(), 0));
     replica.resume();
     master.wait_failed_over(&replica);
     let mut new = replica.connect();
     until("the leases end there", || new.ok("DBSIZE") == 0);
-    assert_eq!((replica.info("dlock_expiries"), master.info("dlock_expiries")), ("100".into(), "0".into()));
+    assert_eq!([&replica, &master].map(|server| server.number("dlock_expiries")), [100, 0]);
     let fence = new.ok("DLOCK.ACQUIRE after t 600000").int();
     master.wait_in_sync(&replica);
     let mut old = master.connect();
@@ -106,6 +106,6 @@ fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind
     second.fail_over(&first);
     // Runs after the other pending work.
     conn.ok("DLOCK.ACQUIRE short t 1");
-    until("the job has run", || conn.ok("EXISTS short") == 0);
+    until("the background job has run", || conn.ok("EXISTS short") == 0);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k b 1000"), fence);
 }

@@ -120,7 +120,7 @@ fn a_promoted_replica_publishes_no_events_of_its_masters_past(kind: &ServerKind)
     let mut conn = replica.connect();
     conn.ok("REPLICAOF NO ONE");
     conn.ok("DLOCK.ACQUIRE mark t 1");
-    until("the background has looked", || conn.ok("EXISTS mark") == 0);
+    until("the background job has run", || conn.ok("EXISTS mark") == 0);
     assert_eq!(events.messages(), ["mark"; 3], "acquire, expired, free");
 }
 

@@ -119,7 +119,7 @@ fn the_effect_of_an_expiry_names_its_database(kind: &ServerKind) {
     // In one write: the lease cannot end before SET.
     let replies = conn.say_together(&["SELECT 5", "DLOCK.ACQUIRE k t 50", "SELECT 0", "SET x y"]);
     let fence = replies[1].int();
-    until("the lease ends", || server.info("dlock_expiries") == "1");
+    until("the lease ends", || server.number("dlock_expiries") == 1);
     let sent = stream.drain();
     let [five, grant, zero, set, again, end] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!([five, zero, again].map(|c| line(c)), ["SELECT 5", "SELECT 0", "SELECT 5"]);

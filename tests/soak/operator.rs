@@ -81,7 +81,7 @@ impl<'a> Operator<'a> {
         let keys: Vec<String> = self.plan.keys.iter().map(|(key, _)| key.clone()).collect();
         let flush = *self.random.of(&["FLUSHALL", "FLUSHDB ASYNC"]);
         self.end_by_force(flush, &keys);
-        until("the grace period has ended", || self.server.info("dlock_grace_ms_left") == "0");
+        until("the grace period has ended", || self.server.number("dlock_grace_ms_left") == 0);
         assert_eq!(self.conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
         self.disturbed += 1;
     }

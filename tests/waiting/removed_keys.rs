@@ -24,7 +24,7 @@ fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
     // The moved lock is found by its deadline in its new database.
     one.ok("DLOCK.EXTEND k a 30");
     until("the lease ends", || one.ok("EXISTS k") == 0);
-    assert_eq!(server.info("dlock_holders"), "3");
+    assert_eq!(server.number("dlock_holders"), 3);
 }
 
 /// SWAPDB of a database with itself moves nothing, but is replicated and announced like any other.
@@ -33,7 +33,7 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     let (server, replica) =
         (Server::options(kind).conf("dlock.restart-grace 4000").start(), Server::start(kind));
     let mut conn = server.connect();
-    until("its grace period has ended", || server.info("dlock_grace_ms_left") == "0");
+    until("its grace period has ended", || server.number("dlock_grace_ms_left") == 0);
     replica.replicate(&server);
     conn.ok("DLOCK.ACQUIRE k a 3000");
     conn.ok("DLOCK.ACQUIRE long a 4000");
@@ -42,13 +42,13 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     assert_eq!(server.numbers(["dlock_held", "dlock_grace_ms_left"]), [2, 0]);
     granted(&mut b);
     replica.wait_in_sync(&server);
-    assert_eq!(replica.info("dlock_held"), server.info("dlock_held"));
+    assert_eq!(replica.number("dlock_held"), server.number("dlock_held"));
     // After its promotion, the replica ends the holds that its master would have ended.
     replica.promote();
     until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
     assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
     conn.ok("FLUSHALL");
-    assert!(server.info("dlock_grace_ms_left") != "0", "a hold was flushed");
+    assert!(server.number("dlock_grace_ms_left") != 0, "a hold was flushed");
 }
 
 #[each_server]

@@ -126,7 +126,7 @@ fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKin
         let cli = cli.stdout(Stdio::piped()).spawn().expect("redis-cli runs");
         until("the client waits", || clients(&mut a, "k").len() == 1);
         a.ok("DLOCK.RELEASE k a");
-        let output = cli.wait_with_output().expect("its answer");
+        let output = cli.wait_with_output().expect("the output");
         assert!(String::from_utf8_lossy(&output.stdout).trim().parse::<u64>().is_ok(), "{output:?}");
         assert_still_holds(&server, "b");
         a.ok("DLOCK.RELEASE k b");
@@ -138,7 +138,7 @@ fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKin
 fn assert_still_holds(server: &Server, token: &str) {
     let mut look = server.connect();
     look.ok("DLOCK.ACQUIRE behind x 20");
-    until("a lease has ended behind it", || look.ok("EXISTS behind") == 0);
+    until("the background job has run", || look.ok("EXISTS behind") == 0);
     assert_eq!(holders(&mut look, "k"), [token]);
 }
 

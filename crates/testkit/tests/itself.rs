@@ -132,7 +132,7 @@ fn servers_end_and_restart(kind: &ServerKind) {
 #[each_server]
 fn a_refusal_to_start_returns_the_log(kind: &ServerKind) {
     let options = Server::options(kind).without_module().conf("no-such-option yes");
-    let log = options.try_start().map(|_| ()).expect_err("it must not start");
+    let log = options.try_start().map(|_| ()).expect_err("the server must not start");
     assert!(log.contains("no-such-option"), "{log}");
 }
 

@@ -47,7 +47,7 @@ fn a_lease_from_before_a_flush_does_not_end_a_later_hold(kind: &ServerKind) {
         assert!(answers[3].int() > answers[0].int());
         until("the old deadline is past", || world.conn.ok("EXISTS mark") == 0);
         world.agrees(0, &[("k", Some("t")), ("other", None)], 1);
-        assert_eq!(world.master.info("dlock_expiries"), "1");
+        assert_eq!(world.master.number("dlock_expiries"), 1);
     }
 }
 
@@ -84,7 +84,7 @@ fn a_hundred_thousand_holds_are_flushed_in_the_background(kind: &ServerKind) {
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [0, 0]);
     // Filled again while the background thread still frees.
     fill(&mut conn);
-    until("the background has freed them", || server.info("lazyfree_pending_objects") == "0");
+    until("the background has freed them", || server.number("lazyfree_pending_objects") == 0);
     assert_eq!(conn.ok("DLOCK.HOLDS k77777 token:77777"), 1);
     assert!(conn.ok("DLOCK.INSPECT k1").field("fence").int() > before);
     assert_eq!(conn.ok("DBSIZE"), 100_000);

@@ -111,7 +111,7 @@ fn swapdb_moves_the_holds(kind: &ServerKind) {
     ]);
     assert_eq!(answers[3], 1);
     until("the lease ends in its new database", || world.conn.ok("EXISTS short") == 0);
-    assert_eq!(world.master.info("dlock_expiries"), "1");
+    assert_eq!(world.master.number("dlock_expiries"), 1);
     world.agrees(5, &[("k", Some("one")), ("only", Some("one"))], 3);
     world.hold("short", "again");
     world.agrees(5, &[("short", Some("again"))], 4);

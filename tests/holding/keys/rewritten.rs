@@ -79,7 +79,7 @@ fn a_delay_without_a_holder_and_a_queue_survive_a_rewrite(kind: &ServerKind) {
     let (mut server, mut conn) = start(kind);
     conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
     conn.ok("DLOCK.ACQUIRE short t 1 DELAY 1");
-    until("only delays are left", || server.info("dlock_expiries") == "2");
+    until("only delays are left", || server.number("dlock_expiries") == 2);
     conn.ok("DLOCK.ACQUIRE held t 600000");
     let mut waiter = waiter(&server, "DLOCK.ACQUIRE held w 600000 BLOCK 0");
     server.rewrite();
@@ -101,7 +101,7 @@ fn the_module_can_be_removed_when_none_of_its_keys_is_left(kind: &ServerKind) {
     conn.ok("SET a 1");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("RENAME k left"), "OK");
-    assert_eq!(server.info("dlock_held"), "0");
+    assert_eq!(server.number("dlock_held"), 0);
     let mut found = Vec::new();
     let mut cursor = "0".to_string();
     loop {

@@ -131,6 +131,6 @@ impl<'a> Client<'a> {
                 wire.value(Instant::now() + TIMEOUT + Duration::from_secs(20)).expect("the node goes on");
             answer.unwrap_or_else(|| panic!("{words:?} is never answered"))
         });
-        answers.last().expect("one at least")
+        answers.last().expect("a reply")
     }
 }

@@ -51,7 +51,7 @@ fn grace_covers_grants_lost_to_kill_9_with_the_append_only_file_switched_off(kin
         let before = server.number("dlock_grants");
         until("grants are made that the file lacks", || server.number("dlock_grants") > before + 20);
     });
-    assert!(!tally.lost.is_empty(), "a server that kept nothing lost nothing?");
+    assert!(!tally.lost.is_empty(), "the crashes lost no hold");
 }
 
 #[each_server]
@@ -60,13 +60,13 @@ fn grace_covers_grants_lost_to_kill_9_with_snapshots_only(kind: &ServerKind) {
         let save = *random.of(&["SAVE", "BGSAVE"]);
         begin(server, random, save);
     });
-    assert!(!tally.lost.is_empty(), "a server with old snapshots only lost nothing?");
+    assert!(!tally.lost.is_empty(), "the crashes lost no hold");
 }
 
 #[each_server]
 fn grace_covers_grants_lost_to_kill_9_without_persistence(kind: &ServerKind) {
     let tally = run_with_grace("kill -9, nothing kept", with_grace(kind), |_, _| ());
-    assert!(!tally.lost.is_empty(), "a server that keeps nothing lost nothing?");
+    assert!(!tally.lost.is_empty(), "the crashes lost no hold");
 }
 
 /// In every second round a background write is in progress at the crash, or was just before.
@@ -109,7 +109,7 @@ fn grace_covers_grants_lost_to_a_power_cut_with_weaker_settings(kind: &ServerKin
         });
         assert!(tally.grace > 0);
         if fsync == "appendfsync no" {
-            assert!(bytes > 0 && !tally.lost.is_empty(), "nothing was ever synced, and nothing lost?");
+            assert!(bytes > 0 && !tally.lost.is_empty(), "no data was lost although none was synced");
         }
     }
 }

@@ -90,13 +90,13 @@ fn a_truncated_file_is_refused_with_aof_load_truncated_no(kind: &ServerKind) {
             continue;
         }
         fs::write(&file, &bytes[..length]).expect("the file");
-        let log = server.try_restart().expect_err("it must not start");
+        let log = server.try_restart().expect_err("the server must not start");
         assert_well(&log);
         assert!(log.contains("Unexpected end of file") || log.contains("fixed"), "{log}");
     }
     fs::write(&file, &bytes).expect("the file");
     server.restart();
-    assert_eq!(locks_without_fence(&server), states.last().expect("some").1);
+    assert_eq!(locks_without_fence(&server), states.last().expect("a state").1);
 }
 
 #[each_server]
@@ -180,7 +180,7 @@ fn a_damaged_snapshot_is_refused(kind: &ServerKind) {
             damaged[at] ^= 1 << random.below(8);
         }
         fs::write(&file, &damaged).expect("the snapshot");
-        let log = server.try_restart().expect_err("it must not start");
+        let log = server.try_restart().expect_err("the server must not start");
         // The server's message for a duplicate key looks like a crash: the damage made two keys equal.
         if !log.contains("Duplicated key found in RDB file") {
             assert_well(&log);

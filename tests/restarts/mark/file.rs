@@ -68,7 +68,7 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     assert_eq!(status(&server), "failing");
     assert_eq!(logged(&server, "cannot be written: it is a link, not a file"), 1);
     assert_eq!(fs::read(&precious).expect("the file is still there"), before);
-    fs::remove_file(&mark).expect("it can be removed");
+    fs::remove_file(&mark).expect("the file can be removed");
     until_status(&server, "ok");
 }
 
@@ -110,7 +110,7 @@ fn the_mark_of_a_newer_module_is_not_replaced(kind: &ServerKind) {
     assert_eq!(logged(&server, "a newer module wrote it"), 1);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     assert_eq!(fs::read(path(&server)).expect("the file"), newer);
-    fs::remove_file(path(&server)).expect("it can be removed");
+    fs::remove_file(path(&server)).expect("the file can be removed");
     until_status(&server, "ok");
     assert_eq!(logged(&server, "is written again"), 1);
 }
@@ -121,7 +121,7 @@ fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &Serv
         let mut server = Server::start(kind);
         server.kill9();
         let path = path(&server);
-        fs::remove_file(&path).expect("it was there");
+        fs::remove_file(&path).expect("the mark file");
         if pipe {
             let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
             assert!(made.success());

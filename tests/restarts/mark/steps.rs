@@ -71,7 +71,7 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     // The background job checks ten times a second, and finds the write unfinished.
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
-    until("the background has looked", || conn.ok("EXISTS mark") == 0);
+    until("the background job has run", || conn.ok("EXISTS mark") == 0);
     assert_eq!(server.number("dlock_fence_mark"), first);
     faults.none();
     until("INFO shows the mark", || server.number("dlock_fence_mark") == stored(&path(&server)));

@@ -39,7 +39,7 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
         assert!(conn.ok(command).int() > 0);
     }
     let before = (all(&mut conn), state(&mut conn, "k"));
-    let fence = server.info("dlock_fence");
+    let fence = server.number("dlock_fence");
     server.kill9();
     let effects: Vec<Vec<Vec<u8>>> = aof::commands(server.dir());
     assert!(effects.iter().filter(|effect| effect[0].starts_with(b"DLOCK.")).count() > 15);
@@ -47,7 +47,7 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     server.restart();
     let mut conn = server.connect();
     assert_eq!((all(&mut conn), state(&mut conn, "k")), before);
-    assert_eq!(server.info("dlock_fence"), fence);
+    assert_eq!(server.number("dlock_fence"), fence);
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [9, 10]);
 }
 
@@ -57,7 +57,7 @@ fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     conn.ok("SET text x");
-    let fence = server.info("dlock_fence");
+    let fence = server.number("dlock_fence");
     server.kill9();
     let commands = aof::commands(server.dir());
     let effect = commands.iter().find(|command| command[0] == b"DLOCK._SET").expect("the grant's effect");
@@ -68,7 +68,7 @@ fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
         other
     };
     // The server knows the last fence from the replay.
-    let later = fence.parse::<u64>().expect("a number") + 1000;
+    let later = fence + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let bad = [
         // The last fence (8 bytes) precedes the change.
@@ -87,10 +87,10 @@ fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
         assert!(log.contains(why), "{}: {log}", line(command));
     }
     assert_eq!(log.matches("sending an error to its").count(), bad.len(), "{log}");
-    assert_eq!(server.info("dlock_effects_skipped"), bad.len().to_string());
+    assert_eq!(server.number("dlock_effects_skipped"), bad.len() as i64);
     let mut conn = server.connect();
     assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("EXISTS x")), (1.into(), 0.into()));
-    assert_eq!(server.info("dlock_fence"), later.to_string());
+    assert_eq!(server.number("dlock_fence"), later);
     assert!(conn.ok("DLOCK.ACQUIRE x t 600000").int() > 0);
 }
 

@@ -37,7 +37,7 @@ fn a_server_without_the_module_refuses_a_snapshot_with_locks(kind: &ServerKind) 
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("SAVE");
-    let log = start_without_module(&mut server, kind).expect_err("it must not start");
+    let log = start_without_module(&mut server, kind).expect_err("the server must not start");
     assert!(log.contains("dlock-key"), "{log}");
 }
 
