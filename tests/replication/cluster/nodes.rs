@@ -13,10 +13,7 @@ pub fn cluster(kind: &ServerKind, slots: [&str; 3]) -> [Server; 3] {
 
 /// Starts a cluster with these slots and lines of configuration.
 pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Server; 3] {
-    let nodes = [(); 3].map(|()| {
-        let options = Server::options(kind).conf("cluster-enabled yes");
-        options.confs(&conf).start()
-    });
+    let nodes = [(); 3].map(|()| Server::options(kind).conf("cluster-enabled yes").confs(conf).start());
     for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
         let mut conn = node.connect();
         // Each node gets its own epoch, as `redis-cli --cluster create` does.
