@@ -39,6 +39,14 @@ LIMIT = 30
 FOREIGN_TOKEN = "0123456789abcdef" * 2
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Prints what tests have measured: their properties with the name "measured"."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name == "measured":
+                terminalreporter.write_line(value)
+
+
 def protocols():
     """Returns the servers' names, each with a version of RESP: over all servers, both are used."""
     return [(server, 2 + number % 2) for number, server in enumerate(sorted(SERVERS))] or [("none", 2)]

@@ -193,10 +193,9 @@ def scene(request, masters):
 
 
 @pytest.mark.timeout(120 + 60 * ROUNDS)
-def test_a_fence_keeps_every_acknowledged_update(scene, capsys):
+def test_a_fence_keeps_every_acknowledged_update(scene, record_property):
     seed = int(os.environ.get("DLOCK_SEED", random.randrange(2**32)))
-    with capsys.disabled():
-        print(f"\nDLOCK_SEED={seed}")
+    print(f"DLOCK_SEED={seed}")
     for row, (topology, form) in enumerate(itertools.product(("server", "quorum"), FORMS)):
         if isinstance(scene.database, SQLite) and topology == "quorum":
             scene.database.write_ahead()  # over the server, SQLite has its default journal
@@ -211,9 +210,8 @@ def test_a_fence_keeps_every_acknowledged_update(scene, capsys):
         [(total,)] = cursor.fetchall()
         scene.observer.commit()
         lost = counted["stopped wrote"] + counted["next wrote"] - total
-        with capsys.disabled():
-            what = f"{scene.database.name}, {topology}, fence by {form}"
-            print(f"{what}: {ROUNDS} rounds, {lost} lost; {dict(counted)}")
+        what = f"{scene.database.name}, {topology}, fence by {form}"
+        record_property("measured", f"{what}: {ROUNDS} rounds, {lost} lost; {dict(counted)}")
         if form == "none":
             assert lost > 0
         else:
