@@ -1,16 +1,11 @@
 //! Adoption of a hold that another process left.
 
-use dlock_client::{ExtendError, Lost, Retry, now};
-use std::time::Duration;
-
-use super::{LONG, client, held_on, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::{ServerKind, each_server, until};
+use super::*;
 
 #[each_server]
 async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let (servers, ann, bob) = two_clients(kind, count).await;
         let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("it lasts");
         until_held_everywhere(&servers, "r");
         let ttl = Duration::from_secs(3);
@@ -18,9 +13,7 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
         assert_eq!(guard.token(), &kept.token);
         assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
         assert!(guard.remaining() <= ttl);
-        let end = guard.valid_until() + ttl;
-        until("the original lease would have ended", || now() > end);
-        assert_eq!(guard.loss(), None);
+        outlast_lease(&guard, ttl);
         until_held_everywhere(&servers, "r");
         guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
@@ -31,8 +24,7 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
 
 #[each_server]
 async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 3).await;
     let first = client.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     client.flush().await;
@@ -50,8 +42,8 @@ async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
 async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds(kind: &ServerKind) {
     for count in [1, 3] {
         let mut servers = masters(kind, count);
-        let client =
-            super::builder(&servers).retry(Retry::new(0, Duration::ZERO)).build().await.expect("a client");
+        let no_retry = Retry::new(0, Duration::ZERO);
+        let client = builder(&servers).retry(no_retry).build().await.expect("a client");
         let held = client.lock("r").ttl(LONG).await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         let other = client.lock("other").await.expect("the lock is free");
@@ -76,18 +68,14 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
 /// The hold is not renewed before its adoption ends.
 #[each_server]
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let (servers, ann, bob) = two_clients(kind, 3).await;
     let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("it lasts");
     until_held_everywhere(&servers, "r");
     servers[2].pause();
     // Shorter than the node timeout.
     let ttl = Duration::from_secs(2);
     let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
-    assert_eq!(guard.loss(), None);
-    let end = guard.valid_until() + ttl;
-    until("the original lease would have ended", || now() > end);
-    assert_eq!(guard.loss(), None);
+    outlast_lease(&guard, ttl);
     servers[2].resume();
     guard.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");

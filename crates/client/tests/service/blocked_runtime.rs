@@ -1,11 +1,7 @@
 //! Holds whose runtime is blocked or gone, and holds past their end.
 
-use dlock_client::{AcquireError, Client, Guard, Lost, now};
-use std::time::Duration;
+use super::*;
 use tokio::runtime::{Builder, Runtime};
-
-use super::{LONG, held_on, masters, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Server, ServerKind, each_server, until};
 
 const TTL: Duration = Duration::from_secs(3);
 
@@ -25,14 +21,10 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons(kind: &S
         let (client, guard) = runtime.block_on(async {
             let client = client(&servers).await;
             let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
-            let end = guard.valid_until() + TTL;
-            until("the runtime was blocked past the lease", || now() > end);
-            assert_eq!(guard.loss(), None);
+            outlast_lease(&guard, TTL);
             (client, guard)
         });
-        let end = guard.valid_until() + TTL;
-        until("the runtime has not run for a lease", || now() > end);
-        assert_eq!(guard.loss(), None);
+        outlast_lease(&guard, TTL);
         until_held_everywhere(&servers, "r");
         runtime.block_on(guard.release()).expect("the lock is held");
         runtime.block_on(client.close());
@@ -49,7 +41,7 @@ fn an_unrenewed_hold_is_lost_and_not_entered_again_after_a_blocked_runtime(kind:
         let guard = lock().acquire().await.expect("the lock is free");
         let cancellation = guard.cancellation();
         until("the validity has ended", || now() > guard.valid_until());
-        let again = lock().acquire().await.expect("nobody has it");
+        let again = lock().acquire().await.expect("the lock is free");
         assert_ne!(again.token(), guard.token(), "a hold of its own");
         assert_eq!(guard.loss(), Some(Lost::Ended));
         assert!(cancellation.is_cancelled() && guard.cancellation().is_cancelled());
@@ -68,9 +60,7 @@ fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
             runtime.block_on(lock).expect("the lock is free")
         };
         let guard = acquire(TTL);
-        let end = guard.valid_until() + TTL;
-        until("a lease has passed since its runtime is gone", || now() > end);
-        assert_eq!(guard.loss(), None);
+        outlast_lease(&guard, TTL);
         until_held_everywhere(&servers, "r");
         drop(guard);
         until_nothing_is_left(&servers, "r");
@@ -79,44 +69,24 @@ fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
     }
 }
 
-/// Starts an extension, and blocks the runtime past the first lease.
-async fn extend_blocked_past_the_lease(guard: &Guard, ttl: Duration) {
-    let end = guard.valid_until() + TTL;
-    let mut extending = std::pin::pin!(guard.extend(ttl));
-    tokio::select! {
-        biased;
-        early = &mut extending => panic!("without an answer: {early:?}"),
-        () = std::future::ready(()) => {}
-    }
-    until("the runtime was blocked past the lease", || now() > end);
-    assert_eq!(guard.loss(), None);
-    extending.await.expect("the lock is held");
-}
-
-/// The extension runs, and the renewals wait for it.
+/// With renewals, the extension is to a short lease, and the renewals wait for it. Without them, it is to a
+/// long lease, and ends while the runtime is blocked.
 #[each_server]
-fn a_hold_is_renewed_while_its_runtime_is_blocked_during_an_extension(kind: &ServerKind) {
-    for count in [1, 3] {
+fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kind: &ServerKind) {
+    for (count, renews, ttl) in [(1, true, TTL), (3, true, TTL), (1, false, LONG), (3, false, LONG)] {
         let servers = masters(kind, count);
         runtime().block_on(async {
             let client = client(&servers).await;
-            let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
-            extend_blocked_past_the_lease(&guard, TTL).await;
-            guard.release().await.expect("the lock is held");
-        });
-    }
-}
-
-/// The extension ends while the runtime is blocked.
-#[each_server]
-fn a_hold_that_is_extended_while_its_runtime_is_blocked_outlasts_its_first_lease(kind: &ServerKind) {
-    for count in [1, 3] {
-        let servers = masters(kind, count);
-        runtime().block_on(async {
-            let client = client(&servers).await;
-            let lock = client.lock("r").ttl(TTL).renew(false);
+            let lock = client.lock("r").ttl(TTL).renew(renews);
             let guard = lock.acquire().await.expect("the lock is free");
-            extend_blocked_past_the_lease(&guard, LONG).await;
+            let mut extending = Box::pin(guard.extend(ttl));
+            tokio::select! {
+                biased;
+                early = &mut extending => panic!("without an answer: {early:?}"),
+                () = std::future::ready(()) => {}
+            }
+            outlast_lease(&guard, TTL);
+            extending.await.expect("the lock is held");
             guard.release().await.expect("the lock is held");
         });
     }
@@ -132,9 +102,7 @@ fn a_request_that_outlives_its_runtime_does_not_end_the_renewals(kind: &ServerKi
     let guard = runtime.block_on(client.lock("r").ttl(TTL).acquire()).expect("a majority is enough");
     runtime.block_on(guard.extend(TTL)).expect("a majority is enough");
     drop(runtime);
-    let end = guard.valid_until() + TTL;
-    until("a lease has passed since its runtime is gone", || now() > end);
-    assert_eq!(guard.loss(), None);
+    outlast_lease(&guard, TTL);
     servers[2].resume();
     drop(guard);
     until_nothing_is_left(&servers, "r");
@@ -152,20 +120,7 @@ fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     drop(client);
     drop(guard);
     until_nothing_is_left(&servers, "r");
-    until("its connections close", || clients() == before);
-}
-
-#[each_server]
-fn a_hold_that_was_released_is_not_lost_when_its_lease_would_be_over(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    runtime().block_on(async {
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
-        let (cancellation, end) = (guard.cancellation(), guard.valid_until());
-        guard.release().await.expect("the lock is held");
-        until("the original lease would have ended", || now() > end);
-        assert!(!cancellation.is_cancelled());
-    });
+    until("the connections of the client close", || clients() == before);
 }
 
 /// The last reply and the loss of the first hold become ready together.
@@ -194,7 +149,7 @@ fn no_lock_of_several_is_lost_when_the_runtime_blocks_before_the_last_grant(kind
             if early.is_some() {
                 continue;
             }
-            until("the first is lost", || now().saturating_since(begun) > ttl * 3 / 4);
+            until("the first hold is lost", || now().saturating_since(begun) > ttl * 3 / 4);
             match acquiring.await {
                 Ok(guards) => assert_eq!(guards.loss(), None),
                 Err(AcquireError::LostMeanwhile { resource, .. }) => assert_eq!(resource, names[0]),

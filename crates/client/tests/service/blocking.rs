@@ -1,14 +1,10 @@
 //! The blocking client, for programs without a runtime.
 
-use dlock_client::blocking::Guard;
-use dlock_client::{Client, Lost, Wait, now};
+use super::*;
+use dlock_client::blocking::{self, Guard};
 use std::cell::RefCell;
-use std::time::Duration;
 
-use super::{LONG, held_on, holders, masters, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Conn, Server, ServerKind, each_server, queue, until};
-
-fn client(servers: &[Server]) -> dlock_client::blocking::Client {
+fn client(servers: &[Server]) -> blocking::Client {
     Client::builder().servers(servers.iter().map(url)).build_blocking().expect("a client")
 }
 
@@ -25,9 +21,7 @@ fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
         assert_eq!(guard.loss(), None);
         assert!(bob.lock("r").try_acquire().expect("an answer").is_none());
         let waits = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
-        until("the client waits", || {
-            servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty())
-        });
+        until_waiting(&servers, 1);
         guard.release().expect("the lock is held");
         let guard = waits.join().expect("no panic").expect("it is released");
         until_held_everywhere(&servers, "r");

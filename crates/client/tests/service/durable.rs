@@ -1,17 +1,12 @@
 //! Durable grants, which count when they are on replicas or on the disk.
 
-use dlock_client::{AcquireError, Client, ExtendError, NodeState, Wait};
-use std::time::Duration;
-
-use super::lost_replies::{Loss, Lossy};
-use super::{LONG, client, holders, masters, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Server, ServerKind, each_server, queue, until};
+use super::proxies::{Loss, Lossy};
+use super::*;
 
 #[each_server]
 async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, count).await;
         let lock = |timeout| client.lock("r").ttl(LONG).durable(1, timeout);
         let none = lock(Duration::from_millis(20)).await.expect_err("there is no replica");
         let AcquireError::NotDurable { resource, report } = &none else { panic!("{none:?}") };
@@ -30,9 +25,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
         }
         // A grant out of the queue, which another connection receives.
         let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
-        until("the client waits", || {
-            servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty())
-        });
+        until_waiting(&servers, 1);
         let before = holders(&replicas[0], "r");
         guard.release().await.expect("the lock is held");
         let guard = waits.await.expect("no panic").expect("it is released");
@@ -52,7 +45,7 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     let client = client(&servers).await;
     let acquired = client.lock("r").ttl(LONG).durable(0, LONG).try_acquire().await;
     if format!("{:?}", servers[0].connect().say("WAITAOF 0 0 1")).contains("unknown command") {
-        let why = acquired.expect_err("it cannot say").to_string();
+        let why = acquired.expect_err("the server has no WAITAOF").to_string();
         assert!(why.contains("WAITAOF"), "{why}");
         client.flush().await;
     } else {
@@ -74,7 +67,7 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     replicas[1].pause();
     let ttl = Duration::from_secs(60);
     let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
-    until("it is under way", || late.has_lost());
+    until("the proxy holds the EXTEND back", || late.has_lost());
     until_held_everywhere(&servers, "r");
     replicas[1].resume();
     let guard = acquires.await.expect("no panic").expect("a majority has replicas");
@@ -83,17 +76,16 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
     late.lose_the_next();
     let mut conn = servers[2].connect();
-    until("it has come", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
+    until("the late EXTEND is executed", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
 }
 
 /// WAIT must not delay the renewals of other holds.
 #[each_server]
 async fn other_requests_proceed_while_a_durable_grant_waits(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 1).await;
     let waits = tokio::spawn(client.lock("r").ttl(LONG).durable(1, LONG).acquire());
     until_held_everywhere(&servers, "r");
-    until("it waits for replicas", || servers[0].info("blocked_clients") == "1");
+    until("the client waits for replicas", || servers[0].info("blocked_clients") == "1");
     client.lock("other").await.expect("the lock is free").release().await.expect("the lock is held");
     waits.abort();
     until_nothing_is_left(&servers, "r");

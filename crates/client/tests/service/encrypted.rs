@@ -1,12 +1,11 @@
 //! Connections over TLS.
 
-use dlock_client::{BuildError, Client, ClientBuilder, Wait};
+use super::*;
+use dlock_client::BuildError;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use std::fs;
-use std::time::Duration;
 
-use super::{LONG, until_nothing_is_left};
-use dlock_testkit::{Folder, Port, Server, ServerKind, each_server};
+use dlock_testkit::{Folder, Port};
 
 /// A certificate and its key.
 struct Paper {

@@ -1,17 +1,12 @@
 //! A hold from its acquisition to its end.
 
-use dlock_client::{AcquireError, Lost, ReleaseError, Wait, now};
-use std::time::Duration;
+use super::*;
 use tokio::time::timeout;
-
-use super::{LONG, client, held_on, holders, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::{ServerKind, each_server, until};
 
 #[each_server]
 async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) {
     for count in [1, 3, 5] {
-        let servers = masters(kind, count);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let (servers, ann, bob) = two_clients(kind, count).await;
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         assert!(guard.remaining() > LONG / 2 && guard.remaining() < LONG);
         assert!(guard.valid_until() > now());
@@ -19,7 +14,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
         let token = String::from_utf8(guard.token().as_bytes().to_vec()).expect("text");
         assert_eq!(token.len(), 27);
         for server in &servers {
-            until("it holds", || holders(server, "r") == [token.clone()]);
+            until("the server has the hold", || holders(server, "r") == [token.clone()]);
         }
         assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
@@ -37,8 +32,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
 #[each_server]
 async fn a_dropped_guard_releases_and_settle_waits_for_it(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, count).await;
         drop(client.lock("r").ttl(LONG).acquire().await.expect("the lock is free"));
         client.flush().await;
         assert_eq!(held_on(&servers, "r"), 0);
@@ -50,31 +44,14 @@ async fn a_dropped_guard_releases_and_settle_waits_for_it(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_hold_is_renewed_for_as_long_as_it_lives(kind: &ServerKind) {
-    for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
-        let guard = client.lock("r").ttl(Duration::from_secs(3)).acquire().await.expect("the lock is free");
-        let first = guard.valid_until();
-        // The first lease would have ended twice by then.
-        until("it is renewed", || guard.valid_until().saturating_since(first) > Duration::from_secs(6));
-        assert_eq!(guard.loss(), None);
-        until_held_everywhere(&servers, "r");
-        guard.release().await.expect("the lock is held");
-    }
-}
-
-#[each_server]
 async fn a_hold_that_is_not_renewed_is_lost_before_it_ends(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, count).await;
         let short = client.lock("r").ttl(Duration::from_secs(6)).notice(Duration::from_secs(3));
         let guard = short.renew(false).acquire().await.expect("the lock is free");
         let cancelled = guard.cancellation();
         assert_eq!(guard.lost().await, Lost::Ended);
-        let told = now();
-        assert!(told < guard.valid_until(), "told before the end");
+        assert!(now() < guard.valid_until(), "the loss is reported before the lease ends");
         assert!(cancelled.is_cancelled());
         assert_eq!(guard.remaining(), Duration::ZERO);
         until_nothing_is_left(&servers, "r");
@@ -84,8 +61,7 @@ async fn a_hold_that_is_not_renewed_is_lost_before_it_ends(kind: &ServerKind) {
 
 #[each_server]
 async fn a_hold_is_renewed_until_its_maximum_time(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 3).await;
     let lock = client.lock("r").ttl(Duration::from_secs(3)).max_hold(Duration::from_millis(4_500));
     let guard = lock.acquire().await.expect("the lock is free");
     let first = guard.valid_until();
@@ -96,8 +72,7 @@ async fn a_hold_is_renewed_until_its_maximum_time(kind: &ServerKind) {
 
 #[each_server]
 async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 3).await;
     let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
     let guard = lock.acquire().await.expect("the lock is free");
     let lost =
@@ -112,16 +87,15 @@ async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerK
 #[each_server]
 async fn a_lease_is_set_longer_and_shorter(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (_servers, client) = quorum(kind, count).await;
         let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
-        let until = guard.extend(2 * LONG).await.expect("the lock is held");
-        assert_eq!(until, guard.valid_until());
+        let end = guard.extend(2 * LONG).await.expect("the lock is held");
+        assert_eq!(end, guard.valid_until());
         assert!(guard.remaining() > LONG);
-        let until = guard.extend(Duration::from_secs(1)).await.expect("the lock is held");
-        assert_eq!(until, guard.valid_until());
+        let end = guard.extend(Duration::from_secs(1)).await.expect("the lock is held");
+        assert_eq!(end, guard.valid_until());
         // The renewals use the new lease.
-        dlock_testkit::until("it is renewed", || guard.valid_until() > until);
+        until("the hold is renewed", || guard.valid_until() > end);
         assert!(guard.remaining() <= Duration::from_secs(1));
         guard.release().await.expect("the lock is held");
     }
@@ -130,13 +104,12 @@ async fn a_lease_is_set_longer_and_shorter(kind: &ServerKind) {
 #[each_server]
 async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, count).await;
         let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         let kept = guard.forget().expect("nothing is against it");
         until_held_everywhere(&servers, "r");
-        let until = client.extend("r", &kept.token, 2 * LONG).await.expect("the lock is held");
-        assert!(until > kept.valid_until);
+        let end = client.extend("r", &kept.token, 2 * LONG).await.expect("the lock is held");
+        assert!(end > kept.valid_until);
         client.release("r", &kept.token).await.expect("the lock is held");
         assert!(matches!(client.release("r", &kept.token).await, Err(ReleaseError::NotHeld(_))));
         until_nothing_is_left(&servers, "r");
@@ -146,8 +119,7 @@ async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKi
 /// A renewal that waits for an extension does not restore the old lease.
 #[each_server]
 async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 1).await;
     let ttl = Duration::from_secs(6);
     let guard = client.lock("r").ttl(ttl).acquire().await.expect("the lock is free");
     let due = guard.valid_until();
@@ -159,7 +131,7 @@ async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind
     });
     let extended = guard.extend(LONG).await.expect("the lock is held");
     resuming.await.expect("no panic");
-    until("it is renewed", || guard.valid_until() != extended);
+    until("the hold is renewed", || guard.valid_until() != extended);
     assert!(guard.valid_until() > extended, "not by the lease of before");
     guard.release().await.expect("the lock is held");
 }

@@ -1,11 +1,7 @@
 //! The name under which CLIENT LIST shows the connections of a client.
 
-use dlock_client::Client;
+use super::*;
 use sha1_smol::Sha1;
-use std::time::Duration;
-
-use super::{LONG, builder, client, masters};
-use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
 /// The library name of each connection that `client` has to the server. Empty if the server does not
 /// support CLIENT SETINFO.
@@ -35,8 +31,7 @@ async fn locks(client: &Client) {
 
 #[each_server]
 async fn a_client_of_one_server_is_named_after_the_library(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 1).await;
     locks(&client).await;
     assert_eq!(client.library_name(), "dlock-client");
     if knows_setinfo(&servers[0]) {
@@ -53,14 +48,14 @@ async fn the_library_name_tells_clients_of_different_quorums_apart(kind: &Server
     let second = builder(&[]).servers(urls).build().await.expect("a client");
     for client in [&first, &second] {
         locks(client).await;
-        until("all run ids are known", || client.library_name() == all);
+        until("the client knows all run ids", || client.library_name() == all);
     }
     let other = client(&servers[1..]).await;
-    until("all run ids are known", || other.library_name() == name_of(&servers[1..]));
+    until("the client knows all run ids", || other.library_name() == name_of(&servers[1..]));
     assert_ne!(all, other.library_name());
     if knows_setinfo(&servers[0]) {
-        until("both are named", || names(&servers[0]) == [all.clone(), all.clone()]);
-        until("three are named", || {
+        until("both clients show their name", || names(&servers[0]) == [all.clone(), all.clone()]);
+        until("three clients show their names", || {
             let mut names = names(&servers[1]);
             names.sort();
             let mut expected = [all.clone(), all.clone(), other.library_name()];

@@ -1,19 +1,13 @@
 //! Shared, re-entered and ephemeral holds, and several locks at once.
 
-use dlock_client::{AcquireError, ExtendError, Guard, Lost, ReleaseError, Retry, Wait};
+use super::*;
 use std::hint;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use super::{LONG, client, held_on, holders, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::until;
-use dlock_testkit::{ServerKind, each_server, queue};
 
 #[each_server]
 async fn sharers_hold_together_and_exclude_exclusive_holders(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let (_servers, ann, bob) = two_clients(kind, 3).await;
     let first = ann.lock("r").shared().acquire().await.expect("the lock is free");
     let second = bob.lock("r").shared().fenced().acquire().await.expect("it is shared");
     assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
@@ -40,9 +34,8 @@ async fn permits_are_counted_by_a_single_server_and_refused_in_a_quorum(kind: &S
 
 #[each_server]
 async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
-    let lock = |client: &dlock_client::Client| client.lock("r").ttl(LONG).reentrant();
+    let (servers, client) = quorum(kind, 3).await;
+    let lock = |client: &Client| client.lock("r").ttl(LONG).reentrant();
     let first = lock(&client).acquire().await.expect("the lock is free");
     let second =
         lock(&client.clone()).wait(Wait::No).acquire().await.expect("the same client holds the lock");
@@ -72,8 +65,7 @@ async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
 
 #[each_server]
 async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 3).await;
     let tasks: Vec<_> =
         (0..8).map(|_| tokio::spawn(client.lock("r").ttl(LONG).reentrant().acquire())).collect();
     let mut guards = Vec::new();
@@ -89,8 +81,8 @@ async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKin
 #[each_server]
 async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
     let mut servers = masters(kind, 1);
-    let builder = super::builder(&servers).retry(Retry::new(0, Duration::ZERO));
-    let client = builder.build().await.expect("a client");
+    let no_retry = Retry::new(0, Duration::ZERO);
+    let client = builder(&servers).retry(no_retry).build().await.expect("a client");
     servers[0].kill9();
     let outage = Arc::<AtomicBool>::default();
     let hook = outage.clone();
@@ -104,25 +96,20 @@ async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
 
 #[each_server]
 async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 1).await;
     // Granted at once, and from the queue.
     for waits in [false, true] {
-        let mut conn = servers[0].connect();
-        let acquired = if waits {
-            assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-            let acquired = tokio::spawn(client.lock("r").ttl(LONG).ephemeral().acquire());
-            until("the client waits", || !queue::clients(&mut conn, "r").is_empty());
-            assert_eq!(conn.ok("DLOCK.RELEASE r other"), 1);
-            acquired.await.expect("no panic")
-        } else {
-            client.lock("r").ttl(LONG).ephemeral().acquire().await
-        };
-        let guard = acquired.expect("the lock is free");
+        hold_as("other", servers.iter().filter(|_| waits));
+        let acquired = tokio::spawn(client.lock("r").ttl(LONG).ephemeral().acquire());
+        if waits {
+            until_waiting(&servers, 1);
+            release_as("other", &servers);
+        }
+        let guard = acquired.await.expect("no panic").expect("the lock is free");
         let seen = client.inspect("r").await.remove(0).answer;
         let holder = seen.found().expect("an answer").as_ref().expect("the lock is held").holders[0].clone();
         assert!(holder.ephemeral && holder.client > 0);
-        assert_eq!(conn.ok(&format!("CLIENT KILL ID {}", holder.client)), 1);
+        assert_eq!(servers[0].connect().ok(&format!("CLIENT KILL ID {}", holder.client)), 1);
         assert_eq!(guard.lost().await, Lost::Disconnected);
         until_nothing_is_left(&servers, "r");
         assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
@@ -138,8 +125,7 @@ async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
 #[each_server]
 async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let (servers, ann, bob) = two_clients(kind, count).await;
         let guards = ann.lock_all(["c", "a", "b", "a"]).each(|lock| lock.ttl(LONG)).acquire().await;
         let guards = guards.expect("all are free");
         let held: Vec<&[u8]> = guards.iter().map(Guard::resource).collect();
@@ -170,8 +156,7 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
 
 #[each_server]
 async fn the_first_loss_among_several_locks_is_reported(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (_servers, client) = quorum(kind, 3).await;
     let guards = client.lock_all(["a", "b"]).each(|lock| lock.ttl(LONG)).await.expect("all are free");
     let cancellation = guards.cancellation();
     let notified = tokio::spawn({
@@ -187,33 +172,13 @@ async fn the_first_loss_among_several_locks_is_reported(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn clients_that_name_the_same_locks_in_another_order_do_not_deadlock(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]];
-    let mut tasks = Vec::new();
-    for order in orders {
-        let client = client(&servers).await;
-        tasks.push(tokio::spawn(async move {
-            for _ in 0..5 {
-                let guards = client.lock_all(order).acquire().await.expect("no deadlock");
-                guards.release().await.expect("they are held");
-            }
-        }));
-    }
-    for task in tasks {
-        task.await.expect("no panic");
-    }
-}
-
-#[each_server]
 async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 1).await;
     let mut conn = servers[0].connect();
     assert!(conn.ok("DLOCK.ACQUIRE b other 600000").int() > 0);
     let ttl = Duration::from_secs(3);
     let wants = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
-    until("it waits for b", || !queue::clients(&mut conn, "b").is_empty());
+    until("the client waits for b", || !queue::clients(&mut conn, "b").is_empty());
     assert_eq!(holders(&servers[0], "a").len(), 1);
     assert_eq!(conn.ok("DLOCK.BREAK a"), 1);
     let why = wants.await.expect("no panic").expect_err("a is lost");
@@ -226,8 +191,7 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
 /// If both succeeded, the second guard would be exclusive while its hold is shared.
 #[each_server]
 async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (_servers, client) = quorum(kind, 1).await;
     for round in 0..4_000 {
         let mut first = client.lock("r").reentrant().await.expect("the lock is free");
         let (begun, other) = (Arc::new(AtomicBool::new(false)), client.clone());

@@ -1,23 +1,18 @@
 //! Reports of the client about its holds: the hook and the events of `tracing`.
 
-use dlock_client::{ExtendError, Lost};
+use super::*;
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-use super::{LONG, client, masters, until_held_everywhere};
-use dlock_testkit::{ServerKind, each_server, until};
-
 #[each_server]
 async fn the_loss_hook_is_called_once(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (_servers, client) = quorum(kind, count).await;
         let reported = Arc::new(Mutex::new(Vec::new()));
         let hook = reported.clone();
         let lock =
@@ -34,8 +29,7 @@ async fn the_loss_hook_is_called_once(kind: &ServerKind) {
 #[each_server]
 async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, count).await;
         let reported = Arc::<AtomicU64>::default();
         let hook = reported.clone();
         let lock = || client.lock("r").ttl(LONG).shared().reentrant();
@@ -54,13 +48,13 @@ async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_enter
 
 #[each_server]
 async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (_servers, client) = quorum(kind, 1).await;
     let lock = client.lock("r").ttl(Duration::from_secs(2)).on_lost(|why| panic!("{why}"));
     let guard = lock.await.expect("the lock is free");
-    let end = guard.valid_until();
+    let (cancellation, end) = (guard.cancellation(), guard.valid_until());
     guard.release().await.expect("the lock is held");
-    until("the original lease would have ended", || dlock_client::now() > end);
+    until("the original lease would have ended", || now() > end);
+    assert!(!cancellation.is_cancelled());
     client.lock("r").await.expect("the client goes on").release().await.expect("the lock is held");
 }
 
@@ -73,8 +67,7 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
         recorded
     });
     LazyLock::force(&RECORDED);
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (_servers, client) = quorum(kind, 3).await;
     let resource = format!("traced on {}", kind.name);
     let guard = client.lock(&resource).ttl(Duration::from_secs(3)).fenced().await.expect("the lock is free");
     let of_hold =

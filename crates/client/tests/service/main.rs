@@ -4,7 +4,6 @@ mod adopting;
 mod blocked_runtime;
 mod blocking;
 mod cancelled;
-mod documented;
 mod durable;
 mod encrypted;
 mod examples;
@@ -21,16 +20,17 @@ mod modes;
 mod outstanding;
 mod partial_holds;
 mod positions;
+mod proxies;
 mod queueing;
 mod reading;
-mod redlock;
 mod restored;
 
-use dlock_client::{Client, ClientBuilder, NodeState, Report};
+use dlock_client::{
+    Acquire, AcquireError, Answer, Client, ClientBuilder, ExtendError, Guard, Lost, NodeState, ReleaseError,
+    Report, Retry, Token, Wait, now,
+};
+use dlock_testkit::{Conn, Server, ServerKind, TIMEOUT, Value, each_server, queue, until};
 use std::time::Duration;
-
-use dlock_testkit::queue;
-use dlock_testkit::{Server, ServerKind, Value, until};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
@@ -52,6 +52,20 @@ async fn client(servers: &[Server]) -> Client {
     builder(servers).build().await.expect("a client")
 }
 
+/// Starts the masters and a client.
+async fn quorum(kind: &ServerKind, count: usize) -> (Vec<Server>, Client) {
+    let servers = masters(kind, count);
+    let client = client(&servers).await;
+    (servers, client)
+}
+
+/// Starts the masters and two clients.
+async fn two_clients(kind: &ServerKind, count: usize) -> (Vec<Server>, Client, Client) {
+    let (servers, ann) = quorum(kind, count).await;
+    let bob = client(&servers).await;
+    (servers, ann, bob)
+}
+
 /// Returns the state of a server in a report.
 fn state<'a>(report: &'a Report, server: &Server) -> &'a NodeState {
     let node = report.0.iter().find(|node| *node.server == url(server));
@@ -64,10 +78,64 @@ fn head(servers: &[Server]) -> &Server {
     servers.iter().filter(|server| server.is_alive()).min_by_key(run_id).expect("a server")
 }
 
+fn all_but<'a>(servers: &'a [Server], one: &Server) -> impl Iterator<Item = &'a Server> {
+    let port = one.port();
+    servers.iter().filter(move |server| server.port() != port)
+}
+
+/// Acquires `r` on these servers with a token of the test.
+#[track_caller]
+fn hold_as<'a>(token: &str, servers: impl IntoIterator<Item = &'a Server>) {
+    for server in servers {
+        assert!(server.connect().ok(&format!("DLOCK.ACQUIRE r {token} 600000")).int() > 0);
+    }
+}
+
+/// Releases `r` on these servers with a token of the test.
+#[track_caller]
+fn release_as<'a>(token: &str, servers: impl IntoIterator<Item = &'a Server>) {
+    for server in servers {
+        assert_eq!(server.connect().ok(&format!("DLOCK.RELEASE r {token}")), 1);
+    }
+}
+
 /// Returns the tokens that hold the resource on a server.
 #[track_caller]
 fn holders(server: &Server, resource: &str) -> Vec<String> {
     queue::holders(&mut server.connect(), resource)
+}
+
+/// Returns the tokens that wait for `r` on a server, the head of the queue first.
+#[track_caller]
+fn waiters(server: &Server) -> Vec<String> {
+    queue::tokens(&mut server.connect(), "r")
+}
+
+/// Waits until this many clients wait for `r`, on all living servers together.
+#[track_caller]
+fn until_waiting(servers: &[Server], count: usize) {
+    until(&format!("{count} clients wait"), || {
+        let living = servers.iter().filter(|server| server.is_alive());
+        living.map(|server| waiters(server).len()).sum::<usize>() == count
+    });
+}
+
+/// Blocks this thread until the lease that the guard has now would have ended. The hold is renewed meanwhile.
+#[track_caller]
+fn outlast_lease(guard: &Guard, ttl: Duration) {
+    let end = guard.valid_until() + ttl;
+    until("the lease would have ended", || now() > end);
+    assert_eq!(guard.loss(), None);
+}
+
+/// Runs a future until a client waits for `r` on the server.
+async fn run_until_waiting<T>(server: &Server, future: impl Future<Output = T> + Unpin) {
+    let mut conn = server.connect();
+    let waits = move || until("a client waits", || !queue::tokens(&mut conn, "r").is_empty());
+    tokio::select! {
+        _ = future => panic!("it ended without a wait"),
+        waits = tokio::task::spawn_blocking(waits) => waits.expect("no panic"),
+    }
 }
 
 /// Returns the number of living servers on which the resource is held.
@@ -87,7 +155,7 @@ fn until_held_everywhere(servers: &[Server], resource: &str) {
 fn until_nothing_is_left(servers: &[Server], resource: &str) {
     for server in servers.iter().filter(|server| server.is_alive()) {
         let mut conn = server.connect();
-        until("nothing is held and nobody waits", || {
+        until("the server has neither a hold nor a waiter", || {
             conn.ok(&format!("DLOCK.INSPECT {resource}")) == Value::Nil
         });
     }

@@ -1,15 +1,10 @@
 //! Members of a quorum: their identity, addresses and errors.
 
-use dlock_client::{AcquireError, Answer, BuildError, Client, NodeState, Wait};
+use super::proxies::listen;
+use super::*;
+use dlock_client::BuildError;
 use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::os::unix::fs::symlink;
-use std::thread;
-use std::time::Duration;
-
-use super::{LONG, builder, client, held_on, masters, until_nothing_is_left, url};
-use dlock_testkit::queue;
-use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
 async fn two_addresses_of_one_server_are_refused(kind: &ServerKind) {
@@ -111,33 +106,14 @@ async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
 /// For example an HTTP server.
 #[tokio::test]
 async fn a_server_of_another_protocol_is_reported_as_such() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("redis://{}", listener.local_addr().expect("an address"));
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let mut connection = connection.expect("a connection");
-            let _ = connection.read(&mut [0; 1024]);
-            let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
-        }
+    let port = listen(|mut connection| {
+        let _ = connection.read(&mut [0; 1024]);
+        let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     });
+    let address = format!("redis://127.0.0.1:{port}");
     let why = Client::builder().server(address).build().await.expect_err("it cannot take part").to_string();
     assert!(why.contains("does not speak the protocol of Redis"), "{why}");
     assert!(!why.contains('\n') && !why.contains("\\n"), "{why}");
-}
-
-#[each_server]
-async fn a_server_may_start_after_the_client_was_built(kind: &ServerKind) {
-    let mut server = Server::start(kind);
-    server.kill9();
-    let client = client(std::slice::from_ref(&server)).await;
-    client.lock("r").wait(Wait::No).acquire().await.expect_err("nobody is there");
-    server.restart();
-    let stubborn = async || loop {
-        if let Ok(guard) = client.lock("r").acquire().await {
-            break guard;
-        }
-    };
-    stubborn().await.release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -159,7 +135,7 @@ async fn a_unix_socket_a_database_and_a_restricted_user_work(kind: &ServerKind) 
         conn.ok("SELECT 3");
         assert!(!conn.ok("DLOCK.INSPECT lock:r").is_nil());
         let next = tokio::spawn(client.lock("lock:r").acquire());
-        dlock_testkit::until("the next one waits", || !queue::clients(&mut conn, "lock:r").is_empty());
+        until("the next client waits", || !queue::clients(&mut conn, "lock:r").is_empty());
         guard.extend(LONG).await.expect("the lock is held");
         guard.release().await.expect("the lock is held");
         next.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
@@ -167,21 +143,6 @@ async fn a_unix_socket_a_database_and_a_restricted_user_work(kind: &ServerKind) 
         let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("no right to it");
         assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
     }
-}
-
-#[each_server]
-async fn masters_may_have_different_kinds_of_addresses(kind: &ServerKind) {
-    let socket = Server::options(kind).conf("unixsocket socket").start();
-    let servers = masters(kind, 2);
-    let path = format!("unix://{}", socket.dir().join("socket").display());
-    let mixed = builder(&servers).server(path).build().await.expect("a client");
-    let guard = mixed.lock("r").fenced().acquire().await.expect("the lock is free");
-    let other = client(&servers).await;
-    assert!(other.lock("r").try_acquire().await.expect("an answer").is_none());
-    guard.release().await.expect("the lock is held");
-    mixed.flush().await;
-    assert_eq!(held_on(&servers, "r") + held_on(&[socket], "r"), 0);
-    until_nothing_is_left(&servers, "r");
 }
 
 #[each_server]
@@ -206,8 +167,7 @@ async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
 #[each_server]
 async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, count).await;
         let fill = |command: &str| servers.iter().for_each(|server| drop(server.connect().ok(command)));
         fill("CONFIG SET dlock.honour-strings no");
         for (command, a_type) in [("RPUSH r 1", "a list"), ("SET r 1", "a string"), ("ZADD r 1 a", "a zset")]
@@ -226,15 +186,4 @@ async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind
             fill("DEL r");
         }
     }
-}
-
-#[each_server]
-async fn a_request_that_the_servers_reject_is_not_repeated(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
-    for lock in [client.lock("r").ttl(LONG * 300), client.lock("r").delay(LONG * 300)] {
-        let why = lock.wait(Wait::For(LONG)).acquire().await.expect_err("more than a day");
-        assert!(matches!(why, AcquireError::Misuse { .. }), "{why:?}");
-    }
-    until_nothing_is_left(&servers, "r");
 }

@@ -1,23 +1,18 @@
 //! Mode changes of a guard: downgrade and upgrade.
 
-use dlock_client::{AcquireError, ExtendError, Lost, Wait, now};
-use std::time::Duration;
+use super::proxies::{Loss, Lossy};
+use super::*;
 use tokio::task::spawn_blocking;
-
-use super::lost_replies::{Loss, Lossy};
-use super::{LONG, client, holders, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::{Server, ServerKind, each_server, queue, until};
 
 #[each_server]
 async fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let (servers, ann, bob) = two_clients(kind, count).await;
         let mut guard = ann.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         let (fence, end) = (guard.fence(), guard.valid_until());
         let shares = tokio::spawn(bob.lock("r").ttl(LONG).shared().acquire());
-        until("bob waits", || servers.iter().any(|s| !queue::clients(&mut s.connect(), "r").is_empty()));
+        until_waiting(&servers, 1);
         guard.downgrade().await.expect("the lock is held");
         let second = shares.await.expect("no panic").expect("it is shared");
         assert_eq!((guard.fence(), guard.valid_until()), (fence, end));
@@ -33,14 +28,11 @@ async fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity(kind: &ServerK
 async fn a_hold_that_ended_is_neither_downgraded_nor_upgraded(kind: &ServerKind) {
     for (count, upgrades, taken) in [(1, false, false), (3, false, false), (3, false, true), (1, true, false)]
     {
-        let servers = masters(kind, count);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, count).await;
         let mut guard = client.lock("r").ttl(LONG).shared().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         servers.iter().for_each(|server| assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1));
-        for server in servers.iter().filter(|_| taken) {
-            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-        }
+        hold_as("other", servers.iter().filter(|_| taken));
         if upgrades {
             let lost = guard.upgrade(Wait::No).await;
             assert!(matches!(lost, Err(AcquireError::LostMeanwhile { .. })), "{lost:?}");
@@ -59,8 +51,7 @@ async fn a_hold_that_ended_is_neither_downgraded_nor_upgraded(kind: &ServerKind)
 
 #[each_server]
 async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let (servers, ann, bob) = two_clients(kind, 1).await;
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let fence = guard.fence();
     guard.upgrade(Wait::No).await.expect("it is alone");
@@ -72,19 +63,18 @@ async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
         let taken = guard.upgrade(wait).await;
         assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
     }
-    let mut conn = servers[0].connect();
     let upgrades = tokio::spawn(async move {
         guard.upgrade(Wait::Forever).await.expect("it comes to be alone");
         guard
     });
-    until("the client waits", || !queue::clients(&mut conn, "r").is_empty());
+    until_waiting(&servers, 1);
     let deadlock = second.upgrade(Wait::Forever).await;
     assert!(matches!(deadlock, Err(AcquireError::Deadlock { .. })), "{deadlock:?}");
     let next = tokio::spawn(bob.lock("r").acquire());
-    until("another one waits", || queue::clients(&mut conn, "r").len() == 2);
+    until_waiting(&servers, 2);
     second.release().await.expect("the lock is held");
     let guard = upgrades.await.expect("no panic");
-    assert_eq!((guard.fence(), queue::clients(&mut conn, "r").len()), (fence, 1));
+    assert_eq!((guard.fence(), waiters(&servers[0]).len()), (fence, 1));
     guard.release().await.expect("the lock is held");
     drop(next.await.expect("no panic").expect("the lock is free"));
     until_nothing_is_left(&servers, "r");
@@ -92,8 +82,7 @@ async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
 
 #[each_server]
 async fn a_hold_whose_upgrade_was_refused_is_released(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let (servers, ann, bob) = two_clients(kind, 1).await;
     for wait in [Wait::No, Wait::For(Duration::from_millis(20))] {
         let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
         let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
@@ -107,20 +96,18 @@ async fn a_hold_whose_upgrade_was_refused_is_released(kind: &ServerKind) {
 
 #[each_server]
 async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let mut conn = servers[0].connect();
+    let (servers, ann, bob) = two_clients(kind, 1).await;
     for race in 0..8 {
         let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
         let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
         let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
-        until_waiting(&servers[0], &mut upgrade).await;
+        run_until_waiting(&servers[0], &mut upgrade).await;
         // Every second time the upgrade is granted while it is dropped.
         if race % 2 == 0 {
             drop(upgrade);
             second.release().await.expect("the lock is held");
         } else {
-            assert_eq!(conn.ok(&format!("DLOCK.RELEASE r {}", text(second.token()))), 1);
+            release_as(text(second.token()), &servers);
             drop(upgrade);
             let _ = second.release().await;
         }
@@ -136,12 +123,11 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
 /// Otherwise the guard would continue as a hold with another fence.
 #[each_server]
 async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let (servers, ann, bob) = two_clients(kind, 1).await;
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
-    until_waiting(&servers[0], &mut upgrade).await;
+    run_until_waiting(&servers[0], &mut upgrade).await;
     // The break grants the lock to the waiting upgrade.
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 2);
     drop(upgrade);
@@ -159,20 +145,14 @@ async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &Server
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
-    until_waiting(&servers[0], &mut upgrade).await;
+    run_until_waiting(&servers[0], &mut upgrade).await;
     lossy.lose_the_next();
     drop(upgrade);
-    until("the request is lost", || lossy.has_lost());
+    until("the CANCEL is lost", || lossy.has_lost());
     second.release().await.expect("the lock is held");
     let wait = Wait::For(Duration::from_secs(20));
-    bob.lock("r")
-        .shared()
-        .wait(wait)
-        .await
-        .expect("it is shared again")
-        .release()
-        .await
-        .expect("the lock is held");
+    let shared = bob.lock("r").shared().wait(wait).await.expect("it is shared again");
+    shared.release().await.expect("the lock is held");
     assert_eq!(guard.loss(), None);
 }
 
@@ -190,17 +170,6 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
     for _ in 0..5 {
         let upgraded = guard.upgrade(Wait::No).await;
         assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
-    }
-}
-
-/// Runs an upgrade until it waits in the queue.
-async fn until_waiting(server: &Server, upgrade: impl Future<Output = Result<(), AcquireError>> + Unpin) {
-    let mut look = server.connect();
-    let waits =
-        spawn_blocking(move || until("the client waits", || !queue::clients(&mut look, "r").is_empty()));
-    tokio::select! {
-        _ = upgrade => panic!("it is not alone"),
-        seen = waits => seen.expect("no panic"),
     }
 }
 
@@ -224,15 +193,14 @@ async fn upgrade_and_downgrade_are_refused_for_quorums_permits_and_re_entered_ho
     assert!(matches!(again, Err(AcquireError::Option(_))), "the hold is shared: {again:?}");
 }
 
-fn text(token: &dlock_client::Token) -> &str {
+fn text(token: &Token) -> &str {
     std::str::from_utf8(token.as_bytes()).expect("text")
 }
 
 /// The request that restores the hold as exclusive is in flight when the mode changes.
 #[each_server]
 async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
-    let mut servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (mut servers, client) = quorum(kind, 3).await;
     let mut guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     servers[2].kill9();
@@ -242,7 +210,9 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     assert_eq!(last.ok("CLIENT PAUSE 600000 WRITE"), "OK");
     guard.extend(LONG).await.expect("a majority holds it");
     let resuming = spawn_blocking(move || {
-        until("all are asked", || first.ok("DLOCK.INSPECT r").field("mode").text() == "shared");
+        until("the first master has made the change", || {
+            first.ok("DLOCK.INSPECT r").field("mode").text() == "shared"
+        });
         last.ok("CLIENT UNPAUSE");
     });
     guard.downgrade().await.expect("a majority holds it");
@@ -261,8 +231,7 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
 /// Servers push a change to the sharer that asked last.
 #[each_server]
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 1).await;
     let mut guard = client.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let other = client.lock("r").ttl(LONG).shared().await.expect("it is shared");
     other.release().await.expect("the lock is held");
@@ -270,7 +239,7 @@ async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let mut conn = servers[0].connect();
     // Waits until the first queries are answered.
     let begun = now();
-    until("the server tracks it", || {
+    until("the server tracks the hold", || {
         let tracked = servers[0].info("tracking_total_keys") == "1";
         tracked && now() > begun + Duration::from_millis(200)
     });

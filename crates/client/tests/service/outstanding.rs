@@ -1,86 +1,11 @@
 //! A server may execute an unanswered request late, and an address may lead to a different server by then.
 
-use dlock_client::{AcquireError, Client, ExtendError, Guard, NodeState, Retry, Token, Wait};
+use super::proxies::{Address, Loss, Lossy};
+use super::*;
 use futures_util::FutureExt;
-use std::future::Future;
-use std::io::copy;
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
-use std::time::Duration;
-
-use super::lost_replies::{Loss, Lossy};
-use super::{LONG, builder, client, head, masters, state, until_held_everywhere, until_nothing_is_left, url};
-use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 const MINUTE: Duration = Duration::from_secs(60);
-
-/// A proxy whose target server can change. It can also delay new connections.
-struct Address {
-    port: u16,
-    state: Arc<(Mutex<State>, Condvar)>,
-}
-
-struct State {
-    leads_to: u16,
-    accepts: bool,
-    open: Vec<TcpStream>,
-    waiting: usize,
-}
-
-impl Address {
-    fn of(server: &Server) -> Address {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("an address").port();
-        let state = State { leads_to: server.port(), accepts: true, open: Vec::new(), waiting: 0 };
-        let state = Arc::new((Mutex::new(state), Condvar::new()));
-        let shared = state.clone();
-        thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                let shared = shared.clone();
-                thread::spawn(move || pass_on(client, &shared));
-            }
-        });
-        Address { port, state }
-    }
-
-    fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.0.lock().expect("no panic"));
-        self.state.1.notify_all();
-    }
-
-    fn close_connections(&self) {
-        self.change(|state| {
-            for socket in state.open.drain(..) {
-                let _ = socket.shutdown(Shutdown::Both);
-            }
-        });
-    }
-}
-
-fn pass_on(mut client: TcpStream, (state, changed): &(Mutex<State>, Condvar)) {
-    let mut server = {
-        let mut state = state.lock().expect("no panic");
-        state.waiting += 1;
-        state = changed.wait_while(state, |state| !state.accepts).expect("no panic");
-        state.waiting -= 1;
-        let Ok(server) = TcpStream::connect(("127.0.0.1", state.leads_to)) else { return };
-        state.open.extend([&client, &server].map(|socket| socket.try_clone().expect("a socket")));
-        server
-    };
-    let (mut from, mut to) = (server.try_clone().expect("a socket"), client.try_clone().expect("a socket"));
-    thread::spawn(move || {
-        let _ = copy(&mut from, &mut to);
-        let _ = to.shutdown(Shutdown::Both);
-    });
-    let _ = copy(&mut client, &mut server);
-    let _ = server.shutdown(Shutdown::Both);
-}
 
 #[each_server]
 async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(kind: &ServerKind) {
@@ -111,8 +36,7 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     servers[1].kill9();
-    moves.change(|state| state.leads_to = servers[0].port());
-    moves.close_connections();
+    moves.lead_to(&servers[0]);
     for _ in 0..5 {
         let Err(ExtendError::Unconfirmed(report)) = guard.extend(MINUTE).await else {
             panic!("one server is no majority of three")
@@ -138,14 +62,14 @@ async fn votes_twice<T: Send + 'static>(
     let guard = client.lock("held").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "held");
     servers[1].kill9();
-    third.change(|state| (state.leads_to, state.accepts) = (servers[0].port(), false));
-    third.close_connections();
+    third.set_accepts(false);
+    third.lead_to(&servers[0]);
     let operation = tokio::spawn(begin(client, guard));
     let mut conn = servers[0].connect();
     until("the first member has voted", || has_voted(&mut conn));
-    until("the client connects to the third member", || third.state.0.lock().expect("no panic").waiting > 0);
+    until("the client connects to the third member", || third.has_waiting());
     first.close_connections();
-    third.change(|state| state.accepts = true);
+    third.set_accepts(true);
     operation.await.expect("no panic")
 }
 
@@ -230,20 +154,15 @@ async fn a_released_hold_releases_an_acquire_that_arrives_late_at_one_member(kin
 #[each_server]
 async fn a_wait_in_the_queue_of_a_minority_is_no_quorum(kind: &ServerKind) {
     for contended in [true, false] {
-        let servers = masters(kind, 3);
-        let client = client(&servers).await;
+        let (servers, client) = quorum(kind, 3).await;
         let queue = head(&servers).port();
-        for server in &servers {
-            assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-        }
+        hold_as("other", &servers);
         let lock = || client.lock("r").ttl(LONG).wait(Wait::For(Duration::from_millis(500)));
         if contended {
             let why = lock().await.expect_err("another client holds it");
             assert!(matches!(why, AcquireError::Taken { .. }), "{why:?}");
         }
-        for server in servers.iter().filter(|server| server.port() != queue) {
-            server.kill9();
-        }
+        all_but(&servers, head(&servers)).for_each(Server::kill9);
         let lock =
             if contended { lock() } else { lock().token(Token::new(b"never used before").expect("a token")) };
         let why = lock.await.expect_err("one of three answers");

@@ -1,28 +1,15 @@
 //! Waits for a quorum.
 
-use dlock_client::{AcquireError, Client, Guard, NodeState, Retry, Wait};
+use super::*;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::task::JoinHandle;
-
-use super::{
-    LONG, builder, client, head, held_on, masters, until_held_everywhere, until_nothing_is_left, url,
-};
-use dlock_testkit::queue;
-use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, until};
-
-/// Returns the number of waiters on each living server.
-fn waiting(servers: &[Server], resource: &str) -> Vec<usize> {
-    let living = servers.iter().filter(|server| server.is_alive());
-    living.map(|server| queue::clients(&mut server.connect(), resource).len()).collect()
-}
 
 /// Starts an acquisition in a task, and returns when it is queued.
 fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<Result<Guard, AcquireError>> {
     let waits = tokio::spawn(client.lock("r").ttl(LONG).wait(Wait::For(LONG)).fenced().acquire());
-    until("the client waits", || waiting(servers, "r").iter().sum::<usize>() == ahead + 1);
+    until_waiting(servers, ahead + 1);
     waits
 }
 
@@ -36,7 +23,7 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
         for ahead in 0..4 {
             queue.push(wait_behind(&client(&servers).await, &servers, ahead));
         }
-        assert_eq!(waiting(&servers, "r").iter().filter(|waiting| **waiting > 0).count(), 1, "one queue");
+        assert_eq!(waiters(head(&servers)).len(), 4, "all wait in one queue");
         for next in queue {
             let fence = guard.fence();
             guard.release().await.expect("the lock is held");
@@ -64,27 +51,26 @@ async fn waits_move_to_the_queue_of_others_after_a_late_answer(kind: &ServerKind
 /// Runs `before` and `after` on the later master around the acquisition.
 async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server)) {
     let servers = masters(kind, 3);
-    for server in &servers {
-        assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-    }
+    hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    let first = head(&servers).port();
-    let later = servers.iter().find(|server| server.port() != first).expect("three");
+    let later = all_but(&servers, head(&servers)).next().expect("three");
+    // The hold must be young: clients take an old hold on one master for one that was left behind.
+    release_as("other", [later]);
+    hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    for free in servers.iter().filter(|server| server.port() != later.port()) {
-        assert_eq!(free.connect().ok("DLOCK.RELEASE r other"), 1);
-    }
+    release_as("other", all_but(&servers, later));
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
     after(later);
-    let waiting = |server: &Server| queue::tokens(&mut server.connect(), "r").len();
-    until("all have gone there", || waiting(later) == 40 && waiting(head(&servers)) == 0);
+    until("all waits are in the later queue", || {
+        waiters(later).len() == 40 && waiters(head(&servers)).is_empty()
+    });
     let lock = client.lock("r").ttl(LONG);
     queue.push(tokio::spawn(async move { lock.acquire().await }));
-    until("and whoever comes after them", || waiting(later) == 41);
+    until("a new wait joins the later queue too", || waiters(later).len() == 41);
     assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
-    assert_eq!(later.connect().ok("DLOCK.RELEASE r other"), 1);
+    release_as("other", [later]);
     // They may have joined in any order.
     let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
     while !queue.is_empty() {
@@ -98,56 +84,47 @@ async fn go_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server))
 #[each_server]
 async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerKind) {
     for count in [1, 3] {
-        let servers = masters(kind, count);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let (servers, ann, bob) = two_clients(kind, count).await;
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
         assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
         // At once: bob's next request must not queue behind the old one.
-        assert_eq!(waiting(&servers, "r").iter().sum::<usize>(), 0);
+        assert!(servers.iter().all(|server| waiters(server).is_empty()));
         guard.release().await.expect("the lock is held");
     }
 }
 
 #[each_server]
-async fn the_queue_moves_on_when_its_master_dies(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
-    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
-    until_held_everywhere(&servers, "r");
-    let waits = wait_behind(&bob, &servers, 0);
-    head(&servers).kill9();
-    until("the client waits at another master", || waiting(&servers, "r").iter().sum::<usize>() == 1);
-    guard.release().await.expect("the lock is held");
-    waits.await.expect("no panic").expect("there was a handoff").release().await.expect("the lock is held");
-    until_nothing_is_left(&servers, "r");
-}
-
-#[each_server]
-async fn the_queue_moves_on_when_its_master_falls_silent(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let hasty = || builder(&servers).node_timeout(Duration::from_secs(1));
-    let (ann, bob) = (hasty().build().await.expect("a client"), hasty().build().await.expect("a client"));
-    let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
-    until_held_everywhere(&servers, "r");
-    let waits = wait_behind(&bob, &servers, 0);
-    let first = head(&servers);
-    first.pause();
-    let others = servers.iter().filter(|server| server.port() != first.port());
-    let others: Vec<&Server> = others.collect();
-    until("the client waits at another master", || {
-        others.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
-    });
-    guard.release().await.expect("two have answered");
-    let guard = waits.await.expect("no panic").expect("there was a handoff");
-    first.resume();
-    let mut look = first.connect();
-    until("the client has left that queue", || {
-        look.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.cancel")
-    });
-    guard.release().await.expect("the lock is held");
-    until_nothing_is_left(&servers, "r");
+async fn the_queue_moves_on_when_its_master_dies_or_falls_silent(kind: &ServerKind) {
+    for dies in [true, false] {
+        let servers = masters(kind, 3);
+        let hasty = async || builder(&servers).node_timeout(Duration::from_secs(1)).build().await;
+        let (ann, bob) = (hasty().await.expect("a client"), hasty().await.expect("a client"));
+        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
+        until_held_everywhere(&servers, "r");
+        let waits = wait_behind(&bob, &servers, 0);
+        let first = head(&servers);
+        if dies {
+            first.kill9()
+        } else {
+            first.pause()
+        }
+        until("the client waits at another master", || {
+            all_but(&servers, first).any(|server| !waiters(server).is_empty())
+        });
+        guard.release().await.expect("two have answered");
+        let guard = waits.await.expect("no panic").expect("there was a handoff");
+        if !dies {
+            first.resume();
+            let mut look = first.connect();
+            until("the client has left the silent queue", || {
+                look.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.cancel")
+            });
+        }
+        guard.release().await.expect("the lock is held");
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 /// A wait survives an outage as long as it would wait for the lock, and reports it once.
@@ -158,15 +135,13 @@ async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
             let mut servers = masters(kind, count);
             let retry = Retry::new(1, Duration::from_millis(10));
             let client = builder(&servers).retry(retry).build().await.expect("a client");
-            for server in &servers {
-                assert!(server.connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
-            }
+            hold_as("other", &servers);
             let outages = Arc::new(Mutex::new(Vec::new()));
             let reported = outages.clone();
             let lock = client.lock("r").wait(wait);
             let lock = lock.on_outage(move |report| reported.lock().unwrap().push(report.clone()));
             let waits = tokio::spawn(lock.acquire());
-            until("the client waits", || waiting(&servers, "r").iter().sum::<usize>() == 1);
+            until_waiting(&servers, 1);
             servers.iter().for_each(Server::kill9);
             until("the outage is reported", || !outages.lock().unwrap().is_empty());
             assert!(!waits.is_finished());
@@ -225,11 +200,11 @@ async fn only_waiting_acquisitions_wait_for_the_grace_period(kind: &ServerKind) 
         let servers: Vec<Server> = (0..count).map(grace).collect();
         let client = client(&servers).await;
         let ttl = Duration::from_secs(2);
-        let why = client.lock("r").ttl(ttl).try_acquire().await.expect_err("nobody grants");
+        let why = client.lock("r").ttl(ttl).try_acquire().await.expect_err("no server grants");
         let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
         assert!(report.0.iter().any(|node| matches!(node.state, NodeState::InGrace(_))), "{why}");
         assert!(why.to_string().contains("in grace for "), "{why}");
-        let guard = client.lock("r").ttl(ttl).acquire().await.expect("the grace period has ended some time");
+        let guard = client.lock("r").ttl(ttl).acquire().await.expect("the grace period ends");
         assert!(held_on(&servers, "r") > count / 2);
         guard.release().await.expect("the lock is held");
     }
@@ -247,7 +222,7 @@ async fn a_waiter_asks_again_when_the_grace_period_ends(kind: &ServerKind) {
             stats.lines().any(|line| line.starts_with("cmdstat_DLOCK.ACQUIRE:"))
         };
         let waits = tokio::spawn(lock.acquire());
-        until("all have refused it", || servers.iter().all(refused));
+        until("all servers have refused the request", || servers.iter().all(refused));
         for server in &servers {
             server.connect().ok("CONFIG SET dlock.restart-grace 0");
         }

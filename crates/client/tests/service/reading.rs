@@ -1,30 +1,23 @@
 //! Reads and actions of operators.
 
-use dlock_client::{Answer, NodeState, Wait};
-use std::time::Duration;
-
-use super::{LONG, client, masters, until_held_everywhere};
-use dlock_testkit::until;
-use dlock_testkit::{ServerKind, each_server, queue};
+use super::*;
 
 #[each_server]
 async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let (servers, ann, bob) = two_clients(kind, 3).await;
     assert!(ann.inspect("r").await.iter().all(|seen| seen.answer.found() == Some(&None)));
     let lock = ann.lock("r").ttl(LONG).label("nightly").fenced();
     let guard = lock.acquire().await.expect("the lock is free");
     let fence = guard.fence().expect("it was asked for").get();
     until_held_everywhere(&servers, "r");
     let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
-    let queues = || servers.iter().map(|server| queue::tokens(&mut server.connect(), "r").len());
-    until("bob waits at one master", || queues().sum::<usize>() == 1);
+    until_waiting(&servers, 1);
 
     let seen = ann.inspect("r").await;
     assert_eq!(seen.len(), 3);
     let mut confirmed = 0;
     for (seen, server) in seen.iter().zip(&servers) {
-        assert_eq!(*seen.server, *super::url(server));
+        assert_eq!(*seen.server, *url(server));
         let found = seen.answer.found().expect("an answer").as_ref().expect("the lock is held");
         assert_eq!((found.mode.as_str(), found.permits), ("exclusive", 0));
         let [holder] = found.holders.as_slice() else { panic!("{found:?}") };
@@ -49,27 +42,10 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     drop(guard);
 }
 
-#[each_server]
-async fn wait_until_free_returns_when_the_lock_is_free(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
-    assert!(client.wait_until_free("r", Wait::Forever).await.expect("an answer"));
-    let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
-    let waits = client.wait_until_free("r", Wait::Forever);
-    tokio::pin!(waits);
-    tokio::select! {
-        freed = &mut waits => panic!("it is held, and yet: {freed:?}"),
-        () = tokio::time::sleep(Duration::from_millis(100)) => {}
-    }
-    guard.release().await.expect("the lock is held");
-    assert!(waits.await.expect("the lock is free"));
-}
-
 /// Resource names have no length limit.
 #[each_server]
 async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKind) {
-    let servers = masters(kind, 1);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 1).await;
     servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     for _ in 0..2 {

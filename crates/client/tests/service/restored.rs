@@ -1,10 +1,6 @@
 //! A hold survives masters that lose it one after the other, but ends when an operator breaks it.
 
-use dlock_client::{Lost, Wait, now};
-use std::time::Duration;
-
-use super::{LONG, client, held_on, holders, masters, until_held_everywhere, until_nothing_is_left};
-use dlock_testkit::{Server, ServerKind, each_server, queue, until};
+use super::*;
 
 /// Lease of the tests; renewed each second.
 const LEASE: Duration = Duration::from_secs(3);
@@ -72,8 +68,7 @@ async fn a_renewal_restores_the_hold_on_a_master_that_missed_one(kind: &ServerKi
 #[each_server]
 async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     for shared in [false, true] {
-        let mut servers = masters(kind, 3);
-        let (ann, bob) = (client(&servers).await, client(&servers).await);
+        let (mut servers, ann, bob) = two_clients(kind, 3).await;
         let lock = ann.lock("r").ttl(LEASE);
         let first = if shared { lock.shared().acquire() } else { lock.acquire() };
         let first = first.await.expect("the lock is free").forget().expect("it lasts");
@@ -94,8 +89,7 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
 /// Waiters in the restarted master's queue are granted the lost part of the hold, and release it.
 #[each_server]
 async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
-    let mut servers = masters(kind, 3);
-    let (ann, bob) = (client(&servers).await, client(&servers).await);
+    let (mut servers, ann, bob) = two_clients(kind, 3).await;
     let guard = ann.lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     let wait = || {
@@ -103,10 +97,7 @@ async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
         tokio::spawn(async move { lock.acquire().await.expect("the lock is free").release().await })
     };
     let waits = [wait(), wait(), wait()];
-    let waiting = |servers: &[Server]| -> usize {
-        servers.iter().map(|server| queue::clients(&mut server.connect(), "r").len()).sum()
-    };
-    until("all clients wait", || waiting(&servers) == waits.len());
+    until_waiting(&servers, waits.len());
     let token = holders(&servers[0], "r");
     for server in &mut servers {
         restart_empty(server);
@@ -123,8 +114,7 @@ async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
 /// An operator may break a hold on one master after another, with renewals in between.
 #[each_server]
 async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &ServerKind) {
-    let servers = masters(kind, 3);
-    let client = client(&servers).await;
+    let (servers, client) = quorum(kind, 3).await;
     let guard = client.lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
@@ -140,14 +130,14 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
 #[each_server]
 async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let client = super::builder(&servers).node_timeout(Duration::from_secs(1)).build().await;
+    let client = builder(&servers).node_timeout(Duration::from_secs(1)).build().await;
     let guard = client.expect("a client").lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     for server in &servers {
         let token = holders(server, "r");
         server.pause();
         let before = now();
-        until("its lease is over", || now().saturating_since(before) > LEASE);
+        until("the lease is over on that master", || now().saturating_since(before) > LEASE);
         server.resume();
         // The hold has expired on that master until the next renewal.
         until("the hold is restored on that master", || holders(server, "r") == token);

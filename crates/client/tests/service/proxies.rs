@@ -1,0 +1,275 @@
+//! Proxies between a client and a server that lose, delay or invent messages, or lead to another server.
+
+use super::*;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+
+/// Passes each connection to a new port to `serve`, in a thread of its own. Returns the port.
+pub fn listen(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let serve = serve.clone();
+            thread::spawn(move || serve(client));
+        }
+    });
+    port
+}
+
+fn address(port: u16) -> String {
+    format!("redis://127.0.0.1:{port}")
+}
+
+fn cloned(socket: &TcpStream) -> TcpStream {
+    socket.try_clone().expect("a socket")
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream) {
+    let _ = std::io::copy(&mut from, &mut to);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// A proxy that forwards everything until a command contains `word`. Later replies of that connection are
+/// lost.
+pub struct Lossy {
+    port: u16,
+    /// True if the next such command starts the fault.
+    armed: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// The connection closes.
+    Closes,
+    /// The connection stays open and sends nothing.
+    Hangs,
+    /// The connection stays open, and the command arrives only after the next call of `lose_the_next`.
+    Late,
+    /// The connection closes at once, and the command arrives only after the next call of `lose_the_next`.
+    ClosesAndLate,
+    /// The command does not arrive, and the connection closes.
+    Never,
+}
+
+impl Lossy {
+    pub fn before(server: &Server, word: &'static str, loss: Loss) -> Lossy {
+        let (behind, armed) = (server.port(), Arc::<AtomicBool>::default());
+        let arming = armed.clone();
+        let port = listen(move |client| {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", behind)) else { return };
+            let (from, to, lost) = (cloned(&client), cloned(&server), &AtomicBool::new(false));
+            thread::scope(|scope| {
+                scope.spawn(move || answers(server, client, loss, lost));
+                commands(from, to, word, loss, &arming, lost);
+            });
+        });
+        Lossy { port, armed }
+    }
+
+    pub fn url(&self) -> String {
+        address(self.port)
+    }
+
+    pub async fn client(&self, node_timeout: Duration) -> Client {
+        let builder = Client::builder().server(self.url());
+        builder.node_timeout(node_timeout).build().await.expect("a client")
+    }
+
+    pub fn lose_the_next(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns whether the fault has happened.
+    pub fn has_lost(&self) -> bool {
+        !self.armed.load(Ordering::SeqCst)
+    }
+}
+
+/// Each read returns complete commands.
+fn commands(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    word: &str,
+    loss: Loss,
+    armed: &AtomicBool,
+    lost: &AtomicBool,
+) {
+    let mut part = [0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut part) {
+        let has_word = part[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
+        if has_word && armed.swap(false, Ordering::SeqCst) {
+            lost.store(true, Ordering::SeqCst);
+            if loss == Loss::Never {
+                break;
+            }
+            if loss == Loss::ClosesAndLate {
+                let _ = from.shutdown(Shutdown::Both);
+            }
+            while matches!(loss, Loss::Late | Loss::ClosesAndLate) && !armed.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        if to.write_all(&part[..read]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn answers(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool) {
+    let mut part = [0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut part) {
+        match (lost.load(Ordering::SeqCst), loss) {
+            (false, _) if to.write_all(&part[..read]).is_ok() => {}
+            (true, Loss::Hangs | Loss::Late) => {}
+            _ => break,
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// A proxy of a member. After `lie` it sends data that the member did not send.
+pub struct Liar {
+    port: u16,
+    lies: Arc<AtomicBool>,
+    /// Most bytes that one connection accepted.
+    taken: Arc<AtomicU64>,
+}
+
+impl Liar {
+    /// Sends `first` once, and then `again` without an end.
+    pub fn before(server: &Server, first: &'static [u8], again: &'static [u8]) -> Liar {
+        let (lies, taken) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (behind, lying, taking) = (server.port(), lies.clone(), taken.clone());
+        let port = listen(move |client| {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", behind)) else { return };
+            let (from, to) = (cloned(&client), cloned(&server));
+            thread::spawn(move || copy(from, to));
+            lie(&server, client, first, again, &lying, &taking);
+        });
+        Liar { port, lies, taken }
+    }
+
+    pub fn url(&self) -> String {
+        address(self.port)
+    }
+
+    pub fn lie(&self) {
+        self.lies.store(true, Ordering::Relaxed);
+    }
+
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+}
+
+/// Sends only while the member is silent, so that no reply is interrupted.
+fn lie(
+    mut server: &TcpStream,
+    mut client: TcpStream,
+    first: &[u8],
+    again: &[u8],
+    lies: &AtomicBool,
+    taken: &AtomicU64,
+) {
+    server.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
+    let (mut part, mut said, again) = ([0; 65_536], 0, again.repeat(4096 / again.len()));
+    loop {
+        match server.read(&mut part) {
+            Ok(0) => break,
+            Ok(read) => {
+                let passes_on = said == 0 || first.is_empty();
+                if passes_on && client.write_all(&part[..read]).is_err() {
+                    break;
+                }
+                continue;
+            }
+            Err(why) if why.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+        if lies.load(Ordering::Relaxed) {
+            let words = if said == 0 { first } else { &[] };
+            if client
+                .write_all(words)
+                .and_then(|()| (0..64).try_for_each(|_| client.write_all(&again)))
+                .is_err()
+            {
+                break;
+            }
+            said += 64 * again.len() as u64;
+            taken.fetch_max(said, Ordering::Relaxed);
+        }
+    }
+    let _ = server.shutdown(Shutdown::Both);
+}
+
+/// A proxy whose target server can change. It can also delay new connections.
+pub struct Address {
+    port: u16,
+    state: Arc<(Mutex<Target>, Condvar)>,
+}
+
+struct Target {
+    leads_to: u16,
+    accepts: bool,
+    open: Vec<TcpStream>,
+    waiting: usize,
+}
+
+impl Address {
+    pub fn of(server: &Server) -> Address {
+        let target = Target { leads_to: server.port(), accepts: true, open: Vec::new(), waiting: 0 };
+        let state = Arc::new((Mutex::new(target), Condvar::new()));
+        let shared = state.clone();
+        let port = listen(move |client| {
+            let (target, changed) = &*shared;
+            let mut target = target.lock().expect("no panic");
+            target.waiting += 1;
+            let mut target = changed.wait_while(target, |target| !target.accepts).expect("no panic");
+            target.waiting -= 1;
+            let Ok(server) = TcpStream::connect(("127.0.0.1", target.leads_to)) else { return };
+            target.open.extend([&client, &server].map(cloned));
+            drop(target);
+            let (from, to) = (cloned(&server), cloned(&client));
+            thread::spawn(move || copy(from, to));
+            copy(client, server);
+        });
+        Address { port, state }
+    }
+
+    pub fn url(&self) -> String {
+        address(self.port)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Target)) {
+        change(&mut self.state.0.lock().expect("no panic"));
+        self.state.1.notify_all();
+    }
+
+    /// Leads new connections to another server, and closes the open ones.
+    pub fn lead_to(&self, server: &Server) {
+        self.change(|target| target.leads_to = server.port());
+        self.close_connections();
+    }
+
+    pub fn set_accepts(&self, accepts: bool) {
+        self.change(|target| target.accepts = accepts);
+    }
+
+    /// Returns whether a connection waits until it is accepted.
+    pub fn has_waiting(&self) -> bool {
+        self.state.0.lock().expect("no panic").waiting > 0
+    }
+
+    pub fn close_connections(&self) {
+        self.change(|target| {
+            for socket in target.open.drain(..) {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        });
+    }
+}
