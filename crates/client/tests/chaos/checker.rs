@@ -59,8 +59,8 @@ fn the_checker_rejects_an_accepted_stale_write() {
 
 #[test]
 fn the_checker_rejects_a_write_of_an_unknown_hold() {
-    rejected(&[], &[write("a", 1, true)], "nobody");
-    rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "nobody");
+    rejected(&[], &[write("a", 1, true)], "no client had the hold");
+    rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "no client had the hold");
 }
 
 #[test]

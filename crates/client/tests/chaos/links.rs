@@ -11,7 +11,7 @@ use crate::proxy::{Cut, Proxy};
 use dlock_testkit::{Random, Server, ServerKind};
 
 /// The client's default node timeout.
-pub const NODE_TIMEOUT: Duration = Duration::from_millis(250);
+const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Length of each hold.
 pub const HOLD: Duration = Duration::from_millis(20);
@@ -112,4 +112,10 @@ pub fn jain(counts: &[usize]) -> f64 {
     let sum: f64 = counts.iter().map(|count| *count as f64).sum();
     let squares: f64 = counts.iter().map(|count| (*count as f64).powi(2)).sum();
     if squares == 0.0 { 0.0 } else { sum * sum / (counts.len() as f64 * squares) }
+}
+
+/// Returns whether each count is at least half of the mean, and Jain's index at least 0.9.
+pub fn is_fair(counts: &[usize]) -> bool {
+    let least = counts.iter().min().copied().unwrap_or(0);
+    2 * least * counts.len() >= counts.iter().sum() && jain(counts) >= 0.9
 }

@@ -5,7 +5,6 @@
 
 mod checker;
 mod contender;
-mod empty_restarts;
 mod foreign_clients;
 mod guarded;
 mod links;

@@ -56,7 +56,7 @@ impl Record {
         let mut latest: HashMap<&str, usize> = HashMap::new();
         for write in self.writes.iter().filter(|write| write.accepted) {
             let Some(&place) = places.get(&(write.hold.as_str(), write.fence)) else {
-                wrong.push(format!("nobody had the hold of {write:?}"));
+                wrong.push(format!("no client had the hold of {write:?}"));
                 continue;
             };
             let latest = latest.entry(&write.resource).or_default();

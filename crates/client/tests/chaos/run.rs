@@ -183,11 +183,11 @@ impl Scene<'_> {
     pub fn restart_under_a_hold(&mut self, count: usize) {
         self.stage.stay.store(true, Relaxed);
         let held = || self.stage.staying.load(Relaxed) > 0;
-        until_within(TIMEOUT, "somebody holds something", held);
+        until_within(TIMEOUT, "a client keeps a hold", held);
         self.restarts.push(at(now()));
         self.masters.restart_empty(count, self.random);
         let before = self.acquired();
-        until_within(TIMEOUT, "the next one acquires", || {
+        until_within(TIMEOUT, "another client acquires", || {
             self.acquired().iter().sum::<usize>() > before.iter().sum()
         });
         self.stage.stay.store(false, Relaxed);
