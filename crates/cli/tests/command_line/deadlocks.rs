@@ -35,34 +35,25 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
     }
 }
 
-/// Both are children of one script, in one parent run. With one owner, the second would look like a deadlock.
+/// The runs are children of one script, in one parent run; with one owner, the second would look like a
+/// deadlock. Orphans become children of the parent run's dlock process, and must not count as its command.
 #[each_server]
-fn parallel_runs_of_one_script_take_turns(kind: &ServerKind) {
-    let stage = Stage::one(kind);
-    let inner = "$DLOCK run --node-timeout 5s x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn'";
-    let run = stage.start(stage.run("", &format!("{inner} & {inner} & wait")));
-    until("one waits for the other", || queue::clients(&mut stage.connect(), "x").len() == 1);
-    stage.write("go", "");
-    let done = run.end();
-    assert_eq!((done.code, &*done.stdout, &*done.stderr), (Some(0), "turn\nturn\n", ""));
-}
-
-/// Orphans become children of the parent run's dlock process. They must not count as its command.
-#[each_server]
-fn orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
-    let stage = Stage::one(kind);
+fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
     let inner =
         "$DLOCK run --node-timeout 5s x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn >> turns'";
-    let script = format!(
+    let parallel = format!("{inner} & {inner} & wait");
+    let orphaned = format!(
         "start() {{ (sh -c \"$1\" &); }}; start \"{inner}\"; start \"{inner}\"; \
         until [ \"$(grep -c turn turns 2>/dev/null)\" = 2 ]; do sleep 0.02; done"
     );
-    let run = stage.start(stage.run("", &script));
-    until("one waits for the other", || queue::clients(&mut stage.connect(), "x").len() == 1);
-    stage.write("go", "");
-    let done = run.end();
-    assert_eq!((done.code, &*done.stderr), (Some(0), ""));
-    assert_eq!(stage.lines("turns"), ["turn", "turn"]);
+    for script in [parallel, orphaned] {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("", &script));
+        stage.until_waiting("x", 1);
+        let done = stage.go(run);
+        assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{script}");
+        assert_eq!(stage.lines("turns"), ["turn", "turn"], "{script}");
+    }
 }
 
 /// The environment does not name the parent's hold, so the nested run cannot re-enter it.

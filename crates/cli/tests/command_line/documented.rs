@@ -70,8 +70,7 @@ fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     let first = stage.start(shell(&stage, &line));
     stage.lines("reports");
     assert_eq!(stage.end(shell(&stage, &line)).code, Some(75));
-    stage.write("go", "");
-    assert_eq!(first.end().code, Some(0));
+    assert_eq!(stage.go(first).code, Some(0));
     assert_eq!(stage.lines("reports"), ["report"]);
 }
 
@@ -88,7 +87,7 @@ fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
         server.connect().ok(&format!("DLOCK.ACQUIRE nightly-report {token} 600000"));
     }
     let mut machine = stage.start(shell(&stage, &line));
-    until("it waits", || {
+    until("the machine waits, or has ended", || {
         let queued = stage.servers[..2]
             .iter()
             .any(|server| !queue::clients(&mut server.connect(), "nightly-report").is_empty());

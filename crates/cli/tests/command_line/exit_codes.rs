@@ -48,18 +48,6 @@ fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(ki
 }
 
 #[each_server]
-fn run_exits_with_75_when_the_lock_is_taken(kind: &ServerKind) {
-    let stage = Stage::one(kind);
-    stage.connect().ok("DLOCK.ACQUIRE r other 600000");
-    for wait in ["--no-wait", "--wait 0s", "--wait 100ms"] {
-        let done = stage.end(stage.run(wait, "echo ran"));
-        assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{wait}: {}", done.stderr);
-        done.says_first("dlock: r is taken");
-        queue::until_no_waiters(&stage.servers[0]);
-    }
-}
-
-#[each_server]
 fn run_exits_with_69_without_a_quorum(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     stage.servers[1].kill9();
@@ -107,8 +95,7 @@ fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
     let [resource, token, fence] = told[..] else { panic!("{told:?}") };
     assert_eq!(resource, "r");
     assert!(stage.confirmed("r", token, fence, "by-hand") >= 2);
-    stage.write("go", "");
-    assert_eq!(run.end().code, Some(0));
+    assert_eq!(stage.go(run).code, Some(0));
 
     // Without --fenced, a run over a quorum has no fence, and does not show its parent's.
     let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{tell}'");
@@ -127,8 +114,7 @@ fn the_default_label_names_host_and_command(kind: &ServerKind) {
     let label = lock.field("holders").items()[0].field("label").text();
     let host = stage.end(stage.command("hostname")).stdout;
     assert_eq!(label, format!("sh@{} ({dlock})", host.trim()));
-    stage.write("go", "");
-    assert_eq!(run.end().code, Some(0));
+    assert_eq!(stage.go(run).code, Some(0));
 }
 
 #[each_server]
@@ -184,9 +170,7 @@ fn run_names_an_unusable_member_once_and_goes_on_without_it(kind: &ServerKind) {
 fn commands_succeed_with_a_silent_member(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     // On each server, because `dlock acquire` would return as soon as a majority has granted it.
-    for server in &stage.servers {
-        server.connect().ok("DLOCK.ACQUIRE other token 600000");
-    }
+    stage.on_each("DLOCK.ACQUIRE other token 600000");
     stage.servers[0].pause();
     let release = "release --node-timeout 3s other token";
     let all = ["run --node-timeout 3s r -- true", "inspect --node-timeout 3s r", release];
@@ -202,7 +186,7 @@ fn run_waits_for_servers_that_are_down(kind: &ServerKind) {
     let mut stage = Stage::one(kind);
     stage.servers[0].kill9();
     let run = stage.start(stage.run("--wait 10m", "echo ran"));
-    until("it reports the outage", || run.stderr().contains("dlock: too few servers for r at present"));
+    until("the run reports the outage", || run.stderr().contains("dlock: too few servers for r at present"));
     stage.servers[0].restart();
     let done = run.end();
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);

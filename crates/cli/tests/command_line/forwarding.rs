@@ -27,8 +27,7 @@ fn run_forwards_each_signal_once(kind: &ServerKind) {
         run.signal(name);
         until(&format!("the command receives SIG{name}"), || stage.file("heard").lines().count() > count);
     }
-    stage.write("go", "");
-    let done = run.end();
+    let done = stage.go(run);
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
     assert_eq!(stage.lines("heard"), names);
 }
@@ -79,24 +78,19 @@ fn run_reaps_adopted_orphans(kind: &ServerKind) {
     let script = "(sleep 0 & sleep 1000 & echo $! > orphan); until [ -e go ]; do sleep 0.02; done";
     let run = stage.start(stage.run("", script));
     let orphan = stage.process("orphan");
-    until("dlock is its parent", || status(orphan, "PPid") == Some(run.id().to_string()));
+    until("dlock is the parent of the orphan", || status(orphan, "PPid") == Some(run.id().to_string()));
     signal(orphan, "KILL");
-    until("it is reaped", || status(orphan, "State").is_none());
-    stage.write("go", "");
-    assert_eq!(run.end().code, Some(0));
+    until("the orphan is reaped", || status(orphan, "State").is_none());
+    assert_eq!(stage.go(run).code, Some(0));
 }
 
 #[each_server]
 fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    for server in &stage.servers {
-        server.connect().ok("DLOCK.ACQUIRE r other 600000");
-    }
+    stage.on_each("DLOCK.ACQUIRE r other 600000");
     for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("ALRM", 14)] {
         let run = stage.start(stage.run("", "echo ran"));
-        until("it is queued", || {
-            stage.servers.iter().any(|server| !queue::clients(&mut server.connect(), "r").is_empty())
-        });
+        stage.until_waiting("r", 1);
         run.signal(name);
         let done = run.end();
         assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
@@ -130,22 +124,6 @@ fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     }
 }
 
-/// For example SIGWINCH, which a terminal sends when its window changes.
-#[each_server]
-fn a_waiting_run_ignores_signals_without_a_default_action(kind: &ServerKind) {
-    let stage = Stage::one(kind);
-    let mut conn = stage.connect();
-    conn.ok("DLOCK.ACQUIRE r other 600000");
-    let run = stage.start(stage.run("", "echo ran"));
-    until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-    for name in ["WINCH", "CONT", "URG"] {
-        send(&run, name);
-    }
-    assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-    let done = run.end();
-    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
-}
-
 /// The signal ends the command but not dlock, which releases the lock before the lease ends.
 #[each_server]
 fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
@@ -168,12 +146,11 @@ fn run_renews_the_lock_of_a_stopped_command(kind: &ServerKind) {
     let mut run = stage.start(stage.run("--ttl 3s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     let command = stage.process("ready");
     signal(command, "STOP");
-    until("it is stopped", || is_stopped(command));
+    until("the command is stopped", || is_stopped(command));
     until_renewed(&mut stage.connect(), "r");
     assert!(!run.is_over() && !is_stopped(run.id()));
     signal(command, "CONT");
-    stage.write("go", "");
-    assert_eq!(run.end().code, Some(0));
+    assert_eq!(stage.go(run).code, Some(0));
 }
 
 /// Some supervisors ignore SIGCHLD when they start a program. For a process that ignores it, the kernel
@@ -190,42 +167,33 @@ fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
     }
 }
 
-/// Sends a signal to a run, and waits until the run has read it.
-#[track_caller]
-fn send(run: &Running, name: &str) {
-    run.signal(name);
-    until("it is read", || {
-        status(run.id(), "ShdPnd").is_some_and(|pending| pending.bytes().all(|digit| digit == b'0'))
-    });
-}
-
-/// Without a shell in its session, as after `ssh -t host dlock run`, no process could continue it.
+/// Signals without a default action, for example SIGWINCH, which a terminal sends when its window changes;
+/// SIGTSTP without a shell in the session, as after `ssh -t host dlock run`: no process could continue it;
+/// SIGHUP under nohup.
 #[each_server]
-fn a_waiting_run_without_a_shell_ignores_sigtstp(kind: &ServerKind) {
+fn a_waiting_run_ignores_signals_that_would_not_end_it(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let mut conn = stage.connect();
-    conn.ok("DLOCK.ACQUIRE r other 600000");
-    let mut run = stage.command("setsid");
-    run.args([stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
-    let run = stage.start(run);
-    until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-    send(&run, "TSTP");
-    assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-    let done = run.end();
-    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
-}
-
-#[each_server]
-fn a_waiting_run_ignores_sighup_under_nohup(kind: &ServerKind) {
-    let stage = Stage::one(kind);
-    let mut conn = stage.connect();
-    conn.ok("DLOCK.ACQUIRE r other 600000");
-    let mut run = stage.command("env");
-    run.args(["--ignore-signal=HUP", stage::DLOCK, "run", "--node-timeout", "5s", "r", "--", "echo", "ran"]);
-    let run = stage.start(run);
-    until("it is queued", || queue::clients(&mut conn, "r").len() == 1);
-    send(&run, "HUP");
-    assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-    let done = run.end();
-    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    let run = "\"$DLOCK\" run --node-timeout 5s r -- echo ran";
+    for (before, signals) in [
+        ("exec", &["WINCH", "CONT", "URG"][..]),
+        ("exec setsid", &["TSTP"]),
+        ("exec env --ignore-signal=HUP", &["HUP"]),
+    ] {
+        stage.on_each("DLOCK.ACQUIRE r other 600000");
+        let run = stage.start(stage.shell(&format!("{before} {run}")));
+        stage.until_waiting("r", 1);
+        for name in signals {
+            run.signal(name);
+            until(&format!("the run has read SIG{name}"), || {
+                status(run.id(), "ShdPnd").is_some_and(|pending| pending.bytes().all(|digit| digit == b'0'))
+            });
+        }
+        stage.on_each("DLOCK.RELEASE r other");
+        let done = run.end();
+        assert_eq!(
+            (done.code, done.stdout.as_str(), done.stderr.as_str()),
+            (Some(0), "ran\n", ""),
+            "{before}"
+        );
+    }
 }

@@ -34,30 +34,28 @@ fn leads(stage: &Stage, names: &[&str]) -> u32 {
 fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let observer = stage.start(stage.dlock("elect scheduler --observe --node-timeout 5s"));
-    until("there is no leader", || observer.stdout().contains("scheduler has no leader"));
+    until("the observer sees no leader", || observer.stdout().contains("scheduler has no leader"));
     let json = stage.start(stage.dlock("elect scheduler --observe --json --node-timeout 5s"));
     let first = candidate(&stage, "one");
     let process = leads(&stage, &["one"]);
     let second = candidate(&stage, "two");
-    until("two waits", || {
-        stage.servers.iter().any(|server| !queue::tokens(&mut server.connect(), "scheduler").is_empty())
-    });
-    until("one is seen", || observer.stdout().contains("scheduler is led by one"));
+    stage.until_waiting("scheduler", 1);
+    until("the observer sees the first leader", || observer.stdout().contains("scheduler is led by one"));
 
     stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK scheduler")));
     leads(&stage, &["one", "two"]);
-    until("the command of one has ended", || !is_alive(process));
-    until("one is a candidate again", || first.stderr().contains("standing for election again"));
-    until("two is seen", || {
+    until("the command of the first candidate has ended", || !is_alive(process));
+    until("the first candidate stands again", || first.stderr().contains("standing for election again"));
+    until("the observers see the second leader", || {
         observer.stdout().contains("is led by two") && json.stdout().contains("\"leader\":\"two\"")
     });
     stage.write("end-two", "");
     assert_eq!(second.end().code, Some(7), "as its command");
     leads(&stage, &["one", "two", "one"]);
-    until("every change is seen", || observer.stdout().matches("is led by one").count() == 2);
+    until("the observer has seen every change", || observer.stdout().matches("is led by one").count() == 2);
     stage.write("end-one", "");
     assert_eq!(first.end().code, Some(7));
-    until("there is no leader", || observer.stdout().ends_with("scheduler has no leader\n"));
+    until("the observer sees no leader", || observer.stdout().ends_with("scheduler has no leader\n"));
     until("the JSON names no leader", || {
         let said = json.stdout();
         let last = said.lines().last().and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -85,17 +83,16 @@ fn hold_ends_when_its_script_does(kind: &ServerKind) {
     assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
     until_renewed(&mut conn, "r");
     assert_eq!(stage.end(stage.dlock("hold --no-wait --node-timeout 5s r --pid 1")).code, Some(75));
-    stage.write("go", "");
-    let done = script.end();
+    let done = stage.go(script);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-    until("it is released", || stage.held_on("r") == 0);
+    until("the lock is released", || stage.held_on("r") == 0);
 
     // A script that is killed releases the lock, too.
     std::fs::remove_file(stage.write("go", "")).expect("it is removed");
     std::fs::remove_file(stage.write("ready", "")).expect("it is removed");
     let script = stage.start(stage.shell(SCRIPT));
     signal(stage.process("ready"), "KILL");
-    until("it is released", || stage.held_on("r") == 0);
+    until("the lock is released", || stage.held_on("r") == 0);
     drop(script);
 }
 
@@ -128,7 +125,7 @@ fn hold_goes_on_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind
     until_renewed(&mut stage.connect(), "r");
     stage.write("go", "");
     script.end();
-    until("it is released", || stage.held_on("r") == 0);
+    until("the lock is released", || stage.held_on("r") == 0);
 }
 
 /// The background process waits. It must not outlive the script, or the dlock process that the script called.
@@ -142,9 +139,9 @@ fn a_wait_of_hold_ends_with_its_script_or_with_dlock(kind: &ServerKind) {
             "\"$DLOCK\" hold r --pid $$ --wait 1m & echo $! > dlock-{ends}; echo $$ > script-{ends}; wait"
         );
         let script = stage.start(stage.shell(&script));
-        until("it waits", || queue::tokens(&mut conn, "r").len() == 1);
+        stage.until_waiting("r", 1);
         signal(stage.process(&format!("{ends}-{ends}")), "KILL");
-        until("it waits no more", || queue::tokens(&mut conn, "r").is_empty());
+        until("the client has left the queue", || queue::tokens(&mut conn, "r").is_empty());
         drop(script);
     }
 }
@@ -157,13 +154,15 @@ fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE scheduler t 600000 LABEL ada");
     let (preloaded, clock) = WallClock::of(kind);
     let acquired = wall_clock::seconds(&mut conn);
-    until("it is held for longer than the clock runs", || wall_clock::seconds(&mut conn) > acquired + 3);
+    until("the lock is held for longer than the clock of the observer runs", || {
+        wall_clock::seconds(&mut conn) > acquired + 3
+    });
     clock.set_off_by(-wall_clock::seconds(&mut conn));
     let mut elect = stage.dlock("elect scheduler --observe --node-timeout 5s");
     let variables = preloaded.command.iter().filter_map(|word| word.split_once('='));
     elect.envs(variables);
     let observer = stage.start(elect);
-    until("the leader is seen", || {
+    until("the observer sees the leader", || {
         observer.stdout().starts_with("1970-01-01T00:00:00Z scheduler is led by ada")
     });
 }

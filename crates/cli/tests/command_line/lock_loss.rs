@@ -40,13 +40,17 @@ fn run_ends_its_command_and_exits_with_79_when_the_lock_is_broken(kind: &ServerK
 
 #[each_server]
 fn run_kills_a_command_that_ignores_sigterm_and_its_children(kind: &ServerKind) {
-    let stage = Stage::one(kind);
-    let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
-    let pids = [stage.process("far"), stage.process("near"), break_lock(&stage)];
-    let done = run.end();
-    assert_eq!(pids.map(is_alive), [false; 3]);
-    assert_eq!(done.code, Some(79));
-    done.says("is killed");
+    for stopped in [false, true] {
+        let stage = Stage::one(kind);
+        let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+        let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
+        pids.iter().filter(|_| stopped).for_each(|pid| signal(*pid, "STOP"));
+        break_lock(&stage);
+        let done = run.end();
+        assert_eq!(pids.map(is_alive), [false; 3]);
+        assert_eq!(done.code, Some(79));
+        done.says("is killed");
+    }
 }
 
 #[each_server]
@@ -55,54 +59,35 @@ fn a_stopped_command_handles_sigterm_when_the_lock_is_lost(kind: &ServerKind) {
     let run = stage.start(stage.run(PATIENT, OBEYS));
     let command = stage.process("ready");
     signal(command, "STOP");
-    until("it is stopped", || is_stopped(command));
+    until("the command is stopped", || is_stopped(command));
     break_lock(&stage);
     let done = run.end();
     assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
+/// The masters ignore renewals, as if the network were cut, while they still answer reads.
 #[each_server]
-fn run_kills_a_stopped_command_that_ignores_sigterm(kind: &ServerKind) {
-    let stage = Stage::one(kind);
-    let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
-    let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
-    pids.iter().for_each(|pid| signal(*pid, "STOP"));
-    break_lock(&stage);
-    assert_eq!(run.end().code, Some(79));
-    assert_eq!(pids.map(is_alive), [false; 3]);
-}
-
-/// Makes the masters ignore renewals, as if the network were cut, while they still answer reads. Checks that
-/// the command is dead whenever its lease is over on all masters.
-fn cut_off(kind: &ServerKind, servers: usize, options: &str, script: &str) {
-    let stage = Stage::with(kind, servers);
-    let run = stage.start(stage.run(options, script));
-    let command = stage.process("ready");
-    let mut conns: Vec<Conn> = stage.servers.iter().map(|server| server.connect()).collect();
-    conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
-    let mut longest = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
-    loop {
-        // In this order: a command that is alive after a lease of 0 was read has outlived its lease.
-        let left = longest();
-        if !is_alive(command) {
-            break;
+fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind) {
+    for (servers, options, script) in [(3, "--ttl 6s", OBEYS), (1, "--ttl 9s --kill-after 1s", IGNORES)] {
+        let stage = Stage::with(kind, servers);
+        let run = stage.start(stage.run(options, script));
+        let command = stage.process("ready");
+        let mut conns: Vec<Conn> = stage.servers.iter().map(|server| server.connect()).collect();
+        conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
+        let mut left = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
+        loop {
+            // In this order: a command that is alive after a lease of 0 was read has outlived its lease.
+            let left = left();
+            if !is_alive(command) {
+                break;
+            }
+            assert!(left > 0, "the command outlived its lease");
+            std::thread::yield_now();
         }
-        assert!(left > 0, "the command outlived its lease");
-        std::thread::yield_now();
+        let done = run.end();
+        assert_eq!(done.code, Some(79));
+        done.says_first("dlock: the lock is lost: it was not renewed in time");
     }
-    let done = run.end();
-    assert_eq!(done.code, Some(79));
-    done.says_first("dlock: the lock is lost: it was not renewed in time");
-}
-
-#[each_server]
-fn a_command_that_obeys_sigterm_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind) {
-    cut_off(kind, 3, "--ttl 6s", OBEYS);
-}
-
-#[each_server]
-fn a_command_that_ignores_sigterm_ends_before_its_lease_when_the_master_is_silent(kind: &ServerKind) {
-    cut_off(kind, 1, "--ttl 9s --kill-after 1s", IGNORES);
 }
 
 #[each_server]
@@ -128,8 +113,7 @@ fn run_goes_on_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
         until_renewed(&mut conn, "r");
     }
     stage.servers[1].resume();
-    stage.write("go", "");
-    let done = run.end();
+    let done = stage.go(run);
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
 }
 
@@ -140,8 +124,7 @@ fn run_reports_a_loss_that_it_finds_at_the_release(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     break_lock(&stage);
-    stage.write("go", "");
-    let done = run.end();
+    let done = stage.go(run);
     assert_eq!(done.code, Some(79));
     let messages = ["lost before the command ended", "lost while the command ended", "the lock is lost"];
     assert!(messages.iter().any(|words| done.stderr.contains(words)), "{}", done.stderr);
@@ -212,7 +195,7 @@ fn run_kills_a_command_whose_first_thread_has_ended(kind: &ServerKind) {
     assert_eq!(stage.end(stage.shell("cc -o command command.c -pthread")).code, Some(0));
     let run = stage.start(stage.dlock("run --ttl 30s --kill-after 100ms r -- ./command"));
     let command = stage.process("ready");
-    until("its first thread has ended", || {
+    until("the first thread of the command has ended", || {
         status(command, "State").is_some_and(|state| state.starts_with('Z'))
     });
     break_lock(&stage);
@@ -235,7 +218,7 @@ fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let (mut run, mut reader) = start_with_full_stderr(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
     let pids = [stage.process("far"), stage.process("near"), break_lock(&stage)];
-    until("all have ended", || pids.map(is_alive) == [false; 3]);
+    until("the command and its children have ended", || pids.map(is_alive) == [false; 3]);
     let mut said = String::new();
     reader.read_to_string(&mut said).expect("text");
     assert_eq!(run.wait().expect("it ends").code(), Some(79));

@@ -3,11 +3,9 @@
 //! The commands that run under locks are shell scripts. They report by writing into files of the test's
 //! folder, and the test waits for the contents.
 
-mod contrib;
 mod deadlocks;
 mod doctor;
 mod documented;
-mod exclusion;
 mod exit_codes;
 mod forwarding;
 mod hold_and_elect;

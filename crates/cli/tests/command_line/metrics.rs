@@ -119,7 +119,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     assert!(metrics(&stage, "--resources 0", 0).keys().all(|name| !name.starts_with("dlock_resource_")));
     let mut waiter = stage.connect();
     waiter.send(&["DLOCK.ACQUIRE", hostile, "d", "600000", "BLOCK", "0"]);
-    until("it waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
+    until("the client waits", || conn.call(&["DLOCK.WAITERS", hostile]).items().len() == 1);
     let seen = metrics(&stage, "", 0);
     assert_eq!(seen["dlock_resource_waiters{resource=\"a\"b\\c\\u{1b}[2J\"}"], 1.0);
     // Names that are equal once they are escaped or cut share one sample.
@@ -144,7 +144,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
 /// The address that the exporter listens on.
 #[track_caller]
 fn port(exporter: &Running) -> u16 {
-    until("it listens", || exporter.stdout().ends_with("/metrics\n"));
+    until("the exporter listens", || exporter.stdout().ends_with("/metrics\n"));
     let said = exporter.stdout();
     let port = said.trim_end_matches("/metrics\n").rsplit(':').next().expect("a port");
     port.parse().expect("a number")
@@ -190,7 +190,7 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
     stage.servers[0].terminate();
     assert_eq!(scrape()[&up], 0.0);
     stage.servers[0].restart();
-    until("it is back", || scrape()[&up] == 1.0);
+    until("the server is back", || scrape()[&up] == 1.0);
     exporter.signal("TERM");
     assert_eq!(exporter.end().signal, Some(15));
     let done = stage.end(stage.dlock("exporter --listen 203.0.113.1:1"));
@@ -208,7 +208,7 @@ fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();
     let open = format!("/proc/{}/fd", exporter.id());
     let count = || std::fs::read_dir(&open).map_or(0, Iterator::count);
-    until("it takes no more, or has ended", || exporter.is_over() || count() >= 60);
+    until("the exporter accepts no more, or has ended", || exporter.is_over() || count() >= 60);
     drop(silent);
     let (status, body) = get(port, "GET /metrics");
     assert!(status.ends_with(" 200 OK"), "{status}");
@@ -228,4 +228,25 @@ fn the_exporter_refuses_more_scrapes_than_it_keeps_waiting(kind: &ServerKind) {
     let count = |code: &str| answers.iter().filter(|answer| answer.contains(code)).count();
     assert!(count(" 200 ") >= 16 && count(" 503 ") > 0, "{answers:?}");
     assert!(get(port, "GET /metrics").0.ends_with(" 200 OK"));
+}
+
+const RULES: &str = include_str!("../../../../contrib/prometheus/dlock.rules.yml");
+const DASHBOARD: &str = include_str!("../../../../contrib/grafana/dlock.json");
+
+/// `make test-contrib` tests that each alert fires.
+#[each_server]
+fn alert_rules_and_dashboard_name_only_exported_metrics(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.on_each("DLOCK.ACQUIRE r t 600000");
+    let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r u 600000 BLOCK 0");
+    let exported = metrics(&stage, "", 0);
+    let exported: HashSet<&str> =
+        exported.keys().map(|sample| sample.split('{').next().expect("a name")).collect();
+    for (file, text, least) in [("rules", RULES, 9), ("dashboard", DASHBOARD, 25)] {
+        let words = text.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'));
+        let named: HashSet<&str> = words.filter(|word| word.starts_with("dlock_")).collect();
+        assert!(named.len() >= least, "{file}: {named:?}");
+        let missing: Vec<_> = named.difference(&exported).collect();
+        assert!(missing.is_empty(), "{file}: {missing:?} of {exported:?}");
+    }
 }

@@ -45,7 +45,7 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     assert_eq!(rows[0].last(), Some(&"1"), "{shown}");
     assert_eq!(&rows[1][..3], ["invoice:2", "free", "only-her…"], "on a majority: {shown}");
     assert_eq!(&rows[2][..4], ["report", "shared", "(2)", "a"], "{shown}");
-    assert!(!shown.contains("0123456789"), "who knows the token owns the hold: {shown}");
+    assert!(!shown.contains("0123456789"), "a token is secret: {shown}");
 
     let found = json(&stage, "list invoice:*", 0);
     let locks = found["locks"].as_array().expect("locks");
@@ -112,7 +112,7 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     }
     ended(&stage, "acquire --ttl 10m --label ada r", 0);
     ended(&stage, "acquire --ttl 10m --label ada --fenced fenced", 0);
-    until("both are held everywhere", || (stage.held_on("r"), stage.held_on("fenced")) == (3, 3));
+    until("each server has both locks", || (stage.held_on("r"), stage.held_on("fenced")) == (3, 3));
     let taken = |resource: &str| {
         stage.end(stage.dlock(&format!("run --no-wait --node-timeout 5s {resource} -- true"))).stderr
     };
@@ -124,7 +124,7 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     assert!(fence(0).is_u64() && fence(2).is_null(), "{locks}");
     for (resource, ending) in [("r", "r is led by ada\n"), ("fenced", ")\n")] {
         let observer = stage.start(stage.dlock(&format!("elect {resource} --observe --node-timeout 5s")));
-        until("the leader is seen", || observer.stdout().ends_with(ending));
+        until("the observer sees the leader", || observer.stdout().ends_with(ending));
     }
 }
 
@@ -183,7 +183,7 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
         conn.ok(&format!("DLOCK.BREAK {resource}"));
         // So that the next entry has a later time.
         let then = conn.ok("TIME").items()[0].text();
-        until("time goes by", || conn.ok("TIME").items()[0].text() != then);
+        until("the clock of the server shows a later time", || conn.ok("TIME").items()[0].text() != then);
     };
     (0..4).for_each(|at| broken(at % 2, &format!("r{at}")));
     let shown = ended(&stage, "log", 0).stdout;
@@ -197,9 +197,9 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     assert_eq!(entry["server"], format!("redis://127.0.0.1:{}", stage.servers[0].port()));
 
     let follows = stage.start(stage.dlock("log --follow --json --node-timeout 5s"));
-    until("the old ones are shown", || follows.stdout().lines().count() == 4);
+    until("the old entries are shown", || follows.stdout().lines().count() == 4);
     broken(1, "new");
-    until("the new one is shown", || follows.stdout().lines().count() == 5);
+    until("the new entry is shown", || follows.stdout().lines().count() == 5);
     let said = follows.stdout();
     let last: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("JSON");
     assert_eq!(last["resource"], "new");
@@ -220,9 +220,7 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
 #[each_server]
 fn status_sets_the_exit_code(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    for server in &stage.servers {
-        server.connect().ok("CONFIG SET notify-keyspace-events Kd");
-    }
+    stage.on_each("CONFIG SET notify-keyspace-events Kd");
     stage.connect().ok("DLOCK.ACQUIRE r t 600000");
     let well = json(&stage, "status", 0);
     assert_eq!(well["status"], "ok");

@@ -1,7 +1,50 @@
-//! `run` with several resources, permits, re-entry and limits.
+//! `run`: mutual exclusion, several resources, permits, re-entry and limits.
 
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
+
+/// Fails if another one is inside (mkdir), or if its fence is not greater than the last one in the file
+/// `fence`.
+const GUARDED: &str = r#"
+    mkdir inside || exit 99
+    [ "$DLOCK_FENCE" -gt "$(cat fence)" ] || exit 98
+    echo "$DLOCK_FENCE" > fence
+    echo done >> log
+    rmdir inside"#;
+
+const RUNS: usize = 12;
+
+#[each_server]
+fn parallel_runs_exclude_each_other_and_their_fences_rise(kind: &ServerKind) {
+    for (servers, options) in [(1, ""), (3, "--fenced")] {
+        let stage = Stage::with(kind, servers);
+        stage.write("fence", "0\n");
+        // Another token holds the lock until all runs wait.
+        stage.on_each("DLOCK.ACQUIRE r other 600000");
+        let runs: Vec<Running> = (0..RUNS).map(|_| stage.start(stage.run(options, GUARDED))).collect();
+        stage.until_waiting("r", RUNS);
+        stage.on_each("DLOCK.RELEASE r other");
+        for run in runs {
+            let done = run.end();
+            assert_eq!((done.code, done.stderr), (Some(0), String::new()));
+        }
+        assert_eq!(stage.lines("log").len(), RUNS);
+        assert_eq!(stage.held_on("r"), 0);
+    }
+}
+
+#[each_server]
+fn shared_runs_overlap_and_exclude_exclusive_ones(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let meet = "echo here >> met; until [ -e go ]; do sleep 0.02; done";
+    let sharers: Vec<Running> = (0..2).map(|_| stage.start(stage.run("--shared", meet))).collect();
+    until("both sharers run", || stage.file("met").lines().count() == 2);
+    assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(75));
+    for sharer in sharers {
+        assert_eq!(stage.go(sharer).code, Some(0));
+    }
+    assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(0));
+}
 
 /// Writes its variables into the file `told`, and waits until the file `go` exists.
 const LOOKS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\" > told; echo > ready; \
@@ -36,7 +79,7 @@ fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
 fn permits_bound_the_number_of_parallel_runs(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let two = [0, 1].map(|_| stage.start(stage.run("--permits 2", "until [ -e go ]; do sleep 0.02; done")));
-    until("both run", || queue::holders(&mut stage.connect(), "r").len() == 2);
+    until("both commands run", || queue::holders(&mut stage.connect(), "r").len() == 2);
     assert_eq!(stage.end(stage.run("--permits 2 --no-wait", "true")).code, Some(75));
     stage.write("go", "");
     for run in two {
@@ -91,8 +134,7 @@ fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     let hold = stage.connect().ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
     assert_eq!(hold.field("label"), &"ours");
     assert!(hold.field("pttl").int() > 3_000_000);
-    stage.write("go", "");
-    assert_eq!(run.end().code, Some(0));
+    assert_eq!(stage.go(run).code, Some(0));
     let mut wrong = stage.run("", "true");
     wrong.env("DLOCK_TTL", "redis://u:s3cret@host");
     let done = stage.end(wrong);
@@ -144,19 +186,4 @@ fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
     let mut inner = stage.run("--no-wait", "true");
     inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
     assert_eq!(stage.end(inner).code, Some(75));
-}
-
-/// Without standard output, the token could not be printed.
-#[each_server]
-fn acquire_releases_its_hold_when_stdout_is_closed(kind: &ServerKind) {
-    let stage = Stage::one(kind);
-    let acquire = "\"$DLOCK\" acquire --node-timeout 5s r".to_owned();
-    let done = stage.end(stage.shell(&format!("{acquire} >&-")));
-    assert_eq!((done.code, stage.held_on("r")), (Some(71), 0), "{}", done.stderr);
-    done.says("standard output");
-    let done = stage.end(stage.shell(&unread(&acquire)));
-    assert_eq!((done.code, stage.held_on("r")), (Some(141), 0), "{}", done.stderr);
-    // To keep others out for a while.
-    assert_eq!(stage.end(stage.shell(&format!("{acquire} > /dev/null"))).code, Some(0));
-    assert_eq!(stage.held_on("r"), 1);
 }

@@ -119,6 +119,30 @@ impl Stage {
         self.start(command).end()
     }
 
+    /// Creates the file `go`, for which the command of the run waits, and waits for the end of the run.
+    #[track_caller]
+    pub fn go(&self, run: Running) -> Done {
+        self.write("go", "");
+        run.end()
+    }
+
+    /// Sends a command to each server.
+    #[track_caller]
+    pub fn on_each(&self, command: &str) {
+        for server in &self.servers {
+            server.connect().ok(command);
+        }
+    }
+
+    /// Waits until this many clients wait for a resource, on all servers together.
+    #[track_caller]
+    pub fn until_waiting(&self, resource: &str, count: usize) {
+        until(&format!("{count} clients wait for {resource}"), || {
+            let waiting = |server: &Server| queue::tokens(&mut server.connect(), resource).len();
+            self.servers.iter().map(waiting).sum::<usize>() == count
+        });
+    }
+
     /// The number of servers that have the hold with this fence. A member that granted late can have no hold
     /// yet, or one with another fence.
     #[track_caller]
@@ -145,7 +169,7 @@ impl Stage {
 #[track_caller]
 pub fn until_renewed(conn: &mut Conn, resource: &str) {
     let mut left = i64::MAX;
-    until("its lease grows", || {
+    until("the lease grows", || {
         let before = std::mem::replace(&mut left, conn.ok(&format!("DLOCK.PTTL {resource}")).int());
         left > before
     });
@@ -215,7 +239,7 @@ impl Running {
     #[track_caller]
     pub fn end(mut self) -> Done {
         let err = self.err.clone();
-        let status = until_some(&format!("it ends; it said {:?}", fs::read_to_string(err)), || {
+        let status = until_some(&format!("the process ends; it said {:?}", fs::read_to_string(err)), || {
             self.child.try_wait().expect("the state of a child")
         });
         let (stdout, stderr) = (self.stdout(), self.stderr());

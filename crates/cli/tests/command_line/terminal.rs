@@ -116,7 +116,7 @@ fn a_wait_shows_its_position_on_a_terminal_only(kind: &ServerKind) {
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");
     let piped = stage.start(stage.run("", "echo ran"));
-    until("it waits", || queue::clients(&mut conn, "r").len() == 1);
+    stage.until_waiting("r", 1);
     let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
     until("the position is shown", || terminal.shows().contains("position 2 at redis://127.0.0.1"));
     let shows = |seconds: u32| terminal.shows().contains(&format!(" {seconds} s"));
@@ -149,7 +149,7 @@ fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
     let dlock = stage.process("dlock");
     crate::stage::signal(dlock, "TERM");
     until("the wait has ended", || queue::clients(&mut conn, "r").is_empty());
-    until("it has ended", || !is_alive(dlock));
+    until("dlock has ended", || !is_alive(dlock));
 }
 
 #[each_server]
@@ -168,10 +168,10 @@ fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
     terminal.types(&format!("\"$DLOCK\" run --ttl {ttl} r -- sh script\n"));
     let (command, dlock) = (stage.process("ready"), stage.process("dlock"));
     terminal.types(CTRL_Z);
-    until("both are stopped", || is_stopped(command) && is_stopped(dlock));
+    until("dlock and its command are stopped", || is_stopped(command) && is_stopped(dlock));
     then();
     terminal.types("fg\n");
-    until("both are continued", || !is_stopped(command) && !is_stopped(dlock));
+    until("dlock and its command are continued", || !is_stopped(command) && !is_stopped(dlock));
     // In a process of its own: this blocks if dlock has already ended the script that reads the pipe.
     let go = stage.start(stage.shell("echo > go"));
     terminal.types("echo $? > code\n");
@@ -206,7 +206,7 @@ fn break_asks_for_confirmation(kind: &ServerKind) {
     stage.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
     for (answer, code, held) in [("n\n", 75, 1), ("\n", 75, 1), ("y\n", 0, 0)] {
         let mut terminal = Terminal::with(&stage, "\"$DLOCK\" break --node-timeout 5s r");
-        until("it asks", || terminal.shows().contains("End every hold of r? [y/N]"));
+        until("the command asks", || terminal.shows().contains("End every hold of r? [y/N]"));
         assert!(terminal.shows().contains("by-hand"), "{}", terminal.shows());
         terminal.types(answer);
         assert_eq!((terminal.end().code, stage.held_on("r")), (Some(code), held), "{answer:?}");

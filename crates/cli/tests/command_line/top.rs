@@ -21,11 +21,7 @@ impl Top {
 
     #[track_caller]
     fn shows(&self, what: &str) {
-        let mut screen = String::new();
-        until(&format!("it shows {what:?}; it shows {screen}"), || {
-            screen = self.0.screen(SIZE.0, SIZE.1);
-            screen.contains(what)
-        });
+        until(&format!("the screen shows {what:?}"), || self.0.screen(SIZE.0, SIZE.1).contains(what));
     }
 
     /// The first word of each row in the list of locks.
@@ -61,12 +57,12 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
     assert_eq!(top.locks(&names), ["beta", "alpha", "gamma"], "most wait for beta");
     top.0.types("n");
     top.shows("by name");
-    until("they are sorted", || top.locks(&names) == names);
+    until("the locks are sorted", || top.locks(&names) == names);
 
     top.0.types("/amm\r");
-    until("one matches", || top.locks(&names) == ["gamma"]);
+    until("one lock matches", || top.locks(&names) == ["gamma"]);
     top.0.types("/\r");
-    until("all match", || top.locks(&names) == names);
+    until("all locks match", || top.locks(&names) == names);
 
     // Selects the second lock, inspects it, and answers no to break.
     top.0.types("j\r");
@@ -102,14 +98,14 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
     // Shrinks the terminal below the size of any table, and restores it.
     resize(2, 3);
     resize(20, 100);
-    until("it is drawn anew", || {
+    until("the screen is drawn anew", || {
         let screen = top.0.screen(20, 100);
         screen.lines().last().is_some_and(|line| line.contains("q quit")) && screen.contains("by-hand")
     });
     stage.servers[0].kill9();
-    until("it is missing", || top.0.screen(20, 100).contains("1 of 2 servers"));
+    until("the server is missing", || top.0.screen(20, 100).contains("1 of 2 servers"));
     stage.servers[0].restart();
-    until("it is back", || top.0.screen(20, 100).contains("2 of 2 servers"));
+    until("the server is back", || top.0.screen(20, 100).contains("2 of 2 servers"));
 
     // The terminal is restored after each kind of end.
     let mut top = top;
