@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_no_lock_and_damage_is_told_as_what_it_is() {
+    fn a_partial_change_and_damaged_bytes_are_refused_with_their_reason() {
         let lock = held_in(Mode::Shared, 1_000, 0, 0);
         for bounds in [Some(bounds(9)), None] {
             let part = bytes(&lock, &Change::Part(Vec::new()));
@@ -171,13 +171,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_grace_period_max_ttl_and_ten_seconds_bound_all() {
+    fn max_ttl_and_ten_seconds_are_the_bounds_without_a_grace_period() {
         let bounds = Bounds { max_ttl: ttl(60_000), grace: None };
         assert_eq!((bounds.longest_lease(), bounds.skew().millis()), (ttl(60_000), 10_000));
     }
 
     #[test]
-    fn no_lease_outlasts_the_grace_period_and_no_fence_from_outside_does() {
+    fn the_grace_period_bounds_leases_and_the_skew() {
         for (max, grace, longest) in [(60_000, 90_000, 60_000), (60_000, 5_000, 5_000), (7, 1, 1)] {
             let bounds = Bounds { max_ttl: ttl(max), grace: Some(ttl(grace)) };
             assert_eq!(bounds.longest_lease(), ttl(longest));

@@ -270,7 +270,7 @@ mod tests {
         LockRequestRef { ephemeral, ..LockRequestRef::new(token, ttl) }
     }
 
-    /// Has this lock held for 10 ms, by a connection where one is named.
+    /// Acquires the lock for 10 ms. With a client, the hold is bound to its connection.
     fn hold(background: &mut Background, name: &Name<'static>, client: Option<ClientId>) -> Slot {
         let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
         let terms = Terms {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_tasks_there_are_of_one_kind_the_others_come_as_well() {
+    fn the_kinds_of_tasks_take_turns() {
         let (mut background, mut waiting) = (Background::default(), Waiting::default());
         hold(&mut background, &name(1, "late"), None);
         hold(&mut background, &name(0, "due"), None);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_forgets_its_database_alone() {
+    fn a_flush_forgets_the_holds_of_its_database_only() {
         let (mut background, client) = (Background::default(), ClientId(7));
         for db in [0, 2] {
             hold(&mut background, &name(db, "k"), Some(client));
@@ -396,9 +396,9 @@ mod tests {
         assert_eq!(next(&mut background, &mut waiting, later).unwrap().name(), Some(name(0, "a")));
     }
 
-    /// However many queues there are, no task walks over all of them, and each comes once.
+    /// No task walks over all queues.
     #[test]
-    fn the_queues_of_a_database_are_served_some_after_the_other() {
+    fn the_queues_of_a_database_are_each_served_once_in_slices() {
         let (mut background, mut waiting) = (Background::default(), Waiting::default());
         let many = 2 * EndedHolds::SLICE + 3;
         for n in 0..many {

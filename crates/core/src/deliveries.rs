@@ -297,23 +297,7 @@ mod tests {
         assert_eq!(deliveries.gone(ClientId(1)), None);
         assert!(!deliveries.is_empty(), "the other is still on its way");
         assert_eq!(deliveries.reply_reclaimed(WaiterId(4)), Some(delivery(2)));
-        assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first has been told");
-    }
-
-    #[test]
-    fn a_grant_is_lost_with_its_last_reply() {
-        let mut deliveries = sent(&[(WAITER, 1, Granted::Upgrade), (WaiterId(4), 2, Granted::Renewal)]);
-        assert_eq!(lost(&mut deliveries, WAITER), None);
-        assert_eq!(lost(&mut deliveries, WaiterId(4)), Some(Granted::Upgrade));
-    }
-
-    #[test]
-    fn a_command_of_the_token_confirms_its_grant() {
-        let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
-        let later = Fence::from_outside(FENCE + 1).unwrap();
-        assert_eq!(deliveries.lost(&Name::new(0, b"k"), b"t", later, WAITER, Delay::NONE), None);
-        deliveries.claim_grant(&Name::new(0, b"k"), b"t");
-        assert_eq!(lost(&mut deliveries, WAITER), None);
+        assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first connection has the grant");
     }
 
     #[test]

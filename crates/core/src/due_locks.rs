@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_found_by_when_it_is_due_and_its_holders_are_counted() {
+    fn the_first_lock_is_due_next_and_holders_are_counted() {
         let mut scheduled = DueLocks::default();
         let late = scheduled.put(None, at(20), b"late", 3).unwrap();
         let soon = scheduled.put(None, at(10), b"soon", 1).unwrap();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_due_first_can_be_put_off() {
+    fn only_the_first_lock_can_be_put_off() {
         let mut scheduled = DueLocks::default();
         let soon = scheduled.put(None, at(10), b"soon", 1).unwrap();
         let late = scheduled.put(None, at(20), b"late", 1).unwrap();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_became_another_keys_is_left_alone() {
+    fn remove_if_of_keeps_the_slot_of_another_key() {
         let mut scheduled = DueLocks::default();
         let slot = scheduled.put(None, at(10), b"new", 1).unwrap();
         scheduled.remove_if_of(slot, b"old");

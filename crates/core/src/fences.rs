@@ -144,15 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn within_a_millisecond_fences_count_on() {
-        let mut fences = Fences::default();
-        let issued =
-            [7_999, 8_000, 8_001, 8_998, 8_999, 9_000].map(|now| fences.issue(at(now)).unwrap().get());
-        assert_eq!(issued, [7_000, 8_000, 8_001, 8_002, 8_003, 9_000]);
-    }
-
-    #[test]
-    fn without_a_mark_one_is_wanted_and_nothing_waits_for_it() {
+    fn fences_without_a_mark_want_one_and_follow_the_clock() {
         let mut fences = Fences::default();
         assert!(fences.wants_mark(at(NOW)));
         assert_eq!(fences.issue(at(NOW)).unwrap().get(), NOW);
@@ -160,11 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_is_written_in_time_is_never_seen() {
+    fn fences_follow_the_clock_when_each_mark_is_written_in_time() {
         let mut fences = marked(NOW);
         let mut written = 0;
-        // An hour; looked at ten times a second, and it takes most of one until what is wanted is on the
-        // disk.
+        // An hour, with a check ten times a second. Each write takes nearly as long as a mark lasts.
         let mut now = NOW;
         while now < NOW + 3_600_000_000 {
             if fences.wants_mark(at(now)) {
@@ -193,7 +184,7 @@ mod tests {
             assert_eq!(fences.issue(at(NOW + 3_600_000_000 + n)).unwrap().get(), first + n);
         }
         assert_eq!((fences.last(), fences.beyond()), (mark, 0));
-        // The disk does not answer at all: the server goes on, and tells.
+        // The disk does not answer at all: the server goes on, and counts the fences beyond the mark.
         assert_eq!(fences.issue(at(NOW + 7_200_000_000)).unwrap().get(), NOW + 7_200_000_000);
         assert_eq!(fences.issue(at(NOW + 7_200_000_000)).unwrap().get(), NOW + 7_200_000_001);
         assert_eq!(fences.beyond(), 2);
@@ -206,7 +197,7 @@ mod tests {
     fn a_clock_far_behind_the_fences_needs_marks_by_their_number() {
         const DAY: u64 = 86_400_000_000;
         let mut fences = marked(NOW);
-        // The restart: everything is lost but the mark.
+        // After a restart in which all but the mark was lost.
         let last = fences.mark().unwrap();
         fences.raise(last);
         let now = at(NOW - DAY);
@@ -224,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn restarts_in_a_row_lead_away_by_a_little_each() {
+    fn each_restart_raises_the_mark_by_the_spare_only() {
         let mut mark = Fences::mark_for(at(NOW), 0);
         for _ in 0..20 {
             mark = Fences::mark_for(at(NOW), mark);
@@ -250,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_numbers_need_no_further_mark() {
+    fn the_last_fences_want_no_further_mark() {
         let mut fences = Fences::default();
         fences.raise(Fence::MAX - 1);
         let mark = Fences::mark_for(at(NOW), fences.last());

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_eviction_told_next_after_a_held_lock_went_is_of_that_lock() {
+    fn an_eviction_counts_for_a_lock_only_right_after_its_removal() {
         let (lock, other) = (Name::new(0, b"lock"), Name::new(1, b"lock"));
         let mut evictions = Evictions::default();
         assert!(!evictions.evicted(&lock));

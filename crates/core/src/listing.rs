@@ -189,7 +189,7 @@ mod tests {
             self.waiting.join(newcomer).unwrap()
         }
 
-        /// The whole walk with this count, in parts; between them, something happens.
+        /// Walks over all locks in parts, and calls `meanwhile` between them.
         fn walk(
             &mut self,
             list: List<'_>,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn every_lock_and_every_queue_of_the_database_comes_once() {
+    fn a_walk_lists_every_lock_and_queue_of_its_database_once() {
         let mut world = World::default();
         let held: Vec<String> = (0..2500).map(|n| format!("lock:{n}")).collect();
         let slots: Vec<Slot> = held.iter().map(|key| world.hold(0, key)).collect();
@@ -226,7 +226,7 @@ mod tests {
             world.wait(0, key);
         }
         world.wait(3, "c");
-        // Gaps, and a chunk that is given back.
+        // Leaves gaps, and frees a chunk.
         let stays = |at: usize| at.is_multiple_of(3) && !(1024..2048).contains(&at);
         for (_, slot) in slots.iter().enumerate().filter(|(at, _)| !stays(*at)) {
             world.background.unschedule(*slot, 0);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_exists_throughout_is_listed_whatever_changes() {
+    fn a_walk_lists_every_lock_that_exists_throughout() {
         let mut world = World::default();
         let mut slots: Vec<Slot> = (0..3000).map(|n| world.hold(0, &format!("{n}"))).collect();
         let mut waiters: Vec<WaiterId> = (0..500).map(|n| world.wait(0, &format!("{n}w"))).collect();
@@ -256,7 +256,7 @@ mod tests {
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let at = (random >> 33) as usize;
                 came += 1;
-                // Those of even numbers stay.
+                // Locks and waiters of even numbers stay.
                 match random >> 62 {
                     0 => world.background.unschedule(slots[(at % slots.len()) | 1], 0),
                     1 => drop(world.waiting.leave(waiters[(at % waiters.len()) | 1])),
@@ -273,10 +273,10 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_bounded_whatever_lies_between_two_locks() {
+    fn the_work_of_a_call_is_bounded_when_locks_are_far_apart() {
         let mut world = World::default();
         let slots: Vec<Slot> = (0..50_000).map(|n| world.hold(0, &format!("{n}"))).collect();
-        // One in each chunk: none of them is given back.
+        // One lock stays in each chunk, so that no chunk is freed.
         for (_, slot) in slots.iter().enumerate().filter(|(at, _)| at % 1024 > 0) {
             world.background.unschedule(*slot, 0);
         }
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn no_cursor_is_too_strange() {
+    fn a_walk_from_any_cursor_ends() {
         let mut world = World::default();
         world.hold(0, "k");
         world.wait(0, "k");

@@ -449,14 +449,14 @@ impl<'a> View<'a> {
 mod tests {
     use super::*;
 
-    /// Nearly every lock is held by one token, and each is the value of a key.
+    /// Nearly every lock has one holder, and each lock is the value of a key.
     #[test]
     fn a_lock_is_as_large_as_a_hold() {
         assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (64, 64));
     }
 
     #[test]
-    fn a_lock_stays_where_it_is_scheduled_whatever_it_holds() {
+    fn a_lock_keeps_its_slot_when_its_holders_change() {
         let slot = crate::schedule::Schedule::default().insert(Deadline::at_millis(1), ());
         let hold = |token: &[u8]| {
             let token = dlock_protocol::Token::new(token).unwrap();

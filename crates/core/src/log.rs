@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_are_kept_and_ids_go_on() {
+    fn the_log_keeps_the_newest_entries_and_ids_continue() {
         let mut log = Log::default();
         let (name, now) = (Name::new(0, b"k"), Instant::from_millis(5));
         let note = || Note::new(What::Expired, &name);

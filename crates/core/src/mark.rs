@@ -274,14 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn it_is_written_at_once_and_then_each_5_s_also_by_an_idle_server() {
+    fn a_mark_is_due_at_once_and_then_every_5_s() {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         assert!(marking.is_due(&fences, NOW));
         assert_eq!(write_over(&mut marking, &mut fences, None, NOW), []);
         assert_eq!((marking.status(), fences.mark()), (Status::Ok, Some(NOW.micros() + 7_000_000)));
         assert!(!marking.is_due(&fences, later(4)) && marking.is_due(&fences, later(5)));
         fences.raise(NOW.micros() + 8_000_000);
-        assert!(marking.is_due(&fences, NOW), "a number from outside lies beyond it");
+        assert!(marking.is_due(&fences, NOW), "a fence from outside is beyond the mark");
     }
 
     #[test]
@@ -305,12 +305,12 @@ mod tests {
         assert_eq!(marking.finish(why(), &mut fences, NOW), []);
         assert_eq!((marking.status(), fences.mark()), (Status::Failing, None));
         assert!(!marking.is_due(&fences, later(4)) && marking.is_due(&fences, later(5)));
-        // It may have been written all the same.
+        // The failed write may have reached the file.
         assert_eq!(marking.begin(&fences, later(5)).found(7), Found::Before(7));
     }
 
     #[test]
-    fn fences_go_on_above_whatever_stood_there() {
+    fn fences_continue_above_an_earlier_mark_of_the_file() {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         let ahead = NOW.micros() + 60_000_000;
         assert_eq!(write_over(&mut marking, &mut fences, Some(ahead), NOW), [News::Ahead(60)]);
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(write_over(&mut marking, &mut fences, own, later(1)), []);
         assert_eq!(write_over(&mut marking, &mut fences, Some(ahead * 2), later(2)), [News::Shared]);
         assert_eq!(fences.last(), ahead * 2);
-        assert_eq!(write_over(&mut marking, &mut fences, Some(9), later(3)), [], "that is known");
+        assert_eq!(write_over(&mut marking, &mut fences, Some(9), later(3)), [], "a lower mark is no news");
     }
 
     #[test]
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn another_file_or_none_is_begun_anew() {
+    fn a_moved_file_makes_a_mark_due_and_off_forgets_it() {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         write_over(&mut marking, &mut fences, None, NOW);
         marking.moved();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_a_mark_stay_what_they_are() {
+    fn the_bytes_of_a_mark_never_change() {
         let bytes = "dlock-fence-mark 1 1795179170661712 7212020084079279\n";
         assert_eq!(write(1_795_179_170_661_712), bytes);
         assert_eq!(read(bytes.as_bytes()), Ok(1_795_179_170_661_712));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn no_byte_of_it_can_change_unseen() {
+    fn a_changed_or_missing_byte_of_a_mark_is_detected() {
         let bytes = write(1_795_179_170_661_712).into_bytes();
         for at in 0..bytes.len() {
             for bit in 0..8 {

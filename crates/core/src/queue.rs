@@ -537,9 +537,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    /// A wait that is made longer stays where it is scheduled; one that is made shorter does not.
+    /// A longer wait keeps its place in the schedule until that is due; a shorter one moves at once.
     #[test]
-    fn a_position_that_is_kept_is_over_at_its_last_deadline() {
+    fn a_kept_position_times_out_at_its_last_deadline() {
         let at = Instant::from_millis;
         let request = LockRequestRef::new(TokenRef::new(b"t").unwrap(), Ttl::MAX);
         let queued = || Queued::new(ClientId(1), None, None, false);
@@ -549,9 +549,9 @@ mod tests {
         let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: at(0), until };
         let id = waiting.join(newcomer).unwrap();
         waiting.keep(id, &request, queued(), at(0).after_millis(500));
-        assert_eq!(waiting.next_due(), Some(at(0).after_millis(100)), "it is looked at");
+        assert_eq!(waiting.next_due(), Some(at(0).after_millis(100)), "the old deadline is still scheduled");
         assert_eq!(waiting.next_over(at(499)), None);
-        assert_eq!(waiting.next_due(), Some(at(0).after_millis(500)), "and put off");
+        assert_eq!(waiting.next_due(), Some(at(0).after_millis(500)), "the wait is scheduled again");
         waiting.keep(id, &request, queued(), at(0).after_millis(50));
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(50)));
         assert_eq!(waiting.next_over(at(49)), None);

@@ -345,7 +345,7 @@ mod tests {
         Pass(u64),
     }
 
-    /// As leases are: of a few lengths; and of any.
+    /// Mostly a few lengths, as of leases.
     fn length() -> impl Strategy<Value = u64> {
         prop_oneof![3 => prop::sample::select(vec![10u64, 30, 300]), 1 => 1..500u64]
     }
@@ -390,7 +390,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 5 } else { 256 }, ..ProptestConfig::default() })]
         #[test]
-        fn it_is_a_sorted_map(ops in prop::collection::vec(op(), 1..MOST)) {
+        fn a_schedule_behaves_like_a_sorted_map(ops in prop::collection::vec(op(), 1..MOST)) {
             let mut schedule = Schedule::default();
             let mut model: BTreeMap<Slot, (u64, usize)> = BTreeMap::new();
             let nth = |model: &BTreeMap<Slot, (u64, usize)>, i: usize| {

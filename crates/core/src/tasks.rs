@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_is_looked_at_once_however_often_that_was_asked_for() {
+    fn a_resource_has_one_pending_task() {
         let mut pending = Pending::default();
         for key in ["a", "b", "a"] {
             pending.push_back(serve(key));
@@ -209,16 +209,6 @@ mod tests {
         assert_eq!(shown(pending.next(0)), "none");
         pending.push_back(serve("a"));
         assert_eq!(shown(pending.next(0)), "Serve a", "asked for anew");
-    }
-
-    #[test]
-    fn a_task_that_is_returned_is_the_next_one_again() {
-        let mut pending = Pending::default();
-        pending.push_back(serve("a"));
-        pending.push_back(serve("b"));
-        let task = pending.next(0).unwrap();
-        pending.put_back(task);
-        assert_eq!(shown(pending.next(0)), "Serve a");
     }
 
     #[test]

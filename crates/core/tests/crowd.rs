@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
-    Acquired, Binding, Change, ClientId, Confirmed, EndedHolds, Event, Fence, Fences, Instant, Lock,
-    LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, QueueEffects, Rank, ReleaseCount,
-    Skew, Step, Terms, Ttl, Turn, Waiting,
+    Acquired, Change, ClientId, Confirmed, EndedHolds, Event, Fence, Fences, Instant, Lock, LockRequest,
+    LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, QueueEffects, Rank, ReleaseCount, Skew, Step,
+    Terms, Ttl, Turn, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -31,13 +31,11 @@ struct World {
     replica: Lock,
     fences: Fences,
     waiting: Waiting,
-    max_holders: u32,
     ended: usize,
     ended_holds: Vec<EndedHolds>,
     outcomes: Vec<Outcome>,
     /// The events of the last turn.
     events: Vec<Event>,
-    bindings: Vec<Binding>,
     steps: u64,
     written: usize,
 }
@@ -65,12 +63,10 @@ impl World {
             replica: Lock::default(),
             fences: Fences::default(),
             waiting: Waiting::default(),
-            max_holders: u32::MAX,
             ended: 0,
             ended_holds: Vec::new(),
             outcomes: Vec::new(),
             events: Vec::new(),
-            bindings: Vec::new(),
             steps: 0,
             written: 0,
         }
@@ -91,8 +87,12 @@ impl World {
 
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let (now, before) = (self.instant(), steps::taken());
-        let (max_holders, max_grants_per_turn) = (self.max_holders, EndedHolds::SLICE);
-        let terms = Terms { grants_from: now, longest_lease: Ttl::MAX, max_holders, max_grants_per_turn };
+        let terms = Terms {
+            grants_from: now,
+            longest_lease: Ttl::MAX,
+            max_holders: u32::MAX,
+            max_grants_per_turn: EndedHolds::SLICE,
+        };
         let mut step = Step::default();
         let mut turn =
             Turn::new(now, terms, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
@@ -106,7 +106,6 @@ impl World {
         self.ended += step.events.iter().filter(|event| matches!(event, Event::Ended(..))).count();
         self.events = step.events.to_vec();
         let rest = step.queue_effects.map_or_else(QueueEffects::default, |rest| *rest);
-        self.bindings = rest.bindings;
         self.ended_holds.extend(rest.ended_holds);
         self.outcomes.extend(rest.outcomes.into_iter().map(|(_, outcome)| outcome));
         answer

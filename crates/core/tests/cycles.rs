@@ -1,226 +1,178 @@
-//! Deadlocks: one test for each kind of edge.
+//! Deadlocks: the edges of the wait-for graph, and the bound of the search. `model.rs` checks random waits
+//! against a second implementation of the graph.
+
+mod search;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 
+use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, Mode, Name, Newcomer, Owner,
-    OwnerIdRef, Step, Terms, Token, Ttl, Turn, Waiting,
+    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
+    Owner, OwnerIdRef, Rank, Step, Terms, Token, Ttl, Turn, Waiting,
 };
 
-mod owners;
+const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
+const TERMS: Terms =
+    Terms { grants_from: NOW, longest_lease: Ttl::MAX, max_holders: u32::MAX, max_grants_per_turn: 9 };
 
+/// Locks by name, and their waiters.
 #[derive(Default)]
 struct World {
     locks: HashMap<Name<'static>, Lock>,
     waiting: Waiting,
     fences: Fences,
-    /// The wait timeout of the next waiter.
+    /// The wait timeout of the next waiters.
     until: Option<Deadline>,
 }
 
-const NOW: Instant = Instant::from_micros(1_000_000);
-const TERMS: Terms =
-    Terms { grants_from: NOW, longest_lease: Ttl::MAX, max_holders: u32::MAX, max_grants_per_turn: 9 };
+fn request(token: &[u8], mode: Mode) -> LockRequestRef<'_> {
+    LockRequest { mode, ..LockRequest::new(checked(token), Ttl::MAX) }
+}
 
 impl World {
-    /// Acquires, or joins the queue. Returns the cycle if the wait would close one.
-    fn want(&mut self, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
-        self.want_for(None, key, token, mode)
+    fn acquire(&mut self, name: &Name<'static>, request: &LockRequestRef<'_>) -> Acquired {
+        let (lock, mut step) = (self.locks.entry(name.clone()).or_default(), Step::default());
+        Turn::new(NOW, TERMS, name, &mut self.fences, &mut self.waiting, lock, &mut step)
+            .acquire(request, ClientId(0))
     }
 
-    /// As [`World::want`], for an owner.
-    fn want_for(&mut self, owner: Option<&str>, key: &str, token: &str, mode: Mode) -> Option<Vec<Token>> {
-        let owner = owner.map(|owner| OwnerIdRef::new(owner.as_bytes()).unwrap());
+    fn join(&mut self, name: Name<'static>, request: LockRequestRef<'_>, rank: Rank) {
+        let owner = Owner::Client(ClientId(self.waiting.len() as u64));
+        let newcomer = Newcomer { name, rank, request, owner, since: NOW, until: self.until };
+        self.waiting.join(newcomer).expect("it can join");
+    }
+
+    /// Searches for a cycle that this wait would close. Returns the result and the number of steps.
+    fn search(&self, name: &Name<'static>, request: &LockRequestRef<'_>, rank: Rank) -> (Found, usize) {
+        let mut search = Search::new(request, name, rank, NOW, &self.waiting);
+        loop {
+            match search.run(&self.waiting) {
+                Found::Ask(name) => search.learn(&name, self.locks.get(&name), &self.waiting),
+                found => return (found, search.steps()),
+            }
+        }
+    }
+
+    /// Makes a request: `a wants r`, `a shares r`, `a permit r`, or, for the owner `o`, `a@o wants r`.
+    /// It is granted, or joins the queue. Returns the cycle if the wait would close one.
+    fn want(&mut self, text: &str) -> Option<String> {
+        let [who, how, key] = *text.split(' ').collect::<Vec<_>>() else { panic!("{text}") };
+        let mode = match how {
+            "wants" => Mode::Exclusive,
+            "shares" => Mode::Shared,
+            "permit" => Mode::Permits(NonZeroU32::MIN),
+            _ => panic!("{text}"),
+        };
+        let (token, owner) = who.split_once('@').map_or((who, None), |(token, owner)| (token, Some(owner)));
+        let owner = owner.map(|owner| OwnerIdRef::new(owner.as_bytes()).expect("an owner"));
         let name = Name::new(0, key.as_bytes()).to_owned();
-        let ttl = Ttl::from_millis(1000).unwrap();
-        let request = LockRequest { mode, owner, ..LockRequest::new(crate::checked(token.as_bytes()), ttl) };
-        let client = ClientId(self.waiting.len() as u64);
-        let lock = self.locks.entry(name.clone()).or_default();
-        let rank = match Turn::new(
-            NOW,
-            TERMS,
-            &name,
-            &mut self.fences,
-            &mut self.waiting,
-            lock,
-            &mut Step::default(),
-        )
-        .acquire(&request, client)
-        {
+        let request = LockRequest { owner, ..request(token.as_bytes(), mode) };
+        let rank = match self.acquire(&name, &request) {
             Acquired::NotNow(rank) => rank,
             Acquired::Held(_) => return None,
             other => panic!("{other:?}"),
         };
-        let mut search = Search::new(&request, &name, rank, NOW, &self.waiting);
-        loop {
-            match search.run(&self.waiting) {
-                Found::Cycle(cycle) => return Some(cycle),
-                Found::Ask(name) => search.learn(&name, self.locks.get(&name), &self.waiting),
-                Found::Nothing => break,
-            }
+        if let Found::Cycle(cycle) = self.search(&name, &request, rank).0 {
+            let shown = cycle.iter().map(|token| String::from_utf8_lossy(token.as_bytes()));
+            return Some(shown.collect::<Vec<_>>().join(" "));
         }
-        let newcomer =
-            Newcomer { name, rank, request, owner: Owner::Client(client), since: NOW, until: self.until };
-        self.waiting.join(newcomer).unwrap();
+        self.join(name, request, rank);
         None
     }
-}
 
-fn tokens(names: &str) -> Option<Vec<Token>> {
-    Some(names.split(' ').map(|name| Token::new(name.as_bytes()).unwrap()).collect())
-}
-
-#[test]
-fn a_cycle_of_three_is_found() {
-    let mut world = World::default();
-    for (key, token) in [("x", "a"), ("y", "b"), ("z", "c"), ("y", "a"), ("z", "b")] {
-        assert_eq!(world.want(key, token, Mode::Exclusive), None);
-    }
-    assert_eq!(world.want("x", "c", Mode::Exclusive), tokens("c a b c"));
-    assert_eq!(world.want("x", "d", Mode::Exclusive), None, "a bystander may wait");
-}
-
-#[test]
-fn a_waiter_waits_for_every_sharer() {
-    let mut world = World::default();
-    for (key, token, mode) in [
-        ("x", "t", Mode::Exclusive),
-        ("r", "a", Mode::Shared),
-        ("r", "b", Mode::Shared),
-        ("x", "b", Mode::Exclusive),
-    ] {
-        assert_eq!(world.want(key, token, mode), None);
-    }
-    assert_eq!(world.want("r", "t", Mode::Exclusive), tokens("t b t"));
-}
-
-#[test]
-fn a_waiter_waits_for_the_waiters_ahead_of_it() {
-    let mut world = World::default();
-    for (key, token) in [("x", "t"), ("k", "h"), ("k", "w"), ("x", "w")] {
-        assert_eq!(world.want(key, token, Mode::Exclusive), None);
-    }
-    assert_eq!(world.want("k", "t", Mode::Exclusive), tokens("t w t"));
-}
-
-/// A former search found this cycle only if `t` had joined the two queues in the other order.
-#[test]
-fn a_waiter_behind_the_newcomer_in_another_queue_waits_for_it() {
-    let mut world = World::default();
-    for (key, token) in [("k", "h"), ("y", "w"), ("k", "t"), ("k", "w")] {
-        assert_eq!(world.want(key, token, Mode::Exclusive), None);
-    }
-    assert_eq!(world.want("y", "t", Mode::Exclusive), tokens("t w t"));
-    assert_eq!(world.want("k", "t", Mode::Exclusive), None, "the same wait again, on another connection");
-}
-
-#[test]
-fn a_first_upgrade_waits() {
-    let mut world = World::default();
-    assert_eq!(world.want("r", "a", Mode::Shared), None);
-    assert_eq!(world.want("r", "b", Mode::Shared), None);
-    assert_eq!(world.want("r", "a", Mode::Exclusive), None, "the first upgrade waits");
-}
-
-/// A former search took every waiter ahead for one that is waited for.
-#[test]
-fn sharers_that_wait_do_not_wait_for_each_other() {
-    let mode = Mode::Shared;
-    let mut world = World::default();
-    for (key, token, mode) in
-        [("k", "w", Mode::Exclusive), ("k3", "c", Mode::Exclusive), ("k", "b", mode), ("k", "c", mode)]
-    {
-        assert_eq!(world.want(key, token, mode), None);
-    }
-    assert_eq!(
-        world.want("k3", "b", Mode::Exclusive),
-        None,
-        "b and c are granted k together, then c releases k3"
-    );
-    let mut world = World::default();
-    for (key, token, mode) in
-        [("k", "w", Mode::Exclusive), ("k3", "c", Mode::Exclusive), ("k", "b", mode), ("k3", "b", mode)]
-    {
-        assert_eq!(world.want(key, token, mode), None);
-    }
-    assert_eq!(world.want("k", "c", mode), None, "the same in the other order");
-    let mut world = World::default();
-    for (key, token, mode) in [
-        ("k", "w", Mode::Exclusive),
-        ("k3", "c", Mode::Exclusive),
-        ("k", "b", mode),
-        ("k3", "b", Mode::Exclusive),
-    ] {
-        assert_eq!(world.want(key, token, mode), None);
-    }
-    assert_eq!(
-        world.want("k", "c", Mode::Exclusive),
-        tokens("c b c"),
-        "but an exclusive wait of c closes the cycle"
-    );
-}
-
-/// The exclusive waiter waits for the first sharer, and the second sharer waits for the exclusive waiter.
-#[test]
-fn a_sharer_waits_for_an_exclusive_waiter_ahead() {
-    let mut world = World::default();
-    for (key, token, mode) in [
-        ("k", "w", Mode::Exclusive),
-        ("k3", "c", Mode::Exclusive),
-        ("k", "b", Mode::Shared),
-        ("k", "x", Mode::Exclusive),
-        ("k", "c", Mode::Shared),
-    ] {
-        assert_eq!(world.want(key, token, mode), None);
-    }
-    assert_eq!(world.want("k3", "b", Mode::Exclusive), tokens("b c x b"));
-}
-
-/// Any of the holders may leave first, so a deadlock of permits is missed.
-#[test]
-fn permits_add_no_edge() {
-    let one = Mode::Permits(NonZeroU32::MIN);
-    for (held_as, asked) in [(one, one), (one, Mode::Exclusive), (Mode::Exclusive, one)] {
-        let mut world = World::default();
-        for (key, token, mode) in
-            [("x", "t", Mode::Exclusive), ("s", "a", held_as), ("x", "a", Mode::Exclusive)]
-        {
-            assert_eq!(world.want(key, token, mode), None);
+    /// Makes requests, separated by commas. All but the last must be granted or wait. Returns the cycle that
+    /// the last one closes.
+    #[track_caller]
+    fn run(&mut self, texts: &str) -> Option<String> {
+        let (first, last) = texts.rsplit_once(", ").expect("several");
+        for text in first.split(", ") {
+            assert_eq!(self.want(text), None, "{text:?} of {texts:?}");
         }
-        assert_eq!(world.want("s", "t", asked), None, "{held_as:?} {asked:?}");
+        self.want(last)
     }
 }
 
-/// The grant of the first wait may answer the second one too.
 #[test]
-fn a_second_wait_of_a_token_for_a_lock_adds_no_edge() {
-    let mut world = World::default();
-    for (token, mode) in [("h", Mode::Exclusive), ("t", Mode::Exclusive), ("x", Mode::Exclusive)] {
-        assert_eq!(world.want("k", token, mode), None);
+fn each_kind_of_edge_closes_a_cycle_and_other_waits_close_none() {
+    for (what, wants, cycle) in [
+        ("three tokens", "a wants x, b wants y, c wants z, a wants y, b wants z, c wants x", Some("c a b c")),
+        ("a bystander", "a wants x, b wants y, a wants y, d wants x", None),
+        ("every sharer", "t wants x, a shares r, b shares r, b wants x, t wants r", Some("t b t")),
+        ("a waiter ahead", "t wants x, h wants k, w wants k, w wants x, t wants k", Some("t w t")),
+        // A former search found this cycle only if `t` had joined the two queues in the other order.
+        (
+            "a waiter behind the newcomer in another queue",
+            "h wants k, w wants y, t wants k, w wants k, t wants y",
+            Some("t w t"),
+        ),
+        ("a first upgrade", "a shares r, b shares r, a wants r", None),
+        // A former search took every waiter ahead for one that is waited for. Here b and c are granted k
+        // together, and then c releases z.
+        ("sharers that wait", "w wants k, c wants z, b shares k, c shares k, b wants z", None),
+        (
+            "sharers that wait, in the other order",
+            "w wants k, c wants z, b shares k, b shares z, c shares k",
+            None,
+        ),
+        ("an exclusive waiter", "w wants k, c wants z, b shares k, b wants z, c wants k", Some("c b c")),
+        // The exclusive waiter waits for the first sharer, and the second sharer for the exclusive waiter.
+        (
+            "a sharer behind an exclusive waiter",
+            "w wants k, c wants z, b shares k, x wants k, c shares k, b wants z",
+            Some("b c x b"),
+        ),
+        // Any of the holders may leave first, so a deadlock of permits is missed.
+        ("permits", "t wants x, a permit s, a wants x, t permit s", None),
+        ("permits and an exclusive wait", "t wants x, a permit s, a wants x, t wants s", None),
+        ("an exclusive hold and permits", "t wants x, a wants s, a wants x, t permit s", None),
+        // The grant of the first wait may answer the second one too.
+        ("a second wait of a token", "h wants k, t wants k, x wants k, t wants k", None),
+        ("a second wait of a token, shared", "h wants k, t wants k, x wants k, t shares k", None),
+    ] {
+        assert_eq!(World::default().run(wants).as_deref(), cycle, "{what}: {wants}");
     }
-    for mode in [Mode::Shared, Mode::Exclusive] {
-        assert_eq!(world.want("k", "t", mode), None, "{mode:?}");
+}
+
+/// An owner that holds and waits with several tokens is one party.
+#[test]
+fn the_tokens_of_an_owner_are_one_party() {
+    for (what, wants, cycle) in [
+        ("two owners", "1@o wants x, 2@p wants y, 3@o wants y, 4@p wants x", Some("p o p")),
+        ("the same without owners", "1 wants x, 2 wants y, 3 wants y, 4 wants x", None),
+        ("its own hold", "1@o wants x, 2@o wants x", Some("o o")),
+        ("the same token", "1@o wants x, 1@o wants x", None),
+        ("its own shared hold", "1@o shares x, 2@o shares x", None),
+        (
+            "a writer behind its own holds",
+            "1@o shares x, 2@o shares x, w wants x, 3@o shares x",
+            Some("o w o"),
+        ),
+        ("a slash means nothing", "1@o wants x, 2@o/p wants x", None),
+        ("other owners", "1@o wants x, 2@p wants y, 3@o/1 wants y, 4@p wants x", None),
+        // After a restart, holds have no owner. An ACQUIRE by the holder sets it.
+        ("an owner set later", "1 wants x, 1@o wants x, 1 wants x, 2@o wants x", Some("o o")),
+        ("another owner", "1@o wants x, 1@p wants x, 3@p wants x", Some("p p")),
+        ("an earlier owner", "1@o wants x, 1@p wants x, 4@o wants x", None),
+    ] {
+        assert_eq!(World::default().run(wants).as_deref(), cycle, "{what}: {wants}");
     }
 }
 
 #[test]
 fn a_wait_that_has_timed_out_adds_no_edge() {
-    for (live, cycle) in [(false, None), (true, tokens("a b a"))] {
+    for (live, cycle) in [(false, None), (true, Some("a b a"))] {
         let mut world = World::default();
-        let held = ["k1", "k2", "k3", "k4", "k5", "k6"].map(|key| (key, "h"));
-        for (key, token) in held.into_iter().chain([("x", "a"), ("y", "b")]) {
-            assert_eq!(world.want(key, token, Mode::Exclusive), None);
-        }
+        let held = "h wants 1, h wants 2, h wants 3, h wants 4, h wants 5, h wants 6, a wants x, b wants y";
+        assert_eq!(world.run(held), None);
         world.until = Some(Instant::from_micros(1).after_millis(1));
-        for (key, _) in held.into_iter().chain([("x", "b")]) {
-            assert_eq!(world.want(key, "b", Mode::Exclusive), None);
-        }
+        let waits = "b wants 1, b wants 2, b wants 3, b wants 4, b wants 5, b wants 6, b wants x";
+        assert_eq!(world.run(waits), None);
         world.until = None;
         if live {
-            assert_eq!(world.want("x", "b", Mode::Exclusive), None);
+            assert_eq!(world.want("b wants x"), None);
         }
-        assert_eq!(world.want("y", "a", Mode::Exclusive), cycle);
+        assert_eq!(world.want("a wants y").as_deref(), cycle);
     }
 }

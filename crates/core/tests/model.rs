@@ -78,7 +78,7 @@ impl StateMachineTest for Core {
         let answer = system.make(step.clone());
         check::same(&system, &reference.page, &step, &answer, &reference.answer);
         check::invariants(&system, &step);
-        let mut seen = SEEN.lock().expect("nobody panics with it");
+        let mut seen = SEEN.lock().expect("no panic");
         for mark in reference.page.marks.iter().chain(&system.saw) {
             *seen.entry(mark).or_default() += 1;
         }
@@ -109,7 +109,7 @@ fn the_core_agrees_with_the_model_in_random_runs() {
     if let Err(why) = result {
         panic!("DLOCK_SEED={seed}: {why}");
     }
-    let seen = SEEN.lock().expect("nobody panics with it").clone();
+    let seen = SEEN.lock().expect("no panic").clone();
     println!("{seen:#?}");
     let never: Vec<_> = SOMETIMES.iter().filter(|mark| !seen.contains_key(*mark)).collect();
     assert!(cases < CASES || never.is_empty(), "never happened: {never:?} (DLOCK_SEED={seed})");
@@ -131,12 +131,12 @@ fn deadlocks_are_found_and_none_is_false_in_random_runs() {
             let expected = page.make(&step);
             let answer = system.make(step.clone());
             check::same(&system, &page, &step, &answer, &expected);
-            let mut found = found.lock().expect("nobody panics with it");
+            let mut found = found.lock().expect("no panic");
             found.0 += u32::from(answer == Answer::Deadlock);
             found.1 += u32::from(answer == Answer::Waits);
         }
     });
-    let (cycles, waits) = *found.lock().expect("nobody panics with it");
+    let (cycles, waits) = *found.lock().expect("no panic");
     println!("{cycles} cycles, {waits} waits");
     assert!(crate::cases(CASES) < CASES || cycles > 100 && waits > 100);
 }

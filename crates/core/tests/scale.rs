@@ -1,6 +1,5 @@
 //! The work of a step on many waiters or holders is not quadratic in their number.
 
-mod search;
 mod slices;
 
 use std::fs;

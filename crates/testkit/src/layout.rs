@@ -2,7 +2,7 @@
 //! change of the layout fails a test.
 
 /// A lock or an effect. Every field may have any value, also values that no module writes.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Layout {
     /// Shares one byte with the mode.
     pub version: u8,
@@ -21,7 +21,7 @@ pub struct Layout {
     pub put: Vec<HoldLayout>,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct HoldLayout {
     pub fence: u64,
     pub deadline: u64,

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_kept_where_they_fit_and_become_the_greatest_where_not() {
+    fn a_number_that_does_not_fit_becomes_the_greatest() {
         let most = (1 << 48) - 1;
         for (number, kept) in [(0, 0), (1_790_000_000_123, 1_790_000_000_123), (most, most), (most + 1, most)]
         {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_of_a_grant_is_known_or_it_is_not() {
+    fn a_hold_knows_its_client_unless_the_id_is_0_or_too_large() {
         let token = Token::new(b"t").unwrap();
         let (granted, deadline) = (Instant::from_millis(1), Deadline::at_millis(2));
         let mut hold = Hold::new(token, Fence::MIN, granted, deadline, Ttl::MAX);

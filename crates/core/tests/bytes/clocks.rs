@@ -4,14 +4,15 @@ use dlock_core::codec::{Anchor, Origin, Reader};
 use dlock_core::{Instant, Lock};
 use proptest::prelude::*;
 
-use super::{ANCHOR, AT, Plain, PlainHold, read};
+use super::{ANCHOR, AT, hold, read, whole};
+use dlock_testkit::{HoldLayout, Layout};
 
 const OTHER_BOOT: Anchor = Anchor { boot: 5, offset: -77 };
 
 /// A lock with a lease of 10 s, of which 4 s are left, and a delay of 3 s, written at [`AT`].
 fn four_seconds_left() -> Vec<u8> {
-    let hold = PlainHold { deadline: AT + 4000, ..PlainHold::new(b"a") };
-    Plain { delay_until: AT + 3000, ..Plain::whole(2, 0, vec![hold]) }.bytes()
+    let hold = HoldLayout { deadline: AT + 4000, ..hold(b"a") };
+    Layout { delay_until: AT + 3000, ..whole(2, 0, vec![hold]) }.bytes()
 }
 
 /// The ms left of the lease and of the delay when the bytes are read at this ms.
@@ -46,10 +47,10 @@ fn a_replicated_lease_counts_from_its_arrival() {
 #[test]
 fn a_clock_offset_may_be_negative() {
     let anchor = Anchor { offset: -5000, ..ANCHOR };
-    let hold = PlainHold { deadline: 4000, ..PlainHold::new(b"a") };
-    let plain = Plain { offset: anchor.offset, at: 1, ..Plain::whole(1, 0, vec![hold]) };
+    let hold = HoldLayout { deadline: 4000, ..hold(b"a") };
+    let layout = Layout { offset: anchor.offset as u64, at: 1, ..whole(1, 0, vec![hold]) };
     let now = Instant::from_micros(2_000_000);
-    let lock = read(Reader { now, anchor, origin: Origin::Stored }, &plain.bytes()).expect("a lock");
+    let lock = read(Reader { now, anchor, origin: Origin::Stored }, &layout.bytes()).expect("a lock");
     assert_eq!(lock.at(now).longest_left(), Some(2000));
 }
 
@@ -74,14 +75,14 @@ fn a_lease_is_never_longer_than_its_ttl_by_any_clock() {
     let time = || prop_oneof![0..1u64 << 48, AT - 100_000..AT + 100_000];
     let written = (super::any_whole(), anchor(), time(), any::<Option<u64>>());
     let read = (anchor(), time(), any::<bool>());
-    crate::random((written, read), 4000, |((mut plain, by, at, deadline), (anchor, now, live))| {
-        (plain.boot, plain.offset, plain.at) = (by.boot, by.offset, at);
-        if let (Some(deadline), Some(hold)) = (deadline, plain.put.first_mut()) {
+    crate::random((written, read), 4000, |((mut layout, by, at, deadline), (anchor, now, live))| {
+        (layout.boot, layout.offset, layout.at) = (by.boot, by.offset as u64, at);
+        if let (Some(deadline), Some(hold)) = (deadline, layout.put.first_mut()) {
             hold.deadline = deadline;
         }
         let now = Instant::from_micros(now);
         let origin = if live { Origin::Live } else { Origin::Stored };
-        let Ok(written) = (Reader { now, anchor, origin }).read(&plain.bytes()) else { return };
+        let Ok(written) = (Reader { now, anchor, origin }).read(&layout.bytes()) else { return };
         let mut lock = Lock::default();
         assert!(written.apply(&mut lock));
         let view = lock.at(now);

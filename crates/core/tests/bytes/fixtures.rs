@@ -4,8 +4,9 @@
 use dlock_core::codec::Reader;
 use dlock_core::{Change, Lock, Mode, Token};
 
-use super::{AT, NOW, Plain, PlainHold, READER, read, write};
-use crate::model::content::{Stored, content};
+use super::{AT, READER, content_of, hold, read, stored, whole, write};
+use crate::model::content::content;
+use dlock_testkit::{HoldLayout, Layout};
 
 /// The bytes of a file of hexadecimal lines. Lines that begin with `#` are comments.
 fn bytes(file: &str) -> Vec<u8> {
@@ -35,92 +36,64 @@ fn all() -> impl Iterator<Item = Vec<u8>> {
 
 const FENCE: u64 = AT * 1000 - 100_000;
 
-fn holds(bytes: &[u8], plain: &Plain) -> Lock {
-    assert_eq!(plain.bytes(), bytes);
-    let lock = read(READER, bytes).expect("a lock");
-    assert_eq!(content(&lock), plain.content());
-    assert_eq!(write(&lock, &Change::Whole), bytes);
-    lock
-}
-
-/// CONFIRM has raised the fence.
-#[test]
-fn a_confirmed_hold_is_read() {
-    let hold = PlainHold { fence: AT * 1000 + 2_000_000, granted: AT - 7000, ..PlainHold::new(b"voter") };
-    let lock = holds(&fixture!("confirmed"), &Plain::whole(1, 0, vec![hold]));
-    assert!(lock.at(NOW).holds().all(|hold| hold.held_millis(NOW) == 7000));
+/// A hold that was granted 100 ms before [`NOW`].
+fn granted(token: &[u8]) -> HoldLayout {
+    HoldLayout { fence: FENCE, granted: FENCE / 1000, ..hold(token) }
 }
 
 #[test]
-fn an_exclusive_hold_is_read() {
-    let token: Vec<u8> = (0xec..=0xff).collect();
-    let hold = PlainHold {
-        fence: FENCE,
-        granted: FENCE / 1000,
+fn each_whole_lock_is_read_and_written_again() {
+    let exclusive = HoldLayout {
         deadline: AT + 29_900,
         ttl: 30_000,
         count: 3,
         label: b"host-7/backup".to_vec(),
-        ..PlainHold::new(&token)
+        ..granted(&(0xec..=0xff).collect::<Vec<u8>>())
     };
-    holds(&fixture!("exclusive"), &Plain::whole(1, 0, vec![hold]));
-}
-
-#[test]
-fn sharers_with_labels_are_read() {
-    let first = PlainHold {
-        fence: FENCE,
-        granted: FENCE / 1000,
-        deadline: AT + 9_900,
-        label: b"web-1".to_vec(),
-        ..PlainHold::new(b"reader-a")
-    };
-    let dies_badly = PlainHold {
-        fence: FENCE + 1,
-        granted: FENCE / 1000,
-        deadline: AT + 1,
-        ttl: 1000,
-        delay: 250,
-        ephemeral: 1,
-        label: "büro".into(),
-        ..PlainHold::new(b"\x00\xff\x80")
-    };
-    let longest = PlainHold {
-        fence: FENCE + 2,
-        granted: FENCE / 1000,
-        deadline: AT + u64::from(u32::MAX) - 100,
-        ttl: u32::MAX,
-        count: i32::MAX as u32,
-        label: vec![b'y'; 255],
-        ..PlainHold::new(&[b'x'; 255])
-    };
-    holds(&fixture!("shared"), &Plain::whole(2, 0, vec![first, dies_badly, longest]));
-}
-
-#[test]
-fn a_semaphore_is_read() {
-    let hold = |token, fence, count, delay| PlainHold {
-        fence,
-        granted: fence / 1000,
-        deadline: AT + 900,
-        ttl: 1000,
-        count,
-        delay,
-        ..PlainHold::new(token)
-    };
-    let two = vec![hold(b"p1", FENCE, 1, 0), hold(b"p2", FENCE + 1, 2, 7)];
-    holds(&fixture!("permits"), &Plain::whole(3, 5, two));
-}
-
-#[test]
-fn a_free_lock_with_a_delay_is_read() {
-    holds(&fixture!("free"), &Plain { delay_until: AT + 150, ..Plain::whole(0, 0, Vec::new()) });
+    // CONFIRM has raised the fence.
+    let confirmed = HoldLayout { fence: AT * 1000 + 2_000_000, granted: AT - 7000, ..hold(b"voter") };
+    let sharers = [
+        HoldLayout { deadline: AT + 9_900, label: b"web-1".to_vec(), ..granted(b"reader-a") },
+        HoldLayout {
+            fence: FENCE + 1,
+            deadline: AT + 1,
+            ttl: 1000,
+            delay: 250,
+            ephemeral: 1,
+            label: "büro".into(),
+            ..granted(b"\x00\xff\x80")
+        },
+        HoldLayout {
+            fence: FENCE + 2,
+            deadline: AT + u64::from(u32::MAX) - 100,
+            ttl: u32::MAX.into(),
+            count: i32::MAX as u64,
+            label: vec![b'y'; 255],
+            ..granted(&[b'x'; 255])
+        },
+    ];
+    let permits = [
+        HoldLayout { deadline: AT + 900, ttl: 1000, ..granted(b"p1") },
+        HoldLayout { fence: FENCE + 1, deadline: AT + 900, ttl: 1000, count: 2, delay: 7, ..granted(b"p2") },
+    ];
+    for (name, bytes, layout) in [
+        ("exclusive", fixture!("exclusive"), whole(1, 0, vec![exclusive])),
+        ("confirmed", fixture!("confirmed"), whole(1, 0, vec![confirmed])),
+        ("shared", fixture!("shared"), whole(2, 0, sharers.to_vec())),
+        ("permits", fixture!("permits"), whole(3, 5, permits.to_vec())),
+        ("free", fixture!("free"), Layout { delay_until: AT + 150, ..whole(0, 0, Vec::new()) }),
+    ] {
+        assert_eq!(layout.bytes(), bytes, "{name}");
+        let lock = read(READER, &bytes).expect("a lock");
+        assert_eq!(content(&lock), content_of(&layout), "{name}");
+        assert_eq!(write(&lock, &Change::Whole), bytes, "{name}");
+    }
 }
 
 /// The three sharers to which the partial change applies.
 fn three_sharers() -> Lock {
-    let put = [&b"reader-a"[..], b"reader-b", b"\x00"].map(PlainHold::new).to_vec();
-    read(READER, &Plain::whole(2, 0, put).bytes()).expect("a lock")
+    let put = [&b"reader-a"[..], b"reader-b", b"\x00"].map(hold).to_vec();
+    read(READER, &whole(2, 0, put).bytes()).expect("a lock")
 }
 
 #[test]
@@ -131,16 +104,10 @@ fn a_partial_change_is_read() {
     assert_eq!((part.greatest_fence(), part.longest_ttl()), (FENCE, 10_000));
     let mut lock = three_sharers();
     assert!(part.apply(&mut lock));
-    let left = PlainHold {
-        fence: FENCE,
-        granted: FENCE / 1000,
-        deadline: AT + 10_000,
-        count: 2,
-        ..PlainHold::new(b"reader-a")
-    };
+    let left = HoldLayout { count: 2, ..granted(b"reader-a") };
     let is = content(&lock);
     assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
-    assert_eq!(is.holds, [left.stored()] as [Stored; 1]);
+    assert_eq!(is.holds, [stored(&left)]);
     let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
     let named: [&[u8]; 5] = [b"reader-b", b"reader-a", b"reader-b", b"\x00", b"reader-a"];
     let change = Change::Part(named.map(token).to_vec());

@@ -4,21 +4,32 @@ use dlock_core::codec::{BadEffect, Malformed};
 use dlock_core::{Change, Fence, Lock};
 use proptest::prelude::*;
 
-use super::{AT, NOW, Plain, PlainHold, READER, read, write};
+use super::{AT, NOW, READER, hold, read, whole, write};
 use crate::model::content::content;
+use dlock_testkit::{HoldLayout, Layout};
 
-fn refused(plain: &Plain) -> Malformed {
-    READER.read(&plain.bytes()).expect_err("it must be refused")
+/// The mode byte of a change of a lock of this mode.
+fn part(mode: u8) -> u8 {
+    mode + 4
 }
 
-fn shared(tokens: &[&[u8]]) -> Plain {
-    Plain::whole(2, 0, tokens.iter().map(|token| PlainHold::new(token)).collect())
+fn refused(layout: &Layout) -> Malformed {
+    READER.read(&layout.bytes()).expect_err("it must be refused")
+}
+
+fn shared(tokens: &[&[u8]]) -> Layout {
+    whole(2, 0, tokens.iter().map(|token| hold(token)).collect())
+}
+
+/// The same with a dropped hold.
+fn dropping(token: &[u8], layout: Layout) -> Layout {
+    Layout { dropped: vec![token.to_vec()], counts: (1, layout.counts.1), ..layout }
 }
 
 #[test]
 fn another_version_is_refused() {
     for version in [0, 3, 5, 15] {
-        let why = refused(&Plain { version, ..shared(&[b"a"]) });
+        let why = refused(&Layout { version, ..shared(&[b"a"]) });
         assert_eq!(why, Malformed::Version(version));
         let text = format!("the bytes of a lock have version {version}, this module reads 4");
         assert_eq!(why.to_string(), text);
@@ -27,44 +38,43 @@ fn another_version_is_refused() {
 
 #[test]
 fn values_outside_of_their_range_are_refused() {
-    let one = |hold: PlainHold| Plain::whole(1, 0, vec![hold]);
-    let a = || PlainHold::new(b"a");
-    let free = || Plain::whole(0, 0, Vec::new());
-    let part = |mode, plain: Plain| Plain { part: true, mode, ..plain };
+    let one = |hold: HoldLayout| whole(1, 0, vec![hold]);
+    let a = || hold(b"a");
+    let free = || whole(0, 0, Vec::new());
     let too_late = AT + u64::from(u32::MAX) + 2;
     let cases = [
-        ("mode", Plain { mode: 8, ..shared(&[b"a"]) }),
-        ("permits", Plain { mode: 3, permits: 0, ..shared(&[b"a"]) }),
-        ("permits", Plain { mode: 3, permits: 1 << 31, ..shared(&[b"a"]) }),
-        ("delay", Plain { delay_until: too_late, ..free() }),
-        ("delay", Plain { delay_until: u64::MAX, ..free() }),
+        ("mode", Layout { mode: 8, ..shared(&[b"a"]) }),
+        ("permits", Layout { mode: 3, permits: 0, ..shared(&[b"a"]) }),
+        ("permits", Layout { mode: 3, permits: 1 << 31, ..shared(&[b"a"]) }),
+        ("delay", Layout { delay_until: too_late, ..free() }),
+        ("delay", Layout { delay_until: u64::MAX, ..free() }),
         ("token", shared(&[b""])),
-        ("token", part(2, Plain { dropped: vec![vec![]], ..shared(&[]) })),
-        ("fence", one(PlainHold { fence: 0, ..a() })),
-        ("fence", one(PlainHold { fence: 1 << 53, ..a() })),
-        ("ttl", one(PlainHold { ttl: 0, ..a() })),
-        ("count", one(PlainHold { count: 0, ..a() })),
-        ("count", one(PlainHold { count: 1 << 31, ..a() })),
-        ("ephemeral", one(PlainHold { ephemeral: 2, ..a() })),
-        ("number of holds", Plain { mode: 0, ..shared(&[b"a"]) }),
+        ("token", Layout { mode: part(2), ..dropping(b"", shared(&[])) }),
+        ("fence", one(HoldLayout { fence: 0, ..a() })),
+        ("fence", one(HoldLayout { fence: 1 << 53, ..a() })),
+        ("ttl", one(HoldLayout { ttl: 0, ..a() })),
+        ("count", one(HoldLayout { count: 0, ..a() })),
+        ("count", one(HoldLayout { count: 1 << 31, ..a() })),
+        ("ephemeral", one(HoldLayout { ephemeral: 2, ..a() })),
+        ("number of holds", Layout { mode: 0, ..shared(&[b"a"]) }),
         ("number of holds", shared(&[])),
-        ("number of holds", Plain { mode: 3, permits: 1, ..shared(&[b"a", b"b"]) }),
-        ("number of holds", Plain { dropped: vec![b"z".to_vec()], ..shared(&[b"a"]) }),
-        ("number of holds", part(0, free())),
-        ("number of holds", part(1, shared(&[b"a"]))),
+        ("number of holds", Layout { mode: 3, permits: 1, ..shared(&[b"a", b"b"]) }),
+        ("number of holds", dropping(b"z", shared(&[b"a"]))),
+        ("number of holds", Layout { mode: part(0), ..free() }),
+        ("number of holds", Layout { mode: part(1), ..shared(&[b"a"]) }),
         ("token (twice)", shared(&[b"a", b"b", b"a"])),
-        ("token (twice)", part(2, Plain { dropped: vec![b"a".to_vec()], ..shared(&[b"a"]) })),
+        ("token (twice)", Layout { mode: part(2), ..dropping(b"a", shared(&[b"a"])) }),
     ];
-    for (what, plain) in cases {
-        assert_eq!(refused(&plain), Malformed::Value(what), "{plain:?}");
-        assert_eq!(refused(&plain).to_string(), format!("the bytes of a lock have an impossible {what}"));
+    for (what, layout) in cases {
+        assert_eq!(refused(&layout), Malformed::Value(what), "{layout:?}");
+        assert_eq!(refused(&layout).to_string(), format!("the bytes of a lock have an impossible {what}"));
     }
 }
 
 /// A number has one encoding, so that a lock has one, too.
 #[test]
 fn numbers_that_are_not_in_shortest_form_are_refused() {
-    let bytes = Plain { mode: 3, permits: 1, ..shared(&[b"a"]) }.bytes();
+    let bytes = Layout { mode: 3, permits: 1, ..shared(&[b"a"]) }.bytes();
     let with_permits = |number: &[u8]| READER.read(&[&bytes[..21], number, &bytes[22..]].concat());
     assert!(with_permits(&[1]).is_ok());
     let refused = Err(Malformed::Value("number"));
@@ -85,7 +95,7 @@ fn numbers_that_are_not_in_shortest_form_are_refused() {
 /// A hold has one encoding: optional fields are present only if they differ from their defaults.
 #[test]
 fn optional_fields_with_default_values_are_refused() {
-    let with = |count| Plain::whole(1, 0, vec![PlainHold { count, ..PlainHold::new(b"a") }]).bytes();
+    let with = |count| whole(1, 0, vec![HoldLayout { count, ..hold(b"a") }]).bytes();
     let mut bytes = with(2);
     assert!(READER.read(&bytes).is_ok());
     let count = bytes.len() - 4;
@@ -97,12 +107,13 @@ fn optional_fields_with_default_values_are_refused() {
 /// A count that exceeds the remaining bytes is refused before memory is allocated for it.
 #[test]
 fn a_wrong_count_is_refused_without_an_allocation() {
-    for counts in [(u32::MAX, 0), (0, u32::MAX), (u32::MAX, u32::MAX), (1, 1), (0, 2)] {
-        let plain = Plain { part: true, counts: Some(counts), ..shared(&[]) };
-        assert_eq!(refused(&plain), Malformed::Short, "{counts:?}");
+    let most = u64::from(u32::MAX);
+    for counts in [(most, 0), (0, most), (most, most), (1, 1), (0, 2)] {
+        let layout = Layout { mode: part(2), counts, ..shared(&[]) };
+        assert_eq!(refused(&layout), Malformed::Short, "{counts:?}");
     }
-    let plain = Plain { counts: Some((0, 0)), ..shared(&[b"a"]) };
-    assert_eq!(refused(&plain), Malformed::Long);
+    let layout = Layout { counts: (0, 0), ..shared(&[b"a"]) };
+    assert_eq!(refused(&layout), Malformed::Long);
     assert_eq!(Malformed::Long.to_string(), "there are bytes behind the end of a lock");
     assert_eq!(Malformed::Short.to_string(), "the bytes of a lock end too early");
 }
@@ -111,8 +122,8 @@ fn a_wrong_count_is_refused_without_an_allocation() {
 fn any_bytes_are_read_or_refused_without_a_panic() {
     // After a valid header, so that the bytes reach the parser of holds.
     let tail = prop::collection::vec(any::<u8>(), 0..if cfg!(miri) { 10 } else { 200 });
-    crate::random((super::any_whole(), tail, any::<prop::sample::Index>()), 2000, |(plain, tail, at)| {
-        let mut bytes = plain.bytes();
+    crate::random((super::any_whole(), tail, any::<prop::sample::Index>()), 2000, |(layout, tail, at)| {
+        let mut bytes = layout.bytes();
         bytes.truncate(at.index(bytes.len() + 1));
         bytes.extend(tail);
         if let Ok(lock) = READER.read(&bytes).map(|written| {
@@ -130,12 +141,12 @@ fn any_bytes_are_read_or_refused_without_a_panic() {
 #[test]
 fn a_change_that_does_not_fit_the_lock_changes_nothing() {
     let mut lock =
-        read(READER, &Plain { mode: 3, permits: 2, ..shared(&[b"a", b"b"]) }.bytes()).expect("a lock");
+        read(READER, &Layout { mode: 3, permits: 2, ..shared(&[b"a", b"b"]) }.bytes()).expect("a lock");
     let before = content(&lock);
-    let third = Plain { part: true, mode: 3, permits: 2, ..shared(&[b"c"]) };
+    let third = Layout { mode: part(3), permits: 2, ..shared(&[b"c"]) };
     assert!(!READER.read(&third.bytes()).expect("a part").apply(&mut lock));
     assert_eq!(content(&lock), before);
-    let instead = Plain { dropped: vec![b"a".to_vec()], ..third };
+    let instead = dropping(b"a", third);
     assert!(READER.read(&instead.bytes()).expect("a part").apply(&mut lock));
     assert_eq!(lock.at(NOW).holds().count(), 2);
 }
@@ -145,8 +156,8 @@ fn a_change_that_does_not_fit_the_lock_changes_nothing() {
 #[test]
 fn the_longest_delay_is_read_back() {
     let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };
-    let plain = Plain { delay_until: AT + u64::from(u32::MAX) + 1, ..Plain::whole(0, 0, Vec::new()) };
-    let lock = read(reader, &plain.bytes()).expect("a lock");
+    let layout = Layout { delay_until: AT + u64::from(u32::MAX) + 1, ..whole(0, 0, Vec::new()) };
+    let lock = read(reader, &layout.bytes()).expect("a lock");
     assert_eq!(content(&lock).delay_until, AT + 1 + u64::from(u32::MAX));
 }
 

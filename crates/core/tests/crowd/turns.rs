@@ -3,12 +3,11 @@
 
 use crate::checked;
 use dlock_core::{
-    Acquired, Binding, Delay, End, EndedHolds, Event, Fence, LockRequest, Mode, Outcome, Rank, Refusal,
-    ReleaseCount, Skew, Token,
+    Acquired, Delay, End, EndedHolds, Event, Fence, LockRequest, Mode, Outcome, Rank, ReleaseCount, Skew,
 };
 use dlock_protocol::steps;
 
-use super::{CLIENT, MANY, START, World, shared, token, ttl};
+use super::{MANY, START, World, shared, token, ttl};
 use crate::model::content::content;
 
 /// The maximum number of steps of an operation on a lock with few holders.
@@ -72,37 +71,6 @@ fn a_turn_ends_a_slice_of_the_holds_that_expired_together() {
     assert_eq!((world.lock.stored_len(), world.replica.stored_len()), (many / 2, many / 2));
 }
 
-/// The token's hold has expired, but no turn has ended it yet.
-#[test]
-fn a_token_reacquires_before_its_expired_hold_has_ended() {
-    let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
-    world.now += 500;
-    let last = token(MANY - 1);
-    assert!(matches!(world.acquire(&shared(&last, 1000)), Acquired::Held(_)));
-    assert_eq!(world.lock.at(world.instant()).holders(), 2);
-    assert_eq!(content(&world.lock), content(&world.replica));
-    world.advance();
-    assert_eq!((world.ended, world.lock.stored_len()), (MANY - 1, 2));
-}
-
-/// The old hold ends in the step that grants the new one. Both are bound to the same connection, which stays
-/// bound.
-#[test]
-fn a_token_that_reacquires_is_bound_to_its_connection_again() {
-    let mut world = World::shared(MANY, |n| if n == 0 { 100_000 } else { 500 });
-    let last = token(MANY - 1);
-    let bound = |ms| LockRequest { ephemeral: true, ..shared(&last, ms) };
-    let (begins, ends) = {
-        let token = || Token::new(&last).expect("a token");
-        (Binding::Begins(CLIENT, token()), Binding::Ends(CLIENT, token()))
-    };
-    assert!(matches!(world.acquire(&bound(600)), Acquired::Held(_)));
-    assert_eq!(world.bindings, std::slice::from_ref(&begins));
-    world.now += 600;
-    assert!(matches!(world.acquire(&bound(1000)), Acquired::Held(_)));
-    assert_eq!(world.bindings, [ends, begins]);
-}
-
 /// If all holders end at once, they leave the lock in one step. The next waiter is granted the lock in that
 /// step, and one event stands for all of them.
 #[test]
@@ -164,25 +132,4 @@ fn the_last_live_sharer_is_upgraded_in_place() {
     assert_eq!(world.lock.at(world.instant()).mode(), Some(Mode::Exclusive));
     assert_eq!(content(&world.lock), content(&world.replica));
     assert_eq!(world.all_ended(), MANY - 1);
-}
-
-#[test]
-fn a_full_lock_refuses_newcomers_and_keeps_waiters_waiting() {
-    for mode in [Mode::Shared, Mode::Permits(std::num::NonZeroU32::new(50).expect("above 0"))] {
-        let mut world = World { max_holders: 3, ..World::new() };
-        let ask = |n| LockRequest { mode, ..shared([&b"a"[..], b"b", b"c", b"d", b"e"][n], 1000) };
-        for n in 0..3 {
-            assert!(matches!(world.acquire(&ask(n)), Acquired::Held(_)));
-        }
-        let full = Acquired::Refused(Refusal::TooManyHolders(3));
-        assert_eq!(world.acquire(&ask(3)), full);
-        assert!(matches!(world.acquire(&ask(2)), Acquired::Held(_)), "it holds already");
-        // A waiter that joined the queue before the lock was full.
-        world.wait(ask(3), 1);
-        assert_eq!(world.acquire(&ask(4)), Acquired::NotNow(Rank::Newcomer));
-        assert!(world.outcomes.is_empty(), "the waiter waits on");
-        assert_eq!(world.turn(|turn| turn.release(checked(b"a"), ReleaseCount::One)), 1);
-        assert!(matches!(world.outcomes[..], [Outcome::Granted(..)]));
-        assert_eq!(world.acquire(&ask(4)), full);
-    }
 }

@@ -14,15 +14,15 @@ use super::system::{self, System, name, token, token_of};
 pub const SOMETIMES: &[&str] = &[
     "a break",
     "a connection waits beside a position",
-    "a grant that its user may not have",
+    "a grant is forbidden to its user",
     "a handoff to a queued waiter",
     "a position ends with its connection",
     "a position is given up for another mode",
     "a position is kept",
-    "a queued wait is over",
+    "a position times out",
     "a queued waiter claims its grant",
     "an undelivered grant may be claimed",
-    "nobody claims a grant",
+    "a grant expires unclaimed",
     "a cancel",
     "a clock set back",
     "a confirm",
@@ -37,11 +37,11 @@ pub const SOMETIMES: &[&str] = &[
     "a demotion with waiters",
     "a denial",
     "a downgrade",
-    "a downgrade of what was entered twice",
+    "a downgrade of a hold with a count above 1",
     "a downgrade lets sharers in",
     "a fence too far ahead",
     "a grant",
-    "a grant is logged as it came",
+    "an ACQUIRE is logged verbatim",
     "a handoff",
     "a holder asks again",
     "a holder asks again in grace",
@@ -49,18 +49,18 @@ pub const SOMETIMES: &[&str] = &[
     "a holder's connection closes",
     "a key vanishes under its queue",
     "a lease ends",
-    "a lock that as many hold as may",
+    "a full lock refuses a newcomer",
     "a newcomer does not overtake the queue",
     "a part of a lock is replicated",
-    "a read inside a write section",
+    "an exclusive holder asks for a shared lock",
     "a release",
-    "a release is logged as it came",
-    "a snapshot by a child",
-    "a snapshot that says what is known",
+    "a RELEASE is logged verbatim",
+    "a snapshot by a child process",
+    "a snapshot with the log position",
     "a wait",
-    "a wait is over",
-    "a wait is over when its turn comes",
-    "a waiter for a full lock waits on",
+    "a wait times out",
+    "a wait has timed out when its turn comes",
+    "a waiter for a full lock keeps waiting",
     "a waiter is refused when its turn comes",
     "a waiter's connection closes",
     "an acquire lets others in",
@@ -73,16 +73,16 @@ pub const SOMETIMES: &[&str] = &[
     "an upgrade in place",
     "an upgrade that waited",
     "an upgrade waits",
-    "behind waiters for a full lock",
+    "a newcomer waits behind waiters for a full lock",
     "grace",
     "grace keeps a waiter out",
     "no fence is left",
     "one grant answers two waits of a token",
     "one of two answers is lost",
-    "permits of another number",
+    "permits of another total",
     "the queue is full",
-    "two sharers want to be alone",
-    "who could be served waits for the next turn",
+    "two sharers ask for an upgrade",
+    "a waiter that could be granted waits for the next turn",
 ];
 
 /// Checks that the core agrees with the model.
@@ -118,7 +118,7 @@ pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected
     }
     // Each node of the cycle waits for the next one.
     for pair in system.cycle.windows(2) {
-        let upgraders = page.marks.contains(&"two sharers want to be alone");
+        let upgraders = page.marks.contains(&"two sharers ask for an upgrade");
         assert!(upgraders || page.edges.contains(&(pair[0], pair[1])), "no cycle: {:?}", system.cycle);
     }
     if let [first, .., last] = system.cycle[..] {
@@ -169,7 +169,7 @@ pub fn invariants(system: &System, step: &Move) {
         .flat_map(|key| system.waiting.queue(&name(key)).cloned().collect::<Vec<_>>())
         .flat_map(|w| [w.id].into_iter().chain(w.beside().to_vec()))
         .collect();
-    assert_eq!(ids, system.unanswered, "who waits has no outcome yet, and who has none waits");
+    assert_eq!(ids, system.unanswered, "exactly the waiters have no outcome yet");
     assert_eq!(system.waiting.len(), ids.len());
     let by_time = ids.iter().filter_map(|id| system.waiting.get(*id)?.until).min();
     // The timer of a wait that was made longer may be too early, but never too late.
@@ -178,11 +178,7 @@ pub fn invariants(system: &System, step: &Move) {
     let late = system.waiting.clone().timed_out(system.instant());
     let late = late.map(|id| system.waiting.get(id).and_then(|w| w.until).as_ref().is_some_and(over));
     assert_eq!(late, by_time.as_ref().filter(|until| over(until)).map(|_| true));
-    assert_eq!(
-        system.bound_holds(),
-        system.bonds,
-        "whom to look at when a connection closes, and nobody else"
-    );
+    assert_eq!(system.bound_holds(), system.bonds, "the holds that end with a connection");
     for key in 0..KEYS {
         let lock = system.locks.get(&key).cloned().unwrap_or_default();
         let view = lock.at(system.instant());

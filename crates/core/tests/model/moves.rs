@@ -133,7 +133,7 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
         1 => (key(), token()).prop_map(|(k, t)| Move::Forbidden(k, t)),
         9 => (key(), token(), counts).prop_map(|(k, t, n)| Move::Release(k, t, n)),
         2 => (key(), token(), ttl()).prop_map(|(k, t, ms)| Move::Extend(k, t, ms)),
-        3 => (key(), token(), fence, ttl(), select(vec![0, 10_000]))
+        3 => (key(), token(), fence, ttl(), select(vec![0, 10_000, u32::MAX.into()]))
             .prop_map(|(k, t, f, ms, bound)| Move::Confirm(k, t, f, ms, bound)),
         1 => key().prop_map(Move::Break),
         1 => (key(), token()).prop_map(|(k, t)| Move::CancelToken(k, t)),

@@ -238,7 +238,7 @@ impl Page {
             self.heard.push((hold.key, Heard::Ended(why)));
             if why == End::Expired && hold.on_the_way.as_ref().is_some_and(|doubt| doubt.unclaimed.is_some())
             {
-                self.marks.push("nobody claims a grant");
+                self.marks.push("a grant expires unclaimed");
             }
             let from = if why == End::Expired { hold.end } else { self.in_ms(0) };
             if hold.delay > 0 && matches!(why, End::Expired | End::Disconnected) {

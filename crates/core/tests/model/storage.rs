@@ -27,8 +27,8 @@ impl System {
         let plain = plain.filter(|plain| plain.tells(&mut self.known, lock, anchor));
         let (mut bytes, greatest) = (Vec::new(), self.fences.last());
         match plain {
-            Some(Plain::Acquire(..)) => self.saw.push("a grant is logged as it came"),
-            Some(Plain::Release) => self.saw.push("a release is logged as it came"),
+            Some(Plain::Acquire(..)) => self.saw.push("an ACQUIRE is logged verbatim"),
+            Some(Plain::Release) => self.saw.push("a RELEASE is logged verbatim"),
             None => {
                 codec::write_effect(lock, change, greatest, self.instant(), anchor, &mut bytes);
                 self.known = Some(Known { written_by: anchor, at: self.now / 1000, last: greatest });
@@ -77,10 +77,10 @@ impl System {
         }
         if child {
             (self.known, self.read[1]) = (None, None);
-            return self.saw.push("a snapshot by a child");
+            return self.saw.push("a snapshot by a child process");
         }
         self.read[1] = self.known.map(Known::to_numbers).and_then(Known::from_numbers);
-        self.saw.push("a snapshot that says what is known");
+        self.saw.push("a snapshot with the log position");
     }
 
     /// Writes all locks, and reads them by another server with another clock. The replicas resync.

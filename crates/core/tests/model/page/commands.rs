@@ -47,7 +47,7 @@ impl Page {
         let Some(hold) = self.hold(asked.key, asked.token).cloned() else {
             return match self.may(asked) {
                 May::Never(refusal) => {
-                    self.marks.push("permits of another number");
+                    self.marks.push("permits of another total");
                     Ok(Answer::Refused(refusal))
                 }
                 May::Now(_) if self.queue(asked.key).is_empty() => {
@@ -59,11 +59,11 @@ impl Page {
                     Err(false)
                 }
                 May::Full if self.queue(asked.key).is_empty() => {
-                    self.marks.push("a lock that as many hold as may");
+                    self.marks.push("a full lock refuses a newcomer");
                     Ok(Answer::Refused(Refusal::TooManyHolders(MOST_HOLDERS as u32)))
                 }
                 May::Full => {
-                    self.marks.push("behind waiters for a full lock");
+                    self.marks.push("a newcomer waits behind waiters for a full lock");
                     Err(false)
                 }
                 May::Later => Err(false),
@@ -72,7 +72,7 @@ impl Page {
         let downgrade =
             asked.reentry == Reentry::Keep && (hold.mode, asked.mode) == (Mode::Exclusive, Mode::Shared);
         if downgrade && hold.count > 1 {
-            self.marks.push("a downgrade of what was entered twice");
+            self.marks.push("a downgrade of a hold with a count above 1");
             return Ok(Answer::Refused(Refusal::EnteredOften(hold.count)));
         }
         match self.may(asked) {
@@ -86,7 +86,7 @@ impl Page {
                 }
                 let queue = self.queue(asked.key);
                 if queue.first().is_some_and(|first| first.upgrades && first.asked.token != asked.token) {
-                    self.marks.push("two sharers want to be alone");
+                    self.marks.push("two sharers ask for an upgrade");
                     return Ok(Answer::Deadlock);
                 }
                 return Err(true);
@@ -105,7 +105,7 @@ impl Page {
             return Ok(Answer::Refused(Refusal::CountFull));
         };
         if hold.mode == Mode::Exclusive && asked.mode == Mode::Shared && !downgrade {
-            self.marks.push("a read inside a write section");
+            self.marks.push("an exclusive holder asks for a shared lock");
         } else if hold.mode != asked.mode {
             let upgrade = asked.mode == Mode::Exclusive;
             if !upgrade {

@@ -13,7 +13,7 @@ impl Page {
         let waiter =
             self.blocked(client).filter(|waiter| waiter.until.is_some_and(|until| self.is_over(until)));
         if let Some(waiter) = waiter {
-            self.marks.push("a wait is over");
+            self.marks.push("a wait times out");
             self.leave_all(&waiter, Told::TimedOut);
             self.turn(waiter.asked.key, |_| ());
         }
@@ -25,7 +25,7 @@ impl Page {
                 && waiter.until.is_some_and(|until| self.is_over(until))
         };
         if let Some(waiter) = self.waiters.iter().find(over).cloned() {
-            self.marks.push("a queued wait is over");
+            self.marks.push("a position times out");
             self.leave_all(&waiter, Told::TimedOut);
             self.turn(key, |_| ());
         }

@@ -20,7 +20,7 @@ impl Page {
             let may = self.may(&asked);
             if !self.is_lost(&waiter) && !is_over && matches!(may, May::Never(_) | May::Now(_)) {
                 if self.may_serve == 0 && self.holds_of(key).next().is_some() {
-                    self.marks.push("who could be served waits for the next turn");
+                    self.marks.push("a waiter that could be granted waits for the next turn");
                     return;
                 }
                 self.may_serve = self.may_serve.saturating_sub(1);
@@ -30,13 +30,13 @@ impl Page {
                 continue;
             }
             if is_over {
-                self.marks.push("a wait is over when its turn comes");
+                self.marks.push("a wait has timed out when its turn comes");
                 self.leave_all(&waiter, Told::TimedOut);
                 continue;
             }
             match may {
                 May::Full => {
-                    self.marks.push("a waiter for a full lock waits on");
+                    self.marks.push("a waiter for a full lock keeps waiting");
                     return;
                 }
                 May::Later => {

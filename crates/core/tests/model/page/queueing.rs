@@ -77,7 +77,7 @@ impl Page {
         self.look_at(key);
         let doubt = self.hold(key, token).and_then(|hold| hold.on_the_way.as_ref());
         let Some((number, ..)) = doubt.and_then(|doubt| doubt.unclaimed) else { return self.look_at(key) };
-        self.marks.push("a grant that its user may not have");
+        self.marks.push("a grant is forbidden to its user");
         self.lost(key, token, number);
     }
 
