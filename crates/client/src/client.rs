@@ -359,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_walk_that_does_not_end_is_noticed() {
+    fn a_repeated_cursor_and_an_endless_walk_are_detected() {
         let mut same = Cursors::default();
         assert!(same.is_new(4) && same.is_new(6));
         assert!(!same.is_new(4));

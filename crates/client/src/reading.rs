@@ -163,7 +163,7 @@ mod tests {
     use super::shown;
 
     #[test]
-    fn no_two_are_shown_in_the_same_way() {
+    fn different_bytes_are_shown_differently() {
         let all: [&[u8]; 6] = [b"\xff", b"\\xff", b"\\\\xff", "größe".as_bytes(), "gr\\öße".as_bytes(), b""];
         for (at, one) in all.iter().enumerate() {
             assert!(all[at + 1..].iter().all(|other| shown(one) != shown(other)), "{}", shown(one));

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_where_the_master_is_and_nothing_else_of_its_address() {
+    fn the_name_of_a_master_has_no_credentials() {
         for (text, name) in [
             ("redis://host:7000", "redis://host:7000"),
             ("redis://host", "redis://host:6379"),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_out_of_range_is_said_to_be_one() {
+    fn the_error_for_a_port_out_of_range_names_the_range() {
         for text in
             ["redis://host:99999", "rediss://zoe:secret@host:65536/1", "redis://[::1]:0", "redis://host:0"]
         {
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// It may be a user name, a password or the first line of any file, so errors repeat nothing of it.
+    /// Any part of it may be a user name, a password or the first line of a file.
     #[test]
     fn an_invalid_address_is_refused_without_repeating_any_of_it() {
         for text in [

@@ -172,7 +172,7 @@ mod tests {
 
     /// 100,000 messages are allowed: a client may have that number of holds, and an operator end them all.
     #[test]
-    fn a_flood_is_more_messages_than_anything_brings_at_once() {
+    fn more_unsolicited_messages_than_the_limit_are_a_flood() {
         let intake = Intake::default();
         (0..50_000).for_each(|_| intake.pushed());
         assert_eq!(intake.fault(), None);

@@ -69,36 +69,10 @@ fn refused(args: &[Vec<u8>], text: &str) {
 
 #[test]
 fn a_wrong_number_of_arguments_is_refused() {
-    let lines = [
-        "ACQUIRE",
-        "ACQUIRE k",
-        "ACQUIRE k t",
-        "RELEASE",
-        "RELEASE k",
-        "EXTEND",
-        "EXTEND k",
-        "EXTEND k t",
-        "EXTEND k t 5 5",
-        "CONFIRM k",
-        "CONFIRM k t",
-        "CONFIRM k t 5",
-        "CONFIRM k t 5 5 5",
-        "HOLDS",
-        "HOLDS k",
-        "HOLDS k t t",
-        "PTTL",
-        "PTTL k t t",
-        "WAITERS",
-        "CANCEL",
-        "CANCEL k",
-        "CANCEL k CLIENT 5 5",
-        "INSPECT",
-        "BREAK",
-        "BREAK k k",
-        "TOKEN k",
-        "HELP k",
-    ];
-    for line in lines {
+    let lines = "ACQUIRE, ACQUIRE k, ACQUIRE k t, RELEASE, RELEASE k, EXTEND, EXTEND k, EXTEND k t, EXTEND k t 5 5, \
+        CONFIRM k, CONFIRM k t, CONFIRM k t 5, CONFIRM k t 5 5 5, HOLDS, HOLDS k, HOLDS k t t, PTTL, PTTL k t t, \
+        WAITERS, CANCEL, CANCEL k, CANCEL k CLIENT 5 5, INSPECT, BREAK, BREAK k k, TOKEN k, HELP k";
+    for line in lines.split(", ") {
         refused(&words(line), ARGUMENTS);
     }
 }

@@ -2,9 +2,7 @@
 
 use super::words::*;
 use dlock_quorum::*;
-use dlock_testkit::seed;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use std::time::Duration;
 
 const PAUSE: Duration = Duration::from_millis(100);
@@ -321,6 +319,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => Just(down()),
         1 => Just(Vote::Unknown),
         1 => Just(Vote::Refused(Refusal::NotHeld)),
+        1 => Just(Vote::Refused(Refusal::FenceAhead)),
         1 => Just(Vote::Refused(Refusal::Grace(Duration::from_millis(50)))),
         1 => Just(Vote::Refused(Refusal::QueueFull)),
     ];
@@ -337,15 +336,8 @@ fn deadlines() -> impl Strategy<Value = Deadline> {
     ]
 }
 
-fn config() -> ProptestConfig {
-    let seed = seed();
-    println!("DLOCK_SEED={seed} repeats this run");
-    let rng_seed = RngSeed::Fixed(seed);
-    ProptestConfig { cases: 2_000, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(2_000))]
 
     /// Whatever the members answer: while an attempt is open, an answer is outstanding or a pause ends; and
     /// it acquires only with the grants of one round, valid from a send of that round.

@@ -70,7 +70,7 @@ fn a_hold_is_lost_when_a_majority_lacks_it_and_a_member_is_silent() {
 fn a_member_that_forgot_is_asked_again_when_a_majority_holds() {
     let mut machine = extending();
     machine.answered(Member(0), NOT_HELD, at(2_000));
-    assert!(machine.restore(at(2_000)).is_empty(), "nobody else has answered");
+    assert!(machine.restore(at(2_000)).is_empty(), "no other member has answered");
     machine.answered(Member(1), YES, at(2_000));
     assert!(machine.restore(at(2_000)).is_empty(), "one of three is no majority");
     machine.answered(Member(2), YES, at(2_000));

@@ -1,12 +1,10 @@
 //! Rounds with random answers in random order. Each outcome is checked against the list of events, without a
-//! second implementation of the rules.
+//! second implementation of the rules. `attempts.rs` shows that no round hangs.
 
 use super::words::*;
 use dlock_quorum::*;
-use dlock_testkit::seed;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 /// An answer to a request.
 #[derive(Debug, Clone)]
@@ -81,19 +79,10 @@ fn answer(machine: &mut Round, send: Outgoing, vote: Vote, now: u64) -> Progress
 }
 
 impl Story {
-    /// Counts, for each member, the answers for which both conditions are true.
-    fn count_answers(
-        &self,
-        what: impl Fn(Request) -> bool,
-        vote: impl Fn(&Vote) -> bool,
-    ) -> BTreeMap<Member, usize> {
-        let mut members = BTreeMap::new();
-        for (send, answer) in &self.answers {
-            if what(send.what) && vote(answer) {
-                *members.entry(send.to).or_default() += 1;
-            }
-        }
-        members
+    /// Returns the members with an answer for which both conditions are true.
+    fn members(&self, what: impl Fn(Request) -> bool, vote: impl Fn(&Vote) -> bool) -> BTreeSet<Member> {
+        let answers = self.answers.iter().filter(|(send, answer)| what(send.what) && vote(answer));
+        answers.map(|(send, _)| send.to).collect()
     }
 
     fn check(&self, plan: Plan) {
@@ -104,7 +93,7 @@ impl Story {
         assert!(at(when) < acquired.valid_until);
         let majority = plan.quorum.majority();
         let acquires = |what| what == Request::Acquire;
-        let grants = self.count_answers(acquires, |vote| matches!(vote, Vote::Granted(_)));
+        let grants = self.members(acquires, |vote| matches!(vote, Vote::Granted(_)));
         assert!(grants.len() >= majority, "a grant after a wait is no vote");
         if !plan.fenced || majority == 1 {
             let first = self.sends.iter().find(|(send, _)| acquires(send.what)).unwrap().1;
@@ -121,20 +110,13 @@ impl Story {
         assert_eq!(acquired.fence, Some(fence));
         let begun = self.sends.iter().find(|(send, _)| send.what == what).unwrap().1;
         assert_eq!(acquired.valid_until, plan.lease.valid_until(at(begun)));
-        let yes = self.count_answers(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
-        assert!(yes.keys().filter(|member| grants.contains_key(member)).count() >= majority);
+        let yes = self.members(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
+        assert!(yes.intersection(&grants).count() >= majority);
     }
 }
 
-fn config() -> ProptestConfig {
-    let seed = seed();
-    println!("DLOCK_SEED={seed} repeats this run");
-    let rng_seed = RngSeed::Fixed(seed);
-    ProptestConfig { cases: 4_000, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(config(4_000))]
 
     #[test]
     fn a_round_acquires_only_with_a_majority_and_validity_counts_from_a_send(
@@ -142,47 +124,11 @@ proptest! {
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
         let order: Vec<Member> = plan.quorum.members().collect();
-        let begin = || match waits {
+        let (machine, sends) = match waits {
             true => Round::queued(plan, &order, at(0)),
             false => Round::at_once(plan, &[], at(0)),
         };
-        let (machine, sends) = begin();
-        let story = play(machine, sends, &events, 1);
-        story.check(plan);
-    }
-
-    /// A round without outstanding answers has a verdict, so no round hangs.
-    #[test]
-    fn a_round_is_decided_when_every_request_is_answered(
-        members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
-    ) {
-        let plan = Plan { retries, ..plan(members, fenced) };
-        let order: Vec<Member> = plan.quorum.members().collect();
-        let (mut machine, sends) = match waits {
-            true => Round::queued(plan, &order, at(0)),
-            false => Round::at_once(plan, &[], at(0)),
-        };
-        let mut open = sends.to_vec();
-        let mut events = events.into_iter();
-        let mut verdict = Verdict::Open;
-        while let Some(last) = open.len().checked_sub(1) {
-            let unknown = Event { index: last, vote: Vote::Unknown, elapsed: 0 };
-            let event = events.next().unwrap_or(unknown);
-            let send = open.remove(event.index % open.len());
-            if send.what == Request::Release {
-                continue;
-            }
-            if send.what != Request::Leave {
-                let progress = answer(&mut machine, send, event.vote, 1);
-                open.extend(progress.sends);
-                match progress.verdict {
-                    Verdict::Open => {}
-                    Verdict::TryAgain => open.extend(machine.ask_again()),
-                    decided => verdict = decided,
-                }
-            }
-        }
-        prop_assert_ne!(verdict, Verdict::Open);
+        play(machine, sends, &events, 1).check(plan);
     }
 
     /// Every answer arrives three times.

@@ -2,6 +2,9 @@
 
 use dlock_quorum::*;
 use dlock_quorum::{Instant, Lease};
+use dlock_testkit::seed;
+use proptest::prelude::ProptestConfig;
+use proptest::test_runner::RngSeed;
 use std::time::Duration;
 
 /// 10 s, trusted for 9,898 ms.
@@ -62,4 +65,12 @@ pub fn waited(machine: &mut Round, now: u64, at_member: u8, ended: Vote<()>) -> 
 
 pub fn acquired(number: Option<u64>, valid_until: u64) -> Verdict {
     Verdict::Acquired(Acquired { fence: number.map(fence), valid_until: at(valid_until) })
+}
+
+/// The configuration of a random test, with a seed that it prints.
+pub fn config(cases: u32) -> ProptestConfig {
+    let seed = seed();
+    println!("DLOCK_SEED={seed} repeats this run");
+    let rng_seed = RngSeed::Fixed(seed);
+    ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
 }
