@@ -23,16 +23,16 @@ fn replay(target: &str, body: impl Fn(&[u8]) -> bool) {
 }
 
 #[test]
-fn arguments() {
+fn arguments_of_the_corpus_cause_no_panic() {
     replay("arguments", bodies::arguments);
 }
 
 #[test]
-fn stored() {
+fn stored_bytes_of_the_corpus_cause_no_panic() {
     replay("stored", bodies::stored);
 }
 
 #[test]
-fn effects() {
+fn effects_of_the_corpus_cause_no_panic() {
     replay("effects", bodies::effects);
 }

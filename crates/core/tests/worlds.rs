@@ -40,6 +40,12 @@ fn always(tokens: Token) -> Vec<Move> {
     moves
 }
 
+/// ACQUIRE by each token, on its own connection, in each of the modes.
+fn acquire_in(modes: &[Mode], tokens: Token) -> Vec<Move> {
+    let pairs = modes.iter().flat_map(|mode| (0..tokens).map(move |token| (token, *mode)));
+    pairs.map(|(token, mode)| acquire(token.into(), token, mode, Some(3))).collect()
+}
+
 fn permits(n: u32) -> Mode {
     Mode::Permits(NonZeroU32::new(n).expect("above 0"))
 }
@@ -124,9 +130,9 @@ fn explore(world: &str, moves: &[Move], depth: usize) {
 }
 
 #[test]
-fn three_exclusive_tokens() {
+fn three_exclusive_tokens_agree_with_the_model() {
     let mut moves = always(3);
-    moves.extend((0..3).map(|token| acquire(token.into(), token, Mode::Exclusive, Some(3))));
+    moves.extend(acquire_in(&[Mode::Exclusive], 3));
     // A second connection of token 0, which waits or only tries.
     moves.push(acquire(3, 0, Mode::Exclusive, Some(0)));
     moves.push(acquire(3, 0, Mode::Exclusive, None));
@@ -134,38 +140,31 @@ fn three_exclusive_tokens() {
 }
 
 #[test]
-fn three_tokens_that_share_and_upgrade() {
+fn three_tokens_that_share_and_upgrade_agree_with_the_model() {
     let mut moves = always(3);
-    for token in 0..3 {
-        moves.push(acquire(token.into(), token, Mode::Shared, Some(3)));
-        moves.push(acquire(token.into(), token, Mode::Exclusive, Some(3)));
-    }
+    moves.extend(acquire_in(&[Mode::Shared, Mode::Exclusive], 3));
     explore("shared and exclusive", &moves, ALL);
 }
 
 #[test]
-fn three_tokens_with_permits() {
+fn three_tokens_with_permits_agree_with_the_model() {
     let mut moves = always(3);
-    moves.extend((0..3).map(|token| acquire(token.into(), token, permits(1), Some(3))));
-    moves.extend((0..3).map(|token| acquire(token.into(), token, permits(2), Some(3))));
+    moves.extend(acquire_in(&[permits(1), permits(2)], 3));
     moves.push(acquire(2, 2, Mode::Exclusive, Some(3)));
     explore("permits", &moves, ALL);
 }
 
 #[test]
-fn two_tokens_on_a_server_that_lost_a_third() {
+fn two_tokens_in_a_grace_period_agree_with_the_model() {
     let mut moves = always(2);
-    for token in 0..2 {
-        moves.push(acquire(token.into(), token, Mode::Shared, Some(3)));
-        moves.push(acquire(token.into(), token, Mode::Exclusive, Some(3)));
-    }
+    moves.extend(acquire_in(&[Mode::Shared, Mode::Exclusive], 2));
     moves.push(Move::Grace(2));
     explore("grace", &moves, ALL);
 }
 
 /// Waits by a connection, by a QUEUE position, or by both.
 #[test]
-fn three_tokens_in_a_mixed_queue() {
+fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
     let mut moves = always(3);
     let queue = |client: Client, token, block| match acquire(client, token, Mode::Exclusive, None) {
         Move::Acquire(asked, _) => Move::Queue(asked, 3, block),
@@ -184,7 +183,7 @@ fn three_tokens_in_a_mixed_queue() {
 }
 
 #[test]
-fn one_token_on_many_connections() {
+fn one_token_on_many_connections_agrees_with_the_model() {
     let mut moves = always(2);
     for client in [0, 2, 3] {
         moves.push(acquire(client, 0, Mode::Exclusive, Some(0)));

@@ -74,7 +74,7 @@ fn queue() -> impl Strategy<Value = Option<(Ttl, Option<Published>)>> {
 }
 
 #[test]
-fn acquire() {
+fn acquire_is_read_back_with_its_options_in_any_order() {
     let parts = (key(), token(), ttl(), mode(), reentry(), (block(), queue()));
     let names = (bytes(0, 255), prop::option::of(bytes(1, 255)));
     let more = (any::<bool>(), any::<u32>(), names, any::<[prop::sample::Index; 8]>());
@@ -133,7 +133,7 @@ fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
 }
 
 #[test]
-fn release() {
+fn release_is_read_back() {
     let above = (0..=i32::MAX as u32).prop_map(ReleaseCount::Above);
     let count = prop_oneof![Just(ReleaseCount::One), Just(ReleaseCount::All), above];
     crate::random((key(), token(), count), 1000, |(key, token, count)| {
@@ -143,7 +143,7 @@ fn release() {
 }
 
 #[test]
-fn extend_and_confirm() {
+fn extend_and_confirm_are_read_back() {
     crate::random((key(), token(), ttl(), fence()), 1000, |(key, token, ttl, fence)| {
         let (key, token) = (&key[..], token.borrowed());
         let command = Extend { key, token, ttl };
@@ -155,7 +155,7 @@ fn extend_and_confirm() {
 
 /// The guarded command is any command, which is returned unchanged.
 #[test]
-fn guard_and_fenced() {
+fn guard_and_fenced_are_read_back() {
     let inner = prop::collection::vec(bytes(0, 300), 1..8);
     crate::random((key(), token(), fence(), inner), 1000, |(key, token, fence, inner)| {
         let inner: Vec<&[u8]> = inner.iter().map(Vec::as_slice).collect();
@@ -187,7 +187,7 @@ fn max_stands_for_the_longest_lease() {
 }
 
 #[test]
-fn commands_that_read() {
+fn reading_commands_are_read_back() {
     let count = prop::option::of(number());
     crate::random((key(), token(), any::<bool>(), count), 1000, |(key, token, with, count)| {
         let (key, token) = (&key[..], token.borrowed());
@@ -205,7 +205,7 @@ fn commands_that_read() {
 }
 
 #[test]
-fn commands_for_operators() {
+fn commands_for_operators_are_read_back() {
     let (pattern, key) = (prop::option::of(bytes(0, 40)), prop::option::of(key()));
     crate::random((any::<u64>(), pattern, key, prop::option::of(1..9u32), any::<bool>()), 1000, |parts| {
         let (cursor, pattern, key, count, waited) = parts;
@@ -219,7 +219,7 @@ fn commands_for_operators() {
 }
 
 #[test]
-fn cancel() {
+fn cancel_is_read_back() {
     crate::random((key(), token(), 0..=i64::MAX as u64), 1000, |(key, token, id)| {
         for who in [CancelTarget::Token(token.borrowed()), CancelTarget::Client(id)] {
             let command = Cancel { key: &key, who };

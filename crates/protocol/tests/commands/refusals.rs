@@ -121,7 +121,7 @@ fn tokens_labels_and_owners_of_a_wrong_length_are_refused() {
 }
 
 #[test]
-fn options() {
+fn wrong_options_are_refused() {
     let twice = |what| format!("ERR syntax error: {what} may be given only once");
     let exclusive = |one, other| {
         format!("ERR syntax error: {one} and {other} exclude each other: give one of them, once")
@@ -178,7 +178,7 @@ fn options() {
 }
 
 #[test]
-fn numbers() {
+fn numbers_out_of_range_are_refused() {
     let range =
         |what, least: u64, most: u64| format!("ERR {what} must be a whole number from {least} to {most}");
     let count = i32::MAX as u64;
