@@ -55,10 +55,9 @@ class Server(Database):
         super().__init__()
         self.port = free_port()
         self.process = None
-        self.environment = {
-            **os.environ,
-            "LD_LIBRARY_PATH": ":".join(map(str, UNPACKED.glob("usr/lib/*-linux-gnu"))),
-        }
+        # A MariaDB that starts deletes the temporary tables of the others in the same folder.
+        libraries = ":".join(map(str, UNPACKED.glob("usr/lib/*-linux-gnu")))
+        self.environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "TMPDIR": str(self.folder)}
         try:
             self.create()
             with open(self.folder / "log", "ab") as log:
