@@ -26,6 +26,7 @@ import dlock
 import dlock.asyncio
 from dlock import _tasks, _threads
 from dlock._clock import now
+from dlock._steps import Peer
 from dlock._waits import Contention
 
 SERVERS = dict(entry.split("=", 1) for entry in os.environ.get("DLOCK_TEST_SERVERS", "").split(",") if entry)
@@ -361,6 +362,12 @@ class Members:
             else:
                 self.locks.loop.run(_tasks.run(steps, self.quorum))
 
+    def until_held(self):
+        until("all members have the hold", lambda: all(self.held()))
+
+    def until_free(self):
+        until("no member has a hold", lambda: not any(self.held()))
+
     def held(self):
         return [client.execute_command("DLOCK.PTTL", "foo") != -2 for client in self.direct]
 
@@ -369,6 +376,16 @@ class Members:
             proxy.close()
         for client in self.direct:
             client.close()
+
+
+def quorum_of(members, silent=()):
+    """Returns a quorum of this number of members, which are no servers. Their run ids are known."""
+    quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
+    for member in quorum.all():
+        quorum.note(member, "anything", Peer(f"server {member}"))
+        if member in silent:
+            quorum.note(member, redis.TimeoutError(), Peer(None))
+    return quorum
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def test_the_background_of_a_single_server_names_the_client(r, get_lock):
 
 def test_the_members_of_a_quorum_are_in_the_name_of_the_client(members):
     with members.lock(timeout=30):
-        until("all members have the hold", lambda: members.held() == [True] * 3)
+        members.until_held()
     run_ids = sorted(client.info("server")["run_id"] for client in members.direct)
     digest = hashlib.sha1(",".join(run_ids).encode()).hexdigest()[:8]
     expected = f"dlock-client(q3-{digest})"

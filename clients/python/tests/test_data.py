@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import FOREIGN_TOKEN, until
+from conftest import FOREIGN_TOKEN
 
 import dlock
 
@@ -89,4 +89,4 @@ def test_a_lock_of_another_library_is_taken_in_a_quorum(members):
         client.delete("foo")
     assert lock.acquire(blocking_timeout=20)
     lock.release()
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()

@@ -80,7 +80,7 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
     lock.release()
     waits.join(60)
     assert fences == sorted(set(fences)) and len(fences) == 2
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired):
@@ -105,7 +105,7 @@ def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired
         return now[released]["calls"] == stats[released]["calls"] + 2
 
     until("the first master gets both releases", released_twice)
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_a_hold_survives_masters_that_are_away_for_a_lease_one_by_one(members, acquired):
@@ -117,7 +117,7 @@ def test_a_hold_survives_masters_that_are_away_for_a_lease_one_by_one(members, a
         proxy.refuse = False
         until_held_on(members, lock, member)
     lock.release()
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_a_hold_that_is_broken_on_one_master_after_the_other_is_lost(members, acquired):

@@ -7,28 +7,43 @@ import math
 
 import pytest
 import redis
-from conftest import calls, stopped, until
+from conftest import calls, quorum_of, stopped, until
 from redis.exceptions import ResponseError, TimeoutError
 
 import dlock
 from dlock._clock import now
 from dlock._hold import UnansweredLeases
 from dlock._round import Request, Round
-from dlock._steps import Peer
 
 
-def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(members):
-    lock, quorum = members.lock(timeout=60), members.quorum
+@pytest.fixture
+def lock(members):
+    """A lock whose client is connected to all members."""
+    lock = members.lock(timeout=600)
+    with lock:
+        members.until_held()
+    members.until_free()
+    members.settle()
+    return lock
+
+
+def extend_late(members, lock, seconds):
+    """Acquires the lock, and extends the lease with a request that stalls at member 0, which answers later
+    requests. Member 2 no longer answers."""
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     members.settle()
     members.proxies[0].stall()
-    assert lock.extend(15, replace_ttl=True)
-    until("the member is silent", lambda: quorum.is_silent(0))
+    assert lock.extend(seconds, replace_ttl=True)
+    until("the member is silent", lambda: members.quorum.is_silent(0))
     # Over a new connection.
-    until("the member answers again", lambda: lock.owned() and not quorum.is_silent(0))
+    until("the member answers again", lambda: lock.owned() and not members.quorum.is_silent(0))
     members.proxies[2].refuse = True
     members.proxies[2].drop()
+
+
+def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(members, lock):
+    extend_late(members, lock, 15)
     with pytest.raises(dlock.NoQuorumError):
         lock.extend(60, replace_ttl=True)
     assert lock.local.hold.valid_until <= now() + 15
@@ -38,17 +53,8 @@ def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(m
     )
 
 
-def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members):
-    lock, quorum = members.lock(timeout=60), members.quorum
-    lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
-    members.settle()
-    members.proxies[0].stall()
-    assert lock.extend(60, replace_ttl=True)
-    until("the member is silent", lambda: quorum.is_silent(0))
-    until("the member answers again", lambda: lock.owned() and not quorum.is_silent(0))
-    members.proxies[2].refuse = True
-    members.proxies[2].drop()
+def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members, lock):
+    extend_late(members, lock, 60)
     assert lock.extend(60, replace_ttl=True)
 
 
@@ -146,44 +152,35 @@ def test_an_answered_lease_leaves_the_others_unanswered():
     assert leases.shortest(1) == 9000
 
 
-def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
-    quorum = dlock.Quorum([redis.Redis() for _ in range(3)])
-    for member in quorum.all():
-        quorum.note(member, 7, Peer(f"server {member}"))
-    this = Round(quorum, Request(b"foo", "foo", 5000, (), True), b"token", [])
+def confirming():
+    """Returns a round in its confirm phase, and the steps that ask member 1, with their command."""
+    this = Round(quorum_of(3), Request(b"foo", "foo", 5000, (), True), b"token", [])
     steps = this.at_once()
     next(steps)
-    step = steps.send({0: 7, 1: 7})
-    command = next(step.questions[1])
+    question = steps.send({0: 7, 1: 7}).questions[1]
+    command = next(question)
     assert command[0] == "DLOCK.CONFIRM"
+    return this, question, command
+
+
+def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
+    this, question, command = confirming()
     command[0].encode()
     with pytest.raises(StopIteration):
-        step.questions[1].throw(TimeoutError())
+        question.throw(TimeoutError())
     assert this.unanswered.shortest(1) == 5000
 
 
 def test_an_answer_to_the_last_copy_of_a_confirm_leaves_the_lease_of_the_first_unanswered():
-    quorum = dlock.Quorum([redis.Redis() for _ in range(3)])
-    for member in quorum.all():
-        quorum.note(member, 7, Peer(f"server {member}"))
-    this = Round(quorum, Request(b"foo", "foo", 5000, (), True), b"token", [])
-    steps = this.at_once()
-    next(steps)
-    step = steps.send({0: 7, 1: 7})
-    command = next(step.questions[1])
+    this, question, command = confirming()
     for _ in range(2):
         command[0].encode()
     with pytest.raises(StopIteration):
-        step.questions[1].send(7)
+        question.send(7)
     assert this.unanswered.shortest(1) == 5000
 
 
-def test_a_release_follows_a_stalled_acquire_on_its_connection(members):
-    lock = members.lock(timeout=600)
-    with lock:
-        until("all members have the hold", lambda: members.held() == [True] * 3)
-    until("no member has a hold", lambda: not any(members.held()))
-    members.settle()
+def test_a_release_follows_a_stalled_acquire_on_its_connection(members, lock):
     stalled, direct = members.proxies[0], members.direct[0]
     acquired, released = calls(direct, "dlock.acquire"), calls(direct, "dlock.release")
     stalled.stall()
@@ -193,15 +190,10 @@ def test_a_release_follows_a_stalled_acquire_on_its_connection(members):
     assert calls(direct, "dlock.acquire") == acquired
     stalled.resume()
     until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
-def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
-    lock = members.lock(timeout=600)
-    with lock:
-        until("all members have the hold", lambda: members.held() == [True] * 3)
-    until("no member has a hold", lambda: not any(members.held()))
-    members.settle()
+def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members, lock):
     for proxy in members.proxies[:2]:
         proxy.stall()
     before = [calls(direct, "dlock.acquire") for direct in members.direct]
@@ -214,7 +206,7 @@ def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members):
             "the late ACQUIRE arrives",
             lambda direct=direct, count=count: calls(direct, "dlock.acquire") > count,
         )
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy):
@@ -260,12 +252,7 @@ def test_a_late_copy_of_an_acquire_that_was_refused_is_released(r, locks, proxy)
 
 
 @pytest.mark.parametrize("is_granted", [True, False])
-def test_an_acquire_of_a_broken_connection_is_released_after_its_round(members, is_granted):
-    lock = members.lock(timeout=600)
-    with lock:
-        until("all members have the hold", lambda: members.held() == [True] * 3)
-    until("no member has a hold", lambda: not any(members.held()))
-    members.settle()
+def test_an_acquire_of_a_broken_connection_is_released_after_its_round(members, lock, is_granted):
     broken = range(1 if is_granted else 2)
     for member in broken:
         members.proxies[member].stall(breaks=True)
@@ -291,16 +278,13 @@ def test_an_acquire_of_a_broken_connection_is_released_after_its_round(members, 
         "the late ACQUIRE arrives",
         lambda: all(after > before for before, after in zip(acquired, counts("dlock.acquire"))),
     )
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
-def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, masters):
-    lock = members.lock(timeout=600)
-    with lock:
-        until("all members have the hold", lambda: members.held() == [True] * 3)
+def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, masters, lock):
     direct = members.direct[0]
     acquired = calls(direct, "dlock.acquire")
     with stopped(masters[0]), lock:
         pass
     until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()

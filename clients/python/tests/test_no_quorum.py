@@ -20,7 +20,7 @@ def test_an_acquire_raises_when_a_majority_is_down(members, options):
     # The message names each member.
     for proxy in members.proxies:
         assert proxy.url.removeprefix("redis://") in str(caught.value)
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_an_acquire_raises_when_the_other_members_refuse_to_grant(members):
@@ -52,7 +52,7 @@ def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, token)
     """Another client holds the lock at the member of the queue; the other members cannot vote."""
     with members.lock(timeout=10):
         pass
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
     first, *others = members.quorum.order(b"foo")
     members.direct[first].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
     for member in others:
@@ -68,7 +68,7 @@ def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, token)
 @pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
 def test_a_wait_for_a_lock_that_another_client_has_returns_false(members, token):
     with members.lock(timeout=60):
-        until("all members have the hold", lambda: members.held() == [True] * 3)
+        members.until_held()
         assert (
             members.lock(timeout=10, thread_local=False).acquire(blocking_timeout=0.3, token=token) is False
         )

@@ -5,23 +5,14 @@ from __future__ import annotations
 
 import pytest
 import redis
+from conftest import quorum_of
 
-import dlock
 from dlock._hold import OwedRelease
 from dlock._queue import QueueWatch
 from dlock._round import Request, Round
 from dlock._steps import Begin, Listen, Peer
 
 REQUEST = Request(b"foo", "foo", 10_000, (), False)
-
-
-def quorum_of(members, silent=()):
-    quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
-    for member in quorum.all():
-        quorum.note(member, "anything", Peer(f"server {member}"))
-        if member in silent:
-            quorum.note(member, redis.TimeoutError(), Peer(None))
-    return quorum
 
 
 def asking(quorum):

@@ -17,13 +17,13 @@ from dlock._clock import now
 def test_a_majority_holds_the_lock(members):
     lock, other = members.lock(timeout=10), members.lock(timeout=10)
     with lock:
-        until("all members have the hold", lambda: members.held() == [True] * 3)
+        members.until_held()
         assert lock.owned()
         assert other.locked()
         assert not other.acquire(blocking=False)
         assert not other.owned()
         assert lock.fence is None
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
     assert other.acquire(blocking=False)
     other.release()
     with pytest.raises(dlock.LockError):
@@ -42,27 +42,32 @@ def test_a_lock_is_granted_with_one_master_down(members):
     assert fences == sorted(set(fences))
 
 
-def test_a_release_whose_answers_are_lost_is_no_loss(members, monkeypatch):
-    # The release is sent again, and finds no hold.
+@pytest.fixture
+def patience(monkeypatch):
+    """Lets a release wait longer for its answers than a busy machine takes."""
     for module in "_threads", "_tasks":
         monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
+
+
+@pytest.mark.usefixtures("patience")
+def test_a_release_whose_answers_are_lost_is_no_loss(members):
     lock = members.lock(timeout=60)
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     members.settle()
     for proxy in members.proxies[:2]:
         proxy.match, proxy.cut_replies = b"RELEASE", 1
+    # The release is sent again, and finds no hold.
     lock.release()
     until("both replies are lost", lambda: [proxy.lost for proxy in members.proxies] == [1, 1, 0])
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
-def test_releases_that_are_sent_again_report_an_earlier_loss(members, monkeypatch):
-    for module in "_threads", "_tasks":
-        monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
+@pytest.mark.usefixtures("patience")
+def test_releases_that_are_sent_again_report_an_earlier_loss(members):
     lock = members.lock(timeout=60)
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     for client in members.direct:
         client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
     lock.local.hold.valid_until = now()
@@ -113,7 +118,7 @@ def test_a_fence_rises_over_the_quorum(members):
 def test_a_hold_is_renewed_on_a_majority(members):
     lock = members.lock(timeout=60, auto_renew=True)
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     members.proxies[1].silent = True
     until_renewed(members.direct[0], lock)
     assert not lock.lost.is_set()
@@ -125,7 +130,7 @@ def test_a_hold_without_a_majority_is_lost_before_its_lease_ends(members):
     seen = []
     lock = members.lock(timeout=60, auto_renew=True, on_lost=lambda why: seen.append((why, members.held())))
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     for proxy in members.proxies[:2]:
         proxy.refuse = True
         proxy.drop()
@@ -140,7 +145,7 @@ def test_a_hold_without_a_majority_is_lost_before_its_lease_ends(members):
 def test_a_hold_that_a_majority_has_ended_is_lost(members):
     lock = members.lock(timeout=10)
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     for client in members.direct[1:]:
         client.execute_command("DLOCK.BREAK", "foo")
     assert not lock.owned()
@@ -156,13 +161,13 @@ def test_lost_answers_leave_nothing_behind(members):
     with pytest.raises(dlock.NoQuorumError):
         members.lock(timeout=60).acquire(blocking=False)
     assert sum(proxy.lost for proxy in members.proxies) >= 2
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_a_release_is_owed_to_a_master_that_is_away(members):
     lock = members.lock(timeout=60)
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     members.proxies[2].refuse = True
     members.proxies[2].drop()
     lock.release()
@@ -181,7 +186,7 @@ def test_two_addresses_of_one_server_are_refused(members):
 def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
     lock = members.lock(timeout=60)
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     members.settle()
     # The last address now leads to the first server.
     members.proxies[2].target = members.proxies[0].target
@@ -202,7 +207,7 @@ def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
 def test_an_address_that_leads_to_its_member_again_votes_again(members):
     lock = members.lock(timeout=60)
     lock.acquire()
-    until("all members have the hold", lambda: members.held() == [True] * 3)
+    members.until_held()
     members.settle()
     own = members.proxies[2].target
     members.proxies[2].target = members.proxies[0].target

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from conftest import quorum_of
 from redis.exceptions import ResponseError
-from test_quorum_rules import quorum_of
 
 from dlock._clock import trusted
 from dlock._round import Request, Round

@@ -140,7 +140,7 @@ def test_a_member_that_falls_silent_delays_no_acquisition(members, masters, plac
         assert members.proxies[struck].accepted - attempts < sum(contenders.counts) - before
         members.proxies[struck].silent = False
         contenders.until_each_has(3)
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_waits_meet_at_the_next_queue_when_its_master_is_stopped(members, masters):
@@ -157,7 +157,7 @@ def test_waits_meet_at_the_next_queue_when_its_master_is_stopped(members, master
         contenders.until_each_has(5)
     # No client retains a position in the earlier queue.
     until("no client waits", lambda: not any(waiters(client) for client in members.direct))
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(members, masters):
@@ -195,7 +195,7 @@ def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypa
     holds.release()
     waiting.join(30)
     waits.release()
-    until("no member has a hold", lambda: not any(members.held()))
+    members.until_free()
 
 
 def test_a_client_that_cannot_reach_the_queue_gets_its_share(members, masters):
@@ -235,8 +235,8 @@ def test_a_late_refusal_of_a_later_queue_shows_where_other_clients_wait(members,
 
 def test_a_hold_broken_on_a_restarted_member_stays_broken_there(members, masters):
     with members.lock(timeout=2):
-        until("all members have the hold", lambda: members.held() == [True] * 3)
-    until("no member has a hold", lambda: not any(members.held()))
+        members.until_held()
+    members.until_free()
     # The client does not notice, as no request is under way there.
     masters[0].kill()
     masters[0].start()
@@ -244,7 +244,7 @@ def test_a_hold_broken_on_a_restarted_member_stays_broken_there(members, masters
     assert lock.acquire()
 
     def until_held():
-        until("all members have the hold", lambda: members.held() == [True] * 3)
+        members.until_held()
 
     until_held()
     members.direct[0].execute_command("DLOCK.BREAK", "foo")
