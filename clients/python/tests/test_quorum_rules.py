@@ -8,6 +8,7 @@ import redis
 from conftest import quorum_of
 
 from dlock._hold import OwedRelease
+from dlock._holders import Holders
 from dlock._queue import QueueWatch
 from dlock._round import Request, Round
 from dlock._steps import Begin, Listen, Peer
@@ -115,18 +116,18 @@ def test_silent_members_are_last_in_the_order_of_the_queues():
     quorum = quorum_of(3, silent=[0])
     assert quorum.order(b"foo") == [1, 2, 0]
     # Others were met there.
-    quorum.note_queue(b"foo", 2)
+    quorum.meet(b"foo", 2)
     assert quorum.order(b"foo") == [2, 0]
     assert quorum.order(b"bar") == [1, 2, 0]
 
 
-def test_a_noted_queue_sends_all_waits_to_it_and_none_back():
+def test_all_waits_go_to_a_later_queue_together_and_none_goes_back():
     quorum = quorum_of(3)
     watches = [QueueWatch(quorum, member, b"foo") for member in quorum.all()]
     quorum.queue_watches.update({(member, b"foo"): watch for member, watch in enumerate(watches)})
-    quorum.note_queue(b"foo", 1)
+    quorum.meet(b"foo", 1)
     assert [watch.departures for watch in watches] == [1, 0, 1]
-    quorum.note_queue(b"foo", 0)
+    quorum.meet(b"foo", 0)
     assert quorum.order(b"foo") == [1, 2]
     assert [watch.departures for watch in watches] == [1, 0, 1]
 
@@ -205,19 +206,16 @@ def inspected(tokens):
     }
 
 
-def test_partial_holds_leave_out_a_holder_with_a_majority():
-    steps = quorum_of(3).partial_holds(b"foo", 2)
-    next(steps)
-    with pytest.raises(StopIteration) as end:
-        steps.send(inspected({0: {b"has it": 5}, 2: {b"has it": 5, b"part": 5}}))
-    assert end.value.value == {b"part": 5}
+def test_partial_holders_leave_out_the_own_token_and_a_holder_with_a_majority():
+    holders = Holders([{b"a": 5}, None, {b"a": 5, b"own": 5, b"b": 5}], 2)
+    assert holders.partial_holders(2, b"own") == {b"b": 5}
 
 
 @pytest.mark.parametrize("is_last, held, left", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])
 def test_waits_leave_a_queue_that_does_not_move_and_the_last_one_later(monkeypatch, is_last, held, left):
     def holders(key):
         yield from ()
-        return [{}, {}, {b"left": held}]
+        return Holders([{}, {}, {b"left": held}], 2)
 
     quorum = quorum_of(3)
     monkeypatch.setattr(quorum, "holders", holders)

@@ -1,4 +1,4 @@
-"""The members of a quorum: their identities, their answers and their silences, and the holders of a lock."""
+"""The members of a quorum: their identities, their answers and their silences."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from . import _protocol
 from ._clients import LIBRARY_NAME, address, check_client, encoder, is_async_client
 from ._clock import now
 from ._hold import Owed
+from ._holders import Holders
 from ._protocol import FOREIGN, NO_ANSWER, Args, Steps
 from ._steps import Answers, Ask, Owe, Peer
 from ._waits import Contention
@@ -94,23 +95,23 @@ class Quorum(Generic[C_co]):
 
     def order(self, key: bytes) -> list[int]:
         """Returns the members in the order in which their queues are tried."""
-        order, noted = self._common_order(), self._noted(key)
-        return order if noted is None else order[order.index(noted) :]
+        order, met = self._common_order(), self._queue_met(key)
+        return order if met is None else order[order.index(met) :]
 
-    def note_queue(self, key: bytes, queue: int) -> None:
+    def meet(self, key: bytes, queue: int) -> None:
         """Records that other clients queue at the member `queue`, and makes the waits of this client in other
         queues leave for it. All at once, as the heads of two queues keep each other from a majority. Does
         nothing if a later queue is recorded already: while both are in use, no wait returns to the earlier
         one."""
-        order, noted = self._common_order(), self._noted(key)
-        if noted is not None and order.index(noted) > order.index(queue):
+        order, met = self._common_order(), self._queue_met(key)
+        if met is not None and order.index(met) > order.index(queue):
             return
-        self.contention.note_queue(key, queue)
+        self.contention.meet(key, queue)
         for (member, name), watch in list(self.queue_watches.items()):
             if name == key and member != queue:
                 watch.send_away()
 
-    def _noted(self, key: bytes) -> int | None:
+    def _queue_met(self, key: bytes) -> int | None:
         queue = self.contention.queue(key)
         return None if queue is None or self.is_silent(queue) else queue
 
@@ -254,38 +255,11 @@ class Quorum(Generic[C_co]):
             self.run_ids.pop(member, None)
             raise ValueError(f"two members are the same server: {address(self.members[member])}")
 
-    # Holders.
-
     def holders(self, key: bytes) -> Steps:
-        """Returns, for each member, the tokens that hold the resource there, with the ms since each grant.
-        None for a member that does not show them."""
+        """Returns the `Holders` of the resource."""
         answers = yield from self.ask_all(_protocol.inspect(key, MAX_HOLDERS))
-        return [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
-
-    def has_holder(self, holders: list[dict[bytes, int] | None]) -> bool:
-        """Returns whether one token holds a majority."""
-        known = [there for there in holders if there is not None]
-        tokens = {token for there in known for token in there}
-        return any(sum(token in there for there in known) >= self.majority for token in tokens)
-
-    def may_move(self, queue: int, holders: list[dict[bytes, int] | None]) -> bool:
-        """Returns whether the queue of the member `queue` may move: no holder is known there, or a holder
-        there may have a majority. If no holder can have a majority, none of them will release the lock there,
-        and the queue does not move."""
-        there = holders[queue]
-        return not there or any(
-            sum(known is None or token in known for known in holders) >= self.majority for token in there
-        )
-
-    def partial_holds(self, key: bytes, at: int) -> Steps:
-        """Returns the partial holds at a member: the tokens that are not known to hold a majority, with the
-        ms since each grant."""
-        holders = yield from self.holders(key)
-
-        def votes(token: bytes) -> int:
-            return sum(there is not None and token in there for there in holders)
-
-        return {token: held for token, held in (holders[at] or {}).items() if votes(token) < self.majority}
+        tokens = [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
+        return Holders(tokens, self.majority)
 
     def has_waiters(self, key: bytes, at: int) -> Steps:
         """Returns whether the member has waiters. None if it does not show them."""
@@ -295,17 +269,17 @@ class Quorum(Generic[C_co]):
         return len(queue) > 0 if isinstance(queue, list) else None
 
 
-class Holders:
+class Confirmations:
     """The last confirmation of one token's hold by each member."""
 
     def __init__(self, quorum: Quorum[Any]) -> None:
         self._quorum = quorum
         # By member: its run id at the confirmation, and the time of the confirmation.
-        self._noted: dict[int, tuple[str | None, float]] = {}
+        self._last: dict[int, tuple[str | None, float]] = {}
 
     def note(self, member: int) -> None:
         """Records that the member confirmed the hold."""
-        self._noted[member] = self._quorum.run_ids.get(member), now()
+        self._last[member] = self._quorum.run_ids.get(member), now()
 
     def has_forgotten(self, member: int, lease: float) -> bool:
         """Call it when a member has answered that it does not have the hold. Returns True if the member has
@@ -313,11 +287,11 @@ class Holders:
         taken its place, or its last confirmation is older than the lease, in seconds. Otherwise another
         client has ended the hold there. That is recorded: later calls return False, too, even after the
         lease."""
-        run_id, when = self._noted.get(member, (None, 0.0))
+        run_id, when = self._last.get(member, (None, 0.0))
         if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
             return True
         # An infinite time never becomes older than a lease.
-        self._noted[member] = run_id, math.inf
+        self._last[member] = run_id, math.inf
         return False
 
 

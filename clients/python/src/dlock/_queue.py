@@ -64,7 +64,7 @@ class QueueWatch:
         finally:
             self._pause = min(2 * self._pause, LONGEST_CHECK)
             self._at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
-        there = None if self._quorum.may_move(queue, holders) else holders[queue]
+        there = None if holders.queue_can_move(queue) else holders.at(queue)
         # The waits leave the last queue only if every hold there is older than PARTIAL_HOLD_MAX_AGE.
         if there is not None and is_last and min(there.values()) < PARTIAL_HOLD_MAX_AGE:
             there = None

@@ -10,7 +10,7 @@ from typing import Any, Callable
 from . import _protocol
 from ._clock import now
 from ._hold import OwedRelease, UnansweredLeases
-from ._members import Holders, NoQuorumError, Quorum
+from ._members import Confirmations, NoQuorumError, Quorum
 from ._owners import Owner
 from ._protocol import NO_ANSWER, Args, Key, Steps, error
 from ._round import Request, Round
@@ -75,8 +75,8 @@ class QuorumAttempt:
         return self._round.valid_until
 
     @property
-    def holders(self) -> Holders:
-        return self._round.holders
+    def confirmations(self) -> Confirmations:
+        return self._round.confirmations
 
     @property
     def unanswered(self) -> UnansweredLeases:
@@ -169,7 +169,7 @@ class QuorumAttempt:
             moves = was_queued and elsewhere not in (None, round_.queue())
             next_queue = round_.next_queue()
             if was_queued and not moves and next_queue is not None:
-                quorum.note_queue(key, next_queue)
+                quorum.meet(key, next_queue)
             # No later queue is left, and the member of this queue refuses the lock: begin again with the
             # first queue.
             queue = round_.queue()
@@ -179,7 +179,7 @@ class QuorumAttempt:
                 quorum.contention.forget_queue(key)
             order = quorum.order(key)
             if is_taken and not was_queued:
-                quorum.contention.note(key)
+                quorum.contention.note_taken(key)
                 turn = QUEUED
                 order = [member for member in order if round_.is_reachable(member)] or order
             elif is_taken and (moves or next_queue is not None or (returns and order[0] != queue)):
@@ -202,8 +202,8 @@ class QuorumAttempt:
             return False
         holders = yield from quorum.holders(self._key)
         # If a member does not show its holders, another client may have a majority, unless a member granted.
-        is_known = all(holders[member] is not None or quorum.is_silent(member) for member in quorum.all())
-        return not quorum.has_holder(holders) and (is_known or round_.grants() > 0)
+        is_known = all(holders.at(member) is not None or quorum.is_silent(member) for member in quorum.all())
+        return not holders.has_majority() and (is_known or round_.grants() > 0)
 
     def _backoff(self, end: float | None) -> Any:
         """Returns a random pause, as clients that lost to each other would collide again at once."""

@@ -12,7 +12,7 @@ from . import _protocol
 from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._lock_core import C, Core, Number
-from ._members import Holders, NoQuorumError, OnAnswer, Question, Quorum, report
+from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._owners import Owner
 from ._protocol import FOREIGN, Args, DataError, Key, Steps, error, word
 from ._quorum_attempt import QuorumAttempt
@@ -77,8 +77,8 @@ class QuorumCore(Core[C]):
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
         # Another object may release a token from the caller: asking for the hold again could then revive it.
-        holders = None if attempt.token_given else attempt.holders
-        return Extension(self.redis, self._key, self._mode, holders, self._decided).ask
+        confirmations = None if attempt.token_given else attempt.confirmations
+        return Extension(self.redis, self._key, self._mode, confirmations, self._decided).ask
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         question = _extend(self._key, token, ttl, unanswered)
@@ -213,15 +213,15 @@ class Extension:
         quorum: Quorum[Any],
         key: bytes,
         mode: Args,
-        holders: Holders | None,
+        confirmations: Confirmations | None,
         decided: Callable[..., Steps],
     ) -> None:
-        """``holders``: None if the hold must not be restored at members that have forgotten it. ``decided``:
-        see `QuorumCore._decided`."""
+        """``confirmations``: None if the hold must not be restored at members that have forgotten it.
+        ``decided``: see `QuorumCore._decided`."""
         self._quorum = quorum
         self._key = key
         self._mode = mode
-        self._holders = holders
+        self._confirmations = confirmations
         self._decided = decided
 
     def ask(self, hold: Hold, lease: int) -> Steps:
@@ -230,12 +230,12 @@ class Extension:
         not_held: dict[int, Steps] = {}
 
         def on_answer(member: int, answer: Any) -> Steps | None:
-            if self._holders is None:
+            if self._confirmations is None:
                 return None
             if answer == 1:
-                self._holders.note(member)
+                self._confirmations.note(member)
             elif answer == 0:
-                not_held[member] = self._restore(self._holders, member, hold, lease)
+                not_held[member] = self._restore(self._confirmations, member, hold, lease)
             # May run in another thread while the loop below runs: `pop` ensures that only one of the two
             # carries out the steps.
             return not_held.pop(member, None) if extended else None
@@ -253,19 +253,19 @@ class Extension:
                 yield Begin(steps, self._quorum, member)
         return int(extended)
 
-    def _restore(self, holders: Holders, member: int, hold: Hold, lease: int) -> Steps:
+    def _restore(self, confirmations: Confirmations, member: int, hold: Hold, lease: int) -> Steps:
         # With a queue position, as another client may hold the lock there. The next EXTEND shows whether the
         # lock was granted, and retains the position. Without an owner, as the owner does not wait for this
         # grant.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
-            if not holders.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
+            if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
                 return
             hold.orphaned.add(member)
             if hold.members_asked is not None:
                 hold.members_asked.add(member)
             if (yield from _protocol.send(command)) is not None:
-                holders.note(member)
+                confirmations.note(member)
         except RedisError:
             pass  # for example in the member's grace period: the next extension asks again
 

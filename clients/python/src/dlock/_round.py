@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from . import _protocol
 from ._clock import now, trusted
 from ._hold import Owed, UnansweredLeases
-from ._members import Holders, Quorum, report
+from ._members import Confirmations, Quorum, report
 from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, is_misuse, word
 from ._queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._single_attempt import LATE
@@ -52,7 +52,7 @@ class Round:
         self.fence: int | None = None
         self.valid_until = 0.0
         self.answers: Answers = {}
-        self.holders = Holders(quorum)
+        self.confirmations = Confirmations(quorum)
         self.unanswered = UnansweredLeases()
         # The members that may hold the lock for the token.
         self.members_asked: set[int] = set()
@@ -155,7 +155,7 @@ class Round:
         if self.has_refused(queue):
             yield from self._look_at(queue)
         else:
-            self._quorum.note_queue(self._request.key, queue)
+            self._quorum.meet(self._request.key, queue)
 
     def may_be_taken(self) -> bool:
         """Returns whether a majority of the members could vote, so that another client may hold the lock.
@@ -212,7 +212,7 @@ class Round:
         key, name, lease, terms, _ = self._request
         self.members_asked.update(members)
         before = {member: answer for member, answer in self.answers.items() if member not in members}
-        holders = self.holders
+        confirmations = self.confirmations
 
         def enough(answers: Answers, awaited: list[int]) -> bool:
             self.answers = {**before, **answers}
@@ -226,7 +226,7 @@ class Round:
 
         def on_answer(member: int, answer: Any) -> Steps | None:
             if isinstance(answer, int):
-                holders.note(member)
+                confirmations.note(member)
             return self._answered_late(member, answer) if self._has_met_others else None
 
         command = _protocol.acquire(key, self.token, lease, terms)
@@ -260,14 +260,14 @@ class Round:
         reason to join them."""
         quorum, key = self._quorum, self._request.key
         began = now()
-        before = yield from quorum.partial_holds(key, queue)
+        before = (yield from quorum.holders(key)).partial_holders(queue, self.token)
         yield Sleep(now() - began)
-        after = yield from quorum.partial_holds(key, queue)
-        ages = [age for token, age in after.items() if token in before and token != self.token]
+        after = (yield from quorum.holders(key)).partial_holders(queue, self.token)
+        ages = [age for token, age in after.items() if token in before]
         if not ages:
             quorum.contention.end_look(key)
         elif min(ages) < PARTIAL_HOLD_MAX_AGE:
-            quorum.note_queue(key, queue)
+            quorum.meet(key, queue)
 
     def _won(self, since: float) -> Steps:
         if self.grants() < self._quorum.majority:

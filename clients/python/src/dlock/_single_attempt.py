@@ -145,7 +145,7 @@ class SingleAttempt:
                 sent = None
                 if reply is not FOREIGN:
                     if blocking:
-                        _contended.note(self._key)
+                        _contended.note_taken(self._key)
                     if blocking and self.wait is None and (end is None or answered_at < end):
                         yield from self._listen(end)
                         continue

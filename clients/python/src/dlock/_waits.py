@@ -25,7 +25,7 @@ IDLE = 10.0
 # Time for which a resource counts as contended after it was found taken, in seconds.
 CONTENDED_FOR = 1.0
 # Time for which clients queue at a later member before they try the first one again, in seconds.
-QUEUE_NOTED_FOR = 2.0
+QUEUE_KEPT_FOR = 2.0
 # Number of resources in each memory, which is emptied before it would exceed them.
 MAX_RESOURCES = 1000
 
@@ -133,7 +133,7 @@ class Contention:
         # Until this time, no attempt looks again for other clients at a later queue.
         self._looked_until: dict[bytes, float] = {}
 
-    def note(self, key: bytes) -> None:
+    def note_taken(self, key: bytes) -> None:
         if len(self._until) >= MAX_RESOURCES:
             self._until.clear()
         self._until[key] = now() + CONTENDED_FOR
@@ -141,20 +141,20 @@ class Contention:
     def __contains__(self, key: bytes) -> bool:
         return now() < self._until.get(key, 0.0)
 
-    def note_queue(self, key: bytes, queue: int) -> None:
-        """Records the member at which other clients queue: see `Round.next_queue`."""
+    def meet(self, key: bytes, queue: int) -> None:
+        """Records that other clients wait in the queue of the member."""
         if len(self._queues) >= MAX_RESOURCES:
             self._queues.clear()
-        self._queues[key] = queue, now() + QUEUE_NOTED_FOR
+        self._queues[key] = queue, now() + QUEUE_KEPT_FOR
 
     def forget_queue(self, key: bytes) -> None:
         self._queues.pop(key, None)
 
-    def queue(self, key: bytes, age: float = QUEUE_NOTED_FOR) -> int | None:
+    def queue(self, key: bytes, age: float = QUEUE_KEPT_FOR) -> int | None:
         """Returns the member at which other clients queue. None unless it was recorded within the last `age`
         seconds."""
         queue, until = self._queues.get(key, (None, 0.0))
-        return queue if now() + QUEUE_NOTED_FOR < until + age else None
+        return queue if now() + QUEUE_KEPT_FOR < until + age else None
 
     def begin_look(self, key: bytes) -> bool:
         """Returns whether to look for other clients at a later queue now: one attempt at a time does, once
