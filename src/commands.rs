@@ -102,7 +102,7 @@ pub fn token<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 
 pub fn help<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     command::no_arguments(args.bytes)?;
-    reply_with(ctx, reply::Help::new())
+    reply_with(ctx, reply::Help::of_all_commands())
 }
 
 /// A write that does nothing. On Redis 7.0 the module runs it to learn whether the server accepts writes.

@@ -18,7 +18,7 @@ use crate::admission::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
 use crate::queue::{Name, Outcome, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
-use crate::step::{End, Event, Step};
+use crate::step::{Change, End, Event, Step};
 
 mod holds;
 mod serving;
@@ -354,7 +354,7 @@ impl<'a> Turn<'a> {
     pub fn restored(&mut self) {
         self.advance();
         if !self.lock.is_gone() {
-            self.step.whole();
+            self.step.change = Change::Whole;
         }
     }
 

@@ -131,7 +131,8 @@ impl Waiting {
             queue.began = Some(waiter.id);
             self.begun.insert(waiter.id, waiter.name.clone());
         }
-        self.index(waiter);
+        self.index_token(waiter);
+        self.index_owner(waiter);
     }
 
     /// Removes a waiter and the connections beside it. The waiter is the first of the result.
@@ -177,7 +178,8 @@ impl Waiting {
                 give_back(&mut self.queues);
             }
         }
-        self.unindex(waiter);
+        self.unindex_token(waiter);
+        self.unindex_owner(waiter);
     }
 
     pub fn get(&self, id: WaiterId) -> Option<&Waiter> {
@@ -378,14 +380,7 @@ impl Waiting {
         self.by_owner.range(first..=last).map(|(_, id)| *id)
     }
 
-    /// Enters a waiter that has joined its queue.
-    fn index(&mut self, waiter: &Waiter) {
-        self.index_token(waiter);
-        if waiter.request.owner.is_some() {
-            self.index_owner(waiter);
-        }
-    }
-
+    /// Adds a waiter that has joined its queue to the waits of its token.
     fn index_token(&mut self, waiter: &Waiter) {
         let mut waits = match self.by_token.entry(waiter.request.token.clone()) {
             Entry::Vacant(entry) => {
@@ -422,14 +417,6 @@ impl Waiting {
 
     fn mark(&mut self, name: Name<'static>, position: Position) {
         self.queues.entry(name).or_default().often.insert(position);
-    }
-
-    /// Removes a waiter that has left its queue.
-    fn unindex(&mut self, waiter: &Waiter) {
-        self.unindex_token(waiter);
-        if waiter.request.owner.is_some() {
-            self.unindex_owner(waiter);
-        }
     }
 
     fn unindex_token(&mut self, waiter: &Waiter) {

@@ -90,25 +90,16 @@ pub enum Binding {
 #[derive(Debug)]
 pub struct EndedHolds {
     /// `None` if the key was deleted.
-    why: Option<End>,
-    at: Instant,
-    holds: Holders,
+    pub(crate) why: Option<End>,
+    pub(crate) at: Instant,
+    pub(crate) holds: Holders,
     /// The unconfirmed grants among them.
-    doubts: UnconfirmedGrants,
+    pub(crate) unconfirmed: UnconfirmedGrants,
 }
 
 impl EndedHolds {
     /// Most holds of one lock that end, or are accounted for, in one turn.
     pub const SLICE: usize = 256;
-
-    pub(crate) fn new(
-        why: Option<End>,
-        at: Instant,
-        holds: Holders,
-        doubts: UnconfirmedGrants,
-    ) -> EndedHolds {
-        EndedHolds { why, at, holds, doubts }
-    }
 
     pub fn is_empty(&self) -> bool {
         self.holds.is_empty()
@@ -117,9 +108,9 @@ impl EndedHolds {
     /// The next slice. For each hold: the cause of its end and its age in ms, as in [`Event::Ended`]; its
     /// token; and the connection that it was bound to.
     pub fn next_slice(&mut self) -> impl Iterator<Item = (Option<(End, u32)>, Token, Option<ClientId>)> {
-        let (why, at, doubts) = (self.why, self.at, &mut self.doubts);
+        let (why, at, unconfirmed) = (self.why, self.at, &mut self.unconfirmed);
         self.holds.take_some(Self::SLICE).into_iter().map(move |hold| {
-            doubts.remove(hold.token());
+            unconfirmed.remove(hold.token());
             let expired = hold.deadline().passed(at);
             let ended = why.map(|why| if expired { End::Expired } else { why });
             let client = match hold.ephemeral() {
@@ -134,11 +125,11 @@ impl EndedHolds {
 impl Lock {
     /// Removes the holds of a lock that are too many to free within one event-loop turn. Called when its key
     /// is deleted. `None` if they are few.
-    pub fn take_vanished(&mut self, now: Instant, doubts: UnconfirmedGrants) -> Option<EndedHolds> {
+    pub fn take_vanished(&mut self, at: Instant, unconfirmed: UnconfirmedGrants) -> Option<EndedHolds> {
         if self.stored_len() <= EndedHolds::SLICE {
             return None;
         }
-        self.take_crowd().map(|holds| EndedHolds::new(None, now, holds, doubts))
+        self.take_crowd().map(|holds| EndedHolds { why: None, at, holds, unconfirmed })
     }
 }
 
@@ -149,10 +140,6 @@ fn held(hold: &Hold, at: Instant) -> u32 {
 impl Step {
     pub(crate) fn queue_effects(&mut self) -> &mut QueueEffects {
         self.queue_effects.get_or_insert_default()
-    }
-
-    pub(crate) fn whole(&mut self) {
-        self.change = Change::Whole;
     }
 
     /// Records a change of the lock-delay.

@@ -207,8 +207,6 @@ impl<'a> List<'a> {
     pub const LOOKED_AT: u32 = 100;
     /// The maximum number of locks that a call examines, whatever its COUNT.
     pub const MOST_LOOKED_AT: u32 = 250;
-    /// The maximum length of a pattern in bytes: the work of a match grows with it.
-    pub const MAX_PATTERN: usize = MAX_PATTERN;
 
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
@@ -218,7 +216,7 @@ impl<'a> List<'a> {
             match () {
                 _ if option.is("MATCH") && list.pattern.is_none() => {
                     let pattern = args.value("MATCH")?;
-                    let fits = pattern.len() <= Self::MAX_PATTERN;
+                    let fits = pattern.len() <= MAX_PATTERN;
                     list.pattern = Some(fits.then_some(pattern).ok_or(Misuse::PatternLength)?);
                 }
                 _ if option.is("COUNT") && list.count.is_none() => list.count = Some(args.count("COUNT")?),

@@ -421,19 +421,13 @@ pub struct Help(pub Vec<Cow<'static, str>>);
 
 impl Help {
     /// The form and the summary of each command.
-    pub fn new() -> Help {
+    pub fn of_all_commands() -> Help {
         let first = "DLOCK.<command> [<arg> [value] ...]. Commands are:".into();
         let of = |doc: &&crate::command::Doc| {
             let form = format!("{} {}", doc.name, doc.form).trim_end().to_owned();
             [form.into(), format!("    {}.", doc.summary).into()]
         };
         Help([first].into_iter().chain(TABLE.iter().flat_map(of)).collect())
-    }
-}
-
-impl Default for Help {
-    fn default() -> Help {
-        Help::new()
     }
 }
 

@@ -32,6 +32,11 @@ impl Instant {
     pub const fn millis_since(self, earlier: Instant) -> u64 {
         self.0.saturating_sub(earlier.0) / 1000
     }
+
+    /// The deadline `ms` after this moment, rounded up, so that a lease of `ms` never ends earlier.
+    pub fn after_millis(self, ms: u64) -> Deadline {
+        Deadline::at_millis(self.0.div_ceil(1000).saturating_add(ms))
+    }
 }
 
 /// The length of a lease: 1 to 4,294,967,295 ms (49 days).
@@ -114,13 +119,6 @@ impl Wait {
 /// A deadline: a millisecond of the server clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Deadline(NonZeroU64);
-
-impl Instant {
-    /// The deadline `ms` after this moment, rounded up, so that a lease of `ms` never ends earlier.
-    pub fn after_millis(self, ms: u64) -> Deadline {
-        Deadline::at_millis(self.0.div_ceil(1000).saturating_add(ms))
-    }
-}
 
 impl Add<Ttl> for Instant {
     type Output = Deadline;

@@ -100,7 +100,7 @@ fn numbers_and_strings_are_read_back() {
         round_trip(&Left(left));
         round_trip(&Token::new(&token).expect("it fits"));
     });
-    round_trip(&Help::new());
+    round_trip(&Help::of_all_commands());
 }
 
 #[test]

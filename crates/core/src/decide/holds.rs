@@ -8,7 +8,7 @@ use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
 use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
 use crate::queue::{Outcome, WaiterId};
-use crate::step::{Binding, End, EndedHolds, Event};
+use crate::step::{Binding, Change, End, EndedHolds, Event};
 
 const SLICE: usize = EndedHolds::SLICE;
 
@@ -118,7 +118,7 @@ impl Turn<'_> {
             self.step.events.push(Event::Downgraded);
         }
         self.lock.add(hold, mode);
-        self.step.whole();
+        self.step.change = Change::Whole;
     }
 
     /// Ends expired holds, or a lock-delay that has passed.
@@ -164,9 +164,10 @@ impl Turn<'_> {
     /// Removes all holds at once, to be accounted for later.
     fn depart(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
-            let doubts = self.waiting.deliveries.forget(self.name);
+            let unconfirmed = self.waiting.deliveries.forget(self.name);
             self.step.events.push(Event::AllEnded(why));
-            self.step.queue_effects().ended_holds.push(EndedHolds::new(Some(why), self.now, holds, doubts));
+            let ended = EndedHolds { why: Some(why), at: self.now, holds, unconfirmed };
+            self.step.queue_effects().ended_holds.push(ended);
             self.step.changed(self.lock);
         }
     }

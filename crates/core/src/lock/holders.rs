@@ -10,10 +10,7 @@ use super::rows::Rows;
 
 /// The holds of a shared lock or a semaphore. Never empty in a lock.
 #[derive(Clone, Debug)]
-pub struct Holders(Kept);
-
-#[derive(Clone, Debug)]
-enum Kept {
+pub(crate) enum Holders {
     /// In grant order.
     Few(Vec<Hold>),
     Many(Box<Rows>),
@@ -24,20 +21,22 @@ const FEW: usize = if cfg!(test) { 6 } else { 32 };
 
 impl Holders {
     pub fn one(hold: Hold) -> Holders {
-        Holders(Kept::Few(vec![hold]))
+        Holders::Few(vec![hold])
     }
 
     /// Returns `None` for an empty list. No token may occur twice.
     pub fn from_vec(holds: Vec<Hold>) -> Option<Holders> {
-        let some = !holds.is_empty();
-        let kept = if holds.len() <= FEW { Kept::Few(holds) } else { Kept::Many(Rows::new(holds).into()) };
-        some.then_some(Holders(kept))
+        match holds.len() {
+            0 => None,
+            1..=FEW => Some(Holders::Few(holds)),
+            _ => Some(Holders::Many(Rows::new(holds).into())),
+        }
     }
 
     pub fn len(&self) -> usize {
-        match &self.0 {
-            Kept::Few(holds) => holds.len(),
-            Kept::Many(rows) => rows.len(),
+        match self {
+            Holders::Few(holds) => holds.len(),
+            Holders::Many(rows) => rows.len(),
         }
     }
 
@@ -59,39 +58,39 @@ impl Holders {
     }
 
     pub fn count_live(&self, now: Instant) -> usize {
-        match &self.0 {
-            Kept::Few(_) => self.live(now).count(),
-            Kept::Many(rows) => rows.count_live(now),
+        match self {
+            Holders::Few(_) => self.live(now).count(),
+            Holders::Many(rows) => rows.count_live(now),
         }
     }
 
     /// Greatest fence of the holds that have not expired.
     pub fn fence(&self, now: Instant) -> Option<Fence> {
-        match &self.0 {
-            Kept::Few(_) => self.live(now).map(|hold| hold.fence()).max(),
-            Kept::Many(rows) => rows.fence(now),
+        match self {
+            Holders::Few(_) => self.live(now).map(|hold| hold.fence()).max(),
+            Holders::Many(rows) => rows.fence(now),
         }
     }
 
     /// Time of the first grant of the holds that have not expired.
     pub fn granted(&self, now: Instant) -> Option<Instant> {
-        match &self.0 {
-            Kept::Few(_) => self.live(now).map(Hold::granted).min(),
-            Kept::Many(rows) => rows.granted(now),
+        match self {
+            Holders::Few(_) => self.live(now).map(Hold::granted).min(),
+            Holders::Many(rows) => rows.granted(now),
         }
     }
 
     pub fn first_deadline(&self) -> Option<Deadline> {
-        match &self.0 {
-            Kept::Few(_) => self.iter().map(|hold| hold.deadline()).min(),
-            Kept::Many(rows) => rows.first().map(|hold| hold.deadline()),
+        match self {
+            Holders::Few(_) => self.iter().map(|hold| hold.deadline()).min(),
+            Holders::Many(rows) => rows.first().map(|hold| hold.deadline()),
         }
     }
 
     pub fn last_deadline(&self) -> Option<Deadline> {
-        match &self.0 {
-            Kept::Few(_) => self.iter().map(|hold| hold.deadline()).max(),
-            Kept::Many(rows) => rows.last().map(|hold| hold.deadline()),
+        match self {
+            Holders::Few(_) => self.iter().map(|hold| hold.deadline()).max(),
+            Holders::Many(rows) => rows.last().map(|hold| hold.deadline()),
         }
     }
 
@@ -102,49 +101,49 @@ impl Holders {
 
     /// Latest lock-delay that the expired holds ask for.
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
-        match &self.0 {
-            Kept::Few(holds) => {
+        match self {
+            Holders::Few(holds) => {
                 holds.iter().filter(|hold| hold.deadline().passed(now)).filter_map(Hold::delay_until).max()
             }
-            Kept::Many(rows) => rows.delay_of_expired(now),
+            Holders::Many(rows) => rows.delay_of_expired(now),
         }
     }
 
     pub fn get(&self, token: &[u8]) -> Option<&Hold> {
-        match &self.0 {
-            Kept::Few(_) => self.iter().find(|hold| *hold.token() == *token),
-            Kept::Many(rows) => rows.get(token),
+        match self {
+            Holders::Few(_) => self.iter().find(|hold| *hold.token() == *token),
+            Holders::Many(rows) => rows.get(token),
         }
     }
 
     /// Changes a hold, in anything but its token.
     pub fn change<R>(&mut self, token: &[u8], change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
-        match &mut self.0 {
-            Kept::Few(holds) => holds.iter_mut().find(|hold| *hold.token() == *token).map(change),
-            Kept::Many(rows) => rows.change(token, change),
+        match self {
+            Holders::Few(holds) => holds.iter_mut().find(|hold| *hold.token() == *token).map(change),
+            Holders::Many(rows) => rows.change(token, change),
         }
     }
 
     /// Adds a hold. Its token must have none here.
     pub fn push(&mut self, hold: Hold) {
-        match &mut self.0 {
-            Kept::Few(holds) if holds.len() < FEW => holds.push(hold),
-            Kept::Few(holds) => {
+        match self {
+            Holders::Few(holds) if holds.len() < FEW => holds.push(hold),
+            Holders::Few(holds) => {
                 let mut holds = std::mem::take(holds);
                 holds.push(hold);
-                self.0 = Kept::Many(Rows::new(holds).into());
+                *self = Holders::Many(Rows::new(holds).into());
             }
-            Kept::Many(rows) => rows.insert(hold),
+            Holders::Many(rows) => rows.insert(hold),
         }
     }
 
     pub fn remove(&mut self, token: &[u8]) -> Option<Hold> {
-        let removed = match &mut self.0 {
-            Kept::Few(holds) => {
+        let removed = match self {
+            Holders::Few(holds) => {
                 let at = holds.iter().position(|hold| *hold.token() == *token)?;
                 Some(holds.remove(at))
             }
-            Kept::Many(rows) => rows.remove(token),
+            Holders::Many(rows) => rows.remove(token),
         };
         self.shrink();
         removed
@@ -152,9 +151,9 @@ impl Holders {
 
     /// Removes expired holds, at most `most` of many in deadline order, or all of few.
     pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
-        let taken = match &mut self.0 {
-            Kept::Few(holds) => holds.extract_if(.., |hold| hold.deadline().passed(now)).collect(),
-            Kept::Many(rows) => rows.take_expired(now, most),
+        let taken = match self {
+            Holders::Few(holds) => holds.extract_if(.., |hold| hold.deadline().passed(now)).collect(),
+            Holders::Many(rows) => rows.take_expired(now, most),
         };
         self.shrink();
         taken
@@ -162,47 +161,47 @@ impl Holders {
 
     /// Removes any `most` holds.
     pub fn take_some(&mut self, most: usize) -> Vec<Hold> {
-        match &mut self.0 {
-            Kept::Few(holds) => holds.split_off(holds.len().saturating_sub(most)),
-            Kept::Many(rows) => rows.take_first(most),
+        match self {
+            Holders::Few(holds) => holds.split_off(holds.len().saturating_sub(most)),
+            Holders::Many(rows) => rows.take_first(most),
         }
     }
 
     /// Frees memory after many holds have left.
     fn shrink(&mut self) {
-        match &mut self.0 {
-            Kept::Few(holds) if holds.len() < holds.capacity() / 4 => holds.shrink_to_fit(),
-            Kept::Few(_) => {}
-            Kept::Many(rows) if rows.len() < FEW / 2 => {
+        match self {
+            Holders::Few(holds) if holds.len() < holds.capacity() / 4 => holds.shrink_to_fit(),
+            Holders::Few(_) => {}
+            Holders::Many(rows) if rows.len() < FEW / 2 => {
                 let few = rows.take_first(FEW);
-                self.0 = Kept::Few(few);
+                *self = Holders::Few(few);
             }
-            Kept::Many(_) => {}
+            Holders::Many(_) => {}
         }
     }
 
     /// Bytes on the heap.
     pub fn heap_size(&self) -> usize {
-        match &self.0 {
-            Kept::Few(holds) => {
+        match self {
+            Holders::Few(holds) => {
                 holds.capacity() * size_of::<Hold>() + holds.iter().map(Hold::heap_size).sum::<usize>()
             }
-            Kept::Many(rows) => rows.heap_size(),
+            Holders::Many(rows) => rows.heap_size(),
         }
     }
 
     /// Number of holds that are bound to a connection.
     pub fn bound(&self) -> usize {
-        match &self.0 {
-            Kept::Few(holds) => holds.iter().filter(|hold| hold.is_bound()).count(),
-            Kept::Many(rows) => rows.bound(),
+        match self {
+            Holders::Few(holds) => holds.iter().filter(|hold| hold.is_bound()).count(),
+            Holders::Many(rows) => rows.bound(),
         }
     }
 
     fn split(&self) -> (&[Hold], Option<&Rows>) {
-        match &self.0 {
-            Kept::Few(holds) => (holds, None),
-            Kept::Many(rows) => (&[], Some(rows)),
+        match self {
+            Holders::Few(holds) => (holds, None),
+            Holders::Many(rows) => (&[], Some(rows)),
         }
     }
 }

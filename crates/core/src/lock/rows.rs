@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::Hold;
 
 #[derive(Clone, Debug)]
-pub(super) struct Rows {
+pub(crate) struct Rows {
     /// The deadline of each token's hold, which gives its place in the rows.
     due: BTreeMap<Token, Deadline>,
     /// Never empty rows, in the order of deadline and token.
