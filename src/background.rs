@@ -308,7 +308,7 @@ fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
 fn refuse(m: &Module, id: WaiterId, why: &str) {
     let now = clock::now();
     let (over, waiters) = m.with(|s| {
-        let over = s.waiting.get(id).and_then(|waiter| s.waiting.is_over(waiter, now));
+        let over = s.waiting.get(id).and_then(|waiter| s.waiting.outcome_if_over(waiter, now));
         (over, s.waiting.leave_all(id))
     });
     for waiter in waiters {

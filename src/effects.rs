@@ -132,7 +132,7 @@ impl<'a> Target<'a> {
     }
 
     fn carry_out(&mut self, step: &mut Step, facts: &Facts, now: Instant) {
-        if step.queue_effects.is_some() {
+        if step.rare.is_some() {
             log::ended(self.m, self.ctx, &self.name, step, now);
         }
         let mut deleted = false;
@@ -146,7 +146,7 @@ impl<'a> Target<'a> {
         if facts.due_sooner {
             self.m.rearm_timer();
         }
-        if step.queue_effects.is_some() {
+        if step.rare.is_some() {
             self.answer_waiters(step, now);
         }
     }
@@ -199,7 +199,7 @@ impl<'a> Target<'a> {
     /// Answers the waiters that have left the queue, and rearms the timer for the waiters that remain.
     #[inline(never)]
     fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
-        let Some(rest) = step.queue_effects.take() else { return };
+        let Some(rest) = step.rare.take() else { return };
         if rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
             self.m.rearm_timer();
         }
@@ -242,13 +242,13 @@ impl Target<'_> {
         let Some(lock) = key.value().or(fresh.as_deref()) else { return LogForm::Verbatim };
         let anchor = clock::anchor();
         // A command that needs no earlier entry of the log can be read anywhere.
-        if plain.is_some_and(|plain| plain.tells(&mut None, lock, anchor)) {
+        if plain.is_some_and(|plain| plain.suffices(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
         let counts = followers::next_can_build_on(*ctx);
         m.with(|s| {
             let known = &mut s.followers.known;
-            if plain.is_some_and(|plain| counts && plain.tells(known, lock, anchor)) {
+            if plain.is_some_and(|plain| counts && plain.suffices(known, lock, anchor)) {
                 return LogForm::Verbatim;
             }
             let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());

@@ -72,7 +72,7 @@ fn check_warnings(m: &Module) -> Warnings {
     let (found, new) = m.with(|s| {
         let bounds = s.config.bounds;
         let mut found = Warnings::default();
-        found.set(Warnings::EVICTION, s.evictions.take_locks());
+        found.set(Warnings::EVICTION, s.evictions.can_evict_locks());
         found.set(Warnings::EVENTS, !announces);
         found.set(Warnings::GRACE, bounds.grace.is_some_and(|grace| grace < bounds.max_ttl));
         found.set(Warnings::MARK, !s.config.fence_mark || s.mark.marking.status() == Status::Failing);

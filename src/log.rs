@@ -18,7 +18,7 @@ fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
 /// Records the holds that an operation has ended.
 #[inline(never)]
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
-    let Some(rest) = &mut step.queue_effects else { return };
+    let Some(rest) = &mut step.rare else { return };
     for (why, hold) in rest.incidents.drain(..) {
         note(m, ctx, Note::of_hold(why.into(), name, &hold, now), now);
     }

@@ -227,7 +227,7 @@ impl Module {
                     s.background.unbind(client, name, hold.token());
                 }
             }
-            s.evictions.taken_away(name);
+            s.evictions.removed(name);
             if master && s.loading.is_none() && (has_listeners || s.waiting.len_of(name) > 0) {
                 s.background.note(Task::Vanished(name.to_owned()));
             }

@@ -279,7 +279,7 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
 /// written to it in this turn of the event loop, unless the server sent all replies before it closed the
 /// connection. Returns whether there is a new task for the background job.
 pub fn unread(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
-    let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.gone(client)) else { return false };
+    let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.client_gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
         m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
         return false;

@@ -103,7 +103,7 @@ pub(crate) fn inspect(resource: &[u8], most: u32) -> Cmd {
 }
 
 pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>, waited: bool) -> Cmd {
-    let count = std::num::NonZeroU32::new(command::List::MOST_LOOKED_AT);
+    let count = std::num::NonZeroU32::new(command::List::MAX_EXAMINED);
     cmd(&command::List { cursor, pattern, count, waited }.to_args())
 }
 

@@ -12,7 +12,7 @@ use crate::grace::Grace;
 use crate::lock::Lock;
 use crate::queue::{Name, WaiterId, Waiting};
 use crate::schedule::Slot;
-use crate::step::{Binding, EndedHolds, QueueEffects};
+use crate::step::{Binding, EndedHolds, RareEffects};
 use crate::tasks::{Bindings, Pending, Task, split_off_other_resources};
 
 #[derive(Default)]
@@ -68,7 +68,8 @@ impl Background {
     }
 
     /// Schedules a lock, moves it in the schedule or removes it, depending on its content. Returns true if it
-    /// is due before this ms.
+    /// is due before this ms. [`Background::next_task`] returns a lock that is due until its content changes
+    /// or it is put off.
     pub fn schedule(&mut self, lock: &mut Lock, db: i32, key: &[u8], before: u64) -> bool {
         let scheduled = &mut self.db(db).scheduled;
         let Some(due) = lock.next_due() else {
@@ -96,9 +97,10 @@ impl Background {
         self.db(name.db).scheduled.remove_if_of(slot, &name.key);
     }
 
-    /// Updates the holds that are bound to connections.
-    pub fn account(&mut self, name: &Name<'_>, rest: &mut QueueEffects) {
-        for binding in &rest.bindings {
+    /// Records the effects of a step that leave work for later, and updates the holds that are bound to
+    /// connections.
+    pub fn account(&mut self, name: &Name<'_>, effects: &mut RareEffects) {
+        for binding in &effects.bindings {
             match binding {
                 Binding::Begins(client, token) => {
                     let holds = self.db(name.db).bindings.entry(*client).or_default();
@@ -107,10 +109,10 @@ impl Background {
                 Binding::Ends(client, token) => self.unbind(*client, name, token),
             }
         }
-        for ended_holds in rest.ended_holds.drain(..) {
+        for ended_holds in effects.ended_holds.drain(..) {
             self.note(Task::EndedHolds(name.to_owned(), Box::new(ended_holds)));
         }
-        if rest.unserved {
+        if effects.unserved {
             self.note(Task::Serve(name.to_owned()));
         }
     }
@@ -163,7 +165,7 @@ impl Background {
             },
             |background, _, now| background.next_lease(now),
         ];
-        if grace.is_over(now) {
+        if grace.end_if_over(now) {
             return Some(Task::GraceOver);
         }
         KINDS.iter().find_map(|_| {
@@ -282,7 +284,7 @@ mod tests {
         let mut step = Step::default();
         let mut turn = Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step);
         turn.acquire(&request(client.is_some()), client.unwrap_or(ClientId(1)));
-        step.queue_effects.iter_mut().for_each(|rest| background.account(name, rest));
+        step.rare.iter_mut().for_each(|rest| background.account(name, rest));
         background.schedule(&mut lock, name.db, &name.key, 0);
         lock.slot().unwrap()
     }

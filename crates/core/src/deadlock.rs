@@ -41,7 +41,8 @@ const ASKING: usize = 8;
 pub struct Search {
     /// The newcomer first, then each party that it waits for, with the party that led to it.
     met: Vec<(Party, usize)>,
-    ids: HashSet<Party>,
+    /// The parties in `met`.
+    seen: HashSet<Party>,
     /// All waits of the newcomer's party. The last one is about to begin.
     own: Vec<Wait>,
     /// The waits that are still to be followed.
@@ -85,7 +86,7 @@ impl Search {
     ) -> Search {
         let mut search = Search {
             met: Vec::new(),
-            ids: HashSet::new(),
+            seen: HashSet::new(),
             own: Vec::new(),
             to_follow: VecDeque::new(),
             locks: HashMap::new(),
@@ -107,7 +108,7 @@ impl Search {
             search.steps += 1;
             search.own.extend(search.wait(waiter, START, waiting));
         }
-        search.ids.insert(start.clone());
+        search.seen.insert(start.clone());
         search.met.push((start, START));
         search.own.push(wait.clone());
         search.to_follow.push_back(wait);
@@ -223,7 +224,7 @@ impl Search {
         if party == self.met[START].0 {
             return true;
         }
-        if self.ids.insert(party.clone()) {
+        if self.seen.insert(party.clone()) {
             self.steps += STORING;
             for waiter in waiting.of_party(&party).take(MAX_STEPS.saturating_sub(self.steps)) {
                 self.steps += 1;
@@ -250,7 +251,7 @@ impl Search {
         let newcomer = self.own.last().filter(|own| own.token == request.token && own.name == *name);
         let first = first.into_iter().chain(newcomer.map(|own| own.position)).min();
         let counts = !is_permits(request.mode)
-            && waiting.is_over(waiter, self.now).is_none()
+            && waiting.outcome_if_over(waiter, self.now).is_none()
             && first == Some(position);
         counts.then(|| Wait {
             name: name.clone(),

@@ -61,10 +61,10 @@ pub struct Terms {
     /// keep waiting.
     pub max_holders: u32,
     /// Maximum number of waiters that are granted the lock in one turn, after the first one. If more could
-    /// be, [`QueueEffects::unserved`] asks for another turn; until then they keep their positions. Waits that
+    /// be, [`RareEffects::unserved`] asks for another turn; until then they keep their positions. Waits that
     /// are over do not count.
     ///
-    /// [`QueueEffects::unserved`]: crate::step::QueueEffects::unserved
+    /// [`RareEffects::unserved`]: crate::step::RareEffects::unserved
     pub max_grants_per_turn: usize,
 }
 
@@ -104,7 +104,7 @@ impl<'a> Turn<'a> {
         Turn { now, terms, name, fences, waiting, lock, step, was_gone, served: 0 }
     }
 
-    /// Ends the operation. Its step is complete.
+    /// Ends the operation, and completes its step.
     #[inline]
     pub fn finish(self) {
         if !self.was_gone && self.lock.is_gone() {
@@ -218,7 +218,7 @@ impl<'a> Turn<'a> {
         let id = position.map(|position| position.id);
         if let (Some(position), Some(id)) = (position, id) {
             let other = position.request.mode != request.mode;
-            let over = self.waiting.is_over(position, self.now);
+            let over = self.waiting.outcome_if_over(position, self.now);
             if let Some(outcome) = over.or(other.then_some(Outcome::Left)) {
                 self.take_out(&[id], outcome);
             }

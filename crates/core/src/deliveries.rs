@@ -29,11 +29,11 @@ pub type UnconfirmedGrants = BTreeMap<Token, UnconfirmedGrant>;
 /// A grant that no client may know of.
 #[derive(Clone, Debug)]
 pub struct UnconfirmedGrant {
-    /// The fence of the hold. Tells whether a later reply is about the same hold.
+    /// The fence of the hold. A reply about a hold with another fence changes nothing.
     fence: Fence,
     granted: Granted,
     /// The waiters whose replies are on their way.
-    told: SmallVec<[WaiterId; 1]>,
+    recipients: SmallVec<[WaiterId; 1]>,
     unclaimed: Option<Unclaimed>,
 }
 
@@ -83,13 +83,13 @@ impl Deliveries {
             let grants = self.unconfirmed.entry(name.db).or_default().entry((*name.key).into()).or_default();
             grants.insert(
                 token.clone(),
-                UnconfirmedGrant { fence, granted, told: SmallVec::new(), unclaimed: None },
+                UnconfirmedGrant { fence, granted, recipients: SmallVec::new(), unclaimed: None },
             );
         }
-        let Some(doubt) = self.of(name).and_then(|grants| grants.get_mut(token)) else { return };
+        let Some(grant) = self.of(name).and_then(|grants| grants.get_mut(token)) else { return };
         match unclaimed {
-            Some(_) => doubt.unclaimed = unclaimed,
-            None => doubt.told.push(waiter),
+            Some(_) => grant.unclaimed = unclaimed,
+            None => grant.recipients.push(waiter),
         }
     }
 
@@ -107,11 +107,11 @@ impl Deliveries {
 
     fn settle(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
         let grants = self.of(name)?;
-        let doubt = grants.remove(token)?;
+        let grant = grants.remove(token)?;
         if grants.is_empty() {
             self.forget(name);
         }
-        doubt.unclaimed
+        grant.unclaimed
     }
 
     fn of(&mut self, name: &Name<'_>) -> Option<&mut UnconfirmedGrants> {
@@ -149,22 +149,22 @@ impl Deliveries {
         waiter: WaiterId,
         delay: Delay,
     ) -> Option<Lost> {
-        let doubt = self.of(name)?.get_mut(token)?;
-        if doubt.fence != fence {
+        let grant = self.of(name)?.get_mut(token)?;
+        if grant.fence != fence {
             return None;
         }
-        doubt.told.retain(|told| *told != waiter);
-        doubt.unclaimed = doubt.unclaimed.filter(|unclaimed| unclaimed.id != waiter);
-        if !doubt.told.is_empty() {
+        grant.recipients.retain(|recipient| *recipient != waiter);
+        grant.unclaimed = grant.unclaimed.filter(|unclaimed| unclaimed.id != waiter);
+        if !grant.recipients.is_empty() {
             return None;
         }
-        if let Some(unclaimed) = &mut doubt.unclaimed
-            && doubt.granted == Granted::New
+        if let Some(unclaimed) = &mut grant.unclaimed
+            && grant.granted == Granted::New
         {
             unclaimed.delay = unclaimed.delay.max(delay);
             return Some(Lost::Unclaimed(unclaimed.until));
         }
-        let granted = doubt.unclaimed.is_none().then_some(doubt.granted)?;
+        let granted = grant.unclaimed.is_none().then_some(grant.granted)?;
         self.settle(name, token);
         Some(Lost::Grant(granted))
     }
@@ -182,14 +182,14 @@ impl Deliveries {
     }
 
     /// Returns the reply that a closed connection would have received in this turn.
-    pub fn gone(&mut self, client: ClientId) -> Option<(WaiterId, Delivery)> {
+    pub fn client_gone(&mut self, client: ClientId) -> Option<(WaiterId, Delivery)> {
         if self.this_turn.is_empty() { None } else { self.this_turn.remove(&client) }
     }
 
     /// The reply has been sent: the grant is confirmed.
     pub fn delivered(&mut self, waiter: WaiterId, Delivery { name, token, .. }: &Delivery) {
-        let doubt = self.of(name).and_then(|grants| grants.get(token));
-        if doubt.is_some_and(|doubt| doubt.told.contains(&waiter)) {
+        let grant = self.of(name).and_then(|grants| grants.get(token));
+        if grant.is_some_and(|grant| grant.recipients.contains(&waiter)) {
             self.settle(name, token.as_bytes());
         }
     }
@@ -266,7 +266,7 @@ mod tests {
     fn a_reply_without_a_connection_is_reclaimed_once() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         assert!(!deliveries.is_empty());
-        assert_eq!(deliveries.gone(ClientId(1)), None, "no connection has it yet");
+        assert_eq!(deliveries.client_gone(ClientId(1)), None, "no connection has it yet");
         assert_eq!(deliveries.reply_reclaimed(WAITER), Some(delivery(1)));
         assert_eq!(deliveries.reply_reclaimed(WAITER), None);
         assert!(deliveries.is_empty());
@@ -282,9 +282,9 @@ mod tests {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         deliveries.handed_over(WAITER);
         assert_eq!(deliveries.reply_reclaimed(WAITER), None, "it is the connection's");
-        assert_eq!(deliveries.gone(ClientId(2)), None);
-        assert_eq!(deliveries.gone(ClientId(1)), Some((WAITER, delivery(1))));
-        assert_eq!(deliveries.gone(ClientId(1)), None);
+        assert_eq!(deliveries.client_gone(ClientId(2)), None);
+        assert_eq!(deliveries.client_gone(ClientId(1)), Some((WAITER, delivery(1))));
+        assert_eq!(deliveries.client_gone(ClientId(1)), None);
         deliveries.next_turn();
         assert_eq!(lost(&mut deliveries, WAITER), Some(Granted::New));
     }
@@ -294,7 +294,7 @@ mod tests {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
         deliveries.handed_over(WAITER);
         deliveries.next_turn();
-        assert_eq!(deliveries.gone(ClientId(1)), None);
+        assert_eq!(deliveries.client_gone(ClientId(1)), None);
         assert!(!deliveries.is_empty(), "the other is still on its way");
         assert_eq!(deliveries.reply_reclaimed(WaiterId(4)), Some(delivery(2)));
         assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first connection has the grant");
@@ -306,7 +306,7 @@ mod tests {
         deliveries.handed_over(WAITER);
         deliveries.swapped(0, 7);
         assert_eq!(deliveries.reply_reclaimed(WaiterId(4)).unwrap().name.db, 7);
-        assert_eq!(deliveries.gone(ClientId(1)).unwrap().1.name.db, 7);
+        assert_eq!(deliveries.client_gone(ClientId(1)).unwrap().1.name.db, 7);
         assert!(deliveries.of(&Name::new(7, b"k")).is_some() && deliveries.of(&Name::new(0, b"k")).is_none());
         drop(deliveries.flushed(Some(7)));
         assert!(deliveries.unconfirmed.is_empty());

@@ -1,9 +1,9 @@
 //! The locks of one database, by the time at which each is due for the background job, with their numbers of
 //! holders.
 //!
-//! It stores names, not values: a value knows its slot, and removes itself when its key is deleted. A lock
-//! that was deleted without notice (a refused RESTORE, a key that expired during a load) is found when it is
-//! due.
+//! It stores the names of the locks. The value of a lock has its slot here, and is removed by it when the key
+//! is deleted. A lock that was deleted without notice (a refused RESTORE, a key that expired during a load)
+//! is found when it is due.
 
 use std::collections::BTreeMap;
 

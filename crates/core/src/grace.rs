@@ -52,7 +52,8 @@ impl Grace {
         self.ends
     }
 
-    /// True from [`Grace::begin`] until the grace period is ended, by [`Grace::is_over`] or [`Grace::stop`].
+    /// True from [`Grace::begin`] until the grace period is ended, by [`Grace::end_if_over`] or
+    /// [`Grace::stop`].
     pub fn runs(&self) -> bool {
         self.begun
     }
@@ -63,7 +64,7 @@ impl Grace {
     }
 
     /// Ends a grace period whose time is over. Returns whether it did.
-    pub fn is_over(&mut self, now: Instant) -> bool {
+    pub fn end_if_over(&mut self, now: Instant) -> bool {
         let over = self.begun && now >= self.ends;
         if over {
             self.stop();
@@ -120,8 +121,8 @@ impl Grace {
 pub struct Evictions {
     /// The server may evict any key, not only keys with a TTL.
     of_locks: bool,
-    /// The held lock whose key was removed last.
-    taken_away: Option<Name<'static>>,
+    /// The held lock whose key was removed last, in this turn of the event loop.
+    removed: Option<Name<'static>>,
 }
 
 impl Evictions {
@@ -131,23 +132,23 @@ impl Evictions {
     }
 
     /// Whether locks can be evicted.
-    pub fn take_locks(&self) -> bool {
+    pub fn can_evict_locks(&self) -> bool {
         self.of_locks
     }
 
     /// The key of a held lock is removed. If it is evicted, the server reports that next.
-    pub fn taken_away(&mut self, name: &Name<'_>) {
-        self.taken_away = Some(name.to_owned());
+    pub fn removed(&mut self, name: &Name<'_>) {
+        self.removed = Some(name.to_owned());
     }
 
     /// A key of any type was evicted. Returns whether a held lock was.
     pub fn evicted(&mut self, name: &Name<'_>) -> bool {
-        self.taken_away.take().is_some_and(|taken| taken == *name)
+        self.removed.take().is_some_and(|removed| removed == *name)
     }
 
     /// The server reports an eviction directly after it removes the key: a later report is about another key.
     pub fn tick(&mut self) {
-        self.taken_away = None;
+        self.removed = None;
     }
 }
 
@@ -169,7 +170,7 @@ mod tests {
     fn a_start_holds_grants_back_before_its_grace_period_begins() {
         let grace = Grace::at_start(Some(secs(5)), NOW);
         assert_eq!((grace.grants_from(), grace.runs(), grace.due()), (later(5_000), false, None));
-        assert!(!grace.clone().is_over(later(9_000)), "a grace period that has not begun cannot end");
+        assert!(!grace.clone().end_if_over(later(9_000)), "a grace period that has not begun cannot end");
         assert_eq!(Grace::at_start(None, NOW).grants_from(), NEVER);
     }
 
@@ -199,8 +200,8 @@ mod tests {
         grace.begin(secs(1), later(1_000));
         assert_eq!((grace.grants_from(), grace.due()), (later(5_000), Some(later(5_000).millis())));
         grace.begin(secs(5), later(2_000));
-        assert!(!grace.is_over(later(6_999)));
-        assert!(grace.is_over(later(7_000)) && !grace.is_over(later(7_000)));
+        assert!(!grace.end_if_over(later(6_999)));
+        assert!(grace.end_if_over(later(7_000)) && !grace.end_if_over(later(7_000)));
         assert_eq!((grace.runs(), grace.grants_from(), grace.due()), (false, NEVER, None));
     }
 
@@ -209,11 +210,11 @@ mod tests {
         let (lock, other) = (Name::new(0, b"lock"), Name::new(1, b"lock"));
         let mut evictions = Evictions::default();
         assert!(!evictions.evicted(&lock));
-        evictions.taken_away(&lock);
+        evictions.removed(&lock);
         assert!(!evictions.evicted(&other) && !evictions.evicted(&lock));
-        evictions.taken_away(&lock);
+        evictions.removed(&lock);
         assert!(evictions.evicted(&lock) && !evictions.evicted(&lock));
-        evictions.taken_away(&lock);
+        evictions.removed(&lock);
         evictions.tick();
         assert!(!evictions.evicted(&lock));
     }

@@ -17,8 +17,7 @@
 //!
 //! The other modules: [`codec`] and [`plain`] are about stored and logged bytes, [`admission`] limits what
 //! comes from outside, [`grace`] and [`mark`] are about restarts, [`listing`] is LIST, [`log`] is LOG,
-//! [`schedule`] and
-//! [`due_locks`] order locks by the time at which they are due.
+//! [`schedule`] and [`due_locks`] order locks by the time at which they are due.
 //!
 //! ```
 //! use dlock_core::{
@@ -74,4 +73,4 @@ pub use dlock_protocol::{
 pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};
 pub use queue::{Granted, Limits, Name, Newcomer, Outcome, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
-pub use step::{Binding, Change, End, EndedHolds, Event, QueueEffects, Step};
+pub use step::{Binding, Change, End, EndedHolds, Event, RareEffects, Step};

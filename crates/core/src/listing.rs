@@ -44,27 +44,27 @@ pub struct Part {
     pub next: Option<Place>,
 }
 
-/// Steps for a lock. An empty slot, or a queue of another database, is one step.
-const LOOK: usize = 16;
-/// Bytes times bytes of a pattern match that are one step.
-const MATCHED: usize = 64;
+/// The cost of a lock in steps. An empty slot, or a queue of another database, costs one step.
+const STEPS_PER_LOCK: usize = 16;
+/// Bytes of a key that cost one step, and the product of the bytes of a key and a pattern that does.
+const BYTES_PER_STEP: usize = 64;
 
 /// The next part of an iteration over the locks of `db`, from the cursor of `list`.
 pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background) -> Part {
-    let looked_at = list.count.map_or(List::LOOKED_AT, |n| n.get().min(List::MOST_LOOKED_AT));
-    let mut left = Some(looked_at as usize * LOOK);
-    // Returns whether the key matches. Steps are counted before, so the last lock can exceed the limit.
-    let mut look = |key: &[u8]| {
+    let locks = list.count.map_or(List::DEFAULT_COUNT, |n| n.get().min(List::MAX_EXAMINED));
+    let mut left = Some(locks as usize * STEPS_PER_LOCK);
+    // Returns whether the key matches, and its cost. The last lock can exceed the limit.
+    let mut examine = |key: &[u8]| {
         let wanted = list.pattern.is_none_or(|pattern| matches(pattern, key));
-        let matched = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / MATCHED);
-        (wanted, LOOK + key.len() / MATCHED + matched)
+        let matched = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / BYTES_PER_STEP);
+        (wanted, STEPS_PER_LOCK + key.len() / BYTES_PER_STEP + matched)
     };
     let mut part = Part::default();
     let mut from = 0;
     match Place::of(list.cursor) {
         Place::Waited(behind) => {
             for (id, name) in waiting.queues_behind(behind) {
-                let (wanted, steps) = if name.db == db { look(&name.key) } else { (false, 1) };
+                let (wanted, steps) = if name.db == db { examine(&name.key) } else { (false, 1) };
                 part.waited.extend(wanted.then(|| (&*name.key).into()));
                 left = left.and_then(|left| left.checked_sub(steps));
                 if left.is_none() {
@@ -83,7 +83,7 @@ pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background
             part.next = Some(Place::Scheduled(slot));
             return part;
         }
-        let (wanted, steps) = key.map_or((false, 1), &mut look);
+        let (wanted, steps) = key.map_or((false, 1), &mut examine);
         part.scheduled.extend(key.filter(|_| wanted).map(Bytes::from));
         left = left.and_then(|left| left.checked_sub(steps));
     }
@@ -282,7 +282,10 @@ mod tests {
         }
         let first = part(&list(10), 0, &world.waiting, &world.background);
         assert_eq!(first.scheduled.len(), 1);
-        assert_eq!(first.next, Some(Place::Scheduled(10 * LOOK as u32 - LOOK as u32 + 2)));
+        assert_eq!(
+            first.next,
+            Some(Place::Scheduled(10 * STEPS_PER_LOCK as u32 - STEPS_PER_LOCK as u32 + 2))
+        );
         assert_eq!(world.walk(list(10), |_| {}).1.len(), 49);
     }
 

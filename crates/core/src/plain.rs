@@ -1,13 +1,13 @@
 //! Plain commands: commands that are logged verbatim instead of an effect.
 //!
 //! An effect costs the server nearly half as much again as the command. So the two most frequent steps are
-//! logged without: a RELEASE that leaves an empty lock, and an ACQUIRE without options that begins a hold in
-//! the ms of the last effect, with the fence after the last one. That effect carried the clock and the fence,
-//! and readers count on from there. So at most one grant of each ms is an effect. Plain commands are as final
-//! as effects: they give the same holds, fences and deadlines.
+//! logged without one: a RELEASE that leaves an empty lock, and an ACQUIRE without options that begins a hold
+//! in the ms of the last effect, with the fence after the last one. That effect carried the clock and the
+//! fence, and readers count on from there. So at most one grant of each ms is an effect. Plain commands are
+//! as final as effects: they give the same holds, fences and deadlines.
 //!
-//! - The writer logs a plain command only if readers will make of it exactly the state that it has stored
-//!   itself ([`Plain::tells`]). Otherwise it logs an effect.
+//! - The writer logs a plain command only if readers derive from it exactly the state that the writer has
+//!   stored ([`Plain::suffices`]). Otherwise it logs an effect.
 //! - Readers decide nothing. The result replaces the stored lock, as that of an effect does.
 //! - A log is cut at its end only, so a plain command always follows the effect that it builds on. Readers
 //!   begin at a snapshot. The writer logs an effect first after each snapshot by a child, and each snapshot
@@ -61,15 +61,15 @@ impl Known {
 }
 
 impl Plain<'_> {
-    /// For the writer: whether readers with this state will make of the command exactly the stored lock.
-    /// Advances the state if so.
-    pub fn tells(self, known: &mut Option<Known>, lock: &Lock, anchor: Anchor) -> bool {
+    /// For the writer: returns whether the command is enough for readers with this state, because it leads
+    /// them to exactly the stored lock. Advances the state if so.
+    pub fn suffices(self, known: &mut Option<Known>, lock: &Lock, anchor: Anchor) -> bool {
         let Plain::Acquire(token, ttl) = self else { return lock.is_gone() };
         let Some(known) = known.as_mut().filter(|known| known.written_by == anchor) else { return false };
         let Holding::Exclusive(hold) = lock.holding() else { return false };
-        let tells = known.next(token, ttl).as_ref() == Some(hold);
-        known.last += u64::from(tells);
-        tells
+        let suffices = known.next(token, ttl).as_ref() == Some(hold);
+        known.last += u64::from(suffices);
+        suffices
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
             let mut lock = Lock::default();
             lock.add(known.next(token, ttl).unwrap(), Mode::Exclusive);
             let mut behind = Some(known);
-            assert_eq!(Plain::Acquire(token, ttl).tells(&mut behind, &lock, own), tells);
+            assert_eq!(Plain::Acquire(token, ttl).suffices(&mut behind, &lock, own), tells);
             assert_eq!(behind.map(|known| known.last), Some(41 + u64::from(tells)));
         }
     }

@@ -296,8 +296,8 @@ impl Waiting {
         self.bound.close(client)
     }
 
-    /// The outcome of a wait that is over and not answered yet.
-    pub fn is_over(&self, waiter: &Waiter, now: Instant) -> Option<Outcome> {
+    /// The outcome of a wait that is over and not answered yet. `None` if it is not over.
+    pub fn outcome_if_over(&self, waiter: &Waiter, now: Instant) -> Option<Outcome> {
         if waiter.bound_to().is_some_and(|client| self.bound.is_closed(client)) {
             return Some(Outcome::Cancelled);
         }
@@ -308,7 +308,7 @@ impl Waiting {
     pub fn next_over(&mut self, now: Instant) -> Option<(&Waiter, Outcome)> {
         let id = self.bound.first_over().or_else(|| self.timed_out(now))?;
         let waiter = self.get(id)?;
-        Some((waiter, self.is_over(waiter, now)?))
+        Some((waiter, self.outcome_if_over(waiter, now)?))
     }
 
     /// Time of the next wait to end.

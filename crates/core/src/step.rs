@@ -57,15 +57,15 @@ pub struct Step {
     pub events: SmallVec<[Event; 4]>,
     /// A lease was granted or extended: the TTL that another command set on the key must not end the hold.
     pub renewed: bool,
-    /// Age in ms from which a released hold counts as incident in [`QueueEffects::incidents`].
+    /// Age in ms from which a released hold counts as incident in [`RareEffects::incidents`].
     pub long_hold: Option<u32>,
-    /// Effects that few operations have, boxed to keep the others small.
-    pub queue_effects: Option<Box<QueueEffects>>,
+    /// Boxed, to keep the steps of other operations small.
+    pub rare: Option<Box<RareEffects>>,
 }
 
-/// Effects on waiters, connections and incidents.
+/// Effects that few operations have: on waiters, connections and incidents.
 #[derive(Debug, Default)]
-pub struct QueueEffects {
+pub struct RareEffects {
     pub outcomes: Vec<(Waiter, Outcome)>,
     /// Holds to log as incidents, with the cause of their end: holds that did not end by a release, and
     /// released ones that lasted long.
@@ -138,8 +138,8 @@ fn held(hold: &Hold, at: Instant) -> u32 {
 }
 
 impl Step {
-    pub(crate) fn queue_effects(&mut self) -> &mut QueueEffects {
-        self.queue_effects.get_or_insert_default()
+    pub(crate) fn rare(&mut self) -> &mut RareEffects {
+        self.rare.get_or_insert_default()
     }
 
     /// Records a change of the lock-delay.
@@ -157,7 +157,7 @@ impl Step {
         let held = held(hold, now);
         self.events.push(Event::Ended(why, held));
         if why != End::Released || self.long_hold.is_some_and(|long| held >= long) {
-            self.lost(hold, why);
+            self.incident(hold, why);
         }
         if let Ephemeral::Bound(client) = hold.ephemeral() {
             self.bound(Binding::Ends(client, hold.token().clone()));
@@ -166,13 +166,13 @@ impl Step {
     }
 
     #[cold]
-    fn lost(&mut self, hold: &Hold, why: End) {
-        self.queue_effects().incidents.push((why, hold.clone()));
+    fn incident(&mut self, hold: &Hold, why: End) {
+        self.rare().incidents.push((why, hold.clone()));
     }
 
     #[cold]
     pub(crate) fn bound(&mut self, binding: Binding) {
-        self.queue_effects().bindings.push(binding);
+        self.rare().bindings.push(binding);
     }
 
     /// A part with this many holds is never much larger than the whole lock.

@@ -38,7 +38,8 @@ pub enum Task {
     EndedHolds(Name<'static>, Box<EndedHolds>),
     /// This lock was created by RESTORE, with the times of another clock.
     Restored(Name<'static>),
-    /// A lease or a lock-delay may have expired.
+    /// A lease or a lock-delay may have expired. The lock must change or be put off, or it is found again at
+    /// once.
     Due(Name<'static>, Slot),
     GraceOver,
 }

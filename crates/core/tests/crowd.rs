@@ -9,8 +9,8 @@ use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
     Acquired, Change, ClientId, Confirmed, EndedHolds, Event, Fence, Fences, Instant, Lock, LockRequest,
-    LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, QueueEffects, Rank, ReleaseCount, Skew, Step,
-    Terms, Ttl, Turn, Waiting,
+    LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, Rank, RareEffects, ReleaseCount, Skew, Step, Terms,
+    Ttl, Turn, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -105,7 +105,7 @@ impl World {
         self.steps = steps::taken() - before;
         self.ended += step.events.iter().filter(|event| matches!(event, Event::Ended(..))).count();
         self.events = step.events.to_vec();
-        let rest = step.queue_effects.map_or_else(QueueEffects::default, |rest| *rest);
+        let rest = step.rare.map_or_else(RareEffects::default, |rest| *rest);
         self.ended_holds.extend(rest.ended_holds);
         self.outcomes.extend(rest.outcomes.into_iter().map(|(_, outcome)| outcome));
         answer

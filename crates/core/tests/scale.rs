@@ -48,8 +48,8 @@ impl World {
             Turn::new(NOW, TERMS, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
         turn.finish();
-        self.unserved = step.queue_effects.as_ref().is_some_and(|rest| rest.unserved);
-        step.queue_effects.map_or(0, |rest| rest.outcomes.len())
+        self.unserved = step.rare.as_ref().is_some_and(|rest| rest.unserved);
+        step.rare.map_or(0, |rest| rest.outcomes.len())
     }
 
     /// Runs turns until the queue is served. Returns the number of answered waiters.

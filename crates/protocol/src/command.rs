@@ -16,7 +16,7 @@ mod words;
 
 pub use acquire::{Acquire, Queue};
 pub use table::{Doc, TABLE};
-use words::{Args, decimal, most, number, words};
+use words::{Args, count_option, decimal, number, words};
 
 /// Defines a command with a key and further arguments. Each argument has an expression that parses it and one
 /// that writes it.
@@ -101,7 +101,7 @@ command! {
     /// `DLOCK.WAITERS key [COUNT n]`
     Waiters = WAITERS |args| {
         /// The maximum number of waiters in the reply: see [`Inspect::shown`].
-        count: Option<NonZeroU32> = args.most()? => most(count),
+        count: Option<NonZeroU32> = args.optional_count()? => count_option(count),
     }
 }
 
@@ -109,7 +109,7 @@ command! {
     /// `DLOCK.INSPECT key [COUNT n]`
     Inspect = INSPECT |args| {
         /// The maximum number of holders in the reply: see [`Inspect::shown`].
-        count: Option<NonZeroU32> = args.most()? => most(count),
+        count: Option<NonZeroU32> = args.optional_count()? => count_option(count),
     }
 }
 
@@ -196,7 +196,7 @@ pub struct List<'a> {
     pub cursor: u64,
     /// A glob-style pattern, as for KEYS. `None` matches every key.
     pub pattern: Option<&'a [u8]>,
-    /// The approximate number of locks to examine. `None` stands for [`List::LOOKED_AT`].
+    /// The approximate number of locks to examine. `None` stands for [`List::DEFAULT_COUNT`].
     pub count: Option<NonZeroU32>,
     /// Whether to return only locks that have waiters.
     pub waited: bool,
@@ -204,9 +204,9 @@ pub struct List<'a> {
 
 impl<'a> List<'a> {
     /// The default of COUNT.
-    pub const LOOKED_AT: u32 = 100;
+    pub const DEFAULT_COUNT: u32 = 100;
     /// The maximum number of locks that a call examines, whatever its COUNT.
-    pub const MOST_LOOKED_AT: u32 = 250;
+    pub const MAX_EXAMINED: u32 = 250;
 
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
@@ -234,7 +234,7 @@ impl<'a> List<'a> {
         let mut out = words(&[b"DLOCK.LIST"]);
         out.push(decimal(self.cursor));
         out.extend(self.pattern.iter().flat_map(|pattern| [b"MATCH".to_vec(), pattern.to_vec()]));
-        out.extend(most(self.count));
+        out.extend(count_option(self.count));
         out.extend(self.waited.then(|| b"WAITED".to_vec()));
         out
     }
@@ -273,7 +273,7 @@ impl<'a> Log<'a> {
         match *self {
             Log::Read { count, key } => {
                 let mut out = words(&[b"DLOCK.LOG"]);
-                out.extend(most(count));
+                out.extend(count_option(count));
                 out.extend(key.iter().flat_map(|key| [b"KEY".to_vec(), key.to_vec()]));
                 out
             }

@@ -67,7 +67,7 @@ impl Turn<'_> {
         let deadline = self.now + request.ttl;
         let step = &mut *self.step;
         let renewed = self.lock.change(request.token.as_bytes(), self.now, |hold| {
-            let before = (hold.times(), hold.deadline());
+            let before = (hold.nonzero_count(), hold.deadline());
             hold.set_count(request.reentry.count(Some(before.0)).ok_or(Refusal::CountFull)?);
             let extended = deadline > hold.deadline();
             if extended {
@@ -79,9 +79,9 @@ impl Turn<'_> {
                 let before = (extras.ephemeral, extras.delay, extras.label.clone());
                 if request.ephemeral {
                     if let Ephemeral::Bound(old) = extras.ephemeral {
-                        step.queue_effects().bindings.push(Binding::Ends(old, hold.token().clone()));
+                        step.bound(Binding::Ends(old, hold.token().clone()));
                     }
-                    step.queue_effects().bindings.push(Binding::Begins(client, hold.token().clone()));
+                    step.bound(Binding::Begins(client, hold.token().clone()));
                     extras.ephemeral = Ephemeral::Bound(client);
                 }
                 if !request.delay.is_none() {
@@ -96,7 +96,7 @@ impl Turn<'_> {
                 changed = (before.0, before.1, &before.2) != (extras.ephemeral, extras.delay, &extras.label);
                 hold.set_extras(extras);
             }
-            Ok((hold.fence(), extended, changed || before != (hold.times(), hold.deadline())))
+            Ok((hold.fence(), extended, changed || before != (hold.nonzero_count(), hold.deadline())))
         });
         let (fence, extended, changed) = renewed.unwrap_or(Err(Refusal::OtherMode))?;
         self.step.renewed = true;
@@ -161,13 +161,13 @@ impl Turn<'_> {
         }
     }
 
-    /// Removes all holds at once, to be accounted for later.
+    /// Removes all shared holds or permits at once, to be accounted for later.
     fn depart(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
             let unconfirmed = self.waiting.deliveries.forget(self.name);
             self.step.events.push(Event::AllEnded(why));
             let ended = EndedHolds { why: Some(why), at: self.now, holds, unconfirmed };
-            self.step.queue_effects().ended_holds.push(ended);
+            self.step.rare().ended_holds.push(ended);
             self.step.changed(self.lock);
         }
     }
@@ -198,10 +198,11 @@ impl Turn<'_> {
         self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
     }
 
+    /// Removes waiters from their queue, each with the connections beside it, with this outcome.
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         for id in waiters {
             let gone = self.waiting.leave_all(*id);
-            self.step.queue_effects().outcomes.extend(gone.into_iter().map(|waiter| (waiter, outcome)));
+            self.step.rare().outcomes.extend(gone.into_iter().map(|waiter| (waiter, outcome)));
         }
     }
 }

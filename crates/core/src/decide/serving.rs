@@ -21,7 +21,7 @@ impl Turn<'_> {
     pub(super) fn serve_queue(&mut self) {
         while let Some(head) = self.waiting.head(self.name) {
             let id = head.id;
-            if let Some(outcome) = self.waiting.is_over(head, self.now) {
+            if let Some(outcome) = self.waiting.outcome_if_over(head, self.now) {
                 self.take_out(&[id], outcome);
                 continue;
             }
@@ -51,7 +51,7 @@ impl Turn<'_> {
     /// any case, or a newcomer could take it.
     fn may_serve_another(&mut self) -> bool {
         if self.served >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
-            self.step.queue_effects().unserved = true;
+            self.step.rare().unserved = true;
             return false;
         }
         self.served += 1;
@@ -64,24 +64,30 @@ impl Turn<'_> {
         let [waiter, beside @ ..] = &answered[..] else { return false };
         let now = self.now;
         let late = |waiter: &Waiter| waiter.until.is_some_and(|until| until.passed(now));
-        let told = beside.iter().any(|waiter| !late(waiter));
-        let outcome = verdict.and_then(|granted| self.hand_off(waiter, granted, told));
+        let has_recipient = beside.iter().any(|waiter| !late(waiter));
+        let outcome = verdict.and_then(|granted| self.hand_off(waiter, granted, has_recipient));
         let outcome = outcome.unwrap_or_else(Outcome::Refused);
         if let Outcome::Granted(fence, _) = outcome {
-            let told = beside.iter().filter(|waiter| !late(waiter));
-            told.for_each(|waiter| self.note(waiter, fence, Granted::Renewal, Delay::NONE));
+            for waiter in beside.iter().filter(|waiter| !late(waiter)) {
+                self.note(waiter, fence, Granted::Renewal, Delay::NONE);
+            }
         }
-        self.step.queue_effects().outcomes.extend(answered.into_iter().map(|waiter| {
+        self.step.rare().outcomes.extend(answered.into_iter().map(|waiter| {
             let outcome = if late(&waiter) { Outcome::TimedOut } else { outcome };
             (waiter, outcome)
         }));
         matches!(outcome, Outcome::Granted(..))
     }
 
-    /// Grants the lock to a waiter. `told` is true if a connection receives the reply. If not, the client may
-    /// be dead: until it claims the grant, the hold costs other waiters no more than the position would have,
-    /// so its lease ends with the position and it has no lock-delay.
-    fn hand_off(&mut self, waiter: &Waiter, granted: Granted, told: bool) -> Result<Outcome, Refusal> {
+    /// Grants the lock to a waiter. A queued waiter without a connection that receives the reply may be dead:
+    /// until it claims the grant, the hold costs other waiters no more than the position would have, so its
+    /// lease ends with the position and it has no lock-delay.
+    fn hand_off(
+        &mut self,
+        waiter: &Waiter,
+        granted: Granted,
+        has_recipient: bool,
+    ) -> Result<Outcome, Refusal> {
         let mut request = waiter.request.borrowed();
         let token = request.token.as_bytes();
         let asked = request.ttl.millis().max(request.delay.millis());
@@ -90,7 +96,7 @@ impl Turn<'_> {
         }
         let mut delay = Delay::NONE;
         if let (Owner::Token(_), Some(until), Granted::New, false) =
-            (&waiter.owner, waiter.until, granted, told)
+            (&waiter.owner, waiter.until, granted, has_recipient)
         {
             request.ttl = request.ttl.min(left(until, self.now));
             delay = std::mem::replace(&mut request.delay, Delay::NONE);
@@ -138,7 +144,7 @@ impl Turn<'_> {
     pub(super) fn answer_others(&mut self, token: &[u8]) {
         for id in self.waiting.of_token_on(token, self.name) {
             let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };
-            let over = self.waiting.is_over(waiter, self.now).is_some();
+            let over = self.waiting.outcome_if_over(waiter, self.now).is_some();
             if self.fit_again(held_as, waiter.request.mode) != Some(Ok(Granted::Renewal)) || over {
                 continue;
             }

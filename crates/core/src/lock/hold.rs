@@ -111,19 +111,19 @@ impl Hold {
     pub fn token(&self) -> &Token {
         match &self.identity {
             Identity::Bare(token) => token,
-            Identity::WithExtras(rich) => &rich.0,
+            Identity::WithExtras(boxed) => &boxed.0,
         }
     }
     pub(crate) fn into_token(self) -> Token {
         match self.identity {
             Identity::Bare(token) => token,
-            Identity::WithExtras(rich) => rich.0,
+            Identity::WithExtras(boxed) => boxed.0,
         }
     }
     fn extras(&self) -> Option<&Extras> {
         match &self.identity {
             Identity::Bare(_) => None,
-            Identity::WithExtras(rich) => Some(&rich.1),
+            Identity::WithExtras(boxed) => Some(&boxed.1),
         }
     }
     pub fn fence(&self) -> Fence {
@@ -139,15 +139,15 @@ impl Hold {
         self.ttl
     }
     pub fn count(&self) -> u32 {
-        self.times().get()
+        self.nonzero_count().get()
     }
-    pub(crate) fn times(&self) -> NonZeroU32 {
+    pub(crate) fn nonzero_count(&self) -> NonZeroU32 {
         self.extras().map_or(NonZeroU32::MIN, |x| x.count)
     }
     pub fn ephemeral(&self) -> Ephemeral {
         self.extras().map_or(Ephemeral::No, |x| x.ephemeral)
     }
-    /// Whether it has extras that are stored.
+    /// Whether the hold has extras that are stored.
     pub(crate) fn has_extras(&self) -> bool {
         self.extras().is_some_and(|Extras { ephemeral, delay, label, count, owner: _ }| {
             *ephemeral != Ephemeral::No
@@ -156,7 +156,7 @@ impl Hold {
                 || *count > NonZeroU32::MIN
         })
     }
-    /// The connection that it is bound to, or that it was granted to. It can have closed since.
+    /// The connection that the hold is bound to, or was granted to. It can have closed since.
     pub fn client(&self) -> Option<ClientId> {
         match self.ephemeral() {
             Ephemeral::Bound(client) => Some(client),
@@ -213,7 +213,7 @@ impl Hold {
     }
 
     pub(crate) fn set_count(&mut self, count: NonZeroU32) {
-        if count != self.times() {
+        if count != self.nonzero_count() {
             let extras = Extras { count, ..self.take_extras() };
             self.set_extras(extras);
         }
@@ -221,17 +221,17 @@ impl Hold {
 
     /// Marks the hold as no longer bound to a connection.
     pub(crate) fn orphan(&mut self) {
-        if let Identity::WithExtras(rich) = &mut self.identity
-            && let Ephemeral::Bound(_) = rich.1.ephemeral
+        if let Identity::WithExtras(boxed) = &mut self.identity
+            && let Ephemeral::Bound(_) = boxed.1.ephemeral
         {
-            rich.1.ephemeral = Ephemeral::Orphan;
+            boxed.1.ephemeral = Ephemeral::Orphan;
         }
     }
 
     pub(crate) fn take_extras(&mut self) -> Extras {
         match &mut self.identity {
             Identity::Bare(_) => Extras::NONE,
-            Identity::WithExtras(rich) => std::mem::replace(&mut rich.1, Extras::NONE),
+            Identity::WithExtras(boxed) => std::mem::replace(&mut boxed.1, Extras::NONE),
         }
     }
 
@@ -240,18 +240,18 @@ impl Hold {
         match &mut self.identity {
             Identity::Bare(_) if extras == Extras::NONE => {}
             Identity::Bare(token) => self.identity = Identity::WithExtras(Box::new((token.clone(), extras))),
-            Identity::WithExtras(rich) if extras == Extras::NONE => {
-                self.identity = Identity::Bare(rich.0.clone())
+            Identity::WithExtras(boxed) if extras == Extras::NONE => {
+                self.identity = Identity::Bare(boxed.0.clone())
             }
-            Identity::WithExtras(rich) => rich.1 = extras,
+            Identity::WithExtras(boxed) => boxed.1 = extras,
         }
     }
 
     pub(super) fn heap_size(&self) -> usize {
         let owner = |owner: &OwnerId| size_of::<OwnerId>() + owner.heap_size();
         let owner = |x: &Extras| x.owner.as_deref().map_or(0, owner);
-        let rich = |x: &Extras| size_of::<(Token, Extras)>() + x.label.heap_size() + owner(x);
-        self.token().heap_size() + self.extras().map_or(0, rich)
+        let boxed = |x: &Extras| size_of::<(Token, Extras)>() + x.label.heap_size() + owner(x);
+        self.token().heap_size() + self.extras().map_or(0, boxed)
     }
 }
 

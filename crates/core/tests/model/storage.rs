@@ -24,7 +24,7 @@ impl System {
         let anchor = self.anchor();
         let near = Reader { now: self.instant(), anchor, origin: Origin::Live };
         let far = self.far_reader();
-        let plain = plain.filter(|plain| plain.tells(&mut self.known, lock, anchor));
+        let plain = plain.filter(|plain| plain.suffices(&mut self.known, lock, anchor));
         let (mut bytes, greatest) = (Vec::new(), self.fences.last());
         match plain {
             Some(Plain::Acquire(..)) => self.saw.push("an ACQUIRE is logged verbatim"),

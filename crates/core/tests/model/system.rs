@@ -8,8 +8,8 @@ use dlock_core::deadlock::{Found, Search};
 use dlock_core::plain::{Known, Plain};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, QueueEffects,
-    Queued, Skew, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
+    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, Queued, RareEffects,
+    Skew, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 
@@ -135,7 +135,7 @@ impl System {
     }
 
     fn carry_out(&mut self, key: Key, step: Step) {
-        let rest = step.queue_effects.map_or_else(QueueEffects::default, |rest| *rest);
+        let rest = step.rare.map_or_else(RareEffects::default, |rest| *rest);
         self.unserved.remove(&key);
         self.unserved.extend(rest.unserved.then_some(key));
         for binding in rest.bindings {

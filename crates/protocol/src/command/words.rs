@@ -81,7 +81,7 @@ impl<'s, 'a> Args<'s, 'a> {
     }
 
     /// Parses `[COUNT n]`.
-    pub fn most(&mut self) -> Result<Option<NonZeroU32>, Misuse> {
+    pub fn optional_count(&mut self) -> Result<Option<NonZeroU32>, Misuse> {
         let (mut count, mut given) = (None, Given::empty());
         while let Some(option) = self.option() {
             if !option.is("COUNT") {
@@ -191,6 +191,6 @@ pub(super) fn decimal(number: u64) -> Vec<u8> {
 }
 
 /// Writes `[COUNT n]`.
-pub(super) fn most(count: Option<NonZeroU32>) -> Vec<Vec<u8>> {
+pub(super) fn count_option(count: Option<NonZeroU32>) -> Vec<Vec<u8>> {
     count.map_or_else(Vec::new, |n| vec![b"COUNT".to_vec(), decimal(n.get().into())])
 }
