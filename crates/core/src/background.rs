@@ -156,21 +156,19 @@ impl Background {
     /// The next task at `now`. Noted tasks, timeouts and expired leases take turns, so that none of them
     /// holds up the others.
     pub fn next_task(&mut self, waiting: &mut Waiting, grace: &mut Grace, now: Instant) -> Option<Task> {
-        type Next = fn(&mut Background, &mut Waiting, Instant) -> Option<Task>;
-        const KINDS: [Next; 3] = [
-            |background, _, now| background.pending.next(now.millis()),
-            |_, waiting, now| {
-                let (waiter, outcome) = waiting.next_over(now)?;
-                Some(Task::Over(waiter.name.clone(), waiter.id, outcome))
-            },
-            |background, _, now| background.next_lease(now),
-        ];
         if grace.end_if_over(now) {
             return Some(Task::GraceOver);
         }
-        KINDS.iter().find_map(|_| {
-            self.turn = (self.turn + 1) % KINDS.len();
-            KINDS[self.turn](self, waiting, now)
+        (0..3).find_map(|_| {
+            self.turn = (self.turn + 1) % 3;
+            match self.turn {
+                0 => self.pending.next(now.millis()),
+                1 => {
+                    let (waiter, outcome) = waiting.next_over(now)?;
+                    Some(Task::Over(waiter.name.clone(), waiter.id, outcome))
+                }
+                _ => self.next_lease(now),
+            }
         })
     }
 
