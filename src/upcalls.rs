@@ -4,7 +4,6 @@
 use std::ffi::CStr;
 
 use dlock_core::admission;
-use dlock_core::background::Background;
 use dlock_core::codec::{self, Origin, Reader};
 use dlock_core::due_locks::DueLocks;
 use dlock_core::plain::Known;
@@ -167,9 +166,8 @@ impl Upcalls for Module {
     }
 
     /// Includes the lock's entry in the schedule, and the bindings of its holds to connections.
-    fn memory(&self, lock: &Lock, key: usize) -> usize {
-        let scheduled = lock.slot().map_or(0, |_| DueLocks::ENTRY_SIZE);
-        lock.size() + scheduled + lock.bound() * Background::binding_size(key)
+    fn memory(&self, lock: &Lock) -> usize {
+        lock.size() + lock.slot().map_or(0, |_| DueLocks::ENTRY_SIZE)
     }
 
     /// Empties a value that lives on under another name (RENAME, MOVE): a hold belongs to the resource, and

@@ -125,15 +125,12 @@ unsafe extern "C" fn aof_rewrite<M: Upcalls>(
 }
 
 unsafe extern "C" fn mem_usage<M: Upcalls>(
-    ctx: *mut rm::RedisModuleKeyOptCtx,
+    _ctx: *mut rm::RedisModuleKeyOptCtx,
     value: *const c_void,
     _samples: usize,
 ) -> usize {
-    // SAFETY: as for rdb_save; the key's name lives as long as the call.
-    enter(0, |module: &M| unsafe {
-        let key = bytes_of(api!(RedisModule_GetKeyNameFromOptCtx(ctx)));
-        module.memory(stored::<M>(value), key.len())
-    })
+    // SAFETY: as for rdb_save.
+    enter(0, |module: &M| module.memory(unsafe { stored::<M>(value) }))
 }
 
 unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, value: *mut c_void) {

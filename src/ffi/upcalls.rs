@@ -52,8 +52,8 @@ pub trait Upcalls: Sized + 'static {
     fn effect(&self, value: &Self::Value) -> Vec<u8>;
     /// Feeds everything that must be equal on a replica.
     fn digest(&self, value: &Self::Value, add: &mut dyn FnMut(&[u8]));
-    /// Returns the bytes of memory that a value takes, given the length of its key.
-    fn memory(&self, value: &Self::Value, key: usize) -> usize;
+    /// Returns the bytes of memory that a value takes.
+    fn memory(&self, value: &Self::Value) -> usize;
     /// The key of a value leaves the keyspace. The value may live on under another name.
     fn unlinked(&self, value: &mut Self::Value, db: i32, key: &[u8]);
     /// Returns the numbers to store beside the keys. The first is below 2^63; 0 means that there is nothing

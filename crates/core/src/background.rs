@@ -33,12 +33,6 @@ pub struct Db {
 }
 
 impl Background {
-    /// Estimated bytes for a hold that is bound to a connection, which usually has only this one: an entry in
-    /// a table that is half full at times, a tree leaf with room for eleven entries, and the name again.
-    pub const fn binding_size(key: usize) -> usize {
-        2 * size_of::<(ClientId, Bindings)>() + 11 * size_of::<(Box<[u8]>, Token)>() + key
-    }
-
     #[inline]
     fn db(&mut self, db: i32) -> &mut Db {
         let at = usize::try_from(db).unwrap_or(0);

@@ -220,7 +220,7 @@ impl Lock {
         }
     }
 
-    /// Bytes in memory, the lock itself included.
+    /// Bytes in memory, the lock itself and the bindings of its holds to connections included.
     pub fn size(&self) -> usize {
         let heap = match &self.holding {
             Holding::Free { .. } => 0,
@@ -228,12 +228,6 @@ impl Lock {
             Holding::Crowd(crowd) => size_of::<Crowd>() + crowd.holders.heap_size(),
         };
         size_of::<Lock>() + heap
-    }
-
-    /// Number of stored holds that are bound to a connection.
-    pub fn bound(&self) -> usize {
-        let (alone, crowd) = self.split();
-        usize::from(alone.is_some_and(Hold::is_bound)) + crowd.map_or(0, |crowd| crowd.holders.bound())
     }
 
     /// Mode of the stored holds, which can have expired. `None` if there are none.

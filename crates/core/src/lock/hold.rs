@@ -1,5 +1,6 @@
 //! One hold: the tenure of one token, as it is stored.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Instant, Label, OwnerId, Token, Ttl};
@@ -247,13 +248,19 @@ impl Hold {
         }
     }
 
+    /// Bytes on the heap, and those of the record that ends the hold with its connection.
     pub(super) fn heap_size(&self) -> usize {
         let owner = |owner: &OwnerId| size_of::<OwnerId>() + owner.heap_size();
         let owner = |x: &Extras| x.owner.as_deref().map_or(0, owner);
         let boxed = |x: &Extras| size_of::<(Token, Extras)>() + x.label.heap_size() + owner(x);
-        self.token().heap_size() + self.extras().map_or(0, boxed)
+        let binding = if self.is_bound() { BINDING_SIZE } else { 0 };
+        self.token().heap_size() + self.extras().map_or(0, boxed) + binding
     }
 }
+
+/// Estimated bytes of [`crate::tasks::Bindings`] for a connection, which usually has one bound hold: an entry
+/// in a table that is half full at times, and a tree leaf with room for eleven names and tokens.
+const BINDING_SIZE: usize = 2 * size_of::<(ClientId, BTreeSet<()>)>() + 11 * size_of::<(Box<[u8]>, Token)>();
 
 #[cfg(test)]
 mod tests {

@@ -190,14 +190,6 @@ impl Holders {
         }
     }
 
-    /// Number of holds that are bound to a connection.
-    pub fn bound(&self) -> usize {
-        match self {
-            Holders::Few(holds) => holds.iter().filter(|hold| hold.is_bound()).count(),
-            Holders::Many(rows) => rows.bound(),
-        }
-    }
-
     fn split(&self) -> (&[Hold], Option<&Rows>) {
         match self {
             Holders::Few(holds) => (holds, None),

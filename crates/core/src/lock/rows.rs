@@ -14,9 +14,8 @@ pub(crate) struct Rows {
     due: BTreeMap<Token, Deadline>,
     /// Never empty rows, in the order of deadline and token.
     rows: VecDeque<Row>,
-    /// Bytes that the holds have on the heap, and the number of holds bound to a connection.
-    heap: usize,
-    bound: usize,
+    /// Sum of [`Hold::heap_size`].
+    pub(super) heap: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -80,12 +79,11 @@ impl Rows {
         holds.sort_unstable_by(|a, b| (a.deadline(), a.token()).cmp(&(b.deadline(), b.token())));
         let due = holds.iter().map(|hold| (hold.token().clone(), hold.deadline())).collect();
         let heap = holds.iter().map(Hold::heap_size).sum();
-        let bound = holds.iter().filter(|hold| hold.is_bound()).count();
         let (mut rows, mut rest) = (VecDeque::new(), holds.into_iter());
         loop {
             let row: Vec<Hold> = rest.by_ref().take(ROW).collect();
             if row.is_empty() {
-                return Rows { due, rows, heap, bound };
+                return Rows { due, rows, heap };
             }
             rows.push_back(Row::new(row));
         }
@@ -167,7 +165,6 @@ impl Rows {
 
     pub fn insert(&mut self, hold: Hold) {
         self.heap += hold.heap_size();
-        self.bound += usize::from(hold.is_bound());
         self.due.insert(hold.token().clone(), hold.deadline());
         let (mut row, mut at) = self.place(hold.deadline(), hold.token().as_bytes());
         if let Some(last) = self.rows.len().checked_sub(1).filter(|last| *last < row) {
@@ -200,7 +197,7 @@ impl Rows {
         let hold = in_row.holds.remove(at);
         in_row.left(&hold);
         self.close_up(row);
-        self.forget(&hold);
+        self.heap -= hold.heap_size();
         Some(hold)
     }
 
@@ -221,11 +218,6 @@ impl Rows {
         }
     }
 
-    fn forget(&mut self, hold: &Hold) {
-        self.heap -= hold.heap_size();
-        self.bound -= usize::from(hold.is_bound());
-    }
-
     pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
         let mut taken = SmallVec::<[Hold; 1]>::new();
         while let Some(row) = self.rows.front_mut() {
@@ -239,7 +231,7 @@ impl Rows {
         }
         for hold in &taken {
             self.due.remove(hold.token());
-            self.forget(hold);
+            self.heap -= hold.heap_size();
         }
         taken
     }
@@ -254,9 +246,5 @@ impl Rows {
         let row = size_of::<Row>() + ROW * size_of::<Hold>();
         let index = self.len() * size_of::<(Token, Deadline)>() * 3 / 2;
         size_of::<Rows>() + self.rows.len() * row + index + self.heap
-    }
-
-    pub fn bound(&self) -> usize {
-        self.bound
     }
 }
