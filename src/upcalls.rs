@@ -85,19 +85,20 @@ impl Upcalls for Module {
 
     fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Lock>, String> {
         let (loading, bounds) = self.with(|s| (s.loading, s.config.bounds));
-        // A load may have millions of keys, so the server is not asked for each.
+        // A load may have millions of keys, so it does not call `server_flags` for each.
         let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
         let (origin, bounds) = admission::source(loading.map(|loading| loading.origin), is_master, bounds);
         let now = match loading {
-            // A file was written before the load began, so no lease in it counts from a later moment. And the
-            // clock is not read a million times.
+            // The file was written before the load began, so no lease in it was granted later. This also
+            // saves a clock read for each key.
             Some(Loading { origin: Origin::Stored, began }) => began,
             _ => clock::now(),
         };
         let reader = Reader { now, anchor: clock::anchor(), origin };
         let written = reader.admit(bytes, bounds).inspect_err(|_| {
             if bounds.is_none() {
-                // The value came from a master or the append only file, by a RESTORE that was accepted there.
+                // The value comes from the master or from a file, so it was accepted before: an effect is
+                // lost.
                 self.with(|s| s.stats.effects_skipped += 1);
             }
         })?;
@@ -107,8 +108,8 @@ impl Upcalls for Module {
         self.with(|s| {
             s.fences.raise(fence);
             s.schedule(&mut lock, db, key);
-            // The server may still drop the value, for example because its TTL has passed. So a restored lock
-            // is checked once in any case.
+            // The server may still drop the value, for example because its TTL has passed. So a task checks
+            // each restored lock once, and removes the schedule entry of a lock that was dropped.
             if let Some(slot) = lock.slot().filter(|_| bounds.is_some()) {
                 let name = Name::new(db, key).to_owned();
                 if is_foreign {
@@ -129,7 +130,8 @@ impl Upcalls for Module {
         bytes
     }
 
-    /// Also creates the key of a lock that is gone, because later commands in the file may name the key.
+    /// Returns the effect that creates this lock in a rewritten append only file. An empty lock has one, too,
+    /// because later commands in the file may name its key.
     fn effect(&self, lock: &Lock) -> Vec<u8> {
         let mut bytes = Vec::new();
         let (last, now, anchor) = (self.with(|s| s.fences.last()), clock::now(), clock::anchor());
@@ -141,7 +143,8 @@ impl Upcalls for Module {
         bytes
     }
 
-    /// Times are given by the boot-time clock, which two servers on one machine share.
+    /// Adds times of the boot-time clock, because two servers on one machine share it. So a master and its
+    /// replica there have equal digests.
     fn digest(&self, lock: &Lock, add: &mut dyn FnMut(&[u8])) {
         let offset = clock::anchor().offset;
         let delay = lock.delay_until().map(|until| until.millis() as i64 - offset);
@@ -170,8 +173,8 @@ impl Upcalls for Module {
         lock.size() + lock.slot().map_or(0, |_| DueLocks::ENTRY_SIZE)
     }
 
-    /// Empties a value that lives on under another name (RENAME, MOVE): a hold belongs to the resource, and
-    /// the resource is a name.
+    /// Ends the holds of a lock whose key was removed, and empties the lock. After RENAME or MOVE the value
+    /// has another key, but its holds were for the resource with the old one.
     fn unlinked(&self, lock: &mut Lock, db: i32, key: &[u8]) {
         if let Some(slot) = lock.slot_mut().take() {
             self.with(|s| s.background.unschedule(slot, db));
@@ -202,22 +205,22 @@ impl Upcalls for Module {
 }
 
 impl Module {
-    /// The key of a lock was removed from outside.
+    /// Accounts for a lock whose key was removed by other means than RELEASE or expiry, for example by DEL.
     #[inline(never)]
     fn vanished(&self, mut lock: Lock, name: &Name<'_>) {
-        // A replica serves no queue and announces nothing. Its promotion must not act on old removals by its
-        // master.
+        // Only a master serves queues and publishes events. A replica notes no task: after its promotion it
+        // must not act on old removals by its former master.
         let master = self.ctx().server_flags().contains(Flags::MASTER);
         let has_listeners = self.has_listeners();
         if master {
             log::vanished(self, name, &lock, clock::now());
         }
         self.with(|s| {
-            let doubts = s.waiting.deliveries.forget(name);
-            match lock.take_vanished(clock::now(), doubts) {
-                // The background job does not run there.
-                Some(crowd) if !master => free_in_background(crowd),
-                Some(crowd) => s.background.note(Task::EndedHolds(name.to_owned(), Box::new(crowd))),
+            let unconfirmed = s.waiting.deliveries.forget(name);
+            match lock.take_vanished(clock::now(), unconfirmed) {
+                // A replica does not run the background tasks.
+                Some(ended) if !master => free_in_background(ended),
+                Some(ended) => s.background.note(Task::EndedHolds(name.to_owned(), Box::new(ended))),
                 None => {}
             }
             for hold in lock.stored() {

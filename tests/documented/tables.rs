@@ -7,7 +7,7 @@ use dlock_testkit::{Server, ServerKind, Value, documents, each_server};
 const EXAMPLE: &str = include_str!("../../redis.conf.example");
 
 #[each_server]
-fn the_command_table_lists_every_command_with_its_form(kind: &ServerKind) {
+fn the_command_table_lists_every_command_with_its_syntax(kind: &ServerKind) {
     let help = Server::start(kind).connect().ok("DLOCK.HELP");
     let forms: Vec<String> =
         help.items().iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")).collect();
@@ -58,9 +58,9 @@ fn the_documented_acl_line_grants_the_named_rights_only(kind: &ServerKind) {
     }
 }
 
-/// `conformance/honour-strings.json` proves the advice of this row.
+/// `conformance/honour-strings.json` tests that following the advice works.
 #[test]
-fn the_wrongtype_row_names_the_option_for_locks_of_set_nx() {
+fn the_wrongtype_row_advises_a_retry_with_the_same_key() {
     let table = documents::read("docs/commands.md");
     let row = table.lines().find(|line| line.starts_with("| `WRONGTYPE` |")).expect("a row");
     assert!(row.contains("`SET NX PX`: retry with the same key"), "{row}");

@@ -1,10 +1,11 @@
-//! A user with rights for `lock:*` and nothing else, also if they are withdrawn during a wait.
+//! A user that has rights for the keys `lock:*` only cannot use other keys or commands. An administrator may
+//! withdraw the rights during a wait.
 
 use crate::calls;
 use dlock_testkit::queue::{clients, granted, holders, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// `+@dlock -@dangerous` where the server has the category; by command name on Redis 7.0.
+/// The rights of `+@dlock -@dangerous`. Lists the commands, because Redis 7.0 has no category `dlock`.
 const WORKER: &str = "~lock:* +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
                       +dlock.inspect +dlock.waiters +dlock.cancel +dlock.token +dlock.help";
 
@@ -52,7 +53,7 @@ fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
     assert_eq!(admin.ok("DBSIZE"), 0);
 }
 
-/// Every option of every command, with other key names wherever a text is allowed.
+/// Permitted commands, with the names of other keys as tokens and labels.
 const TRICKS: [&str; 14] = [
     "DLOCK.ACQUIRE lock:a other 600000 LABEL other EPHEMERAL DELAY 100",
     "DLOCK.ACQUIRE lock:a other 600000 DEPTH 2 BLOCK 1",
@@ -159,7 +160,7 @@ fn a_waiter_without_the_rights_is_refused_and_the_next_is_granted(kind: &ServerK
 }
 
 #[each_server]
-fn a_waiter_with_the_rights_is_granted(kind: &ServerKind) {
+fn a_waiter_is_granted_when_its_rights_were_withdrawn_and_restored(kind: &ServerKind) {
     let Scene { server: _server, mut admin, mut b, mut c } = scene(kind);
     // The rights are removed, and restored by another rule.
     admin.ok("ACL SETUSER app resetkeys -dlock.acquire");

@@ -1,5 +1,5 @@
 //! `dlock.honour-strings`: a string counts as a lock of another client (`SET key token NX PX`) until
-//! the string is removed. `conformance/honour-strings*.json` play what each command does with a string.
+//! the string is removed. `conformance/honour-strings*.json` test each command on a string.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -11,7 +11,7 @@ fn server(kind: &ServerKind) -> Server {
 }
 
 #[each_server]
-fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
+fn the_queue_is_served_whatever_removes_the_string(kind: &ServerKind) {
     let server = server(kind);
     let mut conn = server.connect();
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -30,7 +30,7 @@ fn the_queue_is_served_for_each_end_of_the_string(kind: &ServerKind) {
         assert_eq!(conn.ok("SET k foreign"), "OK");
         let mut a = waiter(&server, "DLOCK.ACQUIRE k a 600000 BLOCK 0");
         let mut b = waiter(&server, "DLOCK.ACQUIRE k b 600000 BLOCK 0");
-        // A request in the same write does not overtake the queue.
+        // A request that is pipelined with the removal does not overtake the queue.
         let batch: Vec<&str> =
             removal.iter().copied().chain(["CONFIG SET maxmemory 0", "DLOCK.ACQUIRE k c 9"]).collect();
         let answers = conn.say_together(&batch);

@@ -19,20 +19,21 @@ import {
 } from "./steps.js";
 import { times } from "./waits.js";
 
-// Time limit of an answer to a background task, ms.
+// Time limit of an answer to a command of a background task, ms.
 const BACKGROUND_ANSWER = 1000;
 // Longest timer, ms. Timers stop while the machine is suspended, so the clock is read again after this time.
 const TICK = 1000;
 
-/** The servers that carry out steps: a single one, or the members of a quorum. */
+/** The servers that receive the commands: a single one, or the members of a quorum. */
 export interface Where {
   readonly channels: readonly Channel[];
   /** Time limit of an answer in ms; undefined for `times.answer`. */
   readonly limit?: number;
 }
 
-/** Carries out `steps` and returns their result. When `signal` is aborted, throws `Aborted` into the steps
- * once. Carries out the steps that they yield after that to clean up, and throws the signal's reason. */
+/** Drives the generator `steps` and returns its result. When `signal` is aborted, throws `Aborted` into the
+ * generator once. Still carries out the steps that the generator then yields to clean up. At its end, throws
+ * the signal's reason. */
 export async function run<T>(
   steps: Steps<T>,
   where: Where,
@@ -111,6 +112,8 @@ function begin(steps: Steps<void>, where: Where, limit: number): void {
   run(steps, where, undefined, limit).catch((why) => process.emitWarning(why));
 }
 
+/** Sends the owed requests in the background, and waits until `step.enough` is true, at most for
+ * `times.patience`. */
 function owe(step: Owe, where: Where): Promise<void> {
   const enough = new Promise<void>((resolve) => {
     for (const [member, owed] of step.owed) {
@@ -123,7 +126,8 @@ function owe(step: Owe, where: Where): Promise<void> {
   return pause(enough, times.patience);
 }
 
-/** Wakes the task at its times until it is finished. Its timer does not keep the process alive. */
+/** Wakes the task whenever its `wakeAt` is reached, until it is finished. The timer does not keep the process
+ * alive. */
 function watch(task: Task, where: Where, isFinished = () => task.finished()): void {
   let timer: NodeJS.Timeout | undefined;
   const arm = () => {
@@ -139,7 +143,7 @@ function watch(task: Task, where: Where, isFinished = () => task.finished()): vo
         run(steps, where, undefined, BACKGROUND_ANSWER).then(arm, (why) => process.emitWarning(why));
       }
     }
-    // Armed before the steps end, as a hold can be lost while its renewal hangs.
+    // The timer is set before the steps end, because a hold can be lost while its renewal hangs.
     arm();
   };
   task.changed = arm;

@@ -1,5 +1,5 @@
-"""Members that are missing, silent or stopped: no client waits for them while a majority answers, and all
-clients meet in the next queue."""
+"""Members that are missing, silent or stopped. No client waits for their answers while a majority answers. If
+the member whose queue the clients use fails, all clients queue at the same other member."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def waiters(client):
 
 
 class Contenders:
-    """Threads that lock again and again, each with clients of its own."""
+    """Threads that acquire and release one lock in a loop. Each is a client, with its own connections."""
 
     def __init__(self, members, quorums):
         self.counts = [0] * len(quorums)
@@ -60,7 +60,7 @@ class Contenders:
                 if lock.acquire(blocking_timeout=20):
                     self.fences.append(lock.fence)
                     self.counts[number] += 1
-                    # A member that has just fallen silent is released in the background.
+                    # If a member has just fallen silent, its hold is released in the background.
                     with contextlib.suppress(dlock.NoQuorumError):
                         lock.release()
         except Exception as why:
@@ -107,11 +107,12 @@ def test_two_missing_members_of_five_delay_no_acquisition(five, how):
     for _ in range(30):
         with five.lock(timeout=10, fenced=True) as lock:
             assert lock.extend(10)
-    # Each acquisition asks each of them at most once.
+    # Each acquisition asks each answering member at most once.
     for client, before in zip(answering, asked):
         assert calls(client, "dlock.acquire") - before <= 30
     if how == "silent":
-        # Each attempt to connect takes a time limit. If all 30 acquisitions waited, there would be 60.
+        # A connection attempt to a silent member ends after a time limit. If all 30 acquisitions waited for
+        # both members, there would be 60 attempts.
         assert sum(proxy.accepted for proxy in missing) - attempts < 30
     quorums = [five.make_quorum([proxy.url for proxy in five.proxies]) for _ in range(3)]
     with contending(five, quorums) as contenders:
@@ -143,7 +144,7 @@ def test_a_member_that_falls_silent_delays_no_acquisition(members, masters, plac
     members.until_free()
 
 
-def test_waits_meet_at_the_next_queue_when_its_master_is_stopped(members, masters):
+def test_all_waiters_move_to_one_other_queue_when_the_first_master_is_stopped(members, masters):
     first, *rest = in_order(members, masters)
     others = [members.direct[member] for member in rest]
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(4)]
@@ -151,7 +152,8 @@ def test_waits_meet_at_the_next_queue_when_its_master_is_stopped(members, master
         contenders.until_each_has(3)
         with stopped(masters[first]):
             contenders.until_each_has(5)
-            # On a busy machine another member may seem silent for a moment.
+            # Checked repeatedly: on a busy machine another member may seem silent for a moment, and clients
+            # then queue elsewhere.
             until("the clients meet in one queue", lambda: sorted(map(waiters, others)) in ([0, 2], [0, 3]))
             contenders.until_each_has(5)
         contenders.until_each_has(5)
@@ -175,26 +177,27 @@ def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(membe
         return calls(members.direct[first], "dlock.acquire") - before
 
     assert asked(["one", "one"]) == 1
-    # Two tokens have one vote each, and seem about to release them. After some tries the lock is taken.
+    # Each of two tokens has one vote. A split vote usually ends soon, so the client asks again several times
+    # before it returns False.
     assert asked(["one", "two"]) > 10
 
 
 def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypatch):
-    # The position must not end by its time.
+    # The position must not expire during the test.
     monkeypatch.setattr("dlock._queue.KEEP", 600)
     first, second, _ = in_order(members, masters)
-    holds, waits = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
-    holds.acquire()
-    waiting = threading.Thread(target=waits.acquire)
+    held, awaited = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
+    held.acquire()
+    waiting = threading.Thread(target=awaited.acquire)
     waiting.start()
     until("a client waits", lambda: waiters(members.direct[first]) == 1)
     with stopped(masters[first]):
         until("the client waits at the next member", lambda: waiters(members.direct[second]) == 1)
     until("the client waits at no other member", lambda: waiters(members.direct[first]) == 0)
     assert waiters(members.direct[second]) == 1
-    holds.release()
+    held.release()
     waiting.join(30)
-    waits.release()
+    awaited.release()
     members.until_free()
 
 
@@ -216,28 +219,28 @@ def test_a_hold_on_one_master_alone_delays_no_client(members, masters):
     assert members.held()[first]
 
 
-def test_a_late_refusal_of_a_later_queue_shows_where_other_clients_wait(members, masters, monkeypatch):
+def test_a_late_refusal_by_the_last_member_shows_where_other_clients_wait(members, masters, monkeypatch):
     # The hold of the other client must count as young for the whole test.
     monkeypatch.setattr("dlock._round.PARTIAL_HOLD_MAX_AGE", 600_000)
     last = in_order(members, masters)[2]
     assert members.direct[last].execute_command("DLOCK.ACQUIRE", "foo", "other", 600_000)
-    # Its refusals arrive after the grants of the others.
+    # The refusals of this member arrive after the grants of the other two.
     members.proxies[last].delay = 0.1
 
-    def is_met():
+    def chooses_last():
         with members.lock(timeout=10):
             pass
         members.settle()
         return members.quorum.order(b"foo") == [last]
 
-    until("the client waits where the other one does", is_met)
+    until("the client waits where the other one does", chooses_last)
 
 
 def test_a_hold_broken_on_a_restarted_member_stays_broken_there(members, masters):
     with members.lock(timeout=2):
         members.until_held()
     members.until_free()
-    # The client does not notice, as no request is under way there.
+    # The client does not notice the restart, because it has no request under way at this member.
     masters[0].kill()
     masters[0].start()
     lock = members.lock(timeout=2, auto_renew=True)

@@ -28,7 +28,7 @@ use crate::operators::log::{self, Entry};
 use crate::operators::{self, Info};
 use crate::output::{cell, escape_control};
 
-/// Maximum number of locks in the list. A filter or another order shows other locks.
+/// Maximum number of locks in the list. A filter or another sort order shows the locks beyond it.
 const MAX_LOCKS: usize = 100;
 
 /// Maximum number of log entries on the screen.
@@ -56,7 +56,7 @@ async fn watch(
     interval: Duration,
 ) -> Result<u8, Abort> {
     let listen = |kind| signal(kind).map_err(|why| Error::system("signals", why));
-    let (mut end, mut hangup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
+    let (mut terminate, mut hangup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     // SIGINT comes from another process: the terminal is in raw mode, so Ctrl-C arrives as a key.
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut app = App::default();
@@ -82,7 +82,7 @@ async fn watch(
                 app.update(seen);
                 next = ask(client, &app.query, interval);
             }
-            _ = end.recv() => return Err(Abort::Signal(Signal::SIGTERM)),
+            _ = terminate.recv() => return Err(Abort::Signal(Signal::SIGTERM)),
             _ = interrupt.recv() => return Err(Abort::Signal(Signal::SIGINT)),
             _ = hangup.recv() => return Err(Abort::Signal(Signal::SIGHUP)),
         }
@@ -217,12 +217,12 @@ impl App {
         if let Some(before) = &self.seen {
             let seconds = seen.at.saturating_since(before.at).as_secs_f64();
             let grants = |info: &Info| info.number("dlock_grants");
-            let of = |servers: &[Inspected<Info>]| -> HashMap<Arc<str>, u64> {
+            let grants_by_server = |servers: &[Inspected<Info>]| -> HashMap<Arc<str>, u64> {
                 let up = servers.iter().filter_map(|seen| Some((seen.server.clone(), seen.answer.found()?)));
                 up.map(|(server, info)| (server, grants(info))).collect()
             };
-            let old = of(&before.servers);
-            let new = of(&seen.servers).into_iter();
+            let old = grants_by_server(&before.servers);
+            let new = grants_by_server(&seen.servers).into_iter();
             let more = new.filter_map(|(server, grants)| grants.checked_sub(*old.get(&server)?));
             self.grants_per_second = more.sum::<u64>() as f64 / seconds.max(0.001);
         }

@@ -100,8 +100,8 @@ impl<'a> Acquire<'a> {
         Ok(Acquire { key, request, block, queue })
     }
 
-    /// Returns whether the command has no options and an explicit ttl. MAX would depend on the server that
-    /// reads it.
+    /// Returns whether the command may be logged verbatim: it has no options and an explicit ttl. Servers can
+    /// differ in the ttl that MAX stands for.
     pub fn is_plain(args: &[&[u8]]) -> bool {
         matches!(args, [_, _, [b'0'..=b'9', ..]])
     }

@@ -1,4 +1,5 @@
-//! The worlds: the clients, the faults and their number; and the state that the checker explores.
+//! A world of the model: its clients, and how often each fault may happen. Also the state that the checker
+//! explores.
 
 use super::client::Client;
 use super::master::Master;
@@ -14,15 +15,16 @@ pub const TICK: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct World {
     pub clients: Vec<Script>,
-    /// The orders in which the clients may be named: see [`super::names::client_orders`].
+    /// The permutations that exchange clients with equal scripts: see [`super::names::client_orders`].
     pub client_orders: Vec<Vec<usize>>,
     /// Whether states that differ only in names are kept apart.
     pub by_name: bool,
-    /// The greatest number that each master has used before, for other resources.
+    /// The greatest fence that each master has issued before, for other resources.
     pub numbers_before: [u8; MASTERS],
     pub time: Time,
     pub fenced: bool,
-    /// Whether masters number their grants; a plain quorum ignores the numbers.
+    /// Whether masters count their fences up. If false, every grant has fence 1, which keeps the states few:
+    /// a quorum that is not `fenced` ignores fences.
     pub numbers: bool,
     /// How many messages may be delivered twice.
     pub duplicates: u8,
@@ -30,8 +32,8 @@ pub struct World {
     pub crashes: u8,
     /// Ticks without grants after a crash.
     pub grace: u8,
-    /// Whether the first client already holds on all masters, at the beginning of a lease, and asks those
-    /// that forget for its hold again.
+    /// Whether the first client starts with a new hold on all masters. After an extension it asks the masters
+    /// that lost the hold to restore it.
     pub held: bool,
     /// How often an operator may end all holds at once.
     pub breaks: u8,
@@ -45,21 +47,23 @@ pub struct World {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Script {
     pub acquisitions: u8,
-    /// Whether it waits in a queue, at the masters in their order.
+    /// Whether the client waits in the queue of the first master, or of the next if that one is silent.
     pub waits: bool,
-    /// Whether it asks all at once, and overtakes no waiter of the first master.
+    /// Whether the client asks all masters at once. If the first one refuses, the client acquires only if no
+    /// client waits there.
     pub looks: bool,
-    /// Whether it asks the first master before the others.
+    /// Whether the client asks the first master before the others.
     pub in_order: bool,
     pub extensions: u8,
     pub retries: u8,
-    /// Whether it may stop waiting for an answer that is still under way.
+    /// Whether the client may stop waiting for an answer that is still under way.
     pub timeouts: bool,
-    /// Whether it may give up, and release its hold early.
+    /// Whether the client may give up, and release its hold early.
     pub releases: bool,
 }
 
 impl Script {
+    /// Whether the client asks again without a grant of the first master, which would give it priority.
     pub fn retries_without_turn(&self) -> bool {
         self.retries > 0 && !self.waits && !self.in_order
     }
@@ -74,34 +78,36 @@ pub enum Time {
     Ticks { ttl: u8 },
 }
 
-/// The rules, each left out once.
+/// Faulty clients and masters, each without one rule. The checker must find the violation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// The greatest of the majority's numbers is the fence, but no hold is raised to it.
+    /// The greatest of the majority's fences is the result, but no hold is raised to it by CONFIRM.
     NoConfirmPhase,
-    /// A master raises its number for a token that holds nothing there.
+    /// A master raises its greatest fence on a CONFIRM for a token that holds nothing there.
     RaiseWithoutHold,
     /// A master accepts a CONFIRM that is lower than the hold's fence.
     FenceUnchecked,
-    /// As above, and the client counts the CONFIRM of a master without a grant.
+    /// As `FenceUnchecked`. The client also sends CONFIRM to masters whose answers it has not counted, and
+    /// counts a confirmation as a grant.
     UncountedAnswers,
-    /// The next acquisition uses the token of the last.
+    /// All acquisitions of a client use one token.
     TokenUsedAgain,
     /// Validity counts from the retry.
     ValidFromRetry,
-    /// A grant after a wait is a vote, and validity counts from its receipt; the client does not claim it.
+    /// A client that was granted after a wait counts this as a vote, without asking the master again.
+    /// Validity counts from the receipt of the grant.
     ValidFromReceipt,
-    /// A newcomer does not look for waiters.
+    /// A client with `looks` does not check for waiters at the first master.
     NoLook,
-    /// A client that asks all at once asks again as if its turn had come.
+    /// A client that asks all masters at once keeps a partial hold until it asks again.
     KeepsAPart,
     /// One answer is enough for an extension.
     ExtendedByOne,
-    /// A master that does not hold it is asked for it again at once, and its grant is a vote.
+    /// In an extension, a master that lost the hold is asked at once to restore it, and its grant is a vote.
     RestoredAtOnce,
-    /// As above, and validity counts from the grant.
+    /// As `RestoredAtOnce`, and validity counts from that grant.
     ValidFromRestoration,
-    /// After a crash a master starts numbering from scratch.
+    /// A master forgets its greatest fence in a crash.
     NumberForgotten,
 }
 
@@ -117,20 +123,20 @@ pub struct State {
     pub history: History,
 }
 
-/// The history, which only the checker knows.
+/// Facts about the past that only the checker sees.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History {
     /// The fences of the completed acquisitions.
     pub fences: SmallVec<[u8; 8]>,
-    /// Two of them were equal.
+    /// Two acquisitions had equal fences.
     pub same_fence: bool,
     /// An extension that began after the hold was broken has counted.
     pub revived: bool,
     /// A newcomer acquired the lock while an earlier waiter still waited.
     pub overtaken: bool,
-    /// One was not greater than another that was complete before it began.
+    /// A fence was not greater than that of an acquisition that completed before this one began.
     pub below_one_before_its_begin: bool,
-    /// One was not greater than another that was complete before it was complete.
+    /// A fence was not greater than that of an acquisition that completed before this one completed.
     pub below_one_before_its_end: bool,
 }
 
@@ -139,9 +145,9 @@ impl World {
         self.broken == Some(broken)
     }
 
-    /// The present, which never moves: a tick makes everything else older instead. So time can continue for
-    /// ever in finitely many states. The present is one lease after the origin, because nothing older than a
-    /// lease matters.
+    /// The present, which is a constant: a tick makes everything else older instead, so that time without end
+    /// needs finitely many states. It is one lease after the origin, so that instants up to one lease ago can
+    /// be represented; older ones do not matter.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }
@@ -190,8 +196,9 @@ impl World {
         state
     }
 
-    /// The masters from this index on are interchangeable: all after the one where clients may wait, as a
-    /// queue has an order; none if the answer of one master counts for all.
+    /// Returns the index from which on the masters are interchangeable. The first master is not, if clients
+    /// ask it first or wait there. None is ([`MASTERS`]) if clients move from one master to the next, or if
+    /// the first master's answer counts for all.
     pub fn first_alike(&self) -> usize {
         let waits = |script: &Script| script.waits || script.looks || script.in_order;
         let moves_on =
