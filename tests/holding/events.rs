@@ -1,4 +1,5 @@
-//! Keyspace events: both channels, in order, and only for real changes.
+//! Keyspace events: the server publishes each change of a lock on the keyspace channel and on the keyevent
+//! channel, in order. A command that changes nothing publishes nothing.
 
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
@@ -60,7 +61,7 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
     assert_eq!(events_of(&confirm, &mut events, &mut conn), ["k dlock.extend"]);
 }
 
-/// The lock is never free in between, so no listener is woken for nothing.
+/// The next hold replaces the expired one. A `dlock.free` event would wake listeners for a lock that is held.
 #[each_server]
 fn a_handoff_from_an_expired_hold_publishes_no_free_event(kind: &ServerKind) {
     let server = Server::start(kind);

@@ -1,5 +1,5 @@
-//! A master with a newer module than its replica: the replica counts what it cannot read and treats it as
-//! forgotten.
+//! A master with a newer module than its replica: the replica counts the effects that it cannot apply. Their
+//! holds are lost to it, so the grace period after its promotion must cover them, as it covers any lost hold.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -88,12 +88,13 @@ fn checksum(bytes: &[u8]) -> u64 {
 }
 
 #[each_server]
-fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &ServerKind) {
+fn unknown_effects_of_a_newer_master_are_counted_and_promotion_begins_a_grace_period(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
     let mut conn = replica.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     let mut link = master.link(&replica);
-    // The greatest fence, which every version can read, and a change in version 9.
+    // The bytes of an effect: the greatest fence, which a module of any version can read, and a change in
+    // layout version 9, which this module cannot read.
     let fence = 1_900_000_000_000_000_u64;
     let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
     for key in ["k", "l"] {
@@ -110,7 +111,8 @@ fn unknown_effects_of_a_newer_master_are_counted_and_covered_by_grace(kind: &Ser
     assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
 }
 
-/// The replica does not guess a grant that follows an effect which it did not receive or understand.
+/// An ACQUIRE that is logged verbatim gets its fence and its time from the effect before it. A replica that
+/// lacks that effect skips the ACQUIRE.
 #[each_server]
 fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
@@ -128,7 +130,7 @@ fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
     send(&[b"DLOCK._SET", b"k", &effect]);
     send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
     until("the replica has read the grant", || conn.ok("DBSIZE") == 2);
-    // Only the master's own clients could have sent options.
+    // No master logs these two verbatim: one has an option, the other has no number as its ttl.
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
     until_skipped(&replica, 3);

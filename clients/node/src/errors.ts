@@ -30,7 +30,8 @@ export class GraceError extends LockError {
 /** The server's wait queue is full. Retry later. */
 export class QueueFullError extends LockError {}
 
-/** The server granted the lock, but each answer took longer than the lease: the ttl is too short. */
+/** The server granted the lock several times, but each grant arrived after its lease had ended: the ttl is too
+ * short. */
 export class LateError extends LockError {}
 
 /** The server did not answer in time. It may have carried out the request. */

@@ -50,7 +50,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("lock_class, make, text", WRONG)
-def test_a_lock_refuses_another_kind_of_client(lock_class, make, text):
+def test_a_lock_refuses_a_client_of_the_wrong_kind(lock_class, make, text):
     with pytest.raises(TypeError, match=text):
         lock_class(make(), "foo", timeout=10)
 
@@ -73,7 +73,7 @@ def test_a_lock_accepts_a_client_whose_class_name_contains_pipeline():
         (lambda: [sync_client().pipeline()], "pass the client"),
     ],
 )
-def test_a_quorum_refuses_another_kind_of_client(make, text):
+def test_a_quorum_refuses_a_client_of_the_wrong_kind(make, text):
     with pytest.raises(TypeError, match=text):
         dlock.Quorum(make())
 
@@ -90,8 +90,8 @@ def test_a_quorum_refuses_clusters(server):
         dlock.Quorum([Cluster()])
 
 
-class Wrapped(redis.Redis):
-    """A client of a user's own class, which answers with something else than the server."""
+class CannedClient(redis.Redis):
+    """A client of a user's own class that returns ``answer`` for every command, without a server."""
 
     answer = None
 
@@ -99,7 +99,7 @@ class Wrapped(redis.Redis):
         return self.answer
 
 
-class WrappedAsync(redis.asyncio.Redis):
+class CannedAsyncClient(redis.asyncio.Redis):
     answer = None
 
     async def execute_command(self, *args, **options):
@@ -108,7 +108,7 @@ class WrappedAsync(redis.asyncio.Redis):
 
 @pytest.mark.parametrize("answer", ["QUEUED", True, 1.5, object()], ids=["text", "bool", "float", "object"])
 def test_a_reply_that_is_no_integer_and_not_null_is_an_error(answer):
-    client = Wrapped()
+    client = CannedClient()
     client.answer = answer
     lock = dlock.Lock(client, "foo", timeout=10)
     for call in lock.locked, lambda: lock.acquire(blocking=False):
@@ -117,7 +117,7 @@ def test_a_reply_that_is_no_integer_and_not_null_is_an_error(answer):
     assert lock.fence is None
 
     async def main():
-        client = WrappedAsync()
+        client = CannedAsyncClient()
         client.answer = answer
         with pytest.raises(InvalidResponse):
             await dlock.asyncio.Lock(client, "foo", timeout=10).acquire(blocking=False)
@@ -150,22 +150,22 @@ import dlock
 import dlock.asyncio
 
 sync, cluster = redis.Redis(), redis.RedisCluster()
-later, later_cluster = redis.asyncio.Redis(), redis.asyncio.RedisCluster()
+async_client, async_cluster = redis.asyncio.Redis(), redis.asyncio.RedisCluster()
 
 dlock.Lock(sync, "a")
 dlock.Lock(cluster, "a")
-dlock.asyncio.Lock(later, "a")
-dlock.asyncio.Lock(later_cluster, "a")
+dlock.asyncio.Lock(async_client, "a")
+dlock.asyncio.Lock(async_cluster, "a")
 dlock.Redlock(dlock.Quorum([sync, sync]), "a", timeout=1, fenced=True)
-dlock.asyncio.Redlock(dlock.Quorum([later]), "a")
+dlock.asyncio.Redlock(dlock.Quorum([async_client]), "a")
 
-dlock.Lock(later, "a")  # error
+dlock.Lock(async_client, "a")  # error
 dlock.Lock(None, "a")  # error
 dlock.Lock("redis://localhost", "a")  # error
 dlock.asyncio.Lock(sync, "a")  # error
 dlock.asyncio.Lock(None, "a")  # error
 dlock.Redlock(sync, "a")  # error
-dlock.Redlock(dlock.Quorum([later]), "a")  # error
+dlock.Redlock(dlock.Quorum([async_client]), "a")  # error
 dlock.asyncio.Redlock(dlock.Quorum([sync]), "a")  # error
 """
 
@@ -175,7 +175,7 @@ dlock.asyncio.Redlock(dlock.Quorum([sync]), "a")  # error
     or int(redis.__version__.split(".")[0]) < 8,
     reason="needs the types of the newest redis-py",
 )
-def test_mypy_shows_another_kind_of_client(tmp_path):
+def test_mypy_reports_a_client_of_the_wrong_kind(tmp_path):
     pytest.importorskip("mypy")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -194,7 +194,7 @@ def knows_library_names(client):
     return "lib-name" in client.client_list()[0]
 
 
-def test_the_background_of_a_single_server_names_the_client(r, get_lock):
+def test_the_background_connection_to_a_single_server_has_the_library_name(r, get_lock):
     if not knows_library_names(r):
         pytest.skip("needs Redis 7.2 or Valkey 8")
     for client in r.client_list():
@@ -205,7 +205,7 @@ def test_the_background_of_a_single_server_names_the_client(r, get_lock):
         assert "dlock-client" in library_names(r)
 
 
-def test_the_members_of_a_quorum_are_in_the_name_of_the_client(members):
+def test_the_library_name_of_a_quorum_contains_a_digest_of_its_members(members):
     with members.lock(timeout=30):
         members.until_held()
     run_ids = sorted(client.info("server")["run_id"] for client in members.direct)

@@ -39,7 +39,7 @@ struct Contender {
     clients: Clients,
 }
 
-/// The result of one timed stretch.
+/// The result of one block: a period in which the clients of one contender compete for the lock.
 struct Sample {
     grants_per_second: f64,
     /// Jain's index over the clients' grants.
@@ -52,9 +52,9 @@ struct Sample {
     cpu_per_grant: f64,
 }
 
-/// The result of one client in a block.
+/// The grants and waits of one client in a block.
 #[derive(Default)]
-struct Share {
+struct ClientResult {
     grants: usize,
     changes: usize,
     waits_us: Vec<f64>,
@@ -74,10 +74,10 @@ fn compare(run: &Run, clients: usize) -> Result<Report> {
     let mut samples: Vec<(Kind, Vec<Sample>)> =
         contenders.iter().map(|contender| (contender.kind, Vec::new())).collect();
     for contender in &mut contenders {
-        contender.block(Duration::from_millis(100))?;
+        contender.run_block(Duration::from_millis(100))?;
     }
     for at in run.turns(&title, rounds, contenders.len()) {
-        samples[at].1.push(contenders[at].block(Duration::from_secs(seconds))?);
+        samples[at].1.push(contenders[at].run_block(Duration::from_secs(seconds))?);
     }
     Ok(report(title, &samples))
 }
@@ -104,26 +104,26 @@ impl Contender {
         Ok(Contender { kind, server, clients })
     }
 
-    /// Lets all clients contend for this time.
-    fn block(&mut self, time: Duration) -> Result<Sample> {
+    /// Runs a block of this length.
+    fn run_block(&mut self, time: Duration) -> Result<Sample> {
         let before = self.server.cpu();
-        let shares = match &mut self.clients {
+        let results = match &mut self.clients {
             Clients::Threads(clients) => contend_in_threads(clients, time),
             Clients::Queue(process) => contend_by_queue(process, time),
         };
-        let shares = shares.map_err(|why| self.server.explain(self.kind.name(), &why))?;
+        let results = results.map_err(|why| self.server.explain(self.kind.name(), &why))?;
         let cpu =
             self.server.cpu().zip(before).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
-        Ok(Sample::new(&shares, time, cpu))
+        Ok(Sample::new(&results, time, cpu))
     }
 }
 
-fn contend_in_threads(clients: &mut [Client], time: Duration) -> Result<Vec<Share>> {
+fn contend_in_threads(clients: &mut [Client], time: Duration) -> Result<Vec<ClientResult>> {
     let start = Barrier::new(clients.len());
     // Only the holder writes it.
     let last_holder = AtomicUsize::new(usize::MAX);
-    let contend = |number: usize, client: &mut Client| -> Result<Share> {
-        let mut share = Share::default();
+    let contend = |number: usize, client: &mut Client| -> Result<ClientResult> {
+        let mut result = ClientResult::default();
         start.wait();
         let start = Instant::now();
         while start.elapsed() < time {
@@ -132,33 +132,33 @@ fn contend_in_threads(clients: &mut [Client], time: Duration) -> Result<Vec<Shar
             let granted = Instant::now();
             let last = last_holder.swap(number, Ordering::Relaxed);
             client.release()?;
-            share.add(granted - asked, granted - start < time, last != number);
+            result.add(granted - asked, granted - start < time, last != number);
         }
-        Ok(share)
+        Ok(result)
     };
     thread::scope(|scope| {
         let spawn = |(number, client)| scope.spawn(move || contend(number, client));
         let threads: Vec<_> = clients.iter_mut().enumerate().map(spawn).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, Result<Share>>| {
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<ClientResult>>| {
             thread.join().unwrap_or_else(|_| Err(Error::other("a client panicked")))
         };
         threads.into_iter().map(join).collect()
     })
 }
 
-fn contend_by_queue(process: &mut Process, time: Duration) -> Result<Vec<Share>> {
+fn contend_by_queue(process: &mut Process, time: Duration) -> Result<Vec<ClientResult>> {
     let start = Instant::now();
     let grants = process.contend(time)?;
-    let (mut shares, mut last_holder) = (Vec::new(), usize::MAX);
-    shares.resize_with(process.tasks(), Share::default);
+    let (mut results, mut last_holder) = (Vec::new(), usize::MAX);
+    results.resize_with(process.tasks(), ClientResult::default);
     for grant in grants {
-        shares[grant.task].add(grant.waited, grant.at - start < time, last_holder != grant.task);
+        results[grant.task].add(grant.waited, grant.at - start < time, last_holder != grant.task);
         last_holder = grant.task;
     }
-    Ok(shares)
+    Ok(results)
 }
 
-impl Share {
+impl ClientResult {
     /// Counts a wait, and its grant if the grant came before the end of the block.
     fn add(&mut self, waited: Duration, in_time: bool, changed: bool) {
         self.waits_us.push(waited.as_secs_f64() * 1e6);
@@ -171,14 +171,14 @@ impl Share {
 
 impl Sample {
     /// `cpu`: seconds of the server's processor time in the block.
-    fn new(shares: &[Share], time: Duration, cpu: f64) -> Sample {
-        let grants: Vec<f64> = shares.iter().map(|share| share.grants as f64).collect();
+    fn new(results: &[ClientResult], time: Duration, cpu: f64) -> Sample {
+        let grants: Vec<f64> = results.iter().map(|result| result.grants as f64).collect();
         let all = grants.iter().sum::<f64>();
-        let waits_us: Vec<f64> = shares.iter().flat_map(|share| &share.waits_us).copied().collect();
+        let waits_us: Vec<f64> = results.iter().flat_map(|result| &result.waits_us).copied().collect();
         Sample {
             grants_per_second: all / time.as_secs_f64(),
             fairness: jain(&grants),
-            changes: shares.iter().map(|share| share.changes as f64).sum::<f64>() / all,
+            changes: results.iter().map(|result| result.changes as f64).sum::<f64>() / all,
             cpu_per_grant: cpu * 1e6 / waits_us.len() as f64,
             waits_us,
         }

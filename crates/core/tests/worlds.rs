@@ -1,6 +1,9 @@
-//! Exhaustive exploration of small worlds: three tokens, one resource and a few moves, in every order. Random
-//! runs go deep; these miss no short sequence. Without time the worlds are finite, with some hundred thousand
-//! states. The largest is cut at a depth, which `DLOCK_DEPTH` changes.
+//! Exhaustive exploration of small worlds: two or three tokens, one resource and a few moves, in every order.
+//! The random tests in `model` make long sequences; the tests here miss no short one. States that differ only
+//! in the time and the exact fences count as one, so each world is finite, with some hundred thousand states.
+//! The two largest worlds are explored up to a depth. `DLOCK_DEPTH` sets the depth for all worlds.
+//!
+//! Each move is made in the reference model (the page) and in the core (the system), which must agree.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -57,19 +60,21 @@ fn essence(page: &Page) -> u64 {
     fences.sort_unstable();
     fences.dedup();
     let rank = |fence: u64| fences.binary_search(&fence).expect("it is one of them") as u64;
-    // Deadlines that passed longer ago than any delay are equivalent.
+    // The ms until a deadline, plus 4: 0 for every deadline that passed at least 4 ms ago. A delay, which
+    // is 1 ms here, counts from the end of an expired lease, so a passed deadline matters for that long.
     let now = page.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
     let mut page = page.clone();
-    let on_the_way: Vec<u64> = page.flights.iter().map(|flight| flight.number).collect();
+    let flight_numbers: Vec<u64> = page.flights.iter().map(|flight| flight.number).collect();
     for hold in &mut page.holds {
-        // The replies that are under way, and whether one has arrived.
-        if let Some(doubt) = &mut hold.on_the_way {
-            for number in &mut doubt.told {
-                *number =
-                    on_the_way.iter().position(|other| other == number).map_or(u64::MAX, |at| at as u64);
+        // A waiter's number becomes the index of its grant in `page.flights`; u64::MAX if it is not there.
+        if let Some(unconfirmed) = &mut hold.on_the_way {
+            for number in &mut unconfirmed.told {
+                let flight = flight_numbers.iter().position(|other| other == number);
+                *number = flight.map_or(u64::MAX, |index| index as u64);
             }
-            doubt.unclaimed = doubt.unclaimed.map(|(_, until, delay)| (0, from_now(until), delay));
+            unconfirmed.unclaimed =
+                unconfirmed.unclaimed.map(|(_, until, delay)| (0, from_now(until), delay));
         }
         // The age of a hold affects no decision.
         (hold.fence, hold.end, hold.since) = (rank(hold.fence), from_now(hold.end), 0);
@@ -80,8 +85,9 @@ fn essence(page: &Page) -> u64 {
     let numbers: Vec<u64> = page.waiters.iter().map(|waiter| waiter.number).collect();
     for waiter in &mut page.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
-        if let Whose::Beside(of) = &mut waiter.whose {
-            *of = numbers.iter().position(|number| number == of).expect("it waits") as u64;
+        // A connection that waits together with a QUEUE position.
+        if let Whose::Beside(position) = &mut waiter.whose {
+            *position = numbers.iter().position(|number| number == position).expect("it waits") as u64;
         }
     }
     for (_, until) in &mut page.delays {
@@ -162,7 +168,7 @@ fn two_tokens_in_a_grace_period_agree_with_the_model() {
     explore("grace", &moves, ALL);
 }
 
-/// Waits by a connection, by a QUEUE position, or by both.
+/// Token 0 waits with BLOCK, token 1 with QUEUE, and token 2 with QUEUE, alone or together with BLOCK.
 #[test]
 fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
     let mut moves = always(3);
@@ -172,6 +178,7 @@ fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
     };
     for token in 0..3 {
         moves.push(Move::TimeOutToken(KEY, token));
+        // The user of a queued token loses the right to the lock that was granted.
         moves.push(Move::Forbidden(KEY, token));
     }
     moves.push(acquire(0, 0, Mode::Exclusive, Some(3)));

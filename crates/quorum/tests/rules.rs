@@ -6,8 +6,8 @@ mod rules {
     pub mod attempts;
     pub mod confirming;
     pub mod extending;
+    pub mod helpers;
     pub mod queue_choice;
     pub mod queueing;
     pub mod random;
-    pub mod words;
 }

@@ -70,8 +70,8 @@ pub struct History {
 }
 
 impl History {
-    /// Checks that no two clients relied on incompatible holds at the same time, and that no more clients
-    /// relied on permits than there are.
+    /// Checks that no two clients relied on incompatible holds at the same time, and that the clients that
+    /// relied on permits of a key at the same time were not more than its permits.
     pub fn exclusion(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, mut holds) in self.relied_on() {
@@ -184,8 +184,8 @@ impl History {
         back.collect()
     }
 
-    /// Returns holds that a client relied on from before a look was requested until after its reply, but that
-    /// the reply does not contain.
+    /// Returns holds that are missing from a look, although a client relied on them before the look was
+    /// requested and still after its reply.
     pub fn lost(&self) -> Vec<String> {
         let relied_on = self.relied_on();
         let mut wrong = Vec::new();

@@ -1,4 +1,4 @@
-use super::words::*;
+use super::helpers::*;
 use dlock_quorum::*;
 
 #[test]

@@ -1,6 +1,6 @@
 //! Whole attempts: what follows a failed round, and how an attempt ends.
 
-use super::words::*;
+use super::helpers::*;
 use dlock_quorum::*;
 use proptest::prelude::*;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-use super::words::*;
+use super::helpers::*;
 use dlock_quorum::*;
 
 /// Members 0 and 1 of three have granted 5 and 8. The confirm phase for 8 began at 102.

@@ -1,11 +1,11 @@
-use super::words::*;
+use super::helpers::*;
 use dlock_quorum::Lease;
 use dlock_quorum::*;
 
 const YES: Vote<()> = Vote::Granted(());
 const NOT_HELD: Vote<()> = Vote::Refused(Refusal::NotHeld);
 
-/// An extension begun at 1,000 of a hold on three members that is valid until 5,000.
+/// Begins an extension at 1,000 ms. The hold has three members and is valid until 5,000 ms.
 fn extending() -> Extension {
     let (machine, sends) =
         Extension::new(plan(3, false).quorum, Lease::new(TTL).unwrap(), at(5_000), at(1_000));
@@ -14,7 +14,7 @@ fn extending() -> Extension {
 }
 
 #[test]
-fn a_majority_extends_with_validity_from_before_the_send() {
+fn a_majority_extends_and_validity_counts_from_before_the_send() {
     let mut machine = extending();
     assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open);
     assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open, "one master, one vote");
@@ -48,9 +48,10 @@ fn a_hold_is_not_extended_after_its_end() {
 }
 
 #[test]
-fn a_shorter_lease_counts_from_its_send() {
-    let second = Lease::new(std::time::Duration::from_secs(1)).unwrap();
-    let (mut machine, _) = Extension::new(plan(3, false).quorum, second, at(5_000), at(1_000));
+fn a_shorter_lease_shortens_the_validity_before_any_member_answers() {
+    // Trusted for 988 ms.
+    let one_second = Lease::new(std::time::Duration::from_secs(1)).unwrap();
+    let (mut machine, _) = Extension::new(plan(3, false).quorum, one_second, at(5_000), at(1_000));
     assert_eq!(machine.held_until(), at(1_988));
     for member in 0..3 {
         machine.answered(Member(member), Vote::Unknown, at(1_500));

@@ -1,6 +1,6 @@
 //! The choice of the queue, from the answers of members and the memory of a client.
 
-use super::words::*;
+use super::helpers::*;
 use dlock_quorum::*;
 use std::time::Duration;
 

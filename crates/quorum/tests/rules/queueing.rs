@@ -1,4 +1,4 @@
-use super::words::*;
+use super::helpers::*;
 use dlock_quorum::*;
 
 const ORDER: [Member; 3] = [Member(2), Member(0), Member(1)];

@@ -1,7 +1,7 @@
 //! Rounds with random answers in random order. Each outcome is checked against the list of events, without a
 //! second implementation of the rules. `attempts.rs` shows that no round hangs.
 
-use super::words::*;
+use super::helpers::*;
 use dlock_quorum::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! Short words for the tests.
+//! Constants, constructors and drivers that the tests of the rules share.
 
 use dlock_quorum::*;
 use dlock_quorum::{Instant, Lease};
