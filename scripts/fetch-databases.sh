@@ -1,6 +1,6 @@
 #!/bin/sh
-# Unpacks PostgreSQL, PgBouncer and MariaDB into build/databases, without installing them: no service starts. They come from the
-# machine's Debian mirror, with those of their dependencies that the machine lacks.
+# Unpacks PostgreSQL, PgBouncer and MariaDB into build/databases, without installing them: no service starts. They come
+# from the machine's Debian mirror, with those of their dependencies that the machine lacks.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -13,10 +13,10 @@ missing_packages() {
     apt-get install -s --no-install-recommends "$@" | sed -n 's/^Inst \([^ ]*\).*/\1/p'
 }
 
-if ! apt-cache show mariadb-server-core pgbouncer >/dev/null 2>&1; then
-    say "fetching the lists of packages"
-    if [ "$(id -u)" = 0 ]; then apt-get update -qq; else sudo apt-get update -qq; fi
-fi
+as_root=
+[ "$(id -u)" = 0 ] || as_root=sudo
+# Old lists name versions that the mirror no longer has.
+$as_root apt-get update -qq -o Acquire::Retries=3 || fail "apt-get update failed"
 # Debian's package "postgresql" depends on that of its version.
 postgresql=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)
 [ -n "$postgresql" ] || fail "apt knows no package postgresql-NN"
