@@ -6,11 +6,11 @@ pub mod hold;
 pub mod program;
 pub mod session;
 pub mod steps;
+pub mod supervise;
 
 mod descendants;
 mod parent_run;
 mod position;
-mod supervise;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

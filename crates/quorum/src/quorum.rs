@@ -59,8 +59,8 @@ pub enum Request {
     /// nothing. Not a RELEASE: if the same member granted later, a RELEASE still in flight would end that
     /// hold.
     Leave,
-    /// WAITERS: does any client wait? Answered by [`Refusal::Taken`](crate::Refusal::Taken) if one does, by
-    /// [`Refusal::NotHeld`](crate::Refusal::NotHeld) if none does.
+    /// WAITERS: does any client wait? Answered by [`Refusal::Taken`] if one does, by [`Refusal::NotHeld`] if
+    /// none does.
     Look,
     /// CONFIRM: raise the fence of the hold to `fence`, and renew its lease.
     Confirm {
