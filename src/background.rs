@@ -240,7 +240,7 @@ fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_
     });
 }
 
-/// Schedules another check of a queue whose key is occupied by a string.
+/// Schedules another check of a queue while a string occupies its key.
 ///
 /// The module polls because no server reports every removal of a string. Subscribing to the removals that a
 /// server does report would slow down every write of every client.

@@ -363,8 +363,8 @@ const KEYS_PER_TICK: usize = 256;
 /// Opens the keys of some wait queues, so that the server deletes every key with a native TTL that has
 /// passed. A deletion ends the hold, and the queue is served.
 ///
-/// The server deletes such a key when a command names it, or by chance, which takes minutes among many keys
-/// with a TTL. The keys are opened for writing, which its statistics do not count as reads.
+/// The server deletes a key past its TTL when a command names it, or by chance, which takes minutes among
+/// many keys with a TTL. The keys are opened for writing, which its statistics do not count as reads.
 pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
     if !ctx.may_write() {
         return;

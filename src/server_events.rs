@@ -122,7 +122,7 @@ fn loading(m: &Module, live: bool) {
 const MAX_FREED_INLINE: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
-    let (doubts, emptied) = m.with(|s| (s.waiting.deliveries.flushed(db), s.background.flushed(db)));
+    let (unconfirmed, emptied) = m.with(|s| (s.waiting.deliveries.flushed(db), s.background.flushed(db)));
     let [held, holders] = [DueLocks::locks, DueLocks::holders]
         .map(|count| emptied.iter().map(|db| count(&db.scheduled)).sum::<usize>());
     if held > 0 {
@@ -130,7 +130,7 @@ fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
         grace::forgot(m, ctx, "locks were flushed");
     }
     if held + holders > MAX_FREED_INLINE {
-        free_in_background((doubts, emptied));
+        free_in_background((unconfirmed, emptied));
     }
     m.with(|s| s.serve(db));
 }

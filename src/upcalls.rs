@@ -173,8 +173,8 @@ impl Upcalls for Module {
         lock.size() + lock.slot().map_or(0, |_| DueLocks::ENTRY_SIZE)
     }
 
-    /// Ends the holds of a lock whose key was removed, and empties the lock. After RENAME or MOVE the value
-    /// has another key, but its holds were for the resource with the old one.
+    /// Ends the holds of a lock after the removal of its key, and empties the lock. After RENAME or MOVE the
+    /// value has another key, but its holds were for the resource with the old one.
     fn unlinked(&self, lock: &mut Lock, db: i32, key: &[u8]) {
         if let Some(slot) = lock.slot_mut().take() {
             self.with(|s| s.background.unschedule(slot, db));
@@ -205,7 +205,8 @@ impl Upcalls for Module {
 }
 
 impl Module {
-    /// Accounts for a lock whose key was removed by other means than RELEASE or expiry, for example by DEL.
+    /// Accounts for a lock after the removal of its key by other means than RELEASE or expiry, for example
+    /// DEL.
     #[inline(never)]
     fn vanished(&self, mut lock: Lock, name: &Name<'_>) {
         // Only a master serves queues and publishes events. A replica notes no task: after its promotion it

@@ -474,7 +474,7 @@ pub struct Servers {
     #[arg(env = "DLOCK_NODE_TIMEOUT", hide_env_values = true, help_heading = HEADING)]
     pub node_timeout: Duration,
 
-    /// For rediss://: trust servers whose certificates this one has signed (PEM)
+    /// For rediss://: trust servers with certificates that this one has signed (PEM)
     #[arg(long, value_name = "FILE", env = "DLOCK_CACERT", hide_env_values = true, help_heading = HEADING)]
     pub cacert: Option<PathBuf>,
 
@@ -519,7 +519,7 @@ pub fn redact_word(word: &str) -> &str {
 
 /// Returns the error without words that may be secret.
 pub fn redact(mut error: clap::Error) -> clap::Error {
-    // In errors of other kinds, InvalidArg is the form of an argument, such as `--ttl <TIME>`.
+    // In errors of other kinds, InvalidArg is the form of an argument, for example `--ttl <TIME>`.
     let unknown = (error.kind() == ErrorKind::UnknownArgument).then_some(ContextKind::InvalidArg);
     for word in [ContextKind::InvalidSubcommand, ContextKind::InvalidValue].into_iter().chain(unknown) {
         if matches!(error.get(word), Some(ContextValue::String(text)) if redact_word(text) != text) {

@@ -46,8 +46,8 @@ impl Background {
 }
 
 impl Background {
-    /// Carries out `work` with timers of the client. It may have begun in the user's runtime, and continue
-    /// after that one has ended; a timer of that runtime would panic then.
+    /// Carries out `work` with timers of the client. The work may begin in the user's runtime and continue
+    /// after the end of that runtime, where its timers would panic.
     pub(crate) async fn run_with_timers<F: Future>(&self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|cx| {

@@ -72,7 +72,7 @@ pub(crate) struct Hold {
     /// Cancelled when the hold is released, or left to its lease.
     pub(crate) ended: CancellationToken,
     released: AtomicBool,
-    /// Requests to masters whose answers are not needed.
+    /// Requests to masters that nothing waits for.
     pending: Mutex<Option<PendingCalls>>,
     pending_added: Notify,
 }

@@ -8,9 +8,9 @@
 //! * [`Fence`]: the number of a hold, for stores that reject writes of earlier holders.
 //! * [`AcquireError`], [`Lost`] and the other errors have a [`Report`]: the state of each server.
 //!
-//! What it does not do: it is no general Redis client, it knows neither Redis Cluster nor Sentinel, it does
-//! not decide what a server may grant (`dlock-core` does) or how votes count (`dlock-quorum` does), and it
-//! cannot stop a holder that continues past its validity: only a store that checks fences can.
+//! This crate is no general Redis client, and supports neither Redis Cluster nor Sentinel. It does not decide
+//! which requests a server grants (`dlock-core` does) or how votes count (`dlock-quorum` does). It cannot
+//! stop a holder that continues past its validity: only a store that checks fences can.
 //!
 //! ```no_run
 //! use dlock_client::{Client, Wait};

@@ -81,7 +81,7 @@ impl Waiter {
     async fn ask(&self, until: Option<Instant>, stay: Stay) -> Vote<()> {
         let node = &self.channel.node;
         if self.request.owner.is_some() {
-            // An earlier hold of the owner whose release is in flight would make this wait a deadlock.
+            // With an earlier hold of the owner, this wait would be a deadlock: its release may be in flight.
             let _ = timeout(node.limit, node.releases.wait()).await;
         }
         let wait = node.waits.begin();

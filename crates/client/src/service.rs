@@ -135,7 +135,7 @@ impl Service {
     }
 
     /// Names the type of the value under the key in the state of each master that answered WRONGTYPE. Without
-    /// the permission for TYPE the text stays as it is. `None` stands for a master without such a state.
+    /// the permission for TYPE the text stays as it is. `None` stands for a master that answered.
     pub(crate) async fn name_types<'s>(
         &self,
         resource: &[u8],

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! u8      16 × version, which is 4
-//!         + mode: 0 free, 1 exclusive, 2 shared, 3 permits; + 4: a change of what is there (mode 2 or 3)
+//!         + mode: 0 free, 1 exclusive, 2 shared, 3 permits; + 4: a change of the lock (mode 2 or 3)
 //! 8 bytes boot: which start of which machine the clock belongs to
 //! 6 bytes offset: server clock - boot-time clock, ms, modulo 2^48
 //! 6 bytes at: the server clock when this was written, ms
@@ -21,21 +21,22 @@
 //!         more: number count, number delay (ms), u8 ephemeral (0 or 1), u8 length, label
 //! ```
 //!
-//! A number is an unsigned LEB128, as short as it can be: seven bits a byte, the least first, the top bit set
-//! in all but the last. A signed one is such a number: 2 × it, or 2 × -it - 1. Differences are modulo 2^64.
+//! A number is an unsigned LEB128 in its shortest form: seven bits a byte, the least first, the top bit set in
+//! all bytes but the last. A signed number n is written as 2n, or as -2n - 1 if it is negative. Differences
+//! are modulo 2^64.
 //!
-//! A hold with a token of 27 bytes takes at most 63 while its lease is shorter than 18 hours and it was
-//! granted less than three days ago: of up to 63 bytes a server reads the length at once, and each step of
-//! reading costs it 240 instructions. Times lie near each other, so what lies between them is short.
+//! A hold with a token of 27 bytes takes at most 63 bytes while its lease is shorter than 18 hours and it was
+//! granted less than three days ago. A server reads a length of up to 63 in one step, and each further step
+//! costs it 240 instructions. The times of a hold are close to each other, so their differences are short.
 //!
 //! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (An
 //! argument of its own would cost the server 1,200 instructions more for each effect, of 14,000 for an
 //! ACQUIRE that is logged.)
 //!
-//! Deadlines are absolute in the writer's clock, whose anchor stands beside them; [`Reader`] moves them to
-//! its own. Whatever does not read as exactly this is refused whole; one lock has one form, but for the order
-//! of its holds. From the first release on, a change of the layout takes a new version, and the module reads
-//! the old one too: then the fixtures in `tests/fixtures` are frozen.
+//! Deadlines are absolute in the writer's clock, and its anchor stands beside them; [`Reader`] moves them to
+//! its own clock. Bytes with any other layout are refused whole. A lock has one form, except for the order of
+//! its holds. From the first release on, a change of the layout needs a new version, and the module reads the
+//! old one too: then the fixtures in `tests/fixtures` are frozen.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -57,8 +58,8 @@ pub struct Anchor {
 
 impl Anchor {
     /// The number of a boot, from the id that the kernel shows as text and the offset in ns of the time
-    /// namespace. `None` if the text is no id. Stored, so it must stay as it is: the first 8 bytes of the id,
-    /// moved by the offset so that each offset has a number of its own.
+    /// namespace: the first 8 bytes of the id, moved by the offset, so that each offset has a number of its
+    /// own. `None` if the text is no id. The number is stored, so this function must not change.
     pub fn boot(id: &str, offset: i128) -> Option<u64> {
         let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
         let first = digits.get(..16).filter(|_| digits.len() == 32)?;
@@ -412,12 +413,12 @@ impl Written {
         self.whole
     }
 
-    /// Whether its times are by the clock of another boot.
+    /// Whether its times were written by the clock of another boot.
     pub fn is_foreign(&self, anchor: Anchor) -> bool {
         self.clock.0.boot != anchor.boot
     }
 
-    /// The tokens whose holds it changes. `None` for a whole lock.
+    /// The tokens of the changed holds. `None` for a whole lock.
     pub fn part(&self) -> Option<Vec<Token>> {
         (!self.whole).then(|| self.tokens().cloned().collect())
     }

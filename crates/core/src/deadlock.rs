@@ -63,13 +63,13 @@ struct Wait {
     party: usize,
 }
 
-/// A lock whose holders the search knows.
+/// A lock with the holders that the search knows.
 #[derive(Default)]
 struct Known {
     mode: Option<Mode>,
     /// Those that have not been followed and that wait themselves, or are the newcomer.
     holders: Vec<(Token, Party)>,
-    /// Holders whose hold count is full: a further wait of theirs may be refused at its turn.
+    /// Holders with the maximum hold count: another wait of such a holder may be refused at its turn.
     full: Vec<Token>,
     /// The waiters ahead of this position have been followed.
     followed: Option<Position>,

@@ -32,7 +32,7 @@ pub struct UnconfirmedGrant {
     /// The fence of the hold. A reply about a hold with another fence changes nothing.
     fence: Fence,
     granted: Granted,
-    /// The waiters whose replies are on their way.
+    /// The waiters with a reply on its way.
     recipients: SmallVec<[WaiterId; 1]>,
     unclaimed: Option<Unclaimed>,
 }
@@ -98,8 +98,8 @@ impl Deliveries {
         self.on_their_way.insert(waiter, delivery);
     }
 
-    /// Confirms the grant of a token that sent a command, or whose hold ended. Returns the unclaimed grant,
-    /// if it had one.
+    /// Confirms the grant of a token after a command of the token, or after the end of its hold. Returns the
+    /// unclaimed grant, if it had one.
     #[inline]
     pub(crate) fn claim_grant(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
         if self.unconfirmed.is_empty() { None } else { self.settle(name, token) }

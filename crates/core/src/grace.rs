@@ -63,7 +63,7 @@ impl Grace {
         self.begun.then(|| self.ends.micros().div_ceil(1000))
     }
 
-    /// Ends a grace period whose time is over. Returns whether it did.
+    /// Ends the grace period if its time is over. Returns whether it did.
     pub fn end_if_over(&mut self, now: Instant) -> bool {
         let over = self.begun && now >= self.ends;
         if over {
@@ -121,7 +121,7 @@ impl Grace {
 pub struct Evictions {
     /// The server may evict any key, not only keys with a TTL.
     of_locks: bool,
-    /// The held lock whose key was removed last, in this turn of the event loop.
+    /// The last held lock that lost its key in this turn of the event loop.
     removed: Option<Name<'static>>,
 }
 

@@ -115,7 +115,7 @@ impl Crowd {
 }
 
 impl Lock {
-    /// A lock without holders whose lock-delay ends at `until`.
+    /// A lock without holders, with a lock-delay until `until`.
     pub(crate) fn delayed(until: Deadline) -> Lock {
         Lock { holding: Holding::free(Some(until)) }
     }

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!   dlock-fence-mark 1 1795179170661712 7212020084079279
-//!   |                | |                what is left from the mark to 2^53 - 1: tells a damaged number
+//!   |                | |                2^53 - 1 less the mark: shows whether a number is damaged
 //!   |                | the mark
 //!   |                version
 //!   name
@@ -31,7 +31,7 @@ const BACKOFF: u64 = 5_000_000;
 const EACH: u64 = 5_000_000;
 
 /// A mark that is further ahead of the clock than this at a start is reported to the operator. In µs.
-const WORTH_TELLING: u64 = 10_000_000;
+const WORTH_REPORTING: u64 = 10_000_000;
 
 #[derive(Debug)]
 pub struct Marking {
@@ -201,7 +201,7 @@ impl Marking {
         let shared_before = self.shared;
         self.shared |= matches!(found, Found::Theirs(_));
         let news = match found {
-            Found::Before(mark) if mark > now.micros() + WORTH_TELLING => {
+            Found::Before(mark) if mark > now.micros() + WORTH_REPORTING => {
                 News::Ahead((mark - now.micros()) / 1_000_000)
             }
             Found::Theirs(_) => News::Shared,

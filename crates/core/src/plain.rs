@@ -11,8 +11,8 @@
 //! - Readers decide nothing. The result replaces the stored lock, as that of an effect does.
 //! - A log is cut at its end only, so a plain command always follows the effect that it builds on. Readers
 //!   begin at a snapshot. The writer logs an effect first after each snapshot by a child, and each snapshot
-//!   contains the state of the log: for a replica that continues after a restart, for a replica of that one,
-//!   and for an old master that continues its own log.
+//!   contains the state of the log: for a replica that continues after a restart, for a replica of such a
+//!   replica, and for an old master that continues its own log.
 //! - Commands that may not be logged, such as calls by other modules, do not change that state.
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
@@ -107,13 +107,13 @@ mod tests {
     fn a_plain_acquire_needs_the_clock_of_the_last_effect() {
         let [own, other] = [1, 2].map(|offset| Anchor { boot: 7, offset });
         let (token, ttl) = (TokenRef::new(b"t").unwrap(), Ttl::MAX);
-        for (written_by, tells) in [(own, true), (other, false)] {
+        for (written_by, suffices) in [(own, true), (other, false)] {
             let known = Known { written_by, at: 1_000, last: 41 };
             let mut lock = Lock::default();
             lock.add(known.next(token, ttl).unwrap(), Mode::Exclusive);
             let mut behind = Some(known);
-            assert_eq!(Plain::Acquire(token, ttl).suffices(&mut behind, &lock, own), tells);
-            assert_eq!(behind.map(|known| known.last), Some(41 + u64::from(tells)));
+            assert_eq!(Plain::Acquire(token, ttl).suffices(&mut behind, &lock, own), suffices);
+            assert_eq!(behind.map(|known| known.last), Some(41 + u64::from(suffices)));
         }
     }
 }

@@ -44,8 +44,8 @@ pub struct Waiting {
 struct Queue {
     began: Option<WaiterId>,
     positions: BTreeSet<Position>,
-    /// The positions of waiters whose token or owner waits more than once. The search for
-    /// deadlocks looks at these only, so that a long queue of other waiters costs it nothing.
+    /// The positions of waiters if their token or owner waits more than once. The search for deadlocks reads
+    /// these only, so that a long queue of other waiters costs it nothing.
     often: BTreeSet<Position>,
 }
 
@@ -227,7 +227,7 @@ impl Waiting {
         positions.into_iter().flatten().filter_map(|(_, id)| self.get(*id))
     }
 
-    /// The waiters in a range of positions whose token or owner also waits elsewhere, or twice here.
+    /// The waiters in a range of positions with a token or an owner that also waits elsewhere, or twice here.
     pub(crate) fn waiting_often<'a>(
         &'a self,
         name: &Name<'a>,
@@ -443,7 +443,7 @@ impl Waiting {
         }
     }
 
-    /// Removes the mark of a waiter whose token and owner wait nowhere else.
+    /// Removes the mark of a waiter if its token and its owner wait nowhere else.
     fn unmark_single(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiters.get(&id) else { return };
         let request = &waiter.request;
@@ -475,7 +475,7 @@ enum Waits {
 /// Less than every position.
 const FIRST: Position = (Rank::Upgrade, WaiterId(0));
 
-/// Waits that one call of [`Waiting::timed_out`] puts off, at most.
+/// Maximum number of waits that one call of [`Waiting::timed_out`] puts off.
 const MAX_PUT_OFF: usize = 256;
 
 /// Positions that end with a connection.
@@ -512,7 +512,7 @@ impl Bound {
         self.closed.contains(&client)
     }
 
-    /// A position whose connection has closed.
+    /// A position that is bound to a closed connection.
     fn first_over(&self) -> Option<WaiterId> {
         self.positions.get(self.closed.first()?)?.first().copied()
     }

@@ -230,7 +230,7 @@ struct Entry<T> {
     item: Option<T>,
 }
 
-/// 1,024 entries: about 40 KB, whose allocation takes far less than a server notices.
+/// 1,024 entries, about 40 KB: no client notices the time of such an allocation.
 const CHUNK_BITS: usize = 10;
 const CHUNK: usize = 1 << CHUNK_BITS;
 
@@ -361,7 +361,7 @@ mod tests {
     }
 
     impl<T> Schedule<T> {
-        /// The number of entries whose memory is allocated.
+        /// The number of entries that the allocated memory has room for.
         fn allocated(&self) -> usize {
             let chunks = self.entries.chunks.iter().map(|chunk| &chunk.entries);
             chunks.chain([&self.entries.spare]).map(Vec::capacity).sum()

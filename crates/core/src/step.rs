@@ -72,7 +72,7 @@ pub struct RareEffects {
     pub incidents: Vec<(End, Hold)>,
     /// In the order of the changes: within one step, a hold can be bound to one connection after another.
     pub bindings: Vec<Binding>,
-    /// Holds whose end the caller has to account for.
+    /// Ended holds that the caller has to account for.
     pub ended_holds: Vec<EndedHolds>,
     /// More waiters could be answered. The caller schedules another turn.
     pub unserved: bool,

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
-/// An immutable byte string. Up to `INLINE` bytes are stored in the value itself, whose size is `INLINE` + 2
+/// An immutable byte string. Up to `INLINE` bytes are stored in the value itself. Its size is `INLINE` + 2
 /// bytes, rounded up to a multiple of 8. A `SmallVec` of the same capacity, which can grow, is a third
 /// larger, and each hold has two of them.
 #[derive(Clone)]

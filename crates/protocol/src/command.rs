@@ -282,7 +282,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Parses a command whose only argument is a key: `DLOCK.BREAK key`.
+/// Parses a command with a key as its only argument: `DLOCK.BREAK key`.
 pub fn only_key<'a>(args: &[&'a [u8]]) -> Result<&'a [u8], Misuse> {
     let mut args = Args::new(args);
     let key = args.next()?;

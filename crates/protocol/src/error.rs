@@ -108,7 +108,7 @@ pub enum Refusal {
     FencesUsedUp,
     /// The longest lease was lowered to this ttl while the client waited.
     LeaseTooLong(Ttl),
-    /// SHARED by an exclusive holder whose hold count is this, above 1.
+    /// SHARED by an exclusive holder with this hold count, above 1.
     EnteredOften(u32),
     /// The key has this maximum number of holders.
     TooManyHolders(u32),

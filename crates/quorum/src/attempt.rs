@@ -14,7 +14,7 @@ use std::time::Duration;
 /// in the queue until its RELEASE arrives.
 const EXTRA_TRIES: u8 = 8;
 
-/// The first and the longest pause between the tries of such a round.
+/// The first and the longest pause between the tries of a round with extra tries.
 const BRIEF_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_BRIEF_PAUSE: Duration = Duration::from_millis(32);
 
@@ -88,8 +88,8 @@ pub enum Meeting {
     None,
     /// At this queue. Record it with [`Contention::meet`].
     At(Member),
-    /// Perhaps at this queue, as its member refused the attempt. Look there: the refusal may also be due to a
-    /// predecessor whose RELEASE was in flight.
+    /// Perhaps at this queue, as its member refused the attempt. Look there: the cause of the refusal may
+    /// also be a predecessor, if its RELEASE was in flight.
     LookAt(Member),
 }
 

@@ -3,11 +3,11 @@
 //!
 //! A member that restarts without its data loses the hold. If all members restarted one after the other, the
 //! hold would be lost, although a majority had it at each instant. So the client requests the hold again from
-//! such a member (a restore), by a rule that `tests/model.rs` checks: only after a majority has extended the
-//! hold, and the grant is no vote. Only an answer to EXTEND is a vote, so each new validity rests on a
-//! majority that had the hold when it was asked. If restores were votes, they could bring back a hold that an
-//! operator has ended everywhere. As for acquisitions, a member that has lost its data must grant no lock for
-//! the length of a lease.
+//! a member that has lost it (a restore), by a rule that `tests/model.rs` checks: only after a majority has
+//! extended the hold, and the grant is no vote. Only an answer to EXTEND is a vote, so each new validity
+//! rests on a majority that had the hold when it was asked. If restores were votes, they could bring back a
+//! hold that an operator has ended everywhere. As for acquisitions, a member that has lost its data must
+//! grant no lock for the length of a lease.
 
 use crate::{Instant, Lease, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
@@ -65,8 +65,8 @@ impl Extension {
         let not_held = self.count(|vote| *vote == Some(Vote::Refused(Refusal::NotHeld)));
         let outstanding = self.count(Option::is_none);
         if now >= self.held_until || !self.quorum.possible_without(not_held) {
-            // A hold whose validity has ended stays lost, even if every member still has it: the caller may
-            // have seen the loss.
+            // After the end of its validity a hold stays lost, even if every member still has it: the caller
+            // may have seen the loss.
             Extended::Lost
         } else if yes >= majority {
             self.held_until = self.extended_until;

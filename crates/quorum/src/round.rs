@@ -3,7 +3,7 @@
 //! The tries are Redlock (<https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>). The
 //! confirm phase is a majority register for the fence, like the write phase of the registers of Attiya,
 //! Bar-Noy and Dolev: F is the greatest fence that the counted members granted, CONFIRM raises the holds to
-//! F, and a majority that answers F intersects every later majority: the fences of that one are greater.
+//! F, and a majority that answers F intersects every later majority, which so gets greater fences.
 //! The model checker searched these rules; `tests/model.rs` also has the variants that it refuted.
 
 use crate::{Failure, Fence, Instant, Member, Outgoing, Plan, Refusal, Request, Sends, Vote, to_all};
@@ -117,13 +117,13 @@ impl Round {
         (Self::new(plan, Start::AtOnce, order, now), to_all(plan.quorum, Request::Acquire))
     }
 
-    /// Asks the first reachable member of `order`, and the others once that one has granted.
+    /// Asks the first reachable member of `order`, and the others after its grant.
     pub fn in_order(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
         Self::first_of(plan, Start::InOrder, order, now)
     }
 
-    /// Waits in the queue of the first reachable member of `order`, and asks all members once that one has
-    /// granted. `order` must be the same for all clients, so that they meet in one queue. A member that
+    /// Waits in the queue of the first reachable member of `order`, and asks all members after its grant.
+    /// `order` must be the same for all clients, so that they meet in one queue. A member that
     /// `order` omits is only asked.
     ///
     /// The client does not know when a grant after a wait began, and its lease can be short. So it is no
@@ -134,10 +134,9 @@ impl Round {
     }
 
     /// Takes over a hold of this token that was acquired elsewhere. The driver sends a request for the fence
-    /// of the hold in place of each ACQUIRE. A member without the hold answers
-    /// [`Refusal::NotHeld`]. As such an answer says nothing about the lease, the
-    /// hold is confirmed. The driver must not send the clean-up: until the round succeeds, the hold belongs
-    /// to another owner.
+    /// of the hold in place of each ACQUIRE. A member without the hold answers [`Refusal::NotHeld`]. The
+    /// answers say nothing about the lease, so the hold is confirmed. The driver must not send the clean-up:
+    /// until the round succeeds, the hold belongs to another owner.
     pub fn adopting(plan: Plan, now: Instant) -> (Self, Sends) {
         (Self::new(plan, Start::Adopting, &[], now), to_all(plan.quorum, Request::Acquire))
     }

@@ -70,7 +70,7 @@ pub struct Silent {
     pub why: String,
 }
 
-/// Returns the locks whose names match, sorted by name, and the servers that did not answer.
+/// Returns the locks with a matching name, sorted by name, and the servers that did not answer.
 pub async fn find(client: &Client, pattern: Option<&[u8]>) -> (Vec<Lock>, Vec<Silent>) {
     merged(client.list(pattern).await)
 }

@@ -81,7 +81,8 @@ impl Process {
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     parent: Pid,
-    /// False for a zombie. A process whose first thread has ended before the others is in state Z, but alive.
+    /// False for a zombie. A process is in state Z, but alive, if its first thread has ended before the
+    /// others.
     alive: bool,
     /// In clock ticks since the machine started.
     started: u64,

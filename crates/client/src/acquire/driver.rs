@@ -90,7 +90,7 @@ impl Acquisition {
                 Next::BeginRound => attempt.begin_round(now()),
                 Next::Review { needs_holders } => {
                     report = round.report(&attempt);
-                    // The failed round releases what it asked for.
+                    // Dropping the failed round releases its grants.
                     round = SentRound::new(self, fresh_token(), round.own_connection());
                     let holders = OptionFuture::from(needs_holders.then(|| service.holders(&self.resource)));
                     let (holders, order) = (holders.await, service.queue_order());

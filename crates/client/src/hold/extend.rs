@@ -14,7 +14,7 @@ use crate::request::LockRequest;
 use crate::service::{Channels, Service};
 use crate::topology::{Channel, LateEffect, Voters};
 
-/// Calls whose answers decide nothing any more. Dropping this cancels those that were not sent yet.
+/// Calls with answers that decide nothing any more. Dropping this cancels the calls that were not sent yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;
 
 /// A call, with its answer if it is an EXTEND. There is one for each master, so polling all of them after

@@ -66,7 +66,7 @@ impl Releases {
         if self.count(is_yes) >= majority {
             return Ok(());
         }
-        // A master whose answer was still outstanding at the decision was not silent.
+        // If an answer was still outstanding at the decision, its master was not silent.
         let all_ended = decided.is_err() || self.calls.is_empty();
         let heard = |vote: &&Vote<()>| all_ended || **vote != Vote::Unknown;
         let report =

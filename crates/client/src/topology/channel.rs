@@ -200,7 +200,7 @@ impl Channel {
         again.await.unwrap_or(Reply::NoAnswer)
     }
 
-    /// Sends a CANCEL behind the request that it takes back, even if that one has no answer.
+    /// Sends a CANCEL behind the request that it takes back, even if that request has no answer.
     pub(crate) async fn cancel(&self, command: &Cmd) {
         if !matches!(self.ask_after_the_others(command).await, Reply::Answer(_)) {
             self.ask(command, None, self.node.limit).await;
@@ -310,7 +310,7 @@ impl Channel {
         }
     }
 
-    /// Returns the state of a master whose answer was not needed.
+    /// Returns the state of a master if its answer was not needed.
     pub(crate) fn unneeded_state(&self) -> NodeState {
         let otherwise = if self.state.lock().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
         self.node.connect_error().unwrap_or(otherwise)

@@ -123,8 +123,8 @@ const VOTED_ALREADY: &str = "the same server as another member: it would vote tw
 
 const CHANGED: &str = "its address leads to another server than the one that voted before";
 
-/// The servers whose grants count in one operation. [`MemberList`] refuses two open connections to one
-/// server, but an address can move to a server whose earlier connection has voted and closed.
+/// The servers that have granted in one operation. [`MemberList`] refuses two open connections to one server,
+/// but an address can move to a server that has voted over an earlier connection.
 #[derive(Debug, Default)]
 pub(crate) struct Voters(Mutex<Vec<(Member, Arc<str>)>>);
 

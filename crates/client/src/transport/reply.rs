@@ -129,7 +129,7 @@ pub(crate) fn wrong_type(a_type: Option<&str>) -> String {
     )
 }
 
-/// First word of the server's error for such a key.
+/// First word of the server's error for a key with a value of another type.
 pub(crate) const WRONG_TYPE: &str = "WRONGTYPE";
 
 /// Returns the text of an error reply, without the arguments that it repeats.

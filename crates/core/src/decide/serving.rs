@@ -126,7 +126,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The outcome for a waiter whose token holds the lock already. `None` if it keeps waiting.
+    /// The outcome for a waiter if its token holds the lock already. `None` if it keeps waiting.
     pub(super) fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
             (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade(self.now) && !self.in_grace() => {
