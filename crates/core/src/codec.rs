@@ -21,9 +21,9 @@
 //!         more: number count, number delay (ms), u8 ephemeral (0 or 1), u8 length, label
 //! ```
 //!
-//! A number is an unsigned LEB128 in its shortest form: seven bits a byte, the least first, the top bit set in
-//! all bytes but the last. A signed number n is written as 2n, or as -2n - 1 if it is negative. Differences
-//! are modulo 2^64.
+//! A number is an unsigned LEB128 in its shortest form: seven bits a byte, the least first, the top bit set
+//! in all bytes but the last. A signed number n is written as 2n, or as -2n - 1 if it is negative.
+//! Differences are modulo 2^64.
 //!
 //! A hold with a token of 27 bytes takes at most 63 bytes while its lease is shorter than 18 hours and it was
 //! granted less than three days ago. A server reads a length of up to 63 in one step, and each further step
