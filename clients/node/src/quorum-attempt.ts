@@ -49,6 +49,7 @@ export class QuorumAttempt implements Acquisition {
     const { members, choice } = this;
     const { name } = this.request;
     let turn: Turn = waits && choice.contended.has(name) ? "queued" : "at once";
+    let isLastRound = false;
     let splitVotes = 0;
     yield* members.identifyMembers(end);
     // An acquisition that does not wait respects no queue: it cannot delay the waiters for long.
@@ -70,9 +71,10 @@ export class QuorumAttempt implements Acquisition {
       const isTaken = round.isTaken();
       if (!isTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
       if (waits && now() >= end) {
-        if (round.answers.size >= members.majority) return null;
+        if (isLastRound || round.answers.size >= members.majority) return null;
         // The wait has ended in the queue of one member without answers from a majority. The last round asks
         // all members, as "taken" must only be reported if a majority can vote.
+        isLastRound = true;
         yield* members.identifyMembers(end);
         [turn, order] = ["at once", choice.order(name)];
       } else if (waits) {

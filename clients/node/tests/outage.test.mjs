@@ -51,11 +51,26 @@ onEach((bench) => {
     await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
   });
 
+  test("a wait that ends in the queue asks all members once more, and only once", async () => {
+    for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
+    proxies[2].refuse = true;
+    proxies[2].drop();
+    Object.assign(quorum, { limit: 500 });
+    const lock = new Lock(quorum, "foo");
+    // The next wait begins in the queue.
+    await assert.rejects(lock.acquire({ timeout: 100 }), ResourceLockedError);
+    // One member is down, so the first of two refusals decides the last round, before the second one arrives.
+    proxies[1].delay = 50;
+    const before = proxies[0].asked("DLOCK.ACQUIRE");
+    await assert.rejects(lock.acquire({ timeout: 0 }), ResourceLockedError);
+    assert(proxies[0].asked("DLOCK.ACQUIRE") - before <= 2, "in the queue, and in the last round");
+  });
+
   test("a wait is NoQuorumError while a majority is in its grace period", async () => {
     await config("dlock.restart-grace", "600000");
     try {
       for (const master of masters.slice(1)) {
-        await master.ask("DLOCK.ACQUIRE", "forgotten", "token", 1000);
+        await master.ask("DLOCK.ACQUIRE", "forgotten", "token", 60_000);
         await master.ask("FLUSHALL");
       }
       await withoutMajority(new Lock(quorum, "foo").acquire({ timeout: 300 }), /GRACE/);
