@@ -66,6 +66,21 @@ def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, token)
 
 
 @pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
+def test_a_wait_that_ends_in_the_queue_of_a_minority_raises(members, token):
+    """That an earlier wait had the answers of a majority is no reason to return False."""
+    for client in members.direct:
+        client.execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
+    lock = members.lock(timeout=10, thread_local=False)
+    # The next wait begins in the queue.
+    assert lock.acquire(blocking_timeout=0.1) is False
+    for member in members.quorum.order(b"foo")[1:]:
+        members.proxies[member].refuse = True
+        members.proxies[member].drop()
+    with pytest.raises(dlock.NoQuorumError):
+        lock.acquire(blocking_timeout=0.1, token=token)
+
+
+@pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
 def test_a_wait_for_a_lock_that_another_client_has_returns_false(members, token):
     with members.lock(timeout=60):
         members.until_held()

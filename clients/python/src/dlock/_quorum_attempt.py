@@ -127,7 +127,6 @@ class QuorumAttempt:
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         turn = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
-        has_majority_answered = contended
         splits = 0
         while True:
             began = now()
@@ -135,10 +134,10 @@ class QuorumAttempt:
             self.request_sent = True
             if turn == QUEUED:
                 won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
-                has_majority_answered |= round_.has_majority_answered()
-                if not won and not has_majority_answered and end is not None and now() >= end:
-                    # So far only the member of the queue was asked. Asking the others shows whether a
-                    # majority can vote.
+                has_ended = end is not None and now() >= end
+                if not won and has_ended and len(round_.answers) < quorum.majority:
+                    # The wait has ended in the queue of one member without answers from a majority. Asks all
+                    # members once more, as "taken" must only be reported if a majority can vote.
                     won = yield from round_.at_once()
             else:
                 won = yield from (round_.in_order() if turn == IN_ORDER else round_.at_once())
@@ -151,7 +150,6 @@ class QuorumAttempt:
             misuse = round_.misuse()
             if misuse is not None:
                 raise misuse
-            has_majority_answered |= round_.has_majority_answered()
             is_taken = round_.may_be_taken()
             if not blocking and is_taken and (yield from self._is_split(round_, splits)):
                 splits += 1
