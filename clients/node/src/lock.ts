@@ -168,15 +168,15 @@ export class Lock {
       if (granted === null && owner !== undefined && !attempt.isTakenBack()) owner.isRetired = true;
     }
     if (granted === null) return null;
-    const renewal = this.#renewal(granted, this.#isRenewed);
+    const renewal = this.#renewal(granted, this.#isRenewed, owner);
     yield new Watch(renewal);
     return new Hold(this.#service, this.#request.name, granted, renewal);
   }
 
-  #renewal(granted: Granted, isRenewed: boolean): Renewal {
+  #renewal(granted: Granted, isRenewed: boolean, owner?: Owner): Renewal {
     const { name, lease } = this.#request;
     const setLease = (renewal: Renewal, lease: number) => granted.setLease(renewal, lease);
-    return new Renewal(name, lease, granted.validUntil, isRenewed, setLease);
+    return new Renewal(name, lease, granted.validUntil, isRenewed, setLease, owner);
   }
 }
 

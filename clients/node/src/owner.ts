@@ -14,8 +14,8 @@ import { freshToken } from "./protocol.js";
 /** The name of an owner, 1 to 255 bytes. */
 export class Owner {
   readonly id: string;
-  /** Set once a hold or a wait of this owner may outlast the routine that it belongs to. No later acquisition
-   * uses a retired owner. */
+  /** Set once a hold of this owner is lost, or a hold or a wait of it may outlast the routine that it belongs
+   * to. No later acquisition uses a retired owner. */
   isRetired = false;
 
   constructor(id: string = freshToken()) {

@@ -3,6 +3,7 @@
 
 import { now, validity } from "./clock.js";
 import { NotHeldError, word } from "./errors.js";
+import type { Owner } from "./owner.js";
 import type { Args } from "./protocol.js";
 import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
@@ -30,6 +31,7 @@ export class Renewal implements Task {
     public isRenewed: boolean,
     /** The steps that set the lease. They return whether the token holds the lock. */
     private readonly setLease: (hold: Renewal, lease: number) => Steps<boolean>,
+    private readonly owner?: Owner,
   ) {
     this.longestLease = lease;
   }
@@ -45,6 +47,8 @@ export class Renewal implements Task {
   lose(why: string): void {
     if (this.loss !== undefined || this.isReleased) return;
     this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
+    // The server may still have the hold. It ends by itself, so a later wait of the owner is no deadlock.
+    if (this.owner !== undefined) this.owner.isRetired = true;
     this.changed?.();
     this.onLost?.();
   }

@@ -26,7 +26,7 @@ function barrier(count) {
 
 onEach(
   (bench) => {
-    const { masters, quorumOf, isWaitedFor } = mastersFor(bench);
+    const { masters, proxies, quorumOf, isWaitedFor } = mastersFor(bench);
     const services = {
       "one server": () => bench.client(masters[0].url),
       "a quorum": () => quorumOf(masters),
@@ -88,6 +88,27 @@ onEach(
         await Promise.all([rival, branches]);
       });
     }
+
+    test("a wait after the loss of the outer lock is no deadlock while the server retains it", async () => {
+      const [master, proxy] = [masters[0], proxies[0]];
+      const outer = new Lock(await bench.client(proxy.url), "a", { renew: false });
+      const inner = new Lock(await bench.client(master.url), "a");
+      let isAcquired = false;
+      const why = await outer
+        .using(async (hold) => {
+          // The server does not receive the shorter lease, on which the client counts from now on.
+          proxy.stall();
+          hold.extend(1).catch(() => {});
+          await until("the hold is lost", () => hold.signal.aborted);
+          const waits = inner.using(() => (isAcquired = true));
+          await Promise.race([waits, isWaitedFor("a")]);
+          await master.ask("DLOCK.RELEASE", "a", hold.token);
+          await waits;
+          proxy.breakStalled();
+        })
+        .catch((why) => why);
+      assert(isAcquired, why);
+    });
 
     test("acquire has an owner only if the user names one", async () => {
       const client = await bench.client(masters[0].url);

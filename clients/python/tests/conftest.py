@@ -160,9 +160,11 @@ def shared_server(request):
 
 
 @pytest.fixture(autouse=True)
-def no_contention(monkeypatch):
-    """Clears the memory of contended resources, for which a wait would begin in the queue."""
+def no_memory(monkeypatch):
+    """Clears the memory of contended resources, for which a wait would begin in the queue, and gives threads
+    other owners: the loss of a hold of an earlier test would change the name of its thread's owner."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
+    monkeypatch.setattr("dlock._owners._threads", threading.local())
 
 
 @pytest.fixture

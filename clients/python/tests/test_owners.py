@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -205,16 +204,34 @@ def test_a_hold_that_is_lost_is_no_deadlock_while_its_lease_lasts_on_the_server(
     other.release()
 
 
-def test_an_error_that_leaves_nothing_behind_keeps_the_name_of_the_owner(r, server):
-    def acquires_twice():
-        with dlock.Lock(r, "foo", timeout=60):
-            for _ in range(2):
-                with pytest.raises(dlock.DeadlockError):
-                    dlock.Lock(r, "foo", timeout=60).acquire()
+@pytest.mark.parametrize("options", [{"thread_local": False}, {"owner": ""}, {"owner": "job 1"}])
+def test_the_loss_of_a_hold_without_the_owner_of_the_thread_keeps_its_name(r, server, options):
+    name = of_thread().terms()
+    lock = dlock.Lock(r, "foo", timeout=600, **options)
+    lock.acquire()
+    lock.local.hold.valid_until = 0
+    assert lock.lost.is_set()
+    assert of_thread().terms() == name
 
-    # In a thread of its own: a hold of an earlier test that is lost now would rename this thread's owner.
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(acquires_twice).result()
+
+def test_the_loss_of_several_holds_changes_the_name_of_the_owner_once(r, server):
+    before = of_thread().terms()
+    locks = [dlock.Lock(r, name, timeout=600) for name in ("one", "two")]
+    for lock in locks:
+        lock.acquire()
+        lock.local.hold.valid_until = 0
+    assert locks[0].lost.is_set()
+    name = of_thread().terms()
+    assert name != before
+    assert locks[1].lost.is_set()
+    assert of_thread().terms() == name
+
+
+def test_an_error_that_leaves_nothing_behind_keeps_the_name_of_the_owner(r, server):
+    with dlock.Lock(r, "foo", timeout=60):
+        for _ in range(2):
+            with pytest.raises(dlock.DeadlockError):
+                dlock.Lock(r, "foo", timeout=60).acquire()
 
 
 def test_a_forked_process_has_owners_of_its_own():

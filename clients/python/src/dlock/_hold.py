@@ -67,6 +67,7 @@ class Hold:
         fence: int | None,
         valid_until: float,
         owner: Owner,
+        terms: Args,
         renewed: bool,
         on_lost: Callable[[str], object] | None,
         ask: Callable[[Hold, int], Steps],
@@ -78,6 +79,8 @@ class Hold:
         self.fence = fence
         self.valid_until = valid_until
         self.owner = owner
+        # The terms of the ACQUIRE that was granted.
+        self._terms = terms
         self.renewed = renewed
         self.on_lost = on_lost
         self.unanswered = unanswered
@@ -120,9 +123,12 @@ class Hold:
             if self.loss is not None or self.over:
                 return
             self.loss = why
-        # The server may still have the hold. A wait of the same owner for it must not count as a deadlock.
-        self.owner.rename()
+        self.rename_owner()
         self._wake_all()
+
+    def rename_owner(self) -> None:
+        """Called when the server may still have the hold, although its owner has given it up."""
+        self.owner.rename(self._terms)
 
     def end(self) -> None:
         """Marks the hold as released, or as replaced in its lock object. Still reports an earlier loss."""

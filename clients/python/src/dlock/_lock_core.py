@@ -190,6 +190,7 @@ class Core(Generic[C]):
             attempt.fence,
             attempt.valid_until,
             owner,
+            attempt.terms,
             self.auto_renew,
             self.on_lost,
             self._extension(attempt),
@@ -257,11 +258,11 @@ class Core(Generic[C]):
         left = yield from _protocol.send_unless_data(_protocol.pttl(self._key), self.name)
         return left is FOREIGN or left != -2
 
-    def _ask_release(self, token: bytes, lasts: float) -> Steps:
+    def _ask_release(self, token: bytes, hold: Hold | None, lasts: float) -> Steps:
         """Returns whether the release ended the hold; None if an earlier copy of it, whose answer was lost,
-        may have ended it. After an error, the background repeats the release for up to `lasts` seconds."""
-        hold = self._hold()
-        is_orphaned = hold is not None and hold.token == token and SINGLE in hold.orphaned
+        may have ended it. After an error, the background repeats the release for up to `lasts` seconds.
+        ``hold``: None if this object has not acquired the token."""
+        is_orphaned = hold is not None and SINGLE in hold.orphaned
         if is_orphaned:
             lasts = late_for(lasts)
 
@@ -275,14 +276,15 @@ class Core(Generic[C]):
             raise
         except BaseException:
             # Also after an error reply: a server that refuses writes retains the hold.
-            self._owner().rename()
+            if hold is not None:
+                hold.rename_owner()
             again = owed()
             yield Owe({SINGLE: again}, lambda: again.ended is not None)
             raise
-        if is_orphaned:
+        if hold is not None and is_orphaned:
             # An ACQUIRE without a reply may arrive after this RELEASE. A wait of the owner for that hold is
             # no deadlock: the background releases it.
-            self._owner().rename()
+            hold.rename_owner()
             yield Owe({SINGLE: owed()}, lambda: True)
         return True if ended else None if name.sent > 1 else False
 
@@ -303,7 +305,8 @@ class Core(Generic[C]):
         if hold is not None:
             hold.end()
             hold.release_sent = True
-        ended = yield from self._ask_release(token, (self._lease() if hold is None else hold.lease) / 1000)
+        lasts = (self._lease() if hold is None else hold.lease) / 1000
+        ended = yield from self._ask_release(token, hold, lasts)
         # Another task or thread that shares this object may have acquired the lock meanwhile.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None

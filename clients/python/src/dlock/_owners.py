@@ -28,10 +28,12 @@ class Owner:
         """Returns ACQUIRE's terms for this owner."""
         return ("OWNER", f"{self._id}.{self._renamed}".encode("utf-8", "replace"))
 
-    def rename(self) -> None:
-        """Changes the owner's name in later requests. Called when the server may still have a hold that this
-        owner has given up: a wait of the owner for that hold is no deadlock, as the hold ends by itself."""
-        self._renamed += 1
+    def rename(self, terms: Args) -> None:
+        """Changes the owner's name in later requests if `terms`, those of an earlier ACQUIRE, contain its
+        present name. Called when the server may still have a hold under these terms that the owner has given
+        up: a wait of the owner for that hold is no deadlock, as the hold ends by itself."""
+        if terms[-2:] == self.terms():
+            self._renamed += 1
 
 
 _threads = threading.local()

@@ -4,6 +4,7 @@ rules are those of `crates/quorum`. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any, Callable
 
@@ -39,12 +40,12 @@ class QuorumAttempt:
         name: Key,
         token: bytes | None,
         lease: int,
-        terms: Callable[[], Args],
+        next_terms: Callable[[], Args],
         owner: Owner,
         fenced: bool,
     ) -> None:
         """``token``: the caller's token, or None for a fresh token in each round. ``lease``: in ms.
-        ``terms``: returns ACQUIRE's terms for the next round."""
+        ``next_terms``: returns ACQUIRE's terms for the next round."""
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
         self.lease = lease
@@ -53,7 +54,7 @@ class QuorumAttempt:
         self._quorum = quorum
         self._key = key
         self._name = name
-        self._terms = terms
+        self._next_terms = next_terms
         self._owner = owner
         self._fenced = fenced
         self._token = token
@@ -65,6 +66,10 @@ class QuorumAttempt:
     @property
     def token(self) -> bytes:
         return self._round.token
+
+    @property
+    def terms(self) -> Args:
+        return self._round.terms
 
     @property
     def fence(self) -> int | None:
@@ -110,7 +115,7 @@ class QuorumAttempt:
         ]
         # The owner is renamed if the background may still release a hold: a wait of the owner for that hold
         # would be no deadlock. If all requests succeed, the RELEASE precedes such a wait on the connection.
-        rename = self._owner.rename
+        rename = functools.partial(self._owner.rename, self.terms)
         if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
             rename()
         yield self._quorum.owe(owed, lambda: all(owed[m].ended is not None for m in reached), rename)
@@ -187,7 +192,7 @@ class QuorumAttempt:
 
     def _begin(self, order: list[int]) -> Round:
         token = self._token or _protocol.fresh_token()
-        request = Request(self._key, self._name, self.lease, self._terms(), self._fenced)
+        request = Request(self._key, self._name, self.lease, self._next_terms(), self._fenced)
         self._round = Round(self._quorum, request, token, order)
         return self._round
 

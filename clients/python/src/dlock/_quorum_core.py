@@ -70,7 +70,7 @@ class QuorumCore(Core[C]):
             name=self.name,
             token=token,
             lease=self._lease(),
-            terms=lambda: self._terms(owner),
+            next_terms=lambda: self._terms(owner),
             owner=owner,
             fenced=self.fenced,
         )
@@ -114,8 +114,7 @@ class QuorumCore(Core[C]):
 
         return bool((yield from self._decided(question, yes)))
 
-    def _ask_release(self, token: bytes, lasts: float) -> Steps:
-        hold = self._hold()
+    def _ask_release(self, token: bytes, hold: Hold | None, lasts: float) -> Steps:
         orphaned = set() if hold is None else hold.orphaned
         asked = None if hold is None else hold.members_asked
         # A member that was never asked owes no release.
@@ -127,7 +126,9 @@ class QuorumCore(Core[C]):
             return OwedRelease(self._key, token, lasts, times=times, repeats=lambda: member in orphaned)
 
         owed = {member: release(member) for member in members}
-        yield self.redis.owe(owed, lambda: self._released(owed) is not None, self._owner().rename)
+        # A wait of the owner for a hold that the background still releases would be no deadlock.
+        failed = (lambda: None) if hold is None else hold.rename_owner
+        yield self.redis.owe(owed, lambda: self._released(owed) is not None, failed)
         released = self._released(owed)
         if released is None:
             raise error(

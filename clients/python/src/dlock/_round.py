@@ -49,6 +49,7 @@ class Round:
 
     def __init__(self, quorum: Quorum[Any], request: Request, token: bytes, order: list[int]) -> None:
         self.token = token
+        self.terms = request.terms
         self.fence: int | None = None
         self.valid_until = 0.0
         self.answers: Answers = {}

@@ -54,7 +54,7 @@ class SingleAttempt:
         self._key = key
         # True if the caller gave the token, and may use it again.
         self._token_given = token is not None
-        self._terms = terms
+        self.terms = terms
         self._owner = owner
         self._notify = True
         # True once an ACQUIRE, or a copy of it, has no reply: the server may execute it at any time.
@@ -79,7 +79,7 @@ class SingleAttempt:
         if self._outstanding or owed.ended is None:
             # The background still releases the hold, so a wait of the owner for that hold would be no
             # deadlock.
-            self._owner.rename()
+            self._owner.rename(self.terms)
 
     def close(self) -> None:
         if self.wait is not None:
@@ -123,7 +123,7 @@ class SingleAttempt:
                 if end is not None and _protocol.is_own_deadlock(answer):
                     # The owner waits for a lock that it holds itself. As with redis-py, such a wait times
                     # out.
-                    self._terms = _protocol.without_owner(self._terms)
+                    self.terms = _protocol.without_owner(self.terms)
                     continue
                 pause = self._refused(answer, blocking, end)
                 sent = None
@@ -190,7 +190,7 @@ class SingleAttempt:
         return reply
 
     def _command(self, name: str) -> Args:
-        terms = self._terms
+        terms = self.terms
         if self.wait is not None:
             keep, channel, number = int(self._keep * 1000), self.wait.registry.channel, self.wait.number
             terms += _protocol.queued(keep, channel, number, notify=self._notify)
