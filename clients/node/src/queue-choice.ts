@@ -12,7 +12,7 @@
 import { now } from "./clock.js";
 import type { Members } from "./members.js";
 import type { Key } from "./protocol.js";
-import { Begin, Sleep, type Steps } from "./steps.js";
+import { Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, KeyMemory, type Wait } from "./waits.js";
 
 // Time for which a client starts at the queue where it met others, ms.
@@ -103,12 +103,12 @@ export class QueueChoice {
     this.#watches.delete(`${queue} ${name}`);
   }
 
-  /** Looks in the background whether other clients wait at the member `queue`, which refused `token` although
-   * the token has the lock. At most one look begins within LOOK_PAUSE, unless it found no hold. */
-  *lookForOthers(request: Named, queue: number, token: string): Steps<void> {
-    if (now() < (this.#lookedUntil.get(request.name) ?? 0)) return;
+  /** Returns the steps that look whether other clients wait at the member `queue`, which refused `token`
+   * although the token has the lock. At most one look begins within LOOK_PAUSE, unless it found no hold. */
+  lookForOthers(request: Named, queue: number, token: string): Steps<void> | undefined {
+    if (now() < (this.#lookedUntil.get(request.name) ?? 0)) return undefined;
     this.#lookedUntil.set(request.name, now() + LOOK_PAUSE);
-    yield new Begin(this.#look(request, queue, token));
+    return this.#look(request, queue, token);
   }
 
   /** Looks twice at the partial holds at `queue`: a release that was on its way has arrived by the second

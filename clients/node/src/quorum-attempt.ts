@@ -7,7 +7,7 @@ import type { QueueChoice } from "./queue-choice.js";
 import { QuorumHold } from "./quorum-hold.js";
 import type { Acquisition, Granted, Request } from "./requests.js";
 import { Round, type Won } from "./round.js";
-import { type Owe, Sleep, type Steps } from "./steps.js";
+import { Begin, type Owe, Sleep, type Steps } from "./steps.js";
 
 // After split votes (no client has a majority), an acquisition that does not wait tries again this many
 // times.
@@ -95,10 +95,15 @@ export class QuorumAttempt implements Acquisition {
   }
 
   *#hold(won: Won, round: Round): Steps<Granted> {
+    const { choice, request } = this;
     const queue = round.nextQueue();
-    const { name } = this.request;
-    if (queue !== undefined && !round.isRefusedBy(queue)) this.choice.meet(name, queue);
-    else if (queue !== undefined) yield* this.choice.lookForOthers(this.request, queue, won.token);
+    if (queue !== undefined && round.isRefusedBy(queue)) {
+      // The refusal may also be due to a predecessor whose RELEASE was in flight.
+      const look = choice.lookForOthers(request, queue, won.token);
+      if (look !== undefined) yield new Begin(look);
+    } else if (queue !== undefined) {
+      choice.meet(request.name, queue);
+    }
     return new QuorumHold(this.members, this.request, won);
   }
 

@@ -184,6 +184,15 @@ def test_a_late_refusal_of_a_later_queue_is_a_reason_to_look_there():
     assert looks(step, 2, None) == []
 
 
+def test_a_refusal_during_the_confirm_phase_is_a_reason_to_look_too():
+    quorum = quorum_of(3)
+    this = Round(quorum, REQUEST._replace(fenced=True), b"token", quorum.order(b"foo"))
+    steps = this.at_once()
+    step = next(steps)
+    steps.send({0: 7, 1: 7})
+    assert len(looks(step, 2, None)) == 1
+
+
 def test_a_late_refusal_is_a_reason_to_look_after_a_wait_in_a_later_queue_too():
     this = Round(quorum_of(3), REQUEST, b"token", [1, 2])
     steps = this.queued(0.1, None, True)

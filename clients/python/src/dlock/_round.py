@@ -65,8 +65,6 @@ class Round:
         # Index in the order of the member whose queue decides the turn.
         self._queue = 0
         self._has_waited = False
-        # True once the lock is acquired: later answers only show where other clients wait.
-        self._has_met_others = False
 
     def at_once(self) -> Steps:
         """Asks all members at once. A majority counts only after the answer of the first member of the order,
@@ -149,7 +147,6 @@ class Round:
         """Called once the lock is acquired. Records the member at which other clients queue. If that member
         refused this token, first looks there in the background: the refusal may also be due to a predecessor
         whose RELEASE was in flight."""
-        self._has_met_others = True
         queue = self.next_queue()
         if queue is None:
             return
@@ -228,7 +225,7 @@ class Round:
         def on_answer(member: int, answer: Any) -> Steps | None:
             if isinstance(answer, int):
                 confirmations.note(member)
-            return self._answered_late(member, answer) if self._has_met_others else None
+            return self._answered_late(member, answer)
 
         command = _protocol.acquire(key, self.token, lease, terms)
 
@@ -243,13 +240,12 @@ class Round:
         self.answers = {**before, **answers}
 
     def _answered_late(self, member: int, answer: Any) -> Steps | None:
-        """Takes an answer that arrives after the lock was acquired. Returns the steps of a look if other
-        clients may wait at the member, a later queue. Looks there also after a wait in another queue than the
-        first: the clients of that queue may have moved on."""
-        queue = self.next_queue()
-        is_looking = queue is not None and self.has_refused(queue)
-        is_refusal_of_later_queue = answer in REFUSED and member in self._order[self._queue + 1 :]
-        return self._look_at(member) if is_refusal_of_later_queue and not is_looking else None
+        """Takes an answer. If a majority has already granted, a refusal by the member of a later queue shows
+        that other clients may wait there. Returns the steps of a look, also after a wait in another queue
+        than the first: the clients of that queue may have moved on."""
+        has_majority = self.grants() >= self._quorum.majority
+        is_later_queue = member in self._order[self._queue + 1 :]
+        return self._look_at(member) if has_majority and is_later_queue and answer in REFUSED else None
 
     def _look_at(self, queue: int) -> Steps:
         if self._quorum.contention.begin_look(self._request.key):
