@@ -184,7 +184,7 @@ def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(membe
 
 def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypatch):
     # The position must not expire during the test.
-    monkeypatch.setattr("dlock._queue.KEEP", 600)
+    monkeypatch.setattr("dlock._waits.KEEP", 600)
     first, second, _ = in_order(members, masters)
     held, awaited = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
     held.acquire()

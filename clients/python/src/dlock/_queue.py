@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import random
 
-from redis.exceptions import NoPermissionError, ResponseError, TimeoutError
+from redis.exceptions import ResponseError, TimeoutError
 
 from . import _protocol
 from ._clock import now
 from ._members import Quorum
-from ._protocol import FOREIGN, NO_ANSWER, Args, GraceError, Key, Steps, is_misuse
+from ._protocol import FOREIGN, NO_ANSWER, Args, GraceError, Key, Steps
 from ._steps import Listen, Pause
-from ._waits import KEEP, Wait
+from ._waits import QueuePosition, Wait
 
 # Longest pause, in seconds, after which one of the waits at a member finds out that the member has fallen
 # silent.
@@ -104,9 +104,6 @@ class Waiter:
         self._token = token
         self._lease = lease
         self._terms = terms
-        self._notify = True
-        # Time that the member retains the position, in ms.
-        self._keep = int(KEEP * 1000)
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
@@ -130,17 +127,16 @@ class Waiter:
     ) -> Steps:
         """Asks for the lock. Asks again when the lock may have been granted, and before the position
         expires."""
+        position = QueuePosition(wait, self._lease)
         departures = 0 if watch is None else watch.departures
         unheard = FIRST_PAUSE
         lost = 0
         while True:
             wait.event.clear()
-            answer = yield from self._ask(wait)
+            answer = yield from self._ask(position)
             if isinstance(answer, int):
                 return True
-            if isinstance(answer, NoPermissionError) and self._notify:
-                # The user has no right to the channel: the wait continues without messages.
-                self._notify = False
+            if position.ask_differently(answer):
                 continue
             if isinstance(answer, NO_ANSWER):
                 # Wakes the other waits at this member, which then find it silent, too.
@@ -160,18 +156,14 @@ class Waiter:
                 refusal = _protocol.refusal(answer, self._name)
                 if refusal is not None and not isinstance(refusal, GraceError):
                     raise refusal from answer
-                if is_misuse(answer) and self._keep > self._lease:
-                    # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
-                    self._keep = self._lease
-                    continue
             if isinstance(answer, Exception):
                 return answer
             if answer is FOREIGN:
                 pause = sleep
-            elif wait.listening and self._notify:
+            elif position.receives_messages():
                 # The pause grows with the number of waits at the member: it is enough that one of them finds
                 # out that the member has fallen silent.
-                longest = min(CHECK * len(wait.registry.waits), self._keep / 3000)
+                longest = min(CHECK * len(wait.registry.waits), position.keep / 3)
                 pause = random.uniform(longest / 2, longest)
             else:
                 pause, unheard = unheard, min(2 * unheard, CHECK)
@@ -191,9 +183,9 @@ class Waiter:
             if wait.cancelled or leaves or (end is not None and now() >= end):
                 return None
 
-    def _ask(self, wait: Wait) -> Steps:
-        position = _protocol.queued(self._keep, wait.registry.channel, wait.number, notify=self._notify)
-        command = _protocol.acquire(self._key, self._token, self._lease, (*self._terms, *position))
+    def _ask(self, position: QueuePosition) -> Steps:
+        terms = *self._terms, *position.terms()
+        command = _protocol.acquire(self._key, self._token, self._lease, terms)
         answers = yield from self._quorum.ask(
             [self._queue],
             lambda member: _protocol.send_unless_data(command, self._name),

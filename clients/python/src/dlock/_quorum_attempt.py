@@ -15,8 +15,8 @@ from ._members import Confirmations, NoQuorumError, Quorum
 from ._owners import Owner
 from ._protocol import NO_ANSWER, Args, Key, Steps, error
 from ._round import Request, Round
+from ._single_attempt import late_for
 from ._steps import Sleep
-from ._waits import KEEP
 
 # Number of further tries of an acquisition that does not wait, after split votes: no client has a majority.
 MAX_SPLIT_VOTES = 20
@@ -98,7 +98,7 @@ class QuorumAttempt:
 
     def take_back(self) -> Steps:
         """Releases the token of the last round at all members that were asked for the lock."""
-        lasts = max(self.lease / 1000, KEEP) + KEEP
+        lasts = late_for(self.lease / 1000)
         # A token from the caller may be used again, and must not be released late.
         times = 1 if self.token_given else 2
         key, token, orphaned = self._key, self._round.token, self.orphaned

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import math
 
-from redis.exceptions import LockError, NoPermissionError, ResponseError
+from redis.exceptions import LockError, ResponseError
 
 from . import _protocol
 from ._clock import now, trusted
 from ._hold import OwedRelease, UnansweredLeases
 from ._owners import Owner
-from ._protocol import FOREIGN, NO_ANSWER, Args, Counted, Key, Steps, error, is_misuse
+from ._protocol import FOREIGN, NO_ANSWER, Args, Counted, Key, Steps, error
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep
-from ._waits import ASK, KEEP, Contention, Wait
+from ._waits import ASK, KEEP, Contention, QueuePosition, Wait
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
 LATE = 3
@@ -47,7 +47,6 @@ class SingleAttempt:
         self.valid_until = 0.0
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
-        self.wait: Wait | None = None
         # Only a quorum has members.
         self.members_asked: set[int] | None = None
         self.unanswered = UnansweredLeases()
@@ -56,11 +55,10 @@ class SingleAttempt:
         self._token_given = token is not None
         self.terms = terms
         self._owner = owner
-        self._notify = True
+        # None until the acquisition waits in the queue.
+        self._position: QueuePosition | None = None
         # True once an ACQUIRE, or a copy of it, has no reply: the server may execute it at any time.
         self._outstanding = False
-        # Time that the server retains the position, in seconds.
-        self._keep = KEEP
 
     @property
     def orphaned(self) -> set[int]:
@@ -82,8 +80,8 @@ class SingleAttempt:
             self._owner.rename(self.terms)
 
     def close(self) -> None:
-        if self.wait is not None:
-            self.wait.close()
+        if self._position is not None:
+            self._position.wait.close()
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         """Returns whether the lock was granted. If not, neither a hold nor a queue position is left on the
@@ -96,8 +94,8 @@ class SingleAttempt:
             yield from self._listen(end)
         while True:
             pause = sleep
-            if self.wait is not None:
-                self.wait.event.clear()
+            if self._position is not None:
+                self._position.wait.event.clear()
             # A repeated request retains the time of the first send: the server may count the lease from
             # there.
             sent = now() if sent is None else sent
@@ -105,20 +103,12 @@ class SingleAttempt:
                 reply = yield from self._ask()
             except NO_ANSWER as why:
                 # A wait continues during an outage for as long as the server may retain its position.
-                if self.wait is None or now() - answered_at > KEEP:
+                if self._position is None or now() - answered_at > KEEP:
                     raise
                 silence = why
-            except NoPermissionError:
-                if self.wait is None or not self._notify:
-                    raise
-                # The user has no right to the channel: the wait continues without messages.
-                self._notify = False
-                continue
             except ResponseError as answer:
                 silence = None
-                if self.wait is not None and is_misuse(answer) and self._keep > self.lease / 1000:
-                    # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
-                    self._keep = self.lease / 1000
+                if self._position is not None and self._position.ask_differently(answer):
                     continue
                 if end is not None and _protocol.is_own_deadlock(answer):
                     # The owner waits for a lock that it holds itself. As with redis-py, such a wait times
@@ -146,27 +136,27 @@ class SingleAttempt:
                 if reply is not FOREIGN:
                     if blocking:
                         _contended.note_taken(self._key)
-                    if blocking and self.wait is None and (end is None or answered_at < end):
+                    if blocking and self._position is None and (end is None or answered_at < end):
                         yield from self._listen(end)
                         continue
-                    if self.wait is not None and self._notify and self.wait.listening:
-                        pause = ASK * self._keep / KEEP
+                    if self._position is not None and self._position.receives_messages():
+                        pause = ASK * self._position.keep / KEEP
             left = math.inf if end is None else end - now()
             if not blocking or left <= 0:
                 break
             pause = min(pause, left)
-            if self.wait is None:
+            if self._position is None:
                 yield Sleep(pause)
                 continue
-            yield Pause(self.wait, pause)
-            if self.wait.cancelled:
+            yield Pause(self._position.wait, pause)
+            if self._position.wait.cancelled:
                 break
         if silence is not None:
             # After a missing answer it is unknown whether another client holds the lock.
             raise silence
         if self.orphaned:
             yield from self.take_back()
-        elif self.wait is not None:
+        elif self._position is not None:
             try:
                 yield from _protocol.send_or(_protocol.release(self._key, self.token), 0)
             except NO_ANSWER:
@@ -191,13 +181,13 @@ class SingleAttempt:
 
     def _command(self, name: str) -> Args:
         terms = self.terms
-        if self.wait is not None:
-            keep, channel, number = int(self._keep * 1000), self.wait.registry.channel, self.wait.number
-            terms += _protocol.queued(keep, channel, number, notify=self._notify)
+        if self._position is not None:
+            terms = *terms, *self._position.terms()
         return _protocol.acquire(self._key, self.token, self.lease, terms, name)
 
     def _listen(self, end: float | None) -> Steps:
-        self.wait = wait = yield Listen()
+        wait: Wait = yield Listen()
+        self._position = QueuePosition(wait, self.lease)
         # A message from before the subscription would be lost. If the client cannot subscribe, only its first
         # wait is delayed to find that out.
         if not wait.registry.tried:

@@ -10,7 +10,11 @@ import itertools
 import secrets
 from typing import Any, Callable
 
+from redis.exceptions import NoPermissionError
+
+from . import _protocol
 from ._clock import now
+from ._protocol import Args, is_misuse
 
 # Time that the server retains a queue position after each request for it, in seconds. A grant to a waiter
 # that has died lasts no longer either.
@@ -41,13 +45,41 @@ class Wait:
         self.granted = False
         self.cancelled = False
 
-    @property
-    def listening(self) -> bool:
-        return self.registry.ready
-
     def close(self) -> None:
         self.registry.waits.pop(self.number, None)
         self.registry.idle_since = now()
+
+
+class QueuePosition:
+    """A position in the wait queue of a server, and the terms on which the server retains it."""
+
+    def __init__(self, wait: Wait, lease: int) -> None:
+        """``lease``: in ms."""
+        self.wait = wait
+        # Time that the server retains the position, in seconds.
+        self.keep = KEEP
+        self._lease = lease / 1000
+        self._notify = True
+
+    def terms(self) -> Args:
+        """Returns ACQUIRE's terms for the position."""
+        channel, number = self.wait.registry.channel, self.wait.number
+        return _protocol.queued(int(self.keep * 1000), channel, number, notify=self._notify)
+
+    def receives_messages(self) -> bool:
+        return self._notify and self.wait.registry.ready
+
+    def ask_differently(self, answer: Any) -> bool:
+        """Returns whether to ask again after an error, on terms that the server may accept."""
+        if isinstance(answer, NoPermissionError) and self._notify:
+            # The user has no right to the channel: the wait continues without messages.
+            self._notify = False
+            return True
+        if is_misuse(answer) and self.keep > self._lease:
+            # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
+            self.keep = self._lease
+            return True
+        return False
 
 
 class WaitRegistry:
