@@ -10,7 +10,7 @@
 --   INSERT INTO dlock_gate (name, fence) VALUES ('invoice:42', 1795179170661711)
 --       ON DUPLICATE KEY UPDATE fence = VALUES(fence)
 CREATE TABLE IF NOT EXISTS dlock_gate (
-    name VARBINARY(255) PRIMARY KEY,
+    name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY,
     fence BIGINT NOT NULL CHECK (fence BETWEEN 1 AND 9007199254740991)
 ) ENGINE = InnoDB;
 
@@ -29,9 +29,10 @@ BEGIN
     END IF;
 END$$
 
--- Returns the fence that the session carries, or refuses the statement if it is below `least`. A transaction writes to
+-- Returns the fence that the session carries, or refuses the statement if it is below `least_fence`. A transaction writes to
 -- the tables with triggers only after
 --   SET @dlock_fence = 1795179170661711
+-- Neither COMMIT nor ROLLBACK resets the variable.
 CREATE FUNCTION dlock_carried_fence(least_fence BIGINT) RETURNS BIGINT NOT DETERMINISTIC NO SQL
 BEGIN
     IF @dlock_fence IS NULL OR CAST(@dlock_fence AS CHAR) NOT REGEXP '^[1-9][0-9]{0,15}$'

@@ -1,7 +1,7 @@
 -- Fences that SQLite enforces. README.md explains the three forms.
 --
---   sqlite3 shop.db <sqlite.sql                                          installs the gate and the table below
---   sed 's/TABLE_NAME/invoice/g' sqlite-triggers.sql | sqlite3 shop.db   the triggers, for each table that needs them
+--   sqlite3 -bail shop.db <sqlite.sql                                          installs all that is below
+--   sed 's/TABLE_NAME/invoice/g' sqlite-triggers.sql | sqlite3 -bail shop.db   the triggers, for each table that needs them
 --
 -- The file can run again: it changes nothing that is installed.
 
@@ -10,7 +10,7 @@
 --   INSERT INTO dlock_gate (name, fence) VALUES ('invoice:42', 1795179170661711)
 --       ON CONFLICT (name) DO UPDATE SET fence = excluded.fence
 CREATE TABLE IF NOT EXISTS dlock_gate (
-    name TEXT PRIMARY KEY NOT NULL,
+    name TEXT PRIMARY KEY NOT NULL CHECK (typeof(name) = 'text'),
     fence INTEGER NOT NULL CHECK (typeof(fence) = 'integer' AND fence BETWEEN 1 AND 9007199254740991)
 );
 
@@ -29,3 +29,12 @@ CREATE TABLE IF NOT EXISTS dlock_carried (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     fence INTEGER NOT NULL CHECK (typeof(fence) = 'integer' AND fence BETWEEN 1 AND 9007199254740991)
 );
+
+-- Refuses a statement unless its transaction carries a fence that is at least `least_fence`. The triggers insert into it.
+CREATE VIEW IF NOT EXISTS dlock_check AS SELECT 0 AS least_fence;
+CREATE TRIGGER IF NOT EXISTS dlock_check_fence INSTEAD OF INSERT ON dlock_check
+BEGIN
+    SELECT RAISE(ABORT, 'dlock: the transaction carries no fence') WHERE NOT EXISTS (SELECT 1 FROM dlock_carried);
+    SELECT RAISE(ABORT, 'dlock: the fence is below that of a later holder')
+        WHERE NEW.least_fence > (SELECT fence FROM dlock_carried);
+END;

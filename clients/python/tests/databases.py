@@ -7,12 +7,14 @@ import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import sqlite3
 import subprocess
 import tempfile
 
 import psycopg
 import pymysql
+import pytest
 from conftest import free_port, until
 from pymysql.constants import CLIENT
 
@@ -23,6 +25,13 @@ UNPACKED = TOP / "build/databases"
 NOBODY = (
     "setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps +dac_override --ambient-caps +dac_override"
 )
+
+
+def require_databases():
+    """Skips a test for which the servers are not unpacked, except in CI."""
+    if not UNPACKED.exists():
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing("run scripts/fetch-databases.sh")
 
 
 class Database:
@@ -39,10 +48,19 @@ class Database:
                 connection.cursor().execute(statement)
             connection.commit()
 
-    def install(self, *tables):
-        """Installs the files of contrib/fencing with the command that they document, with triggers for these
-        tables."""
+    def install(self, *tables, has_column=False):
+        """Installs the files of contrib/fencing as they say, with triggers for these tables. With
+        `has_column`, the tables have a column "fence"."""
         raise NotImplementedError
+
+    def triggers(self, file, table, has_column):
+        """Returns the SQL of the triggers of a table."""
+        lines = (FENCING / file).read_text().splitlines()
+        return "\n".join(
+            line.replace("TABLE_NAME", table)
+            for line in lines
+            if not (has_column and line.startswith("ALTER TABLE"))
+        )
 
     def stop(self):
         shutil.rmtree(self.folder)
@@ -89,24 +107,16 @@ class Server(Database):
 
     def stop(self):
         if self.process is not None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGQUIT)  # after SIGTERM, PostgreSQL waits for its clients
             self.process.wait()
         super().stop()
 
 
 class PostgreSQL(Server):
     name = "postgresql"
-    programs = next(
-        (
-            folder
-            for root in (UNPACKED, pathlib.Path("/"))
-            for folder in sorted(root.glob("usr/lib/postgresql/*/bin"), reverse=True)
-            if (folder / "postgres").exists()
-        ),
-        None,
-    )
 
     def create(self):
+        [self.programs] = UNPACKED.glob("usr/lib/postgresql/*/bin")
         as_nobody = NOBODY.split() if os.geteuid() == 0 else []
         if as_nobody:
             os.chown(self.folder, 65534, 65534)
@@ -122,10 +132,10 @@ class PostgreSQL(Server):
             "-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self.folder}",
         ]  # fmt: skip
 
-    def connect(self, port=None):
-        return psycopg.connect(host="127.0.0.1", port=port or self.port, user="root", dbname="postgres")
+    def connect(self, port=None, user="root"):
+        return psycopg.connect(host="127.0.0.1", port=port or self.port, user=user, dbname="postgres")
 
-    def install(self, *tables):
+    def install(self, *tables, has_column=False):
         psql = (
             self.programs / "psql", "--quiet", "--no-psqlrc", "-v", "ON_ERROR_STOP=1",
             "-h", "127.0.0.1", "-p", self.port, "-U", "root", "-d", "postgres",
@@ -187,24 +197,23 @@ class MariaDB(Server):
             "--innodb-log-file-size=16M",
         ]  # fmt: skip
 
-    def connect(self, port=None):
+    def connect(self, port=None, user="root"):
         return pymysql.connect(
             host="127.0.0.1",
             port=port or self.port,
-            user="root",
+            user=user,
             database="shop",
             client_flag=CLIENT.FOUND_ROWS,
         )
 
-    def install(self, *tables):
+    def install(self, *tables, has_column=False):
         client = (
             UNPACKED / "usr/bin/mariadb", "--no-defaults",
             "-h", "127.0.0.1", "-P", self.port, "-u", "root", "shop",
         )  # fmt: skip
         self.run(*client, stdin=(FENCING / "mysql.sql").read_text())
-        triggers = (FENCING / "mysql-triggers.sql").read_text()
         for table in tables:
-            self.run(*client, stdin=triggers.replace("TABLE_NAME", table))
+            self.run(*client, stdin=self.triggers("mysql-triggers.sql", table, has_column))
 
     def session(self, connection):
         return connection.thread_id()
@@ -230,9 +239,8 @@ class SQLite(Database):
         with contextlib.closing(self.connect()) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
 
-    def install(self, *tables):
+    def install(self, *tables, has_column=False):
         with contextlib.closing(self.connect()) as connection:
             connection.executescript((FENCING / "sqlite.sql").read_text())
-            triggers = (FENCING / "sqlite-triggers.sql").read_text()
             for table in tables:
-                connection.executescript(triggers.replace("TABLE_NAME", table))
+                connection.executescript(self.triggers("sqlite-triggers.sql", table, has_column))

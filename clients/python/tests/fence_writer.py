@@ -38,8 +38,8 @@ class Unfenced:
     def update(self, cursor, row, total, fence):
         cursor.execute(f"UPDATE account SET total = {total} WHERE id = {row}")
 
-    def end(self, cursor):
-        """Ends the fenced part of a transaction, before the commit."""
+    def end(self):
+        """Ends the fenced part of a transaction, before it commits or rolls back."""
 
 
 class Column(Unfenced):
@@ -61,16 +61,19 @@ class Column(Unfenced):
 class Triggers(Unfenced):
     begin_sqlite = "BEGIN IMMEDIATE"
 
+    def __init__(self):
+        self.carried = contextlib.ExitStack()
+
     def claim(self, cursor, row, fence):
-        fencing.carry(cursor, fence)
+        self.carried.enter_context(fencing.carry(cursor, fence))
         # The trigger raises the fence of the row.
         cursor.execute(f"UPDATE fenced_account SET total = total WHERE id = {row}")
 
     def update(self, cursor, row, total, fence):
         cursor.execute(f"UPDATE fenced_account SET total = {total} WHERE id = {row}")
 
-    def end(self, cursor):
-        fencing.drop(cursor)
+    def end(self):
+        self.carried.close()
 
 
 class Gate(Unfenced):
@@ -145,7 +148,7 @@ class Writer:
         self.form.update(self.cursor, self.row, self.total + 1, self.fence)
 
     def commit(self):
-        self.form.end(self.cursor)
+        self.form.end()
         self.cursor.execute("COMMIT")
 
     def release(self):
@@ -175,6 +178,7 @@ class Writer:
 
     def roll_back(self):
         with contextlib.suppress(*ERRORS):  # the server may have ended the transaction
+            self.form.end()
             self.cursor.execute("ROLLBACK")
 
 

@@ -25,9 +25,8 @@ def column(cursor):
 
 
 def triggers(cursor):
-    fencing.carry(cursor, FENCE)
-    cursor.execute("UPDATE fenced_account SET total = total + 1 WHERE id = 1")
-    fencing.drop(cursor)
+    with fencing.carry(cursor, FENCE):
+        cursor.execute("UPDATE fenced_account SET total = total + 1 WHERE id = 1")
 
 
 def gate(cursor):

@@ -20,7 +20,7 @@ import threading
 
 import pytest
 from conftest import MODULE, SERVERS, Server, until
-from databases import UNPACKED, MariaDB, PostgreSQL, SQLite
+from databases import MariaDB, PostgreSQL, SQLite, require_databases
 
 ROUNDS = int(os.environ.get("DLOCK_FENCING_ROUNDS", "4"))
 WRITER = pathlib.Path(__file__).parent / "fence_writer.py"
@@ -174,9 +174,8 @@ def masters():
 
 @pytest.fixture(scope="module", params=[PostgreSQL, MariaDB, SQLite], ids=lambda kind: kind.name)
 def scene(request, masters):
-    if request.param is not SQLite and not UNPACKED.exists():
-        missing = pytest.fail if os.environ.get("CI") else pytest.skip
-        missing("run scripts/fetch-databases.sh")
+    if request.param is not SQLite:
+        require_databases()
     with contextlib.ExitStack() as stack:
         database = request.param()
         stack.callback(database.stop)

@@ -188,7 +188,32 @@ def test_each_transaction_of_a_fenced_sqlalchemy_session_begins_at_the_gate(shop
         held.fence = 7
         with pytest.raises(sqlalchemy.exc.IntegrityError, match="dlock: "):
             session.execute(query)
+        # The refused transaction runs no other statement, and does not commit.
+        with pytest.raises(sqlalchemy.exc.PendingRollbackError):
+            session.execute(query)
+        with pytest.raises(sqlalchemy.exc.SQLAlchemyError):
+            session.commit()
+        session.rollback()
+        held.fence = 9
+        assert session.execute(query).all() == [("invoice:42", 9)]
+        session.commit()
+        # A session that needs two locks begins at both gates.
+        fencing.fence_session(session, another := Held())
+        another.name, another.fence = "invoice:43", 4
+        assert session.execute(query).all() == [("invoice:42", 9), ("invoice:43", 4)]
+        session.commit()
+        another.fence = 3
+        with pytest.raises(sqlalchemy.exc.IntegrityError, match="dlock: "):
+            session.execute(query)
     engine.dispose()
+
+
+def test_fence_session_fences_no_factory_of_sessions():
+    orm = pytest.importorskip("sqlalchemy.orm")
+    for factory in orm.sessionmaker(), orm.scoped_session(orm.sessionmaker()), orm.Session:
+        with pytest.raises(TypeError, match="needs a Session"):
+            fencing.fence_session(factory, Held())
+    fencing.fence_session(orm.scoped_session(orm.sessionmaker())(), Held())
 
 
 def test_atomic_of_django_begins_at_the_gate(shop):
@@ -198,7 +223,7 @@ import django
 from django.conf import settings
 settings.configure(DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": {str(shop)!r}}}}})
 django.setup()
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, transaction
 from dlock import fencing
 class Held:
     name, fence = "invoice:42", 7
@@ -207,15 +232,28 @@ for held.fence in 7, 8:
     with fencing.atomic(held), connection.cursor() as cursor:
         cursor.execute("SELECT name, fence FROM dlock_gate")
         assert cursor.fetchall() == [("invoice:42", held.fence)]
+for block in transaction.atomic(), fencing.atomic(held):
+    with block:
+        try:
+            with fencing.atomic(held):
+                print("passed in a transaction that had begun before")
+        except RuntimeError as error:
+            print("durable" in str(error))
 held.fence = 7
 try:
     with fencing.atomic(held):
         print("passed")
 except IntegrityError as error:
     print("refused", error)
+held.fence = 9
+with transaction.atomic(), connection.cursor() as cursor, fencing.carry(cursor, 9):
+    cursor.execute("SELECT fence FROM dlock_carried")
+    print(cursor.fetchall())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("refused dlock: "), done.stdout + done.stderr
+    nested, refused, carried = done.stdout.rsplit("\n", 3)[:3] if done.returncode == 0 else (0, 0, 0)
+    assert (nested, carried) == ("True\nTrue", "[(9,)]"), done.stdout + done.stderr
+    assert refused.startswith("refused dlock: ")
 
 
 def test_the_demo_shows_both_outcomes(server):

@@ -2,11 +2,13 @@
 
 The database needs the files of the project's folder ``contrib/fencing``, which also says what each form
 stops. A refusal is the ``IntegrityError`` of the database's library (of PyMySQL and mysqlclient:
-``OperationalError`` 4025). Roll back, and do not retry: a later holder has the lock."""
+``OperationalError`` 4025), and its text contains ``dlock: ``. Roll back, and do not retry: a later holder has
+the lock."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,72 +23,102 @@ _CARRY = {
     "mysql": "SET @dlock_fence = {0}",
     "sqlite": "INSERT OR REPLACE INTO dlock_carried (id, fence) VALUES (1, {0})",
 }
-_DROP = {"mysql": "SET @dlock_fence = NULL", "sqlite": "DELETE FROM dlock_carried"}
-# By the package of the cursor's class; each other one is taken for a library of PostgreSQL.
-_DIALECTS = {
-    "sqlite3": "sqlite",
-    "pymysql": "mysql",
-    "MySQLdb": "mysql",
-    "mysql": "mysql",
-    "mariadb": "mysql",
+_DROP = {
+    "postgresql": None,  # the end of the transaction drops the fence
+    "mysql": "SET @dlock_fence = NULL",
+    "sqlite": "DELETE FROM dlock_carried",
+}
+# By the package of a cursor's class: the database, and how the library marks a parameter.
+_LIBRARIES = {
+    "psycopg": ("postgresql", "%s"),
+    "psycopg2": ("postgresql", "%s"),
+    "pymysql": ("mysql", "%s"),
+    "MySQLdb": ("mysql", "%s"),
+    "mysql": ("mysql", "%s"),
+    "mariadb": ("mysql", "?"),
+    "sqlite3": ("sqlite", "?"),
 }
 
 
-def pass_gate(cursor: Any, name: str, fence: int | None) -> None:
+def pass_gate(cursor: Any, name: str | bytes, fence: int | None) -> None:
     """Raises the gate ``name`` to ``fence``, or raises ``IntegrityError`` if a later holder has passed it.
     Call it first in each transaction: the next holder then waits at the gate until this transaction ends.
 
-    ``cursor`` is one of psycopg, PyMySQL, mysqlclient, sqlite3 or the like."""
-    dialect, marker = _dialect(cursor)
-    cursor.execute(_PASS[dialect].format(marker, marker), (name, fence))
+    ``cursor`` is one of psycopg, psycopg2, PyMySQL, mysqlclient, MySQL Connector, MariaDB Connector, sqlite3
+    or Django; any other raises ``TypeError``, and so does one for asyncio."""
+    _execute(cursor, _PASS, _text(name), fence)
 
 
-def carry(cursor: Any, fence: int | None) -> None:
-    """Sets the fence with which this transaction may write to tables with triggers. In MySQL and SQLite, call
-    `drop` before the commit."""
-    dialect, marker = _dialect(cursor)
-    cursor.execute(_CARRY[dialect].format(marker), (str(fence),))
+@contextlib.contextmanager
+def carry(cursor: Any, fence: int | None) -> Iterator[None]:
+    """Lets the statements of the block write to tables with triggers. Begin the transaction before the block,
+    and commit it after the block. ``cursor`` is one that `pass_gate` accepts."""
+    _execute(cursor, _CARRY, str(fence))
+    try:
+        yield
+    finally:
+        _execute(cursor, _DROP)
 
 
-def drop(cursor: Any) -> None:
-    """Removes the fence that `carry` has set. In PostgreSQL, the end of the transaction does it."""
-    dialect, _ = _dialect(cursor)
-    if dialect in _DROP:
-        cursor.execute(_DROP[dialect])
+def fence_session(session: Any, lock: Any) -> None:
+    """Lets each transaction of this SQLAlchemy ``Session`` begin at the gate with the lock's name, with the
+    fence that ``lock`` has at that time. After a refusal, the session must roll back.
 
-
-def fence_session(session: Any, lock: Any, name: str | None = None) -> None:
-    """Lets each transaction of this SQLAlchemy ``Session`` begin at the gate, with the fence that ``lock``
-    has at that time. The gate has the name of the lock, unless ``name`` is given."""
+    Of a ``scoped_session``, pass the session that a call of it returns; of an ``AsyncSession``, its
+    ``sync_session``."""
     from sqlalchemy import event, text
+    from sqlalchemy.orm import Session
 
     def pass_first(session: Any, transaction: Any, connection: Any) -> None:
         dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         statement = text(_PASS[dialect].format(":name", ":fence"))
-        connection.execute(statement, {"name": name or _text(lock.name), "fence": lock.fence})
+        try:
+            connection.execute(statement, {"name": _text(lock.name), "fence": lock.fence})
+        except BaseException:
+            # Without this, the session would run its next statement in the same transaction, past the gate.
+            connection.invalidate()
+            raise
 
+    if not isinstance(session, Session):
+        raise TypeError(f"fence_session needs a Session of SQLAlchemy, not a {type(session).__name__}")
     event.listen(session, "after_begin", pass_first)
 
 
 @contextlib.contextmanager
-def atomic(lock: Any, name: str | None = None, using: str | None = None) -> Iterator[None]:
-    """Begins `transaction.atomic()` of Django, and passes the gate with the fence of ``lock``. The gate has
-    the name of the lock, unless ``name`` is given. ``using`` is the alias of the database."""
+def atomic(lock: Any, using: str | None = None) -> Iterator[None]:
+    """Begins `transaction.atomic(durable=True)` of Django, and passes the gate with the lock's name and
+    fence. Inside another ``atomic`` it raises ``RuntimeError``, as the gate must come first. ``using`` is the
+    alias of the database."""
     from django.db import connections, transaction
 
-    with transaction.atomic(using=using):
-        connection = connections[using or "default"]
-        with connection.cursor() as cursor:
-            cursor.execute(
-                _PASS[connection.vendor].format("%s", "%s"), (name or _text(lock.name), lock.fence)
-            )
+    with transaction.atomic(using=using, durable=True):
+        with connections[using or "default"].cursor() as cursor:
+            pass_gate(cursor, lock.name, lock.fence)
         yield
 
 
-def _dialect(cursor: Any) -> tuple[str, str]:
+def _execute(cursor: Any, statements: dict[str, str] | dict[str, str | None], *values: Any) -> None:
+    """Executes the statement for the database of a cursor, if there is one."""
+    database, marker = _library(cursor)
+    statement = statements[database]
+    if statement is None:
+        return
+    result = cursor.execute(statement.format(marker, marker), values)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("dlock.fencing has no asyncio: await the statement of contrib/fencing yourself")
+
+
+def _library(cursor: Any) -> tuple[str, str]:
     """Returns the database of a cursor, and how its library marks a parameter."""
-    package = type(cursor).__module__.partition(".")[0]
-    return _DIALECTS.get(package, "postgresql"), "?" if package in ("sqlite3", "mariadb") else "%s"
+    for ancestor in type(cursor).__mro__:
+        package = ancestor.__module__.partition(".")[0]
+        if package == "django":
+            return cursor.db.vendor, "%s"
+        if package in _LIBRARIES:
+            return _LIBRARIES[package]
+    kind = type(cursor)
+    raise TypeError(f"dlock.fencing does not know the cursor {kind.__module__}.{kind.__qualname__}")
 
 
 def _text(name: str | bytes) -> str:
