@@ -8,11 +8,6 @@ set -eu
 home=$top/build/databases
 [ ! -x "$home/usr/sbin/pgbouncer" ] || exit 0
 
-# Prints what an installation would add: missing_packages NAME...
-missing_packages() {
-    apt-get install -s --no-install-recommends "$@" | sed -n 's/^Inst \([^ ]*\).*/\1/p'
-}
-
 as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
 # Old lists name versions that the mirror no longer has.
@@ -21,7 +16,10 @@ $as_root apt-get update -qq -o Acquire::Retries=3 || fail "apt-get update failed
 postgresql=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)
 [ -n "$postgresql" ] || fail "apt knows no package postgresql-NN"
 wanted="$postgresql postgresql-client-${postgresql#postgresql-} mariadb-server-core mariadb-client-core pgbouncer"
+# shellcheck disable=SC2086 # the list is meant to be split
+simulated=$(apt-get install -s --no-install-recommends $wanted) || fail "apt-get cannot install: $wanted"
+missing=$(printf '%s\n' "$simulated" | sed -n 's/^Inst \([^ ]*\).*/\1/p')
 # shellcheck disable=SC2086 # the lists are meant to be split
-unpack_packages "$home.new" $(printf '%s\n' $wanted $(missing_packages $wanted) | sort -u)
+unpack_packages "$home.new" $(printf '%s\n' $wanted $missing | sort -u)
 rm -rf "$home"
 mv "$home.new" "$home"
