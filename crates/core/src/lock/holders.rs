@@ -206,3 +206,90 @@ impl PartialEq for Holders {
 }
 
 impl Eq for Holders {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lock::Extras;
+    use dlock_protocol::{Delay, Token, Ttl};
+
+    /// A hold with a random fence, grant and deadline in ms, and lock-delay.
+    fn any_hold() -> impl Strategy<Value = Hold> {
+        (0..60u8, 1..1000u64, 0..40u64, 1..40u64, 0..3u32).prop_map(|(token, fence, granted, end, delay)| {
+            let token = Token::new(&[token]).expect("a token");
+            let fence = Fence::from_outside(fence).expect("a fence");
+            let granted = Instant::from_millis(granted);
+            let mut hold = Hold::new(token, fence, granted, Deadline::at_millis(end), Ttl::MAX);
+            let delay = Delay::from_millis(delay.into()).expect("a delay");
+            hold.set_extras(Extras { delay, ..Extras::NONE });
+            hold
+        })
+    }
+
+    /// Checks that every query has the same result for the holders as for a plain list, in any number.
+    fn assert_same(holders: &Holders, map: &BTreeMap<Token, Hold>) {
+        let list = Holders::Few(map.values().cloned().collect());
+        let all = |h: &Holders| {
+            h.iter().map(|hold| (hold.token().clone(), hold.clone())).collect::<BTreeMap<_, _>>()
+        };
+        assert_eq!((holders.len(), &all(holders)), (list.len(), map));
+        let deadlines = |h: &Holders| (h.first_deadline(), h.last_deadline());
+        assert_eq!(deadlines(holders), deadlines(&list));
+        for token in 0..60 {
+            assert_eq!(holders.get(&[token]), list.get(&[token]));
+        }
+        for now in (0..42).map(Instant::from_millis) {
+            let live = |h: &Holders| h.live(now).map(|hold| hold.token().clone()).collect::<BTreeSet<_>>();
+            assert_eq!(live(holders), live(&list), "at {now:?}");
+            let figures =
+                |h: &Holders| (h.count_live(now), h.fence(now), h.granted(now), h.delay_of_expired(now));
+            assert_eq!(figures(holders), figures(&list), "at {now:?}");
+        }
+    }
+
+    /// Changes holders and a map in the same way. The number of holds rises and falls past [`FEW`].
+    fn play(rounds: Vec<(Vec<Hold>, u64, usize)>) {
+        let (mut holders, mut map) = (Holders::Few(Vec::new()), BTreeMap::new());
+        for (changes, now, most) in rounds {
+            for hold in changes {
+                let (token, old) = (hold.token().clone(), map.remove(hold.token()));
+                if old.is_some() && hold.fence().get() % 2 == 0 {
+                    assert_eq!(holders.remove(token.as_bytes()), old);
+                } else {
+                    let changed = holders.change(token.as_bytes(), |old| *old = hold.clone());
+                    assert_eq!(changed.is_some(), old.is_some());
+                    if old.is_none() {
+                        holders.push(hold.clone());
+                    }
+                    map.insert(token, hold);
+                }
+                assert_same(&holders, &map);
+            }
+            let now = Instant::from_millis(now);
+            let expired = map.values().filter(|hold| hold.deadline().passed(now)).count();
+            let taken = holders.take_expired(now, most);
+            assert!((expired.min(most)..=expired).contains(&taken.len()));
+            for hold in taken {
+                assert!(hold.deadline().passed(now) && map.remove(hold.token()) == Some(hold));
+            }
+            assert_same(&holders, &map);
+            let some = holders.take_some(most);
+            assert_eq!(some.len(), map.len().min(most));
+            assert!(some.into_iter().all(|hold| map.remove(hold.token()) == Some(hold)));
+            assert_same(&holders, &map);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn few_and_many_holders_behave_like_a_map(rounds in vec((vec(any_hold(), 1..60), 1..40u64, 1..9usize), 1..4)) {
+            play(rounds);
+        }
+    }
+}
