@@ -1,9 +1,7 @@
 //! Runs the examples of the documents, of the crate's README and of `examples/`.
 
 use super::*;
-use dlock_client::Fence;
 use dlock_testkit::{documents, project};
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -26,9 +24,9 @@ async fn each_example_runs_on_one_server_and_on_a_quorum(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let urls = || servers.iter().map(url).collect();
-        first_lock::run(urls()).await.expect("it bills");
-        several::run(urls()).await.expect("both transfers");
-        leader::run(urls(), 2).await.expect("two terms");
+        first_lock::run(urls()).await.expect("the example bills");
+        several::run(urls()).await.expect("the example makes both transfers");
+        leader::run(urls(), 2).await.expect("the example leads twice");
         for resource in ["invoice:42", "account:1", "leader"] {
             until_nothing_is_left(&servers, resource);
         }
@@ -39,61 +37,17 @@ async fn each_example_runs_on_one_server_and_on_a_quorum(kind: &ServerKind) {
 #[each_server]
 fn the_example_without_a_runtime_runs(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    blocking::run(servers.iter().map(url).collect()).expect("three workers");
+    blocking::run(servers.iter().map(url).collect()).expect("the three workers end");
     until_nothing_is_left(&servers, "report");
 }
 
 #[test]
-fn the_example_of_the_readme_is_first_lock() {
-    let readme = include_str!("../../README.md");
-    let block = readme.split("```rust,no_run\n").nth(1).and_then(|rest| rest.split("\n```").next());
-    let example = include_str!("../../examples/first_lock.rs");
-    let body = |text: &str| text.split_once("pub async fn run").map(|(_, body)| body.trim_end().to_string());
-    let block = block.expect("a block");
-    assert!(block.contains("guard.lost()"), "{block}");
-    assert_eq!(body(block), body(example));
-}
-
-/// The example of docs/clients.md, verbatim.
-async fn bill(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
-    let client = Client::builder().servers(servers).build().await?;
-    let guard = client
-        .lock("invoice:42")
-        .ttl(Duration::from_secs(30)) // renewed at every third of it
-        .wait(Wait::For(Duration::from_secs(10)))
-        .fenced()
-        .acquire()
-        .await?;
-    tokio::select! {
-        // Each write carries the fence, and the store refuses lower fences.
-        written = write(42, guard.fence()) => written?,
-        // Returns before the lease ends, in time to stop.
-        why = guard.lost() => return Err(why.into()),
-    }
-    guard.release().await?; // dropped, it would be released in the background
-    Ok(())
-}
-
-async fn write(_invoice: u64, fence: Option<Fence>) -> Result<(), Box<dyn Error>> {
-    fence.map(|_| ()).ok_or_else(|| "a fenced lock has a fence".into())
-}
-
-#[each_server]
-async fn the_example_of_the_clients_page_runs(kind: &ServerKind) {
-    let block = documents::blocks("docs/clients.md", "rust").join("\n");
-    let this = include_str!("examples.rs");
-    for part in block.split("\n\n") {
-        assert!(this.contains(part), "not in this file:\n{part}");
-    }
-    assert!(block.contains("guard.lost()"), "{block}");
-    for count in [1, 3] {
-        let servers = masters(kind, count);
-        bill(servers.iter().map(url).collect()).await.expect("the example runs");
-        until_nothing_is_left(&servers, "invoice:42");
-        assert!(
-            servers.iter().any(|server| server.info("dlock_fence") != "0"),
-            "the example has acquired the lock"
-        );
+fn the_readme_and_the_clients_page_show_first_lock() {
+    let (_, example) = include_str!("../../examples/first_lock.rs").split_once("\n\npub ").expect("run()");
+    assert!(example.contains("guard.lost()"), "{example}");
+    for (page, language) in [("crates/client/README.md", "rust,no_run"), ("docs/clients.md", "rust")] {
+        let shown = documents::blocks(page, language).join("\n");
+        assert!(shown.contains(example.trim_end()), "{page} shows another program:\n{shown}");
     }
 }
 
