@@ -6,7 +6,7 @@ use dlock_testkit::queue::{clients, granted, holders, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// The rights of `+@dlock -@dangerous`. Lists the commands, because Redis 7.0 has no category `dlock`.
-const WORKER: &str = "~lock:* +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
+const WORKER: &str = "~lock:* &other +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
                       +dlock.inspect +dlock.waiters +dlock.cancel +dlock.token +dlock.help";
 
 #[track_caller]
@@ -53,12 +53,14 @@ fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
     assert_eq!(admin.ok("DBSIZE"), 0);
 }
 
-/// Permitted commands, with the names of other keys as tokens and labels.
-const TRICKS: [&str; 14] = [
+/// Permitted commands, with the names of other keys as tokens, labels, owners, channels and messages.
+const TRICKS: [&str; 16] = [
     "DLOCK.ACQUIRE lock:a other 600000 LABEL other EPHEMERAL DELAY 100",
     "DLOCK.ACQUIRE lock:a other 600000 DEPTH 2 BLOCK 1",
     "DLOCK.ACQUIRE lock:s other 600000 SHARED REENTRANT LABEL lock:b",
     "DLOCK.ACQUIRE lock:p other 600000 PERMITS 2 LABEL SHARED",
+    "DLOCK.ACQUIRE lock:s queued 600000 QUEUE 600000 NOTIFY other other OWNER other",
+    "DLOCK.CANCEL lock:s queued",
     "DLOCK.EXTEND lock:a other 600000",
     "DLOCK.CONFIRM lock:a other 1 600000",
     "DLOCK.HOLDS lock:a other",
@@ -78,7 +80,7 @@ fn a_user_may_name_only_its_own_keys_as_the_first_argument(kind: &ServerKind) {
     for command in TRICKS {
         assert!(!matches!(conn.say(command), Value::Error(_)), "{command}");
     }
-    assert_eq!(admin.ok("DBSIZE"), 2);
+    assert_eq!((admin.ok("DBSIZE"), server.number("dlock_waiting")), (2.into(), 0));
     for command in TRICKS {
         for other in ["other", "Lock:a", "lock", ""] {
             let words: Vec<&str> =
