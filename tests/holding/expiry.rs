@@ -122,8 +122,9 @@ fn leases_end_in_the_order_of_their_deadlines(kind: &ServerKind) {
 fn watch_sees_the_end_of_a_lease(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let mut watcher = server.connect();
-    conn.ok("DLOCK.ACQUIRE k t 2000");
-    watcher.ok("WATCH k");
+    // In one write, so that the lease cannot end before the WATCH.
+    let replies = watcher.say_together(&["DLOCK.ACQUIRE k t 20", "WATCH k"]);
+    assert_eq!(replies[1], "OK");
     until("the lease ends", || conn.ok("EXISTS k") == 0);
     watcher.ok("MULTI");
     watcher.ok("PING");

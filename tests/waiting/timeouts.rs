@@ -12,7 +12,7 @@ fn a_waiter_that_leaves_makes_way(kind: &ServerKind) {
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 30000 SHARED BLOCK 0");
     drop(b);
     granted(&mut c);
-    let b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 1000");
+    let b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 3000");
     let mut d = waiter(&server, "DLOCK.ACQUIRE k d 30000 SHARED BLOCK 0");
     granted(&mut d);
     assert_eq!(holders(&mut a, "k"), ["a", "c", "d"]);

@@ -26,11 +26,13 @@ fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kin
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
     let mut conn = server.connect();
     for command in
-        ["DLOCK.ACQUIRE kept t 600000", "DLOCK.ACQUIRE short t 1000", "DLOCK.ACQUIRE other t 600000"]
+        ["DLOCK.ACQUIRE kept t 600000", "DLOCK.ACQUIRE short t 600000", "DLOCK.ACQUIRE other t 600000"]
     {
         assert!(conn.ok(command).int() > 0);
     }
     let mut waiter = waiter(&server, "DLOCK.ACQUIRE short next 600000 BLOCK 0");
+    // Longer than it takes until the server notices the full disk.
+    assert_eq!(conn.ok("DLOCK.EXTEND short t 4000"), 1);
     disk.leave_room_for(0);
     conn.until_error("DLOCK.EXTEND kept t 600000", "MISCONF");
     for command in [
