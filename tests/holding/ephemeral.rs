@@ -49,7 +49,7 @@ fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
     until("a holds the lock", || holders(&mut look, "k") == ["a"]);
     // A socket with unread received bytes answers a close with RST.
     until("the reply has arrived", || raw.peek(&mut [0]).is_ok_and(|read| read == 1));
-    raw.shutdown(Shutdown::Write).expect("half closed");
+    raw.shutdown(Shutdown::Write).expect("the socket can be half closed");
     drop(raw);
     until("the lock is free", || look.ok("EXISTS k") == 0);
 }

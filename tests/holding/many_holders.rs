@@ -141,7 +141,7 @@ fn max_holders_per_key_bounds_the_holders(kind: &ServerKind) {
             assert!(refused.error().starts_with("ERR one key may have 3 holders"), "{refused:?}");
             assert!(refused.error().contains("dlock.max-holders-per-key"), "{refused:?}");
         }
-        assert!(conn.ok(&format!("DLOCK.ACQUIRE k token:2 600000 {mode}")).int() > 0, "a holder");
+        assert!(conn.ok(&format!("DLOCK.ACQUIRE k token:2 600000 {mode}")).int() > 0, "token:2 holds it");
         // Two clients more than the bound wait, and are granted the lock when it has room.
         conn.ok("DLOCK.BREAK k");
         conn.ok("DLOCK.ACQUIRE k alone 600000");

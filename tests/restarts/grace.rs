@@ -62,5 +62,5 @@ fn until_granted(conn: &mut Conn, command: &str) -> i64 {
         }
         fence.is_some()
     });
-    fence.expect("granted")
+    fence.expect("the lock is granted")
 }

@@ -87,7 +87,7 @@ fn help_and_version_exit_with_0() {
 #[test]
 fn help_and_version_exit_with_71_when_stdout_is_closed() {
     for word in ["--help", "--version"] {
-        let full = std::fs::File::create("/dev/full").expect("it is there");
+        let full = std::fs::File::create("/dev/full").expect("/dev/full");
         let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));
         let output = dlock.arg(word).stdout(full).output().expect("dlock runs");
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -134,7 +134,7 @@ impl World {
             since,
             until: None,
         };
-        self.waiting.join(newcomer).expect("it can join");
+        self.waiting.join(newcomer).expect("room in the queue");
     }
 
     /// Runs turns of the background job until none is due. Returns their number.
@@ -200,7 +200,7 @@ fn play(moves: Vec<Do>) {
     let mut world = World::shared(MANY, |n| 1000 + (n as u64 * 7) % 900);
     let mut list: BTreeMap<usize, Plain> = BTreeMap::new();
     for n in 0..MANY {
-        let fence = world.lock.at(world.instant()).hold_of(&token(n)).expect("it holds").fence().get();
+        let fence = world.lock.at(world.instant()).hold_of(&token(n)).expect("a hold").fence().get();
         list.insert(n, Plain { end: START + 1000 + (n as u64 * 7) % 900, fence, since: START, client: None });
     }
     let (mut begun, mut over) = (MANY, 0);

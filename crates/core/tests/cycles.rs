@@ -41,7 +41,7 @@ impl World {
     fn join(&mut self, name: Name<'static>, request: LockRequestRef<'_>, rank: Rank) {
         let owner = Owner::Client(ClientId(self.waiting.len() as u64));
         let newcomer = Newcomer { name, rank, request, owner, since: NOW, until: self.until };
-        self.waiting.join(newcomer).expect("it can join");
+        self.waiting.join(newcomer).expect("room in the queue");
     }
 
     /// Searches for a cycle that this wait would close. Returns the result and the number of steps.

@@ -72,7 +72,7 @@ impl World {
         let request = request(token, mode);
         let owner = Owner::Client(client);
         let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: NOW, until: None };
-        self.waiting.join(newcomer).expect("it can join");
+        self.waiting.join(newcomer).expect("room in the queue");
     }
 
     fn release_first(&mut self, answers: usize) {
@@ -181,7 +181,7 @@ fn the_work_of_a_position_does_not_grow_with_the_queue() {
             let request = request(&token, Mode::Exclusive);
             let newcomer =
                 Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
-            world.waiting.join(newcomer).expect("it can join");
+            world.waiting.join(newcomer).expect("room in the queue");
         }
         let mut took = |what: &str, work: &mut dyn FnMut(&mut Turn<'_>)| {
             let before = steps::taken();

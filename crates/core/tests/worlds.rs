@@ -13,7 +13,7 @@ use dlock_core::{Mode, ReleaseCount};
 
 use crate::model::check;
 use crate::model::moves::Move;
-use crate::model::page::{Client, Page, Request, Token, Whose};
+use crate::model::page::{Client, Page, Request, Token, WaitsBy};
 use crate::model::system::System;
 
 const KEY: u8 = 0;
@@ -59,7 +59,7 @@ fn essence(page: &Page) -> u64 {
     fences.extend(page.flights.iter().map(|flight| flight.fence));
     fences.sort_unstable();
     fences.dedup();
-    let rank = |fence: u64| fences.binary_search(&fence).expect("it is one of them") as u64;
+    let rank = |fence: u64| fences.binary_search(&fence).expect("a fence of a hold") as u64;
     // The ms until a deadline, plus 4: 0 for every deadline that passed at least 4 ms ago. A delay, which
     // is 1 ms here, counts from the end of an expired lease, so a passed deadline matters for that long.
     let now = page.now / 1000;
@@ -86,8 +86,9 @@ fn essence(page: &Page) -> u64 {
     for waiter in &mut page.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
         // A connection that waits together with a QUEUE position.
-        if let Whose::Beside(position) = &mut waiter.whose {
-            *position = numbers.iter().position(|number| number == position).expect("it waits") as u64;
+        if let WaitsBy::Both(position) = &mut waiter.by {
+            *position =
+                numbers.iter().position(|number| number == position).expect("the position waits") as u64;
         }
     }
     for (_, until) in &mut page.delays {

@@ -33,7 +33,7 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn token() -> impl Strategy<Value = Token> {
-    bytes(1, 255).prop_map(|bytes| Token::new(&bytes).expect("it fits"))
+    bytes(1, 255).prop_map(|bytes| Token::new(&bytes).expect("a token"))
 }
 
 fn ttl() -> impl Strategy<Value = Ttl> {
@@ -88,15 +88,15 @@ fn acquire_is_read_back_with_its_options_in_any_order() {
             reentry: *reentry,
             ephemeral: *ephemeral,
             delay: Delay::from_millis((*delay).into()).expect("in range"),
-            label: LabelRef::new(label).expect("it fits"),
-            owner: owner.as_ref().map(|owner| OwnerIdRef::new(owner).expect("it fits")),
+            label: LabelRef::new(label).expect("a label"),
+            owner: owner.as_ref().map(|owner| OwnerIdRef::new(owner).expect("an owner")),
         };
         assert_eq!(request.to_owned().borrowed(), request);
         let queue = queue.as_ref().map(|(ms, notify)| Queue {
             ms: *ms,
             notify: notify
                 .as_ref()
-                .map(|(channel, message)| NotifyRef::new(channel, message).expect("it fits")),
+                .map(|(channel, message)| NotifyRef::new(channel, message).expect("a channel and a message")),
         });
         let command = Acquire { key, request, block: *block, queue };
         let args = command.to_args();

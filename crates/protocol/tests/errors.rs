@@ -5,7 +5,7 @@ use dlock_protocol::{Token, Ttl, event, options};
 use proptest::prelude::*;
 
 fn token(name: &str) -> Token {
-    Token::new(name.as_bytes()).expect("it fits")
+    Token::new(name.as_bytes()).expect("a token")
 }
 
 /// One error of each kind. [`class`] does not compile until a new kind is added there.
@@ -132,7 +132,7 @@ fn an_error_is_one_line_and_names_only_existing_options() {
 fn a_deadlock_error_shortens_long_cycles_and_tokens() {
     let tokens = prop::collection::vec(prop::collection::vec(any::<u8>(), 1..=255), 1..30);
     crate::random(tokens, 300, |cycle| {
-        let cycle: Vec<Token> = cycle.iter().map(|bytes| Token::new(bytes).expect("it fits")).collect();
+        let cycle: Vec<Token> = cycle.iter().map(|bytes| Token::new(bytes).expect("a token")).collect();
         let text = Error::Deadlock(cycle.clone()).to_string();
         assert!(text.len() <= 512 && text.is_ascii(), "{text}");
         assert_eq!(text.contains(&format!("({} more)", cycle.len().saturating_sub(8))), cycle.len() > 8);

@@ -98,7 +98,7 @@ fn numbers_and_strings_are_read_back() {
         round_trip(&yes);
         round_trip(&number);
         round_trip(&Left(left));
-        round_trip(&Token::new(&token).expect("it fits"));
+        round_trip(&Token::new(&token).expect("a token"));
     });
     round_trip(&Help::of_all_commands());
 }

@@ -1,6 +1,6 @@
 //! Model-checks a quorum: drives the code of `dlock-quorum` through every order of events in small worlds of
-//! 3 masters. Messages are lost, delayed, reordered and duplicated; masters crash; holds end. A hold outlives
-//! all its masters, if they crash one after the other.
+//! 3 members. A master is the server of a member. Messages are lost, delayed, reordered and duplicated;
+//! masters crash; holds end. A hold outlives all its masters, if they crash one after the other.
 //!
 //! It checks three rules of progress: asked in order, one contender acquires; no client overtakes a waiter;
 //! no client keeps a part of the quorum while it waits for a missing master. It does not cover whole attempts
@@ -47,7 +47,8 @@ const RETRIES: Script = Script { retries: 1, timeouts: true, ..ONCE };
 const RELEASES: Script = Script { releases: true, ..ONCE };
 const RELEASES_TWICE: Script = Script { acquisitions: 2, ..RELEASES };
 
-/// Numbers that some masters have used for other resources, so that fewer steps lead to equal numbers.
+/// Fences that the masters have issued for other resources. The last master is ahead, so that fewer steps
+/// lead to equal fences.
 const HEAD_START: [u8; 3] = [0, 0, 1];
 
 /// Fences only, without a clock.
@@ -56,10 +57,10 @@ fn fences(clients: &[Script], lapses: u8) -> World {
         clients: clients.to_vec(),
         client_orders: client_orders(clients),
         by_name: false,
-        numbers_before: [0; 3],
+        fences_before: [0; 3],
         time: Time::None { lapses },
         fenced: true,
-        numbers: true,
+        rising_fences: true,
         duplicates: 0,
         crashes: 0,
         grace: 0,
@@ -77,7 +78,7 @@ fn timed_fences(clients: &[Script], ttl: u8) -> World {
 
 /// Plain Redlock, with a clock.
 fn plain(clients: &[Script], ttl: u8) -> World {
-    World { fenced: false, numbers: false, ..timed_fences(clients, ttl) }
+    World { fenced: false, rising_fences: false, ..timed_fences(clients, ttl) }
 }
 
 /// Worlds in which masters crash, and then grant nothing for `grace` ticks.
@@ -109,7 +110,7 @@ macro_rules! worlds {
 worlds! {
     fenced: |name| holds(name, fences(&[ONCE; 2], 2));
     fenced_by_name: |name| holds(name, by_name(fences(&[ONCE; 2], 2)));
-    fenced_after_other_numbers: |name| holds(name, World { numbers_before: HEAD_START, ..fences(&[ONCE; 2], 1) });
+    fenced_after_other_fences: |name| holds(name, World { fences_before: HEAD_START, ..fences(&[ONCE; 2], 1) });
     fenced_with_a_duplicate: |name| holds(name, World { duplicates: 1, ..fences(&[ONCE; 2], 1) });
     fenced_with_refusals_for_being_ahead: |name| holds(name, World { fence_ahead: 2, ..fences(&[ONCE; 2], 1) });
     fenced_and_timed: |name| holds(name, timed_fences(&[ONCE; 2], 1));
@@ -137,7 +138,7 @@ worlds! {
     #[ignore] restoring_with_a_duplicate: |name|
         holds_so_far(name, World { duplicates: 1, ..restoring(2, &[ONCE], 1) });
     #[ignore] fenced_restoring: |name|
-        holds_so_far(name, World { fenced: true, numbers: true, ..restoring(2, &[ONCE], 1) });
+        holds_so_far(name, World { fenced: true, rising_fences: true, ..restoring(2, &[ONCE], 1) });
     #[ignore] restoring_and_released: |name| {
         let mut world = restoring(2, &[ONCE], 1);
         (world.clients[0].releases, world.clients[0].acquisitions) = (true, 2);
@@ -180,16 +181,16 @@ worlds! {
     refuted_raise_without_hold: |name|
         violates(name, UNIQUE, broken(Broken::RaiseWithoutHold, fences(&[ONCE; 2], 2)));
     refuted_uncounted_answers: |name| {
-        let world = World { numbers_before: HEAD_START, ..fences(&[ONCE; 2], 2) };
+        let world = World { fences_before: HEAD_START, ..fences(&[ONCE; 2], 2) };
         violates_deep(name, UNIQUE, broken(Broken::UncountedAnswers, world));
     };
     refuted_fence_unchecked: |name| {
-        let world = World { numbers_before: HEAD_START, duplicates: 1, ..fences(&[ONCE; 2], 2) };
+        let world = World { fences_before: HEAD_START, duplicates: 1, ..fences(&[ONCE; 2], 2) };
         violates_deep(name, UNIQUE, broken(Broken::FenceUnchecked, world));
     };
-    refuted_number_forgotten: |name| {
+    refuted_fence_forgotten: |name| {
         let world = World { crashes: 1, ..fences(&[ONCE; 2], 1) };
-        violates(name, ORDER, broken(Broken::NumberForgotten, world));
+        violates(name, ORDER, broken(Broken::FenceForgotten, world));
     };
     refuted_no_grace: |name| violates(name, EXCLUSION, crashing(1, 0));
     refuted_grace_below_ttl: |name| violates(name, EXCLUSION, crashing(1, 1));

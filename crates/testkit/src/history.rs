@@ -80,14 +80,21 @@ impl History {
             for (from, until, hold) in holds {
                 open.retain(|(_, until, _)| *until > from);
                 for (_, _, other) in open.iter().filter(|(_, _, other)| excludes(other.mode, hold.mode)) {
-                    wrong.push(format!("{key}: {} and {} at {from}", shown(other), shown(hold)));
+                    wrong.push(format!(
+                        "{key}: both {} and {} relied on incompatible holds at {from}",
+                        shown(other),
+                        shown(hold)
+                    ));
                 }
                 open.push((from, until, hold));
                 if let Mode::Permits(most) = hold.mode
                     && open.len() > most
                 {
                     let all: Vec<String> = open.iter().map(|(.., hold)| shown(hold)).collect();
-                    wrong.push(format!("{key}: {} holders of {most} permits at {from}: {all:?}", open.len()));
+                    wrong.push(format!(
+                        "{key}: {} clients relied on {most} permits at {from}: {all:?}",
+                        open.len()
+                    ));
                 }
             }
         }
@@ -117,7 +124,7 @@ impl History {
         let mut by_fence: HashMap<i64, &Hold> = HashMap::new();
         for (hold, grant) in granted() {
             if let Some(other) = by_fence.insert(grant.fence, hold) {
-                wrong.push(format!("one fence for {} and {}", shown(other), shown(hold)));
+                wrong.push(format!("{} and {} have the same fence", shown(other), shown(hold)));
             }
         }
         let mut answered: Vec<_> = granted().collect();
@@ -140,7 +147,7 @@ impl History {
     }
 
     /// Checks the reported holders: each was requested, none had ended, and none is missing.
-    pub fn memory(&self) -> Vec<String> {
+    pub fn reported_holders(&self) -> Vec<String> {
         self.forged().into_iter().chain(self.reappeared()).chain(self.lost()).collect()
     }
 
@@ -152,11 +159,11 @@ impl History {
         for look in &self.looks {
             for (token, fence) in &look.holders {
                 let Some(hold) = by_token.get(token.as_str()).filter(|hold| hold.key == look.key) else {
-                    wrong.push(format!("{}: held by {token}, which never asked", look.key));
+                    wrong.push(format!("{}: {token} is reported as a holder and never asked", look.key));
                     continue;
                 };
                 if hold.grant.is_some_and(|grant| grant.fence != *fence) {
-                    wrong.push(format!("{}: {} is shown with the fence {fence}", look.key, shown(hold)));
+                    wrong.push(format!("{}: {} is reported with the fence {fence}", look.key, shown(hold)));
                 }
                 let most = match hold.mode {
                     Mode::Exclusive => 1,
@@ -164,7 +171,11 @@ impl History {
                     Mode::Shared => usize::MAX,
                 };
                 if look.holders.len() > most {
-                    wrong.push(format!("{}: {} holders, at most {most}", look.key, look.holders.len()));
+                    wrong.push(format!(
+                        "{}: {} holders are reported, at most {most} are allowed",
+                        look.key,
+                        look.holders.len()
+                    ));
                 }
             }
         }
@@ -194,7 +205,7 @@ impl History {
             let throughout = holds.filter(|(from, until, _)| *from < look.asked && *until > look.answered);
             for (_, _, hold) in throughout {
                 if !look.holders.iter().any(|(token, _)| *token == hold.token) {
-                    wrong.push(format!("{} is lost at {}", shown(hold), look.answered));
+                    wrong.push(format!("{} is missing from the report at {}", shown(hold), look.answered));
                 }
             }
         }
@@ -216,12 +227,19 @@ impl History {
         }
         for look in &self.looks {
             if look.holders.is_empty() && !look.queue.is_empty() && !look.held_back {
-                wrong.push(format!("{}: free at {}, and {:?} wait", look.key, look.answered, look.queue));
+                wrong.push(format!(
+                    "{}: the lock is free at {}, but {:?} wait",
+                    look.key, look.answered, look.queue
+                ));
             }
             let queue = look.queue.iter().filter_map(|token| by_token.get(token.as_str()));
             let queue: Vec<&&Hold> = queue.filter(|hold| hold.grant.is_some()).collect();
             for pair in queue.windows(2).filter(|pair| fence(pair[0]) > fence(pair[1])) {
-                wrong.push(format!("{} waited behind {}", shown(pair[1]), shown(pair[0])));
+                wrong.push(format!(
+                    "{} waited behind {} and was granted before it",
+                    shown(pair[1]),
+                    shown(pair[0])
+                ));
             }
             let Some(last) = queue.iter().max_by_key(|hold| fence(hold)) else { continue };
             let holds = granted.get(look.key.as_str()).map(Vec::as_slice).unwrap_or_default();
@@ -255,7 +273,7 @@ fn shown(hold: &Hold) -> String {
     let Hold { key, token, mode, asked, .. } = hold;
     match hold.grant {
         Some(Grant { fence, at, until }) => {
-            format!("{token} on {key} ({mode:?}, #{fence}, asked {asked}, granted {at}, until {until})")
+            format!("{token} on {key} ({mode:?}, fence {fence}, asked {asked}, granted {at}, until {until})")
         }
         None => format!("{token} on {key} ({mode:?}, asked {asked})"),
     }

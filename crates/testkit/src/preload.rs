@@ -49,6 +49,6 @@ fn compile(source: &str) -> PathBuf {
     let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
     assert!(status.success(), "{source} does not compile");
     // Renamed into place, because another run's server may have loaded the old file.
-    fs::rename(&unfinished, &path).expect("it can be moved into place");
+    fs::rename(&unfinished, &path).expect("the library can be moved into place");
     path
 }

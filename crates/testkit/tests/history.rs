@@ -36,7 +36,7 @@ fn rejected(found: Vec<String>, words: &str) {
 
 #[track_caller]
 fn fine(history: &History) {
-    let found = [history.exclusion(), history.fences(), history.memory(), history.queue()].concat();
+    let found = [history.exclusion(), history.fences(), history.reported_holders(), history.queue()].concat();
     assert!(found.is_empty(), "{found:?}");
 }
 
@@ -51,7 +51,7 @@ fn consecutive_holds_are_accepted() {
 
 #[test]
 fn two_holders_at_once_are_rejected() {
-    rejected(of(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "a on k");
+    rejected(of(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "incompatible holds");
     // Also if the second hold ended within the first.
     rejected(of(&[hold("a", 10, 20, 100, 1), hold("b", 30, 40, 50, 2)]).exclusion(), "b on k");
 }
@@ -84,7 +84,7 @@ fn too_many_permits_are_rejected() {
     };
     fine(&of(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 50, 100, 3)]));
     let three = of(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 30, 100, 3)]);
-    rejected(three.exclusion(), "3 holders of 2");
+    rejected(three.exclusion(), "3 clients relied on 2 permits");
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_broken_hold_may_be_overlapped() {
 
 #[test]
 fn a_repeated_fence_is_rejected() {
-    rejected(of(&[hold("a", 10, 20, 25, 7), hold("b", 15, 40, 90, 7)]).fences(), "one fence");
+    rejected(of(&[hold("a", 10, 20, 25, 7), hold("b", 15, 40, 90, 7)]).fences(), "the same fence");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_falling_fence_is_rejected() {
 #[test]
 fn a_lost_hold_is_rejected() {
     let with = |looks: Vec<Look>| History { looks, ..of(&[hold("a", 10, 20, 100, 1)]) };
-    rejected(with(vec![look(30, 40, &[], &[])]).memory(), "is lost");
+    rejected(with(vec![look(30, 40, &[], &[])]).reported_holders(), "is missing from the report");
     // The hold may have ended during the observation, or not have begun.
     fine(&with(vec![look(90, 101, &[], &[]), look(15, 19, &[], &[]), look(30, 40, &[("a", 1)], &[])]));
 }
@@ -126,7 +126,7 @@ fn an_ended_hold_that_returns_is_rejected() {
     let mut released = hold("a", 10, 20, 50, 1);
     released.gone = Some(60);
     let with = |looks: Vec<Look>| History { looks, ..of(std::slice::from_ref(&released)) };
-    rejected(with(vec![look(61, 70, &[("a", 1)], &[])]).memory(), "is reported after its end");
+    rejected(with(vec![look(61, 70, &[("a", 1)], &[])]).reported_holders(), "is reported after its end");
     fine(&with(vec![look(55, 70, &[("a", 1)], &[])]));
 }
 
@@ -145,7 +145,7 @@ fn a_hold_without_a_request_is_rejected() {
 fn two_holders_in_one_observation_are_rejected() {
     let history = of(&[hold("a", 10, 20, 25, 1), hold("b", 22, 32, 50, 2)]);
     let found = History { looks: vec![look(26, 40, &[("a", 1), ("b", 2)], &[])], ..history }.forged();
-    assert!(found[0].contains("2 holders, at most 1"), "{found:?}");
+    assert!(found[0].contains("2 holders are reported, at most 1"), "{found:?}");
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn a_release_in_grace_serves_the_queue_only_when_grace_ends(kind: &ServerKind) {
     assert_eq!(conn.ok("FLUSHDB"), "OK");
     assert_eq!(conn.ok("SELECT 0"), "OK");
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-    assert!(short.read().is_nil(), "its own time goes on");
+    assert!(short.read().is_nil(), "the wait times out in grace too");
     let shown = conn.ok("DLOCK.INSPECT k");
     assert_eq!((shown.field("mode"), shown.field("waiters")), (&"free".into(), &1.into()));
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");

@@ -133,7 +133,7 @@ fn each_failing_step_is_logged_once_and_tried_again(kind: &ServerKind) {
         let mut conn = server.connect();
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(fence > 0, "{step}");
-        assert_eq!(server.number("dlock_fences_beyond_mark"), 0, "there is none");
+        assert_eq!(server.number("dlock_fences_beyond_mark"), 0, "without a mark no fence is beyond it");
         faults.none();
         // Switching the option off and on retries at once.
         assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");

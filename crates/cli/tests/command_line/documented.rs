@@ -120,7 +120,8 @@ fn the_migration_line_runs_on_one_instance_at_a_time(kind: &ServerKind) {
 fn executable(stage: &Stage, name: &str, script: &str) {
     use std::os::unix::fs::PermissionsExt;
     let path = stage.write(name, &format!("#!/bin/sh\n{script}\n"));
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+        .expect("the file has the owner of this process");
 }
 
 #[test]

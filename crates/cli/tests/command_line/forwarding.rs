@@ -96,7 +96,7 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
         assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
         stage.servers.iter().for_each(queue::until_no_waiters);
     }
-    assert_eq!(stage.held_on("r"), 3, "by the other");
+    assert_eq!(stage.held_on("r"), 3, "the other client holds it");
 }
 
 /// These subcommands block signals and read them from a signalfd.
@@ -113,7 +113,7 @@ fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     ] {
         conn.ok("CONFIG RESETSTAT");
         let (_reader, writer) = full_pipe();
-        let mut child = stage.dlock(words).stdout(writer).spawn().expect("it starts");
+        let mut child = stage.dlock(words).stdout(writer).spawn().expect("dlock starts");
         until(&format!("{words} has something to say"), || {
             conn.ok("INFO commandstats").text().to_lowercase().contains(asks)
         });

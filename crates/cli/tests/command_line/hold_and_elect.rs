@@ -50,7 +50,7 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
         observer.stdout().contains("is led by two") && json.stdout().contains("\"leader\":\"two\"")
     });
     stage.write("end-two", "");
-    assert_eq!(second.end().code, Some(7), "as its command");
+    assert_eq!(second.end().code, Some(7), "dlock exits with the code of its command");
     leads(&stage, &["one", "two", "one"]);
     until("the observer has seen every change", || observer.stdout().matches("is led by one").count() == 2);
     stage.write("end-one", "");
@@ -88,8 +88,8 @@ fn hold_ends_when_its_script_does(kind: &ServerKind) {
     until("the lock is released", || stage.held_on("r") == 0);
 
     // A script that is killed releases the lock, too.
-    std::fs::remove_file(stage.write("go", "")).expect("it is removed");
-    std::fs::remove_file(stage.write("ready", "")).expect("it is removed");
+    std::fs::remove_file(stage.write("go", "")).expect("the file is there");
+    std::fs::remove_file(stage.write("ready", "")).expect("the file is there");
     let script = stage.start(stage.shell(SCRIPT));
     signal(stage.process("ready"), "KILL");
     until("the lock is released", || stage.held_on("r") == 0);

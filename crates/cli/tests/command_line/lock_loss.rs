@@ -208,7 +208,7 @@ fn run_kills_a_command_whose_first_thread_has_ended(kind: &ServerKind) {
 /// Starts a command whose standard error is a full pipe.
 fn start_with_full_stderr(mut command: Command) -> (Child, PipeReader) {
     let (reader, writer) = full_pipe();
-    let child = command.stdout(Stdio::null()).stderr(writer).spawn().expect("it starts");
+    let child = command.stdout(Stdio::null()).stderr(writer).spawn().expect("dlock starts");
     (child, reader)
 }
 
@@ -221,7 +221,7 @@ fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     until("the command and its children have ended", || pids.map(is_alive) == [false; 3]);
     let mut said = String::new();
     reader.read_to_string(&mut said).expect("text");
-    assert_eq!(run.wait().expect("it ends").code(), Some(79));
+    assert_eq!(run.wait().expect("dlock ends").code(), Some(79));
     let messages: Vec<&str> = said.trim_start_matches('.').lines().collect();
     assert!(messages[0].contains("the lock is lost") && messages[1].contains("is killed"), "{said}");
 }
@@ -244,6 +244,6 @@ fn run_renews_the_lock_when_stderr_is_not_read(kind: &ServerKind) {
     signal(run.id(), "TERM");
     let mut said = String::new();
     reader.read_to_string(&mut said).expect("text");
-    assert_eq!(run.wait().expect("it ends").code(), Some(0));
+    assert_eq!(run.wait().expect("dlock ends").code(), Some(0));
     assert!(said.contains("cannot take part"), "{said}");
 }

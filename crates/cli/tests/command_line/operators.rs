@@ -190,9 +190,9 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     let resources: Vec<&str> = rows(&shown).iter().map(|row| row[3]).collect();
     assert_eq!(resources, ["r3", "r2", "r1", "r0"], "{shown}");
     assert_eq!((rows(&shown)[0][2], rows(&shown)[0][4]), ("broken", "by-hand"), "{shown}");
-    assert_eq!(rows(&ended(&stage, "log -n 1", 0).stdout).len(), 2, "one of each server");
+    assert_eq!(rows(&ended(&stage, "log -n 1", 0).stdout).len(), 2, "one row for each server");
 
-    let entry: Value = serde_json::from_str(&ended(&stage, "log r2 --json", 0).stdout).expect("one line");
+    let entry: Value = serde_json::from_str(&ended(&stage, "log r2 --json", 0).stdout).expect("JSON");
     assert_eq!((&entry["resource"], &entry["what"]), (&"r2".into(), &"broken".into()));
     assert_eq!(entry["server"], format!("redis://127.0.0.1:{}", stage.servers[0].port()));
 
@@ -208,7 +208,7 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     stage.servers[0].kill9();
     let half = ended(&stage, "log", 69);
     assert!(
-        half.stderr.contains(&format!("{}: down: ", stage.urls().split(',').next().expect("one"))),
+        half.stderr.contains(&format!("{}: down: ", stage.urls().split(',').next().expect("an address"))),
         "{}",
         half.stderr
     );

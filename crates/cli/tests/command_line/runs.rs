@@ -181,7 +181,7 @@ fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
     inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
     let done = stage.end(inner);
     assert_eq!(done.code, Some(0), "{}", done.stderr);
-    assert_ne!(done.stdout, stage.file("token"), "it has acquired it itself");
+    assert_ne!(done.stdout, stage.file("token"), "the inner run has a hold of its own");
     stage.connect().ok("DLOCK.ACQUIRE r somebody 600000");
     let mut inner = stage.run("--no-wait", "true");
     inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());

@@ -58,7 +58,7 @@ fn acquire_prints_json(kind: &ServerKind) {
     let hold = json("acquire --json --ttl 10m r");
     assert_eq!(hold["resource"], "r");
     assert_eq!(hold["token"].as_str().map(str::len), Some(27));
-    assert_eq!(hold["fence"], serde_json::Value::Null, "it was not asked for");
+    assert_eq!(hold["fence"], serde_json::Value::Null, "no fence was requested");
     let valid = hold["valid_ms"].as_u64().expect("milliseconds");
     assert!((540_000..600_000).contains(&valid), "{valid}");
     assert!(json("acquire --json --fenced other")["fence"].as_u64() > Some(1_000_000_000_000_000));

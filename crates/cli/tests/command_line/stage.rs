@@ -183,7 +183,7 @@ pub fn unread(script: &str) -> String {
 /// A pipe whose buffer is full.
 pub fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
-    writer.write_all(&[b'.'; 65_536]).expect("it holds that much");
+    writer.write_all(&[b'.'; 65_536]).expect("the pipe has room");
     (reader, writer)
 }
 
@@ -215,15 +215,15 @@ impl Running {
     }
 
     pub fn stdout(&self) -> String {
-        fs::read_to_string(&self.out).expect("what it printed")
+        fs::read_to_string(&self.out).expect("the output of the command")
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        fs::read(&self.out).expect("what it printed")
+        fs::read(&self.out).expect("the output of the command")
     }
 
     pub fn stderr(&self) -> String {
-        fs::read_to_string(&self.err).expect("what it printed")
+        fs::read_to_string(&self.err).expect("the output of the command")
     }
 
     #[track_caller]

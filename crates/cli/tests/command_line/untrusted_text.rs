@@ -88,7 +88,7 @@ fn program_names_are_escaped_for_the_terminal(kind: &ServerKind) {
 #[each_server]
 fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("bound").port();
+    let port = listener.local_addr().expect("the listener is bound").port();
     thread::spawn(move || {
         for client in listener.incoming() {
             let Ok(mut client) = client else { return };
@@ -126,7 +126,7 @@ fn start_reading_pipe(stage: &Stage, words: &str) -> (Running, File) {
     let pipe = Path::new(made.stdout.trim()).join("pipe");
     let running = stage.start(stage.dlock(words));
     let open = || File::options().write(true).custom_flags(O_NONBLOCK).open(&pipe).ok();
-    (running, until_some("it is read", open))
+    (running, until_some("dlock reads the pipe", open))
 }
 
 #[each_server]
@@ -153,7 +153,7 @@ fn a_signal_ends_dlock_while_it_reads_its_servers_from_a_pipe(kind: &ServerKind)
 fn servers_file_may_be_a_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let (running, mut pipe) = start_reading_pipe(&stage, "run r --servers-file pipe -- echo ran");
-    pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("it is read");
+    pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("dlock reads the pipe");
     drop(pipe);
     let done = running.end();
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));

@@ -36,7 +36,7 @@ impl Other {
         command.args(words).arg(number.to_string()).arg(lease.as_millis().to_string()).args(urls);
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
-        let input = process.stdin.take().expect("it is piped");
+        let input = process.stdin.take().expect("a pipe");
         (Other { number, program: program.into(), process }, input)
     }
 
@@ -45,7 +45,7 @@ impl Other {
         let mut holds = Vec::new();
         // The clients' clock stops while the machine is suspended.
         let offset = offset();
-        let output = BufReader::new(self.process.stdout.take().expect("it is piped"));
+        let output = BufReader::new(self.process.stdout.take().expect("a pipe"));
         for line in output.lines() {
             let line = line.expect("text");
             match *line.split(' ').collect::<Vec<_>>() {
@@ -66,7 +66,7 @@ impl Other {
                 _ => panic!("{} says {line:?}", self.program),
             }
         }
-        let status = self.process.wait().expect("it is a child");
+        let status = self.process.wait().expect("the child ends");
         assert!(status.success(), "{}: {status}", self.program);
         holds
     }
@@ -83,7 +83,7 @@ fn offset() -> At {
         let earlier = micros(ClockId::CLOCK_MONOTONIC);
         micros(ClockId::CLOCK_BOOTTIME) - earlier
     };
-    (0..100).map(|_| difference()).min().expect("there are some")
+    (0..100).map(|_| difference()).min().expect("100 differences")
 }
 
 #[allow(clippy::disallowed_methods, reason = "it compares two clocks")]

@@ -34,7 +34,7 @@ impl Beside {
         command.env("DLOCK_STEADY", HOLD.as_millis().to_string());
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
-        let (input, output) = (process.stdin.take(), process.stdout.take().expect("it is piped"));
+        let (input, output) = (process.stdin.take(), process.stdout.take().expect("a pipe"));
         let held = Arc::new(AtomicUsize::default());
         let count = held.clone();
         thread::spawn(move || {

@@ -6,7 +6,7 @@ use super::*;
 async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, ann, bob) = two_clients(kind, count).await;
-        let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("it lasts");
+        let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
         until_held_everywhere(&servers, "r");
         let ttl = Duration::from_secs(3);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
@@ -28,7 +28,7 @@ async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
     let first = client.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     client.flush().await;
-    let kept = first.forget().expect("it lasts");
+    let kept = first.forget().expect("not lost");
     let guard = client.adopt("r", &kept.token, LONG).await.expect("the lock is held");
     // A member that granted late may have a greater fence, which becomes the hold's.
     assert!(guard.fence() >= kept.fence);
@@ -54,7 +54,7 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
             client.adopt("r", held.token(), 2 * LONG * 1000).await,
             Err(ExtendError::Misuse(_))
         ));
-        let kept = held.forget().expect("it lasts");
+        let kept = held.forget().expect("not lost");
         if count == 3 {
             servers.drain(1..);
             let unknown = client.adopt("r", &kept.token, LONG).await;
@@ -69,7 +69,7 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
 #[each_server]
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 3).await;
-    let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("it lasts");
+    let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
     until_held_everywhere(&servers, "r");
     servers[2].pause();
     // Shorter than the node timeout.

@@ -42,7 +42,7 @@ fn an_unrenewed_hold_is_lost_and_not_entered_again_after_a_blocked_runtime(kind:
         let cancellation = guard.cancellation();
         until("the validity has ended", || now() > guard.valid_until());
         let again = lock().acquire().await.expect("the lock is free");
-        assert_ne!(again.token(), guard.token(), "a hold of its own");
+        assert_ne!(again.token(), guard.token(), "the two guards have separate holds");
         assert_eq!(guard.loss(), Some(Lost::Ended));
         assert!(cancellation.is_cancelled() && guard.cancellation().is_cancelled());
         assert_eq!(guard.lost().await, Lost::Ended);

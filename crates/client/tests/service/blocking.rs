@@ -23,7 +23,7 @@ fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
         let waits = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
         until_waiting(&servers, 1);
         guard.release().expect("the lock is held");
-        let guard = waits.join().expect("no panic").expect("it is released");
+        let guard = waits.join().expect("no panic").expect("the other client has released");
         until_held_everywhere(&servers, "r");
         drop(guard);
         assert!(held_on(&servers, "r") <= count / 2, "a majority has released the hold");
@@ -40,8 +40,8 @@ fn a_blocking_guard_changes_its_lease_and_mode_and_reports_its_loss(kind: &Serve
     guard.extend(LONG).expect("the lock is held");
     assert!(guard.remaining() > LONG / 2);
     guard.downgrade().expect("the lock is held");
-    drop(client.lock("r").shared().try_acquire().expect("an answer").expect("it is shared"));
-    guard.upgrade(Wait::For(LONG)).expect("it is alone");
+    drop(client.lock("r").shared().try_acquire().expect("an answer").expect("the lock can be shared"));
+    guard.upgrade(Wait::For(LONG)).expect("the other sharer has released");
     let inspected = client.block_on(client.client().inspect("r"));
     assert_eq!(inspected.len(), 1);
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
@@ -52,17 +52,17 @@ fn a_blocking_guard_changes_its_lease_and_mode_and_reports_its_loss(kind: &Serve
 fn the_blocking_client_acquires_several_locks_and_adopts_a_hold(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = client(&servers);
-    let guards = client.lock_all(["b", "a"]).each(|lock| lock.ttl(LONG)).acquire().expect("both");
+    let guards = client.lock_all(["b", "a"]).each(|lock| lock.ttl(LONG)).acquire().expect("both are free");
     assert_eq!(guards.iter().map(|guard| guard.resource()).collect::<Vec<_>>(), [b"a", b"b"]);
     assert!(client.lock_all(["b", "c"]).try_acquire().expect("an answer").is_none());
     drop(guards);
     until_nothing_is_left(&servers, "a");
-    drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both"));
+    drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both locks are free"));
 
     let lock = client.client().lock("r").ttl(LONG);
-    let kept = client.block_on(lock.acquire()).expect("the lock is free").forget().expect("it lasts");
+    let kept = client.block_on(lock.acquire()).expect("the lock is free").forget().expect("not lost");
     until_held_everywhere(&servers, "r");
-    client.adopt("r", &kept.token, LONG).expect("the lock is held").release().expect("it is held");
+    client.adopt("r", &kept.token, LONG).expect("the lock is held").release().expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }
 

@@ -21,17 +21,17 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
         client.flush().await;
         let guard = lock(LONG).await.expect("a majority has replicas");
         for replica in &replicas {
-            assert_eq!(holders(replica, "r").len(), 1, "at once");
+            assert_eq!(holders(replica, "r").len(), 1, "the replica has the hold before acquire returns");
         }
         // A grant out of the queue, which another connection receives.
         let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
         until_waiting(&servers, 1);
         let before = holders(&replicas[0], "r");
         guard.release().await.expect("the lock is held");
-        let guard = waits.await.expect("no panic").expect("it is released");
+        let guard = waits.await.expect("no panic").expect("the other client has released");
         for replica in &replicas {
             let now = holders(replica, "r");
-            assert!(now.len() == 1 && now != before, "at once");
+            assert!(now.len() == 1 && now != before, "the replica has the hold before acquire returns");
         }
         guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");

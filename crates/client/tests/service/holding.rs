@@ -19,12 +19,12 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
         assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         assert!(matches!(waited, Err(AcquireError::Taken { .. })), "{waited:?}");
-        guard.release().await.expect("it was held");
+        guard.release().await.expect("the lock is held");
         // The release has reached every member, not only a majority.
         ann.flush().await;
         let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("the lock is free");
         until_held_everywhere(&servers, "r");
-        guard.release().await.expect("it was held");
+        guard.release().await.expect("the lock is held");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -66,7 +66,7 @@ async fn a_hold_is_renewed_until_its_maximum_time(kind: &ServerKind) {
     let guard = lock.acquire().await.expect("the lock is free");
     let first = guard.valid_until();
     assert_eq!(guard.lost().await, Lost::Ended);
-    assert!(guard.valid_until() > first, "it was renewed before");
+    assert!(guard.valid_until() > first, "the hold was renewed before");
     until_nothing_is_left(&servers, "r");
 }
 
@@ -75,8 +75,9 @@ async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerK
     let (servers, client) = quorum(kind, 3).await;
     let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
     let guard = lock.acquire().await.expect("the lock is free");
-    let lost =
-        timeout(Duration::from_secs(30), guard.lost()).await.expect("it does not wait for the lease to end");
+    let lost = timeout(Duration::from_secs(30), guard.lost())
+        .await
+        .expect("the loss is reported before the lease ends");
     assert_eq!(lost, Lost::Ended);
     assert_eq!(guard.remaining(), Duration::ZERO);
     until_held_everywhere(&servers, "r");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 async fn sharers_hold_together_and_exclude_exclusive_holders(kind: &ServerKind) {
     let (_servers, ann, bob) = two_clients(kind, 3).await;
     let first = ann.lock("r").shared().acquire().await.expect("the lock is free");
-    let second = bob.lock("r").shared().fenced().acquire().await.expect("it is shared");
+    let second = bob.lock("r").shared().fenced().acquire().await.expect("the lock can be shared");
     assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
     first.release().await.expect("the lock is held");
     assert!(ann.lock("r").try_acquire().await.expect("an answer").is_none());
@@ -70,7 +70,7 @@ async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKin
         (0..8).map(|_| tokio::spawn(client.lock("r").ttl(LONG).reentrant().acquire())).collect();
     let mut guards = Vec::new();
     for task in tasks {
-        guards.push(task.await.expect("no panic").expect("one hold for all"));
+        guards.push(task.await.expect("no panic").expect("the tasks share one hold"));
     }
     assert!(guards.iter().all(|guard| guard.token() == guards[0].token()));
     drop(guards);
@@ -132,7 +132,7 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
         assert_eq!(held, [b"a", b"b", b"c"]);
         assert!(guards.remaining() > LONG / 2);
         assert_eq!((guards.len(), guards.is_empty(), guards.loss()), (3, false, None));
-        let end = guards.extend(2 * LONG).await.expect("they are held");
+        let end = guards.extend(2 * LONG).await.expect("the locks are held");
         assert!(guards.remaining() > LONG && guards.iter().all(|guard| guard.valid_until() >= end));
         assert!(bob.lock_all(["0", "b"]).try_acquire().await.expect("an answer").is_none());
 
@@ -143,7 +143,7 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
         bob.flush().await;
         assert_eq!(held_on(&servers, "0"), 0, "bob has released the lock that was free");
 
-        guards.release().await.expect("they are held");
+        guards.release().await.expect("the locks are held");
         let guards = bob.lock_all(["0", "b"]).each(|lock| lock.shared()).await.expect("all are free");
         let cancellation = guards.cancellation();
         assert!(!cancellation.is_cancelled());

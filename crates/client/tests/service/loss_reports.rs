@@ -42,7 +42,7 @@ async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_enter
         assert!(matches!(guard.loss(), Some(Lost::TakenAway(_))));
         until("the hook is called", || reported.load(Ordering::Relaxed) == 1);
         let again = lock().await.expect("the lock is free");
-        assert_ne!(again.token(), guard.token(), "a hold of its own");
+        assert_ne!(again.token(), guard.token(), "the two guards have separate holds");
     }
 }
 
@@ -70,8 +70,9 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
     let (_servers, client) = quorum(kind, 3).await;
     let resource = format!("traced on {}", kind.name);
     let guard = client.lock(&resource).ttl(Duration::from_secs(3)).fenced().await.expect("the lock is free");
-    let of_hold =
-        |what: &str| RECORDED.has(&[&resource, &guard.fence().expect("one").get().to_string(), what]);
+    let of_hold = |what: &str| {
+        RECORDED.has(&[&resource, &guard.fence().expect("a fenced hold has a fence").get().to_string(), what])
+    };
     until("a renewal is recorded", || of_hold("renewed"));
     assert!(!of_hold("lost"));
     client.break_holds(&resource).await;

@@ -133,7 +133,7 @@ async fn run_until_waiting<T>(server: &Server, future: impl Future<Output = T> +
     let mut conn = server.connect();
     let waits = move || until("a client waits", || !queue::tokens(&mut conn, "r").is_empty());
     tokio::select! {
-        _ = future => panic!("it ended without a wait"),
+        _ = future => panic!("the future ended without a wait"),
         waits = tokio::task::spawn_blocking(waits) => waits.expect("no panic"),
     }
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 async fn two_addresses_of_one_server_are_refused(kind: &ServerKind) {
     let servers = masters(kind, 2);
     let also = format!("redis://localhost:{}/0", servers[0].port());
-    let why = builder(&servers).server(also).build().await.expect_err("one of them votes twice");
+    let why = builder(&servers).server(also).build().await.expect_err("one server would vote twice");
     let BuildError::SameServer(one, other) = &why else { panic!("{why:?}") };
     let mut named = [&**one, &**other];
     named.sort();
@@ -32,7 +32,7 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
     };
     // The state is Down for a while after the first failure, then the real one.
     loop {
-        match twice().await.expect("it never answers as a member") {
+        match twice().await.expect("the address is refused in the end") {
             Answer::Unanswered(NodeState::Failed(why)) => {
                 assert!(why.contains(&format!("the same server as {}", url(&first))), "{why}");
                 break;
@@ -55,7 +55,7 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     let worker = format!("redis://worker:pass@127.0.0.1:{}", quiet.port());
     let unusable = async |servers: &[String]| {
         let built = Client::builder().servers(servers).build().await;
-        let why = built.expect_err("it cannot take part");
+        let why = built.expect_err("an unusable server");
         assert!(matches!(why, BuildError::Unusable { .. }), "{why:?}");
         why.to_string()
     };
@@ -71,7 +71,7 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     let why = unusable(&[url(&node)]).await;
     assert!(why.contains("is a node of a cluster (cluster_enabled:1)"), "{why}");
     // A single server needs no run id, a member of a quorum does.
-    Client::builder().server(worker.as_str()).build().await.expect("it takes part");
+    Client::builder().server(worker.as_str()).build().await.expect("a usable server");
     let why = unusable(&[worker, url(&Server::start(kind))]).await;
     assert!(why.contains("let its user run INFO") && !why.contains("pass@"), "{why}");
 
@@ -90,7 +90,7 @@ async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
     let address = format!("redis://worker:s3cret@127.0.0.1:{}", old.port());
     let builder = Client::builder().server(&address);
     let shown = format!("{builder:?}");
-    let why = builder.build().await.expect_err("it cannot take part");
+    let why = builder.build().await.expect_err("an unusable server");
     for text in [why.to_string(), format!("{why:?}"), shown] {
         assert!(!text.contains("s3cret") && !text.contains("worker"), "{text}");
     }
@@ -111,7 +111,7 @@ async fn a_server_of_another_protocol_is_reported_as_such() {
         let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     });
     let address = format!("redis://127.0.0.1:{port}");
-    let why = Client::builder().server(address).build().await.expect_err("it cannot take part").to_string();
+    let why = Client::builder().server(address).build().await.expect_err("an unusable server").to_string();
     assert!(why.contains("does not speak the protocol of Redis"), "{why}");
     assert!(!why.contains('\n') && !why.contains("\\n"), "{why}");
 }
@@ -129,7 +129,7 @@ async fn a_unix_socket_a_database_and_a_restricted_user_work(kind: &ServerKind) 
     ];
     for address in addresses {
         let builder = Client::builder().server(address).node_timeout(Duration::from_secs(5));
-        let client = builder.build().await.expect("it takes part");
+        let client = builder.build().await.expect("a usable server");
         let guard = client.lock("lock:r").ttl(LONG).acquire().await.expect("the lock is free");
         let mut conn = server.connect();
         conn.ok("SELECT 3");
@@ -160,7 +160,7 @@ async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
     guard.release().await.expect("the lock is held");
     assert!(client.wait_until_free("r", Wait::No).await.expect("two answer"));
     servers[1].kill9();
-    let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one is no majority");
+    let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one of three is no majority");
     assert!(why.to_string().contains("load the module"), "{why}");
 }
 
@@ -179,7 +179,7 @@ async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind
             fill("DEL r");
             fill(command);
             for wait in [Wait::No, Wait::Forever] {
-                let why = client.lock("r").ttl(LONG).wait(wait).await.expect_err("it is data");
+                let why = client.lock("r").ttl(LONG).wait(wait).await.expect_err("the key holds data");
                 assert!(matches!(why, AcquireError::Misuse { .. }), "{why:?}");
                 assert!(why.to_string().contains(&format!("WRONGTYPE: the key holds {a_type}")), "{why}");
             }

@@ -23,7 +23,7 @@ async fn a_majority_suffices_when_a_minority_dies_or_stops(kind: &ServerKind) {
         let client = builder(&servers).node_timeout(HASTY).build().await.expect("a client");
         let fence = async || {
             let guard = client.lock("r").fenced().acquire().await.expect("a majority is up");
-            let fence = guard.fence().expect("it was asked for");
+            let fence = guard.fence().expect("a fenced hold has a fence");
             guard.release().await.expect("the lock is held");
             fence
         };

@@ -14,9 +14,9 @@ async fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity(kind: &ServerK
         let shares = tokio::spawn(bob.lock("r").ttl(LONG).shared().acquire());
         until_waiting(&servers, 1);
         guard.downgrade().await.expect("the lock is held");
-        let second = shares.await.expect("no panic").expect("it is shared");
+        let second = shares.await.expect("no panic").expect("the lock can be shared");
         assert_eq!((guard.fence(), guard.valid_until()), (fence, end));
-        guard.downgrade().await.expect("it is shared already");
+        guard.downgrade().await.expect("the hold is shared already");
         assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
         second.release().await.expect("the lock is held");
         guard.release().await.expect("the lock is held");
@@ -54,17 +54,17 @@ async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let fence = guard.fence();
-    guard.upgrade(Wait::No).await.expect("it is alone");
+    guard.upgrade(Wait::No).await.expect("no other client holds the lock");
     assert!(bob.lock("r").shared().try_acquire().await.expect("an answer").is_none());
     guard.downgrade().await.expect("the lock is held");
 
-    let mut second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    let mut second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
     for wait in [Wait::For(Duration::from_millis(20)), Wait::No] {
         let taken = guard.upgrade(wait).await;
         assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
     }
     let upgrades = tokio::spawn(async move {
-        guard.upgrade(Wait::Forever).await.expect("it comes to be alone");
+        guard.upgrade(Wait::Forever).await.expect("the other sharer releases");
         guard
     });
     until_waiting(&servers, 1);
@@ -85,7 +85,7 @@ async fn a_hold_whose_upgrade_was_refused_is_released(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
     for wait in [Wait::No, Wait::For(Duration::from_millis(20))] {
         let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
-        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
         let taken = guard.upgrade(wait).await;
         assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
         guard.release().await.expect("the lock is held");
@@ -99,7 +99,7 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
     for race in 0..8 {
         let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
-        let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+        let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
         let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
         run_until_waiting(&servers[0], &mut upgrade).await;
         // Every second time the upgrade is granted while it is dropped.
@@ -111,7 +111,7 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
             drop(upgrade);
             let _ = second.release().await;
         }
-        let shared = bob.lock("r").shared().wait(Wait::For(LONG)).await.expect("it is shared again");
+        let shared = bob.lock("r").shared().wait(Wait::For(LONG)).await.expect("the lock is shared again");
         assert_eq!(holders(&servers[0], "r").len(), 2);
         assert_eq!(guard.loss(), None);
         shared.release().await.expect("the lock is held");
@@ -125,7 +125,7 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
 async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
-    let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
     run_until_waiting(&servers[0], &mut upgrade).await;
     // The break grants the lock to the waiting upgrade.
@@ -143,7 +143,7 @@ async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &Server
     let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
     let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
-    let second = bob.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
     run_until_waiting(&servers[0], &mut upgrade).await;
     lossy.lose_the_next();
@@ -151,7 +151,7 @@ async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &Server
     until("the CANCEL is lost", || lossy.has_lost());
     second.release().await.expect("the lock is held");
     let wait = Wait::For(Duration::from_secs(20));
-    let shared = bob.lock("r").shared().wait(wait).await.expect("it is shared again");
+    let shared = bob.lock("r").shared().wait(wait).await.expect("the lock is shared again");
     shared.release().await.expect("the lock is held");
     assert_eq!(guard.loss(), None);
 }
@@ -180,15 +180,15 @@ async fn upgrade_and_downgrade_are_refused_for_quorums_permits_and_re_entered_ho
     let mut guard = three.lock("quorum").shared().await.expect("the lock is free");
     assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Option(_))));
     let mut guard = one.lock("bound").shared().ephemeral().await.expect("the lock is free");
-    guard.upgrade(Wait::Forever).await.expect("it is alone");
+    guard.upgrade(Wait::Forever).await.expect("no other client holds the lock");
     let mut guard = one.lock("permits").permits(2).await.expect("the lock is free");
     assert!(matches!(guard.downgrade().await, Err(ExtendError::Misuse(_))));
     assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Misuse { .. })));
     let mut first = one.lock("again").reentrant().await.expect("the lock is free");
-    let second = one.lock("again").reentrant().await.expect("it is entered");
+    let second = one.lock("again").reentrant().await.expect("the client enters its hold again");
     assert!(matches!(first.downgrade().await, Err(ExtendError::Option(_))));
     drop(second);
-    first.downgrade().await.expect("it is the only one");
+    first.downgrade().await.expect("no other guard has the hold");
     let again = one.lock("again").reentrant().await;
     assert!(matches!(again, Err(AcquireError::Option(_))), "the hold is shared: {again:?}");
 }
@@ -233,9 +233,9 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
     let mut guard = client.lock("r").ttl(LONG).shared().await.expect("the lock is free");
-    let other = client.lock("r").ttl(LONG).shared().await.expect("it is shared");
+    let other = client.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
     other.release().await.expect("the lock is held");
-    guard.upgrade(Wait::Forever).await.expect("it is alone");
+    guard.upgrade(Wait::Forever).await.expect("no other client holds the lock");
     let mut conn = servers[0].connect();
     // Waits until the first queries are answered.
     let begun = now();

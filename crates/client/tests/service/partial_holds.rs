@@ -79,7 +79,7 @@ async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &S
     until("the client has joined the last queue", || !waiters(&servers[2]).is_empty());
     release_as("first", [&servers[0]]);
     release_as("second", [&servers[1]]);
-    let acquired = tokio::time::timeout(LONG_WAIT, waits).await.expect("it leaves that queue");
+    let acquired = tokio::time::timeout(LONG_WAIT, waits).await.expect("the client leaves the last queue");
     acquired.expect("no panic").expect("a majority is free").release().await.expect("the lock is held");
 }
 

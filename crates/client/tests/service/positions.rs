@@ -67,8 +67,8 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
         let both = ["CLIENT KILL TYPE pubsub", "DLOCK.RELEASE r other"];
         assert!(look.say_together(&both).iter().all(|done| *done == 1));
         release_as("other", all_but(&servers, first));
-        let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it is not lost");
-        let guard = acquired.expect("no panic").expect("it was the first");
+        let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("the wait ends");
+        let guard = acquired.expect("no panic").expect("the waiter was the first");
         assert_eq!(waiters(first), ["rival"]);
         guard.release().await.expect("the lock is held");
         queue::granted(&mut rival);
@@ -140,7 +140,7 @@ async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let cancelled = tokio::spawn(client(&servers).await.lock("r").token(given).acquire());
     until_waiting(&servers, 3);
     assert_eq!(conn.ok("DLOCK.CANCEL r given"), 1);
-    let cancelled = tokio::time::timeout(TIMEOUT, cancelled).await.expect("it ends").expect("no panic");
+    let cancelled = tokio::time::timeout(TIMEOUT, cancelled).await.expect("the wait ends").expect("no panic");
     assert!(matches!(cancelled, Err(AcquireError::Taken { .. })), "{cancelled:?}");
     assert_eq!(conn.ok(&format!("DLOCK.CANCEL r {before}")), 1);
     until_waiting(&servers, 2);
@@ -167,7 +167,7 @@ async fn waits_survive_a_restart_of_their_queue_master(kind: &ServerKind) {
             .collect();
         let port = head(&servers).port();
         until_waiting(&servers, 5);
-        let first = servers.iter().position(|server| server.port() == port).expect("one of them");
+        let first = servers.iter().position(|server| server.port() == port).expect("one of the servers");
         servers[first].kill9();
         servers[first].restart();
         release_as("other", all_but(&servers, &servers[first]));

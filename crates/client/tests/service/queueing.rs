@@ -79,7 +79,7 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
     while !queue.is_empty() {
         guard.release().await.expect("the lock is held");
-        guard = queue.next().await.expect("one of them").expect("no panic").expect("there was a handoff");
+        guard = queue.next().await.expect("a wait is left").expect("no panic").expect("there was a handoff");
     }
     guard.release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
@@ -150,7 +150,7 @@ async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
             until("the outage is reported", || !outages.lock().unwrap().is_empty());
             assert!(!waits.is_finished());
             servers.iter_mut().for_each(Server::restart);
-            waits.await.expect("no panic").expect("they are back").release().await.expect("the lock is held");
+            waits.await.expect("no panic").expect("a restart").release().await.expect("the lock is held");
             let outages = outages.lock().unwrap();
             assert_eq!(outages.len(), 1, "the outage is reported once");
             assert!(outages[0].0.iter().any(|node| matches!(node.state, NodeState::Down(_))));
@@ -169,7 +169,7 @@ async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) 
         let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
         let lock = client.lock("r").wait(Wait::For(Duration::from_secs(1)));
         // An unshortened pause lasts at least 5 s.
-        let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("it does not wait longer");
+        let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("a shortened pause");
         assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
     }
 }
@@ -230,7 +230,7 @@ async fn a_waiter_asks_again_when_the_grace_period_ends(kind: &ServerKind) {
         for server in &servers {
             server.connect().ok("CONFIG SET dlock.restart-grace 0");
         }
-        let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("it asks again");
+        let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("the client asks again");
         acquired.expect("no panic").expect("the lock is free").release().await.expect("the lock is held");
     }
 }

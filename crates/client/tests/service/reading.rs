@@ -8,7 +8,7 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     assert!(ann.inspect("r").await.iter().all(|seen| seen.answer.found() == Some(&None)));
     let lock = ann.lock("r").ttl(LONG).label("nightly").fenced();
     let guard = lock.acquire().await.expect("the lock is free");
-    let fence = guard.fence().expect("it was asked for").get();
+    let fence = guard.fence().expect("a fenced hold has a fence").get();
     until_held_everywhere(&servers, "r");
     let waits = tokio::spawn(bob.lock("r").label("bob").wait(Wait::For(LONG)).acquire());
     until_waiting(&servers, 1);

@@ -71,7 +71,7 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
         let (mut servers, ann, bob) = two_clients(kind, 3).await;
         let lock = ann.lock("r").ttl(LEASE);
         let first = if shared { lock.shared().acquire() } else { lock.acquire() };
-        let first = first.await.expect("the lock is free").forget().expect("it lasts");
+        let first = first.await.expect("the lock is free").forget().expect("not lost");
         until_held_everywhere(&servers, "r");
         let guard = bob.adopt("r", &first.token, LEASE).await.expect("the lock is held");
         let token = holders(&servers[0], "r");

@@ -14,7 +14,7 @@ fn part(mode: u8) -> u8 {
 }
 
 fn refused(layout: &Layout) -> Malformed {
-    READER.read(&layout.bytes()).expect_err("it must be refused")
+    READER.read(&layout.bytes()).expect_err("the bytes must be refused")
 }
 
 fn shared(tokens: &[&[u8]]) -> Layout {

@@ -160,7 +160,7 @@ fn same_holds(system: &System, page: &Page, key: u8) {
     assert_eq!(view.delay_left(), delay.unwrap_or(0));
     let due = page.holds.iter().filter(|hold| hold.key == key).map(|hold| hold.end);
     let due = due.chain(page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| *until).max()).min();
-    assert_eq!(lock.next_due().map(|due| due.millis()), due, "when it has to be looked at");
+    assert_eq!(lock.next_due().map(|due| due.millis()), due, "when the lock is due");
 }
 
 /// Checks the invariants of the core, which do not depend on the model.
@@ -215,7 +215,7 @@ fn no_lost_wake_up(system: &System, key: u8) {
     };
     let lock = system.locks.get(&key).cloned().unwrap_or_default();
     let view = lock.at(system.instant());
-    assert!(head.until.is_none_or(|until| !until.passed(system.instant())), "its time is over");
+    assert!(head.until.is_none_or(|until| !until.passed(system.instant())), "the head has timed out");
     if system.now < system.grants_from && view.hold_of(head.request.token.as_bytes()).is_none() {
         return;
     }

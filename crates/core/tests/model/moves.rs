@@ -8,7 +8,7 @@ use proptest::sample::select;
 
 use super::page::{
     Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Owner, Page, Request, Restart,
-    TOKENS, Token, Waiter, Whose,
+    TOKENS, Token, Waiter, WaitsBy,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ impl Page {
         match step {
             Move::Acquire(asked, _) | Move::Queue(asked, ..) => {
                 let busy = |client: Client| client == asked.client;
-                let blocked = |waiter: &Waiter| waiter.whose != Whose::Token && busy(waiter.asked.client);
+                let blocked = |waiter: &Waiter| waiter.by != WaitsBy::Position && busy(waiter.asked.client);
                 asked.owner == owner_of(asked.token, self.restarted)
                     && !self.waiters.iter().any(blocked)
                     && !self.flights.iter().any(|flight| busy(flight.client))

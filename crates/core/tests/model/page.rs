@@ -74,16 +74,16 @@ pub struct Waiter {
     pub upgrades: bool,
     /// The ms at which the wait times out.
     pub until: Option<u64>,
-    pub whose: Whose,
+    pub by: WaitsBy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Whose {
-    Client,
+pub enum WaitsBy {
+    Connection,
     /// A QUEUE position.
-    Token,
-    /// A connection that waits together with this QUEUE position.
-    Beside(u64),
+    Position,
+    /// A connection, together with the QUEUE position of this number.
+    Both(u64),
 }
 
 /// How a waiter's ACQUIRE is answered.
@@ -200,7 +200,7 @@ impl Page {
 
     /// The queue of a key, head first.
     pub fn queue(&self, key: Key) -> Vec<Waiter> {
-        let here = |waiter: &&Waiter| waiter.asked.key == key && !matches!(waiter.whose, Whose::Beside(_));
+        let here = |waiter: &&Waiter| waiter.asked.key == key && !matches!(waiter.by, WaitsBy::Both(_));
         let of_key = self.waiters.iter().filter(here);
         let (mut first, rest): (Vec<_>, Vec<_>) = of_key.cloned().partition(|waiter| waiter.upgrades);
         first.extend(rest);
@@ -288,7 +288,7 @@ impl Page {
     /// ACQUIRE by a token that holds the key.
     fn again(&mut self, asked: &Request) -> Result<u64, Refusal> {
         let end = self.in_ms(asked.ttl);
-        let hold = self.hold_mut(asked.key, asked.token).expect("it holds");
+        let hold = self.hold_mut(asked.key, asked.token).expect("a hold");
         hold.count = match asked.reentry {
             Reentry::Keep => hold.count,
             Reentry::AtLeast(n) => hold.count.max(n.get()),

@@ -312,6 +312,6 @@ fn heard(event: Event) -> Heard {
         Event::Ended(why, _) => Heard::Ended(why),
         Event::Downgraded => Heard::Downgraded,
         Event::Freed => Heard::Freed,
-        Event::AllEnded(_) => unreachable!("there are never so many"),
+        Event::AllEnded(_) => unreachable!("the few holders of a model never end together"),
     }
 }

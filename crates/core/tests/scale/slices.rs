@@ -36,7 +36,7 @@ fn a_lock_behind_many_expired_positions_is_not_free() {
         let request = request(token, Mode::Exclusive);
         let newcomer =
             Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
-        world.waiting.join(newcomer).expect("it can join");
+        world.waiting.join(newcomer).expect("room in the queue");
     };
     (0..many).for_each(|n| queue(&mut world, &token(n), NOW.after_millis(0)));
     queue(&mut world, b"alive", NOW.after_millis(1000));

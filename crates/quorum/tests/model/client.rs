@@ -1,6 +1,6 @@
 //! A client: carries messages to and from the machines of `quorum`, the code under test.
 
-use super::master::{Answer, Ask, Message, Token, number};
+use super::master::{Answer, Ask, Message, Token, as_fence};
 use super::world::{Broken, MASTERS, Script, State, World};
 use dlock_quorum::{Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Round, Verdict, Vote};
 use smallvec::SmallVec;
@@ -184,7 +184,7 @@ impl State {
                 }
                 let confirmed = matches!((message.what, &vote), (Ask::Confirm { .. }, Vote::Granted(_)));
                 if confirmed && world.is(Broken::UncountedAnswers) {
-                    machine.answered(member, Request::Acquire, Vote::Granted(number(1)), world.now());
+                    machine.answered(member, Request::Acquire, Vote::Granted(as_fence(1)), world.now());
                 }
                 let progress = match message.what {
                     Ask::Wait => machine.waited(member, vote.map(|_| ()), world.now()),
@@ -260,8 +260,8 @@ fn fence_of(vote: Option<&Vote>) -> Option<Fence> {
 impl From<Answer> for Vote {
     fn from(answer: Answer) -> Self {
         match answer {
-            Answer::Fence(fence) => Vote::Granted(number(fence)),
-            Answer::Done => Vote::Granted(number(1)),
+            Answer::Fence(fence) => Vote::Granted(as_fence(fence)),
+            Answer::Done => Vote::Granted(as_fence(1)),
             Answer::Taken => Vote::Refused(Refusal::Taken),
             Answer::Grace => Vote::Refused(Refusal::Grace(Duration::ZERO)),
             Answer::NotHeld => Vote::Refused(Refusal::NotHeld),

@@ -1,4 +1,4 @@
-//! A master as the protocol sees it: one resource, its hold, its wait queue, its number, and the messages to
+//! A master as the protocol sees it: one resource, its hold, its wait queue, its fence, and the messages to
 //! and from it. The contract of ACQUIRE, CONFIRM, EXTEND and RELEASE, in as little code as possible.
 
 use super::world::{Broken, Time, World};
@@ -15,7 +15,7 @@ pub struct Token {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Master {
     pub hold: Option<Hold>,
-    /// The greatest number ever used here.
+    /// The greatest fence that the master has issued.
     pub last: u8,
     /// Ticks without new grants.
     pub grace: u8,
@@ -113,7 +113,7 @@ impl Master {
     }
 
     fn grant(&mut self, world: &World, token: Token) -> Answer {
-        self.last = if world.numbers { self.last + 1 } else { 1 };
+        self.last = if world.rising_fences { self.last + 1 } else { 1 };
         self.hold = Some(Hold { token, fence: self.last, left: world.ttl() });
         Answer::Fence(self.last)
     }
@@ -182,13 +182,14 @@ impl Master {
         }
     }
 
-    /// Killed and started again at once: the holds are forgotten. The number survives, by its mark on disk.
+    /// The master is killed and started again at once. It forgets its hold, but not its fence, which has a
+    /// mark on disk.
     pub fn crash(&mut self, world: &World) {
         self.hold = None;
         self.queue.clear();
         self.grace = world.grace;
         self.forgot = world.held;
-        if world.is(Broken::NumberForgotten) {
+        if world.is(Broken::FenceForgotten) {
             self.last = 0;
         }
     }
@@ -225,7 +226,7 @@ impl From<Ask> for Request {
             Ask::Wait => Request::Wait,
             Ask::Look => Request::Look,
             Ask::Leave => Request::Leave,
-            Ask::Confirm { fence, phase } => Request::Confirm { fence: number(fence), phase },
+            Ask::Confirm { fence, phase } => Request::Confirm { fence: as_fence(fence), phase },
             Ask::Extend(_) => Request::Extend,
             Ask::Restore => Request::Restore,
             Ask::Release => Request::Release,
@@ -248,6 +249,6 @@ impl Ask {
     }
 }
 
-pub fn number(fence: u8) -> Fence {
+pub fn as_fence(fence: u8) -> Fence {
     Fence::from_outside(u64::from(fence)).unwrap()
 }

@@ -20,12 +20,12 @@ pub struct World {
     /// Whether states that differ only in names are kept apart.
     pub by_name: bool,
     /// The greatest fence that each master has issued before, for other resources.
-    pub numbers_before: [u8; MASTERS],
+    pub fences_before: [u8; MASTERS],
     pub time: Time,
     pub fenced: bool,
     /// Whether masters count their fences up. If false, every grant has fence 1, which keeps the states few:
     /// a quorum that is not `fenced` ignores fences.
-    pub numbers: bool,
+    pub rising_fences: bool,
     /// How many messages may be delivered twice.
     pub duplicates: u8,
     /// How many times a master may crash and restart empty, at any time, also all at once.
@@ -108,7 +108,7 @@ pub enum Broken {
     /// As `RestoredAtOnce`, and validity counts from that grant.
     ValidFromRestoration,
     /// A master forgets its greatest fence in a crash.
-    NumberForgotten,
+    FenceForgotten,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -181,7 +181,7 @@ impl World {
 
     pub fn start(&self) -> State {
         let mut state = State {
-            masters: self.numbers_before.map(Master::new),
+            masters: self.fences_before.map(Master::new),
             clients: self.clients.iter().map(|_| Client::new()).collect(),
             lapses: if let Time::None { lapses } = self.time { lapses } else { 0 },
             duplicates: self.duplicates,

@@ -36,7 +36,7 @@ fn a_hold_is_not_adopted_when_a_majority_lacks_it() {
     let (mut machine, _) = Round::adopting(plan(3, true), at(0));
     vote(&mut machine, 100, &[(0, granted(5)), (1, granted(5))]);
     let gone = hear(&mut machine, 200, confirm(5, 0), &[(0, not_held())]);
-    assert_eq!(gone.verdict, Verdict::Open, "the third may have it");
+    assert_eq!(gone.verdict, Verdict::Open, "the third member may have the hold");
     let last = vote(&mut machine, 300, &[(2, not_held())]);
     assert!(matches!(last.verdict, Verdict::Failed(_)), "{last:?}");
 }

@@ -366,7 +366,7 @@ proptest! {
                 Next::Wait => {
                     let Some(event) = events.next() else { break };
                     let timeout = attempt.timeout();
-                    prop_assert!(!open.is_empty() || timeout.is_some(), "it hangs");
+                    prop_assert!(!open.is_empty() || timeout.is_some(), "the attempt waits for nothing");
                     now += event.later;
                     if let Some(end) = timeout.filter(|end| open.is_empty() || *end <= at(now)) {
                         while at(now) < end {

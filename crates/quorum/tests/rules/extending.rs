@@ -17,7 +17,7 @@ fn extending() -> Extension {
 fn a_majority_extends_and_validity_counts_from_before_the_send() {
     let mut machine = extending();
     assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open);
-    assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open, "one master, one vote");
+    assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open, "a member has one vote");
     assert_eq!(machine.held_until(), at(5_000));
     assert_eq!(machine.answered(Member(2), YES, at(2_000)), Extended::Until(at(1_000 + TRUSTED)));
     assert_eq!(machine.held_until(), at(1_000 + TRUSTED));
@@ -30,7 +30,8 @@ fn an_extension_keeps_the_old_validity_when_answers_are_missing() {
     machine.answered(Member(1), Vote::Unknown, at(2_000));
     assert_eq!(machine.answered(Member(2), Vote::Unknown, at(2_000)), Extended::Unconfirmed);
     assert_eq!(machine.held_until(), at(5_000));
-    assert_eq!(machine.answered(Member(1), YES, at(2_500)), Extended::Until(at(1_000 + TRUSTED)), "late");
+    let late = machine.answered(Member(1), YES, at(2_500));
+    assert_eq!(late, Extended::Until(at(1_000 + TRUSTED)));
 }
 
 #[test]
@@ -63,7 +64,7 @@ fn a_shorter_lease_shortens_the_validity_before_any_member_answers() {
 fn a_hold_is_lost_when_a_majority_lacks_it_and_a_member_is_silent() {
     let mut machine = extending();
     machine.answered(Member(0), Vote::Unknown, at(2_000));
-    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Open, "the third decides");
+    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Open, "the third member decides");
     assert_eq!(machine.answered(Member(2), NOT_HELD, at(2_000)), Extended::Lost);
 }
 
@@ -76,8 +77,8 @@ fn a_member_that_forgot_is_asked_again_when_a_majority_holds() {
     assert!(machine.restore(at(2_000)).is_empty(), "one of three is no majority");
     machine.answered(Member(2), YES, at(2_000));
     assert_eq!(sent(&machine.restore(at(2_000)), Request::Restore), [0]);
-    assert!(machine.restore(at(2_000)).is_empty(), "once");
-    assert_eq!(machine.held_until(), at(1_000 + TRUSTED), "what it grants is no vote");
+    assert!(machine.restore(at(2_000)).is_empty(), "the member is asked once");
+    assert_eq!(machine.held_until(), at(1_000 + TRUSTED), "the restored hold is no vote for the extension");
 }
 
 #[test]
@@ -85,8 +86,8 @@ fn a_member_that_answers_last_is_asked_again_before_the_end_of_validity() {
     let mut machine = extending();
     machine.answered(Member(1), YES, at(2_000));
     machine.answered(Member(2), YES, at(2_000));
-    assert!(machine.restore(at(2_000)).is_empty(), "it may still hold");
+    assert!(machine.restore(at(2_000)).is_empty(), "member 0 may have the hold");
     machine.answered(Member(0), NOT_HELD, at(3_000));
-    assert!(machine.clone().restore(at(1_000 + TRUSTED)).is_empty(), "the hold is over");
+    assert!(machine.clone().restore(at(1_000 + TRUSTED)).is_empty(), "the validity has ended");
     assert_eq!(sent(&machine.restore(at(3_000)), Request::Restore), [0]);
 }

@@ -94,7 +94,7 @@ fn a_refusal_shows_a_queue_if_a_young_hold_without_a_majority_stays() {
     assert_eq!(none, []);
     assert_eq!(partial([Some("a"), Some("a"), Some("own")], 0), [], "a majority is no part");
     assert_eq!(Others::of(&young, &none), Others::Gone);
-    assert_eq!(Others::of(&none, &young), Others::Gone, "it has just come");
+    assert_eq!(Others::of(&none, &young), Others::Gone, "the hold was not there at the first look");
     assert_eq!(Others::of(&young, &young), Others::Queue);
     assert_eq!(Others::of(&old, &old), Others::Leftover);
     let both = [old, young].concat();

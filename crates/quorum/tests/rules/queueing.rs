@@ -15,7 +15,7 @@ fn queued() -> Round {
 fn a_granted_waiter_claims_the_lock_and_its_validity_counts_from_there() {
     let mut machine = queued();
     let turn = waited(&mut machine, 60_000, 2, Vote::Granted(()));
-    assert_eq!(sent(&turn.sends, Request::Acquire), [0, 1, 2], "that member too");
+    assert_eq!(sent(&turn.sends, Request::Acquire), [0, 1, 2], "the member of the queue is asked too");
     assert_eq!(waited(&mut machine, 60_005, 2, Vote::Granted(())).sends.len(), 0, "a duplicate");
     let two = vote(&mut machine, 60_010, &[(1, granted(4)), (2, granted(5))]);
     assert_eq!(two.verdict, acquired(None, 60_000 + TRUSTED));
@@ -124,7 +124,7 @@ fn a_client_that_asks_in_order_asks_the_others_after_a_grant() {
     let next = vote(&mut machine, 1, &[(2, down())]);
     assert_eq!(sent(&next.sends, Request::Acquire), [0]);
     assert_eq!(sent(&vote(&mut machine, 2, &[(0, granted(5))]).sends, Request::Acquire), [1, 2]);
-    assert_eq!(vote(&mut machine, 3, &[(1, granted(6))]).verdict, acquired(None, TRUSTED), "it did not wait");
+    assert_eq!(vote(&mut machine, 3, &[(1, granted(6))]).verdict, acquired(None, TRUSTED), "without a wait");
 }
 
 /// Other clients came through a later queue because they cannot reach the first one.

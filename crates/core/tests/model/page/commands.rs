@@ -23,7 +23,7 @@ impl Page {
                     asked,
                     upgrades,
                     until,
-                    whose: Whose::Client,
+                    by: WaitsBy::Connection,
                 })
             }
         }
@@ -113,7 +113,7 @@ impl Page {
             }
             self.marks.push(if upgrade { "an upgrade in place" } else { "a downgrade" });
             let waiting = self.queue(asked.key).len();
-            self.hold_mut(asked.key, asked.token).expect("it holds").mode = asked.mode;
+            self.hold_mut(asked.key, asked.token).expect("a hold").mode = asked.mode;
             self.answer_others(asked.key, asked.token);
             self.serve(asked.key);
             if !upgrade && self.queue(asked.key).len() < waiting {
@@ -137,7 +137,7 @@ impl Page {
     }
 
     pub(super) fn wait(&mut self, waiter: Waiter) -> Answer {
-        let alike = |other: &&Waiter| (other.whose == Whose::Token) == (waiter.whose == Whose::Token);
+        let alike = |other: &&Waiter| (other.by == WaitsBy::Position) == (waiter.by == WaitsBy::Position);
         let as_many = self.waiters.iter().filter(alike).count();
         if as_many >= ROOM.0 || self.queue(waiter.asked.key).len() >= ROOM.1 {
             self.marks.push("the queue is full");
@@ -204,7 +204,7 @@ impl Page {
             let Some(hold) = page.hold_mut(key, token) else { return Answer::Null };
             if hold.fence > fence {
                 page.marks.push("a confirm comes too late");
-                return Answer::Fence(page.hold(key, token).expect("it holds").fence);
+                return Answer::Fence(page.hold(key, token).expect("a hold").fence);
             }
             if hold.fence < fence && ahead {
                 page.marks.push("a fence too far ahead");
@@ -227,8 +227,8 @@ impl Page {
     }
 
     /// Removes waiters from the queue, with the connections that wait together with them.
-    fn cancel(&mut self, key: Key, whom: impl Fn(&Waiter) -> bool, told: Told) -> u64 {
-        let gone: Vec<Waiter> = self.queue(key).into_iter().filter(|waiter| whom(waiter)).collect();
+    fn cancel(&mut self, key: Key, is_cancelled: impl Fn(&Waiter) -> bool, told: Told) -> u64 {
+        let gone: Vec<Waiter> = self.queue(key).into_iter().filter(|waiter| is_cancelled(waiter)).collect();
         let mut gone = gone;
         gone.sort_by_key(|waiter| waiter.number);
         for waiter in &gone {
@@ -247,8 +247,8 @@ impl Page {
 
     /// CANCEL by client. Also removes the position that the client waits with.
     pub fn cancel_client(&mut self, key: Key, client: Client) -> u64 {
-        let waits = self.blocked(client).map(|waiter| match waiter.whose {
-            Whose::Beside(position) => position,
+        let waits = self.blocked(client).map(|waiter| match waiter.by {
+            WaitsBy::Both(position) => position,
             _ => waiter.number,
         });
         let gone = self.cancel(key, |waiter| Some(waiter.number) == waits, Told::Cancelled);
@@ -258,7 +258,7 @@ impl Page {
 
     /// The wait of a client.
     pub(super) fn blocked(&self, client: Client) -> Option<Waiter> {
-        let its = |waiter: &&Waiter| waiter.asked.client == client && waiter.whose != Whose::Token;
+        let its = |waiter: &&Waiter| waiter.asked.client == client && waiter.by != WaitsBy::Position;
         self.waiters.iter().find(its).cloned()
     }
 }

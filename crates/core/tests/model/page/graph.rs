@@ -2,7 +2,7 @@
 
 use dlock_core::{End, Mode};
 
-use super::{GREATEST_COUNT, Hold, KEYS, Page, Request, Token, Waiter, Whose};
+use super::{GREATEST_COUNT, Hold, KEYS, Page, Request, Token, Waiter, WaitsBy};
 
 /// An index into [`OWNERS`].
 pub type Owner = u8;
@@ -95,7 +95,7 @@ impl Page {
         (page.max_grants_per_turn, page.may_serve) = (usize::MAX, usize::MAX);
         let is_over = |page: &Page, end: u64| page.is_over(end);
         let over = |w: &&Waiter| w.until.is_some_and(|u| is_over(&page, u));
-        let in_queue = page.waiters.iter().filter(|w| !over(w) && !matches!(w.whose, Whose::Beside(_)));
+        let in_queue = page.waiters.iter().filter(|w| !over(w) && !matches!(w.by, WaitsBy::Both(_)));
         let waits: Vec<_> = in_queue.cloned().collect();
         page.waiters = waits;
         page.waiters.iter_mut().for_each(|waiter| waiter.until = None);

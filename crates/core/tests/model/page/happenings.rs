@@ -21,7 +21,7 @@ impl Page {
 
     pub fn time_out_token(&mut self, key: Key, token: Token) {
         let over = |waiter: &&Waiter| {
-            (waiter.asked.key, waiter.asked.token, waiter.whose) == (key, token, Whose::Token)
+            (waiter.asked.key, waiter.asked.token, waiter.by) == (key, token, WaitsBy::Position)
                 && waiter.until.is_some_and(|until| self.is_over(until))
         };
         if let Some(waiter) = self.waiters.iter().find(over).cloned() {

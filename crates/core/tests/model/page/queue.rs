@@ -59,11 +59,11 @@ impl Page {
 
     /// Returns whether the position ends because its connection is closing.
     pub(super) fn is_lost(&self, waiter: &Waiter) -> bool {
-        waiter.whose == Whose::Token && waiter.asked.ephemeral && self.closed == Some(waiter.asked.client)
+        waiter.by == WaitsBy::Position && waiter.asked.ephemeral && self.closed == Some(waiter.asked.client)
     }
 
     fn beside(&self, waiter: &Waiter) -> Vec<Waiter> {
-        let beside = |other: &&Waiter| other.whose == Whose::Beside(waiter.number);
+        let beside = |other: &&Waiter| other.by == WaitsBy::Both(waiter.number);
         self.waiters.iter().filter(beside).cloned().collect()
     }
 
@@ -72,7 +72,7 @@ impl Page {
         let mut kept_back = 0;
         let mut beside = self.beside(waiter);
         beside.retain(|other| !other.until.is_some_and(|until| self.is_over(until)));
-        let alone = waiter.whose == Whose::Token && beside.is_empty();
+        let alone = waiter.by == WaitsBy::Position && beside.is_empty();
         if let (true, Granted::New, Some(until)) = (alone, granted, waiter.until) {
             // The waiter may be dead: its lease must not last longer than its position would have.
             asked.ttl = asked.ttl.min(((until * 1000 - self.now) / 1000).max(1));
@@ -93,9 +93,9 @@ impl Page {
             Granted::Renewal => "one grant answers two waits of a token",
         });
         let number = waiter.number;
-        let unclaimed = waiter.until.filter(|_| waiter.whose == Whose::Token);
+        let unclaimed = waiter.until.filter(|_| waiter.by == WaitsBy::Position);
         let unclaimed = unclaimed.map(|until| (number, until, kept_back));
-        let hold = self.hold_mut(asked.key, asked.token).expect("it has just been granted");
+        let hold = self.hold_mut(asked.key, asked.token).expect("the lock has just been granted");
         if granted == Granted::Upgrade {
             hold.mode = Mode::Exclusive;
         }
@@ -103,7 +103,7 @@ impl Page {
             hold.on_the_way = Some(UnconfirmedGrant { granted, told: vec![], unclaimed: None });
         }
         if let Some(doubt) = &mut hold.on_the_way {
-            if waiter.whose == Whose::Token {
+            if waiter.by == WaitsBy::Position {
                 doubt.unclaimed = unclaimed;
             } else {
                 doubt.told.push(number);
@@ -119,8 +119,7 @@ impl Page {
     /// A grant to a token also answers its other waits on that key that ask for no more.
     pub(super) fn answer_others(&mut self, key: Key, token: Token) {
         for waiter in self.waiters.clone() {
-            if (waiter.asked.key, waiter.asked.token) != (key, token)
-                || matches!(waiter.whose, Whose::Beside(_))
+            if (waiter.asked.key, waiter.asked.token) != (key, token) || matches!(waiter.by, WaitsBy::Both(_))
             {
                 continue;
             }
@@ -145,7 +144,7 @@ impl Page {
     fn leave(&mut self, waiter: &Waiter, told: Told) {
         let asked = waiter.asked;
         self.waiters.retain(|other| other.number != waiter.number);
-        if waiter.whose == Whose::Token {
+        if waiter.by == WaitsBy::Position {
             return self.told.push((owner(asked.token), told));
         }
         self.told.push((asked.client, told));

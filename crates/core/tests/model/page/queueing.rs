@@ -6,7 +6,7 @@ impl Page {
     /// ACQUIRE with QUEUE.
     pub fn queue_up(&mut self, asked: Request, ms: u64, block: Option<u64>) -> Answer {
         if let Some(waiter) = self.position(&asked) {
-            if self.is_over(waiter.until.expect("it is queued for a time")) {
+            if self.is_over(waiter.until.expect("a position has a timeout")) {
                 self.leave_all(&waiter, Told::TimedOut);
             } else if waiter.asked.mode != asked.mode {
                 self.marks.push("a position is given up for another mode");
@@ -25,13 +25,14 @@ impl Page {
         let until = self.in_ms(ms);
         let number = if let Some(Waiter { number, .. }) = self.position(&asked) {
             self.marks.push("a position is kept");
-            let kept = self.waiters.iter_mut().find(|waiter| waiter.number == number).expect("it is there");
+            let kept =
+                self.waiters.iter_mut().find(|waiter| waiter.number == number).expect("the position is kept");
             (kept.asked, kept.until) = (asked, Some(until));
             number
         } else {
             let number = self.last_waiter + 1;
             let answer =
-                self.wait(Waiter { number, asked, upgrades, until: Some(until), whose: Whose::Token });
+                self.wait(Waiter { number, asked, upgrades, until: Some(until), by: WaitsBy::Position });
             if answer != Answer::Waits {
                 return answer;
             }
@@ -41,14 +42,14 @@ impl Page {
         self.marks.push("a connection waits beside a position");
         self.last_waiter += 1;
         let until = if ms == 0 { until } else { until.min(self.in_ms(ms)) };
-        let (number, whose) = (self.last_waiter, Whose::Beside(number));
-        self.waiters.push(Waiter { number, asked, upgrades, until: Some(until), whose });
+        let (number, by) = (self.last_waiter, WaitsBy::Both(number));
+        self.waiters.push(Waiter { number, asked, upgrades, until: Some(until), by });
         Answer::Waits
     }
 
     fn position(&self, asked: &Request) -> Option<Waiter> {
         let own = |waiter: &&Waiter| {
-            (waiter.asked.key, waiter.asked.token, waiter.whose) == (asked.key, asked.token, Whose::Token)
+            (waiter.asked.key, waiter.asked.token, waiter.by) == (asked.key, asked.token, WaitsBy::Position)
         };
         self.waiters.iter().find(own).cloned()
     }

@@ -72,8 +72,7 @@ impl System {
         let since = self.instant();
         let wait = block.and_then(Wait::from_millis);
         let until = until.or_else(|| wait?.until(since));
-        let id =
-            self.waiting.join(Newcomer { name, rank, request, owner, since, until }).expect("it can join");
+        let id = self.waiting.join(Newcomer { name, rank, request, owner, since, until }).expect("has room");
         assert!(self.unanswered.insert(id));
         if queue.is_some() { self.beside(id, &request, client, block) } else { Answer::Waits }
     }
@@ -87,11 +86,11 @@ impl System {
     ) -> Answer {
         let Some(wait) = block.and_then(Wait::from_millis) else { return Answer::Queued };
         let since = self.instant();
-        let of = self.waiting.get(position).expect("it waits").clone();
+        let of = self.waiting.get(position).expect("the position waits").clone();
         let until = wait.until(since).into_iter().chain(of.until).min();
         let (name, rank, owner) = (of.name, of.rank, Owner::Beside(client, position));
         let newcomer = Newcomer { name, rank, request: *request, owner, since, until };
-        assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("it can join")));
+        assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("has room")));
         Answer::Waits
     }
 }

@@ -67,7 +67,7 @@ impl System {
     pub(in super::super) fn demote(&mut self) {
         let all: Vec<WaiterId> = self.unanswered.iter().copied().collect();
         for id in all {
-            self.waiting.leave(id).expect("it waits");
+            self.waiting.leave(id).expect("the client waits");
         }
         self.waiting.deliveries = Deliveries::default();
         self.unanswered.clear();
