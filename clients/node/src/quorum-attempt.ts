@@ -71,7 +71,8 @@ export class QuorumAttempt implements Acquisition {
       const isTaken = round.isTaken();
       if (!isTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
       if (waits && now() >= end) {
-        if (isLastRound || round.answers.size >= members.majority) return null;
+        if (round.hasMajorityAnswered()) return null;
+        if (isLastRound) throw round.noQuorum();
         // The wait has ended in the queue of one member without answers from a majority. The last round asks
         // all members, as "taken" must only be reported if a majority can vote.
         isLastRound = true;

@@ -184,6 +184,12 @@ export class Round {
     return this.members.all().filter(isAble).length >= this.members.majority;
   }
 
+  /** Returns whether a majority of the members has granted or refused. */
+  hasMajorityAnswered(): boolean {
+    const hasVoted = (member: number) => this.#isGrantedBy(member) || this.isRefusedBy(member);
+    return this.members.all().filter(hasVoted).length >= this.members.majority;
+  }
+
   /** Whether waiting in a member's queue makes sense. */
   isReachable(member: number): boolean {
     return this.members.mayVote(member) && !(this.answers.get(member) instanceof Error);
@@ -254,8 +260,8 @@ export class Round {
     return null;
   }
 
-  /** Asks members for their votes until a majority has granted, or can no longer grant, and `first` has
-   * answered. */
+  /** Asks members for their votes until a majority has granted, or the reason is known why it cannot: another
+   * client may hold the lock, or too few members can vote. Waits for the answer of `first` in any case. */
   *#ask(asked: readonly number[], first?: number): Steps<void> {
     const { members, request, holds } = this;
     const before = new Map(this.answers);
@@ -275,7 +281,10 @@ export class Round {
       if (first !== undefined && !answers.has(first)) return false;
       const grants = this.grants();
       const missing = asked.length - answers.size;
-      return grants >= members.majority || grants + missing < members.majority;
+      if (grants >= members.majority) return true;
+      if (grants + missing >= members.majority) return false;
+      // This round cannot get a majority. Further answers may show whether another client can have one.
+      return this.hasMajorityAnswered() || !this.isTaken() || missing === 0;
     };
     const late = (member: number, answer: unknown) => this.#answeredLate(member, answer);
     const answers: Answers = yield new Ask(asked, vote.bind(this), enough, late);

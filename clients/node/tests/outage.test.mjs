@@ -51,6 +51,20 @@ onEach((bench) => {
     await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
   });
 
+  test("a wait that ends is NoQuorumError if no majority answers its last question", async () => {
+    for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
+    proxies[1].refuse = true;
+    proxies[1].drop();
+    Object.assign(quorum, { limit: 500 });
+    const lock = new Lock(quorum, "foo");
+    // The next wait begins in the queue.
+    await assert.rejects(lock.acquire({ timeout: 100 }), ResourceLockedError);
+    // The first member refuses, this one is down, and the last one does not answer.
+    proxies[2].silent = true;
+    await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
+    proxies[2].silent = false;
+  });
+
   test("a wait that ends in the queue asks all members once more, and only once", async () => {
     for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
     proxies[2].refuse = true;

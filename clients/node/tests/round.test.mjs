@@ -1,8 +1,8 @@
-// The confirm phase of a fenced acquisition, without servers: which answers count, and from when.
+// One round of an acquisition, without servers: which answers count, and from when.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { LockError } from "dlock";
+import { LockError, NoAnswerError } from "dlock";
 import { now, validity } from "../dist/clock.js";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { Round } from "../dist/round.js";
@@ -46,6 +46,27 @@ class ConfirmPhases {
     this.#turn = this.#steps.next(new Map(answers));
     return this.#turn.done ? this.#turn.value : undefined;
   }
+}
+
+for (const [what, last, isTaken] of [
+  ["taken", null, true],
+  ["outage", new NoAnswerError("down"), false],
+]) {
+  test(`a round without a majority waits for the answer that tells taken from an outage: ${what}`, () => {
+    const { members } = threeMembers();
+    const round = new Round(members, new QueueChoice(members), request, false, 1000, []);
+    const steps = round.atOnce();
+    const { enough } = steps.next().value;
+    const answers = new Map([
+      [0, null],
+      [1, new NoAnswerError("down")],
+    ]);
+    assert(!enough(answers), "the last member decides");
+    answers.set(2, last);
+    assert(enough(answers));
+    steps.next(answers);
+    assert.equal(round.isTaken(), isTaken);
+  });
 }
 
 test("a majority confirms the greatest fence, with validity from before the phase", () => {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import quorum_of
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
 from dlock._clock import trusted
 from dlock._round import Request, Round
@@ -47,6 +47,28 @@ def test_an_address_that_leads_to_another_members_server_does_not_vote():
     with pytest.raises(StopIteration) as end:
         steps.send({0: 5, 1: 6, 2: None})
     assert end.value.value is False
+
+
+@pytest.mark.parametrize(
+    "last, is_taken", [(None, True), (ConnectionError("down"), False)], ids=["taken", "outage"]
+)
+def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_an_outage(last, is_taken):
+    this = Round(quorum_of(3), Request(b"foo", "foo", LEASE, (), False), b"token", [])
+    steps = this.at_once()
+    answers = {}
+
+    def answer(member, reply):
+        answers[member] = reply
+        step.on_answer(member, reply, Peer(f"server {member}"))
+        return step.enough(answers)
+
+    step = next(steps)
+    assert not answer(0, None)
+    assert not answer(1, ConnectionError("down")), "the last member decides"
+    assert answer(2, last)
+    with pytest.raises(StopIteration):
+        steps.send(answers)
+    assert this.may_be_taken() == is_taken
 
 
 @pytest.fixture
