@@ -1,5 +1,5 @@
-//! The rules of a quorum, one by one, on the pure machines: which requests are sent, which answers count, and
-//! where validity begins.
+//! The rules of a quorum, one by one, on the state machines without I/O: the requests that are sent, the
+//! answers that count, and the beginning of validity.
 mod rules {
     pub mod acquiring;
     pub mod adopting;

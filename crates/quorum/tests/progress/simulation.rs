@@ -4,9 +4,12 @@ use dlock_quorum::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Units of virtual time, in µs.
+/// One millisecond of virtual time, which is counted in µs.
 const MS: u64 = 1_000;
+/// The length of a run.
 const LENGTH: u64 = 60_000 * MS;
+/// The time that a message takes in one direction.
+const LATENCY: u64 = MS / 2;
 /// The time limit of one answer.
 const NODE_TIMEOUT: u64 = 250 * MS;
 /// How long a task holds the lock.
@@ -66,7 +69,7 @@ struct Lock {
     fence: u64,
 }
 
-/// A task and the number of its round.
+/// A task and the number of its round. Each round has holds of its own.
 type Token = (usize, u64);
 
 #[derive(Default)]
@@ -90,7 +93,7 @@ enum Event {
     Begin(usize),
     Arrives { token: Token, to: u8, what: Request },
     Answered { token: Token, from: u8, what: Request, vote: Vote },
-    Paused(Token),
+    PauseEnds(Token),
     Inspects { token: Token, queue: u8 },
     LooksForOthers { token: Token, queue: u8, before: Option<Vec<Holder>> },
     Releases(usize),
@@ -99,7 +102,7 @@ enum Event {
 impl Simulation {
     pub fn new(scenario: Scenario, seed: u64) -> Simulation {
         let members = (0..scenario.members).map(|member| Lock {
-            // The task of no client.
+            // No client has this task.
             holder: scenario.stale.contains(&member).then_some(((usize::MAX, 0), 0)),
             ..Lock::default()
         });
@@ -123,7 +126,7 @@ impl Simulation {
             scenario,
         };
         for task in 0..simulation.tasks.len() {
-            let when = simulation.up_to(10 * MS);
+            let when = simulation.random_up_to(10 * MS);
             simulation.schedule(when, Event::Begin(task));
         }
         simulation
@@ -136,16 +139,16 @@ impl Simulation {
                 break;
             }
             self.now = when;
-            self.happen(event);
+            self.process(event);
         }
         self.tasks.iter().map(|task| task.acquired).collect()
     }
 
-    fn happen(&mut self, event: Event) {
+    fn process(&mut self, event: Event) {
         match event {
             Event::Begin(task) => {
                 let client = self.client_of(task);
-                let (seed, order) = (self.number(), self.order(client));
+                let (seed, order) = (self.random_number(), self.order(client));
                 let memory = self.clients[client].memory;
                 let attempt = Attempt::new(self.terms(), seed, &memory, &order, self.instant());
                 self.tasks[task].attempt = Some(attempt);
@@ -153,20 +156,20 @@ impl Simulation {
             }
             Event::Arrives { token, to, what } => self.arrives(token, to, what),
             Event::Answered { token, from, what, vote } => self.answered(token, from, what, vote),
-            Event::Paused(token) if self.is_current(token) => {
+            Event::PauseEnds(token) if self.is_current(token) => {
                 let now = self.instant();
                 let step = self.attempt(token.0).timed_out(now);
-                self.follow(token.0, step);
+                self.carry_out(token.0, step);
             }
-            Event::Inspects { token, queue } if self.is_waiting(token, queue) => self.inspects(token, queue),
+            Event::Inspects { token, queue } if self.is_waiting(token, queue) => self.inspect(token, queue),
             Event::LooksForOthers { token, queue, before } => self.looks_for_others(token, queue, before),
             Event::Releases(task) => {
-                assert_eq!(self.holder.take(), Some(task), "one task holds the lock");
-                self.take_back(task);
-                let pause = self.up_to(MS);
+                assert_eq!(self.holder.take(), Some(task), "at most one task holds the lock");
+                self.release_round(task);
+                let pause = self.random_up_to(MS);
                 self.schedule(pause, Event::Begin(task));
             }
-            Event::Paused(_) | Event::Inspects { .. } => {}
+            Event::PauseEnds(_) | Event::Inspects { .. } => {}
         }
     }
 
@@ -175,10 +178,10 @@ impl Simulation {
         self.tasks[task].round += 1;
         self.tasks[task].asked.clear();
         let step = self.attempt(task).begin_round(now);
-        self.follow(task, step);
+        self.carry_out(task, step);
     }
 
-    fn follow(&mut self, task: usize, step: Step) {
+    fn carry_out(&mut self, task: usize, step: Step) {
         let token = (task, self.tasks[task].round);
         for send in step.sends {
             if send.what != Request::Release {
@@ -192,33 +195,33 @@ impl Simulation {
             Next::Wait => {
                 if let Some(end) = self.attempt(task).timeout() {
                     let pause = end.saturating_since(self.instant()).as_micros() as u64 + 1;
-                    self.schedule(pause, Event::Paused(token));
+                    self.schedule(pause, Event::PauseEnds(token));
                 }
             }
             Next::BeginRound => self.begin_round(task),
             Next::Review { needs_holders } => {
-                self.take_back(task);
+                self.release_round(task);
                 let client = self.client_of(task);
                 let (now, order, holders) = (self.instant(), self.order(client), self.holders(client));
                 let mut memory = self.clients[client].memory;
                 let holders = needs_holders.then_some(&holders);
                 let step = self.attempt(task).review(&mut memory, &order, holders, now);
                 self.clients[client].memory = memory;
-                self.follow(task, step);
+                self.carry_out(task, step);
             }
             Next::Acquired(acquired) => {
                 assert!(acquired.valid_until > self.instant());
-                assert_eq!(self.holder.replace(task), None, "one task holds the lock");
+                assert_eq!(self.holder.replace(task), None, "at most one task holds the lock");
                 self.tasks[task].acquired += 1;
-                self.meets(task);
+                self.record_meeting(task);
                 self.schedule(HOLD, Event::Releases(task));
             }
-            Next::Failed(reason) => panic!("an attempt that waits for ever ends: {reason:?}"),
+            Next::Failed(reason) => panic!("an attempt without a timeout failed: {reason:?}"),
         }
     }
 
     /// Records where an attempt met other clients.
-    fn meets(&mut self, task: usize) {
+    fn record_meeting(&mut self, task: usize) {
         let token = (task, self.tasks[task].round);
         match self.attempt(task).meeting() {
             Meeting::None => {}
@@ -254,7 +257,7 @@ impl Simulation {
         }
     }
 
-    /// The other waits of a client end, except in this queue.
+    /// Ends the other waits of a client, except those in `queue`.
     fn leave_other_queues(&mut self, client: usize, queue: Member) {
         for task in 0..self.tasks.len() {
             let waits = |send: &&Outgoing| send.what == Request::Wait && send.to != queue;
@@ -281,8 +284,7 @@ impl Simulation {
         }
         self.tasks[token.0].asked.insert(to.0);
         if link != Link::Silent {
-            let latency = self.latency();
-            self.schedule(latency, Event::Arrives { token, to: to.0, what });
+            self.schedule(LATENCY, Event::Arrives { token, to: to.0, what });
         }
         if link != Link::Up {
             self.schedule(NODE_TIMEOUT, Event::Answered { token, from: to.0, what, vote: Vote::Unknown });
@@ -294,13 +296,12 @@ impl Simulation {
     }
 
     /// Releases the grants and positions of the round on every member that was asked.
-    fn take_back(&mut self, task: usize) {
+    fn release_round(&mut self, task: usize) {
         let token = (task, self.tasks[task].round);
         self.tasks[task].open.clear();
         for to in std::mem::take(&mut self.tasks[task].asked) {
             if self.link(self.client_of(task), to) != Link::Silent {
-                let latency = self.latency();
-                self.schedule(latency, Event::Arrives { token, to, what: Request::Release });
+                self.schedule(LATENCY, Event::Arrives { token, to, what: Request::Release });
             }
         }
     }
@@ -327,13 +328,13 @@ impl Simulation {
             },
             Request::Look if lock.queue.is_empty() => Vote::Refused(Refusal::NotHeld),
             Request::Look => Vote::Refused(Refusal::Taken),
-            Request::Release | Request::Leave => return self.leaves(token, to, what),
+            Request::Release | Request::Leave => return self.release(token, to, what),
             Request::Confirm { .. } | Request::Extend | Request::Restore => unreachable!("not sent"),
         };
         self.answer(token, to, what, vote);
     }
 
-    fn leaves(&mut self, token: Token, from: u8, what: Request) {
+    fn release(&mut self, token: Token, from: u8, what: Request) {
         let now = self.now;
         let lock = &mut self.members[usize::from(from)];
         lock.queue.retain(|waiter| *waiter != token);
@@ -350,8 +351,7 @@ impl Simulation {
 
     fn answer(&mut self, token: Token, from: u8, what: Request, vote: Vote) {
         if self.link(self.client_of(token.0), from) == Link::Up {
-            let latency = self.latency();
-            self.schedule(latency, Event::Answered { token, from, what, vote });
+            self.schedule(LATENCY, Event::Answered { token, from, what, vote });
         }
     }
 
@@ -374,11 +374,11 @@ impl Simulation {
             Request::Wait => self.attempt(task).waited(Member(from), vote.map(|_| ()), now),
             what => self.attempt(task).answered(Member(from), what, vote, now),
         };
-        self.follow(task, step);
+        self.carry_out(task, step);
     }
 
-    /// Looks whether a queue moves.
-    fn inspects(&mut self, token: Token, queue: u8) {
+    /// Checks whether a queue moves, and lets the waiter leave a stuck one.
+    fn inspect(&mut self, token: Token, queue: u8) {
         let (task, quorum) = (token.0, self.quorum());
         let holders = self.holders(self.client_of(task));
         let stay = self.attempt(task).stay();
@@ -428,8 +428,8 @@ impl Simulation {
     }
 
     fn link(&self, client: usize, member: u8) -> Link {
-        let of = |fault: &&Fault| fault.member == member && fault.client.is_none_or(|of| of == client);
-        self.scenario.faults.iter().find(of).map_or(Link::Up, |fault| fault.link)
+        let affects = |fault: &&Fault| fault.member == member && fault.client.is_none_or(|one| one == client);
+        self.scenario.faults.iter().find(affects).map_or(Link::Up, |fault| fault.link)
     }
 
     fn client_of(&self, task: usize) -> usize {
@@ -454,19 +454,15 @@ impl Simulation {
         self.events.insert((self.now + pause, self.next_event), event);
     }
 
-    fn latency(&mut self) -> u64 {
-        MS / 2
-    }
-
     fn inspection_pause(&mut self) -> u64 {
-        NODE_TIMEOUT / 8 + self.up_to(1_000 * MS)
+        NODE_TIMEOUT / 8 + self.random_up_to(1_000 * MS)
     }
 
-    fn up_to(&mut self, longest: u64) -> u64 {
-        self.number() % (longest + 1)
+    fn random_up_to(&mut self, longest: u64) -> u64 {
+        self.random_number() % (longest + 1)
     }
 
-    fn number(&mut self) -> u64 {
+    fn random_number(&mut self) -> u64 {
         self.random =
             self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.random >> 20

@@ -12,22 +12,22 @@ fn a_majority_is_more_than_half() {
 fn a_majority_acquires_with_validity_from_before_the_first_send() {
     let (mut machine, sends) = Round::at_once(plan(5, false), &[], at(1_000));
     assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2, 3, 4]);
-    let two = vote(&mut machine, 1_500, &[(4, granted(7)), (1, granted(9))]);
-    assert_eq!(two.verdict, Verdict::Open);
-    let three = vote(&mut machine, 1_600, &[(0, granted(8))]);
-    assert_eq!(three.verdict, acquired(None, 1_000 + TRUSTED), "a plain quorum has no fence");
-    assert!(three.sends.is_empty());
+    let after_two = vote(&mut machine, 1_500, &[(4, granted(7)), (1, granted(9))]);
+    assert_eq!(after_two.verdict, Verdict::Open);
+    let after_three = vote(&mut machine, 1_600, &[(0, granted(8))]);
+    assert_eq!(after_three.verdict, acquired(None, 1_000 + TRUSTED), "a plain quorum has no fence");
+    assert!(after_three.sends.is_empty());
 }
 
 #[test]
 fn a_majority_is_too_late_after_the_end_of_validity() {
-    let last_at = |now| {
+    let second_grant_at = |now| {
         let (mut machine, _) = Round::at_once(plan(3, false), &[], at(1_000));
         vote(&mut machine, 1_001, &[(0, granted(1))]);
         vote(&mut machine, now, &[(2, granted(1))])
     };
-    assert_eq!(last_at(1_000 + TRUSTED - 1).verdict, acquired(None, 1_000 + TRUSTED));
-    let late = last_at(1_000 + TRUSTED);
+    assert_eq!(second_grant_at(1_000 + TRUSTED - 1).verdict, acquired(None, 1_000 + TRUSTED));
+    let late = second_grant_at(1_000 + TRUSTED);
     assert_eq!(late.verdict, Verdict::Failed(FailureReason::TooLate));
     assert_eq!(sent(&late.sends, Request::Release), [0, 1, 2]);
 }
@@ -35,12 +35,16 @@ fn a_majority_is_too_late_after_the_end_of_validity() {
 #[test]
 fn a_round_fails_with_the_answer_that_makes_a_majority_impossible() {
     let (mut machine, _) = Round::at_once(plan(5, false), &[], at(0));
-    let two = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
-    assert_eq!(two.verdict, Verdict::Open);
-    let three = vote(&mut machine, 4, &[(3, taken())]);
-    assert_eq!(three.verdict, Verdict::Failed(FailureReason::Taken));
-    assert_eq!(sent(&three.sends, Request::Release), [0, 1, 2, 3, 4], "on a member without an answer too");
-    assert_eq!(vote(&mut machine, 5, &[(4, granted(1))]).sends.len(), 0, "only once");
+    let after_two = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
+    assert_eq!(after_two.verdict, Verdict::Open);
+    let after_three = vote(&mut machine, 4, &[(3, taken())]);
+    assert_eq!(after_three.verdict, Verdict::Failed(FailureReason::Taken));
+    assert_eq!(
+        sent(&after_three.sends, Request::Release),
+        [0, 1, 2, 3, 4],
+        "member 4 too, without an answer"
+    );
+    assert_eq!(vote(&mut machine, 5, &[(4, granted(1))]).sends.len(), 0, "no second release");
     let votes: Vec<_> = machine.votes().map(Option::<&Vote>::cloned).collect();
     assert_eq!(votes[..4], [Some(granted(1)), Some(taken()), Some(taken()), Some(taken())]);
 }
@@ -57,7 +61,7 @@ fn a_round_is_impossible_rather_than_taken_when_too_few_members_can_vote() {
         failed(&[(0, granted(1)), (1, grace.clone()), (2, grace)]),
         Verdict::Failed(FailureReason::Impossible)
     );
-    assert_eq!(failed(&[(0, down()), (1, taken())]), Verdict::Open, "2 decides between the two");
+    assert_eq!(failed(&[(0, down()), (1, taken())]), Verdict::Open, "the answer of member 2 decides");
     for (last, reason) in [
         (taken(), FailureReason::Taken),
         (granted(1), FailureReason::Taken),
@@ -68,7 +72,7 @@ fn a_round_is_impossible_rather_than_taken_when_too_few_members_can_vote() {
     assert_eq!(
         failed(&[(0, taken()), (1, taken())]),
         Verdict::Failed(FailureReason::Taken),
-        "2 may yet be up"
+        "two of three can vote"
     );
 }
 
@@ -96,9 +100,9 @@ fn a_single_server_acquires_with_its_own_fence() {
 #[test]
 fn a_retry_keeps_the_validity_of_the_first_send() {
     let (mut machine, _) = Round::at_once(Plan { retries: 1, ..plan(3, false) }, &[], at(0));
-    let none = vote(&mut machine, 1, &[(0, taken()), (1, Vote::Unknown), (2, down())]);
-    assert_eq!(none.verdict, Verdict::TryAgain);
-    assert_eq!(sent(&machine.ask_again(), Request::Acquire), [1, 2], "0 has the hold of another client");
+    let no_grant = vote(&mut machine, 1, &[(0, taken()), (1, Vote::Unknown), (2, down())]);
+    assert_eq!(no_grant.verdict, Verdict::TryAgain);
+    assert_eq!(sent(&machine.ask_again(), Request::Acquire), [1, 2], "member 0 has refused");
     assert!(machine.ask_again().is_empty());
     let again = vote(&mut machine, 5_000, &[(1, granted(1)), (2, granted(1))]);
     assert_eq!(again.verdict, acquired(None, TRUSTED));
@@ -111,7 +115,7 @@ fn a_round_is_not_retried_when_too_many_members_refuse() {
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
 }
 
-/// The client that has the rest may do the same, and then neither acquires before the missing member is back.
+/// If two clients kept one grant each, neither could acquire before the missing member answers.
 #[test]
 fn a_refused_client_keeps_no_grant_during_a_retry() {
     let retries = Plan { retries: 4, ..plan(3, false) };
@@ -129,6 +133,6 @@ fn giving_up_releases_once_on_every_member() {
     vote(&mut machine, 1, &[(0, granted(1)), (1, granted(1))]);
     assert_eq!(sent(&machine.give_up(), Request::Release), [0, 1, 2]);
     assert!(machine.give_up().is_empty());
-    let late = hear(&mut machine, 2, confirm(1, 0), &[(0, granted(1)), (1, granted(1))]);
+    let late = reply(&mut machine, 2, confirm(1, 0), &[(0, granted(1)), (1, granted(1))]);
     assert_eq!(late.verdict, Verdict::Open);
 }

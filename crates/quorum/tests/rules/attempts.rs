@@ -1,4 +1,4 @@
-//! Whole attempts: what follows a failed round, and how an attempt ends.
+//! Tests of whole attempts: the step after a failed round, and the end of an attempt.
 
 use super::helpers::*;
 use dlock_quorum::*;
@@ -11,7 +11,7 @@ fn terms(deadline: Deadline) -> Terms {
     Terms { plan: plan(3, false), first_pause: PAUSE, deadline, one_round: false, adopts: false }
 }
 
-/// The members in the order of their indices.
+/// The queue order that follows the members' indices.
 fn order(members: u8) -> QueueOrder {
     QueueOrder::new((0..members).map(|member| Place {
         member: Member(member),
@@ -35,7 +35,7 @@ impl Client {
         Client { attempt, memory, order }
     }
 
-    /// A round in which the members answer ACQUIRE like this, from 0 on; its end.
+    /// Runs a round in which members 0, 1, .. answer ACQUIRE with `votes`. Returns the next step.
     fn round(&mut self, now: u64, votes: &[Vote]) -> Next {
         let begun = self.attempt.begin_round(at(now));
         assert_eq!(sent(&begun.sends, Request::Acquire).len(), 3);
@@ -46,7 +46,7 @@ impl Client {
         next
     }
 
-    /// A round that ends in the queue of the first member.
+    /// Runs a round that waits in the queue of one member until the wait ends with `ended`.
     fn queued_round(&mut self, now: u64, ended: Vote<()>) -> Next {
         let begun = self.attempt.begin_round(at(now));
         assert_eq!(sent(&begun.sends, Request::Wait).len(), 1, "{begun:?}");
@@ -76,19 +76,19 @@ fn an_attempt_without_a_wait_fails_if_another_client_holds_the_lock() {
 }
 
 #[test]
-fn a_split_vote_is_repeated_in_order_up_to_twenty_times() {
+fn a_split_vote_is_repeated_in_queue_order_up_to_twenty_times() {
     let mut client = Client::new(terms(Deadline::NoWait), Contention::default());
     client.round(0, &[taken(), taken()]);
     let mut now = 10;
     for _ in 0..20 {
         let split = client.review(Some(&free()), now);
         if split.next == Next::Wait {
-            let end = client.attempt.timeout().expect("a pause");
-            assert!(end <= at(now + 10), "at most the length of the round");
+            let end = client.attempt.timeout().expect("the attempt pauses");
+            assert!(end <= at(now + 10), "the pause is at most as long as the round");
             assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
         }
         let begun = client.attempt.begin_round(at(now));
-        assert_eq!(sent(&begun.sends, Request::Acquire), [0], "in order");
+        assert_eq!(sent(&begun.sends, Request::Acquire), [0], "the first member is asked alone");
         let ended = client.attempt.answered(Member(0), Request::Acquire, taken(), at(now + 10));
         now += 10;
         assert!(matches!(ended.next, Next::Review { .. }));
@@ -97,7 +97,7 @@ fn a_split_vote_is_repeated_in_order_up_to_twenty_times() {
 }
 
 #[test]
-fn an_attempt_that_waits_queues_at_once_after_it_was_refused_and_is_remembered() {
+fn a_refused_attempt_joins_the_queue_and_the_next_attempt_begins_there() {
     let mut client = Client::new(terms(Deadline::Never), Contention::default());
     assert_eq!(client.round(0, &[taken(), taken()]), REVIEW);
     assert_eq!(client.review(None, 20).next, Next::BeginRound);
@@ -109,7 +109,7 @@ fn an_attempt_that_waits_queues_at_once_after_it_was_refused_and_is_remembered()
 }
 
 #[test]
-fn a_member_that_did_not_answer_is_no_place_to_wait() {
+fn an_attempt_queues_at_the_first_member_that_answered() {
     let mut client = Client::new(terms(Deadline::Never), Contention::default());
     assert_eq!(client.round(0, &[down(), taken(), taken()]), REVIEW);
     client.review(None, 20);
@@ -117,7 +117,7 @@ fn a_member_that_did_not_answer_is_no_place_to_wait() {
 }
 
 #[test]
-fn a_queue_that_does_not_move_is_left_for_the_next_and_the_other_waits_come_along() {
+fn an_attempt_leaves_a_stuck_queue_for_the_next_with_the_other_waits_of_its_client() {
     let mut client = Client::new(terms(Deadline::Never), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
@@ -140,7 +140,7 @@ fn an_attempt_follows_other_attempts_of_its_client_to_their_queue() {
 }
 
 #[test]
-fn an_attempt_returns_to_the_first_queue_if_the_last_does_not_move_either() {
+fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     let mut memory = Contention::default();
     let mut client = Client::new(terms(Deadline::Never), memory);
     client.round(0, &[taken(), taken()]);
@@ -157,7 +157,7 @@ fn an_attempt_returns_to_the_first_queue_if_the_last_does_not_move_either() {
 }
 
 #[test]
-fn a_wait_without_a_limit_fails_if_no_majority_ever_answered() {
+fn a_wait_without_a_timeout_fails_if_no_majority_ever_answered() {
     let mut client = Client::new(terms(Deadline::Never), Contention::default());
     client.round(0, &[down(), down()]);
     let failed = client.review(None, 20);
@@ -165,7 +165,7 @@ fn a_wait_without_a_limit_fails_if_no_majority_ever_answered() {
 }
 
 #[test]
-fn an_outage_is_reported_once_and_waited_for() {
+fn an_attempt_reports_an_outage_once_and_retries() {
     for deadline in [Deadline::At(at(10_000)), Deadline::Never] {
         let mut client = Client::new(terms(deadline), Contention::default());
         if deadline == Deadline::Never {
@@ -175,15 +175,15 @@ fn an_outage_is_reported_once_and_waited_for() {
             for member in 1..3 {
                 client.attempt.waited(Member(member), Vote::Refused(Refusal::Grace(TTL)), at(30));
             }
-            assert!(!client.review(None, 30).reports_outage, "grace ends by itself");
-            let end = client.attempt.timeout().expect("a pause");
+            assert!(!client.review(None, 30).reports_outage, "a grace period is no outage");
+            let end = client.attempt.timeout().expect("the attempt pauses");
             assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
         }
         for (now, reports) in [(1_000, true), (2_000, false)] {
             assert_eq!(client.round(now, &[down(), down()]), REVIEW);
             let step = client.review(None, now + 20);
             assert_eq!((step.next, step.reports_outage), (Next::Wait, reports));
-            let end = client.attempt.timeout().expect("a pause");
+            let end = client.attempt.timeout().expect("the attempt pauses");
             assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
         }
     }
@@ -200,7 +200,7 @@ fn an_attempt_ends_at_its_deadline() {
     assert_eq!(client.review(None, 1_010).next, Next::Failed(FailureReason::Taken));
 }
 
-/// The queue of one member is no majority: the others may be down.
+/// A refusal by the queue's member does not show that the lock is taken: the other members may be down.
 #[test]
 fn a_wait_that_ends_in_a_queue_asks_all_members_before_the_lock_counts_as_taken() {
     for (votes, reason) in [
@@ -227,14 +227,14 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_before_the_lock_counts_as_taken(
 }
 
 #[test]
-fn an_attempt_with_a_token_of_the_caller_has_one_round_in_the_queue() {
+fn an_attempt_with_the_token_of_the_caller_runs_one_round_in_the_queue() {
     let terms = Terms { one_round: true, ..terms(Deadline::Never) };
     let mut client = Client::new(terms, Contention::default());
     assert_eq!(client.queued_round(0, Vote::Refused(Refusal::Taken)), REVIEW);
     assert_eq!(client.attempt.stay(), Stay::Always);
-    assert_eq!(client.review(None, 20).next, Next::BeginRound, "to see whether a majority can vote");
-    let free = client.round(20, &[granted(1), granted(1)]);
-    assert_eq!(free, Next::Failed(FailureReason::Taken), "not with another token");
+    assert_eq!(client.review(None, 20).next, Next::BeginRound, "a last round asks all members");
+    let last = client.round(20, &[granted(1), granted(1)]);
+    assert_eq!(last, Next::Failed(FailureReason::Taken), "the attempt must not use another token");
 }
 
 #[test]
@@ -256,28 +256,28 @@ fn a_full_queue_a_deadlock_and_an_invalid_request_end_an_attempt() {
 }
 
 #[test]
-fn a_pause_between_two_tries_ends_at_the_timeout() {
+fn a_retry_is_sent_at_the_end_of_the_pause() {
     let retried = Terms { plan: Plan { retries: 1, ..plan(3, false) }, ..terms(Deadline::NoWait) };
     let mut client = Client::new(retried, Contention::default());
     assert_eq!(client.round(0, &[granted(1), down(), down()]), Next::Wait);
-    let end = client.attempt.timeout().expect("a pause");
-    assert!((at(60)..=at(110)).contains(&end), "half of the first pause to all of it: {end:?}");
-    assert!(client.attempt.timed_out(at(11)).sends.is_empty(), "too early");
+    let end = client.attempt.timeout().expect("the attempt pauses");
+    assert!((at(60)..=at(110)).contains(&end), "the pause lasts PAUSE / 2 to PAUSE: {end:?}");
+    assert!(client.attempt.timed_out(at(11)).sends.is_empty(), "the pause has not ended");
     assert_eq!(sent(&client.attempt.timed_out(end).sends, Request::Acquire), [1, 2]);
     let two = client.attempt.answered(Member(1), Request::Acquire, granted(1), at(200));
     let Next::Acquired(acquired) = two.next else { panic!("{two:?}") };
-    assert_eq!(acquired.valid_until, at(TRUSTED), "from the first send");
+    assert_eq!(acquired.valid_until, at(TRUSTED), "validity counts from the first send");
 }
 
 #[test]
-fn a_late_refusal_of_a_later_queue_is_a_reason_to_look_there() {
+fn a_client_looks_at_a_later_queue_after_a_late_refusal_there() {
     let mut client = Client::new(terms(Deadline::Never), Contention::default());
     let two = client.round(0, &[granted(1), granted(1)]);
     assert!(matches!(two, Next::Acquired(_)));
     assert_eq!(client.attempt.meeting(), Meeting::None);
     assert!(client.attempt.answered_late(Member(2), &taken()));
     assert!(!client.attempt.answered_late(Member(2), &granted(1)));
-    assert!(!client.attempt.answered_late(Member(0), &taken()), "not a later one");
+    assert!(!client.attempt.answered_late(Member(0), &taken()), "member 0 has the first queue");
 
     let mut client = Client::new(terms(Deadline::Never), Contention::default());
     client.attempt.begin_round(at(0));
@@ -287,9 +287,9 @@ fn a_late_refusal_of_a_later_queue_is_a_reason_to_look_there() {
     assert_eq!(client.attempt.meeting(), Meeting::LookAt(Member(2)));
 }
 
-/// Clients at a later queue than the first can be left behind by others that moved to a still later one.
+/// The other clients may have moved to a still later queue.
 #[test]
-fn a_late_refusal_is_a_reason_to_look_after_a_wait_in_a_later_queue_too() {
+fn a_client_that_waited_in_a_later_queue_looks_at_a_still_later_one_after_a_late_refusal() {
     let mut client = Client::new(terms(Deadline::Never), Contention::default());
     client.memory.meet(Member(1), &client.order, at(0));
     let terms = Terms { one_round: true, ..terms(Deadline::Never) };
@@ -306,9 +306,12 @@ fn a_late_refusal_is_a_reason_to_look_after_a_wait_in_a_later_queue_too() {
 /// An event of a random run.
 #[derive(Debug, Clone)]
 struct Event {
-    which: prop::sample::Index,
+    /// Selects the request that is answered.
+    request: prop::sample::Index,
     vote: Vote,
-    later: u64,
+    /// Time since the previous event, in ms.
+    elapsed: u64,
+    /// Whether a review finds no holder.
     is_free: bool,
 }
 
@@ -324,7 +327,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => Just(Vote::Refused(Refusal::QueueFull)),
     ];
     let event = (any::<prop::sample::Index>(), vote, 0..500_u64, any::<bool>());
-    let event = event.prop_map(|(which, vote, later, is_free)| Event { which, vote, later, is_free });
+    let event = event.prop_map(|(request, vote, elapsed, is_free)| Event { request, vote, elapsed, is_free });
     prop::collection::vec(event, 0..200)
 }
 
@@ -339,8 +342,8 @@ fn deadlines() -> impl Strategy<Value = Deadline> {
 proptest! {
     #![proptest_config(config(2_000))]
 
-    /// Whatever the members answer: while an attempt is open, an answer is outstanding or a pause ends; and
-    /// it acquires only with the grants of one round, valid from a send of that round.
+    /// While an attempt is open, an answer is outstanding or a pause will end. An attempt acquires only with
+    /// grants of one round, and validity counts from a send of that round.
     #[test]
     fn an_attempt_never_hangs_and_acquires_only_by_a_majority_of_one_round(
         members in 1..6_u8, fenced: bool, retries in 0..3_u8, deadline in deadlines(), one_round: bool,
@@ -359,22 +362,22 @@ proptest! {
         let mut sends: Vec<u64> = Vec::new();
         let (mut rounds, mut events) = (1, events.into_iter());
         loop {
-            let answered = |send: &&Outgoing| !matches!(send.what, Request::Release | Request::Leave);
-            sends.extend(step.sends.iter().filter(answered).map(|_| now));
-            open.extend(step.sends.iter().filter(answered));
+            let gets_an_answer = |send: &&Outgoing| !matches!(send.what, Request::Release | Request::Leave);
+            sends.extend(step.sends.iter().filter(gets_an_answer).map(|_| now));
+            open.extend(step.sends.iter().filter(gets_an_answer));
             step = match step.next {
                 Next::Wait => {
                     let Some(event) = events.next() else { break };
                     let timeout = attempt.timeout();
                     prop_assert!(!open.is_empty() || timeout.is_some(), "the attempt waits for nothing");
-                    now += event.later;
+                    now += event.elapsed;
                     if let Some(end) = timeout.filter(|end| open.is_empty() || *end <= at(now)) {
                         while at(now) < end {
                             now += 1;
                         }
                         attempt.timed_out(at(now))
                     } else {
-                        let send = open.swap_remove(event.which.index(open.len()));
+                        let send = open.swap_remove(event.request.index(open.len()));
                         if send.what == Request::Wait {
                             attempt.waited(send.to, event.vote.map(|_| ()), at(now))
                         } else {

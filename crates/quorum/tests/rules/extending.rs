@@ -1,5 +1,4 @@
 use super::helpers::*;
-use dlock_quorum::Lease;
 use dlock_quorum::*;
 
 const YES: Vote<()> = Vote::Granted(());

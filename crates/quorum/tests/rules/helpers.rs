@@ -1,7 +1,6 @@
 //! Constants, constructors and drivers that the tests of the rules share.
 
 use dlock_quorum::*;
-use dlock_quorum::{Instant, Lease};
 use dlock_testkit::seed;
 use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;
@@ -40,17 +39,18 @@ pub fn confirm(number: u64, phase: u8) -> Request {
     Request::Confirm { fence: fence(number), phase }
 }
 
-/// The members that this was sent to, in order.
+/// The members that `what` was sent to, in the order of the sends.
 pub fn sent(sends: &Sends, what: Request) -> Vec<u8> {
     sends.iter().filter(|send| send.what == what).map(|send| send.to.0).collect()
 }
 
 /// Passes answers to ACQUIRE, one per millisecond from `now` on. Returns the progress after the last.
 pub fn vote(machine: &mut Round, now: u64, votes: &[(u8, Vote)]) -> Progress {
-    hear(machine, now, Request::Acquire, votes)
+    reply(machine, now, Request::Acquire, votes)
 }
 
-pub fn hear(machine: &mut Round, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
+/// Passes answers to `what`, one per millisecond from `now` on. Returns the progress after the last.
+pub fn reply(machine: &mut Round, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
     let mut last = None;
     for ((member, vote), now) in votes.iter().zip(now..) {
         last = Some(machine.answered(Member(*member), what, vote.clone(), at(now)));

@@ -1,4 +1,4 @@
-//! The choice of the queue, from the answers of members and the memory of a client.
+//! Tests of the choice of a queue from the members' answers and the client's memory.
 
 use super::helpers::*;
 use dlock_quorum::*;
@@ -18,11 +18,11 @@ fn order(missing: Option<u8>) -> QueueOrder {
     }))
 }
 
-/// The holders at three members, each one hold of this age in ms; `None` where they are unknown.
+/// The holders at three members, with holds of `age` ms. `""` means no hold, and `None` unknown holders.
 fn holders(seen: [Option<&str>; 3], age: u64) -> Holders {
     let holder = |token: &str| Holder { token: token.into(), age: Duration::from_millis(age) };
     Holders(
-        seen.map(|there| there.map(|token| if token.is_empty() { Vec::new() } else { vec![holder(token)] }))
+        seen.map(|token| token.map(|token| if token.is_empty() { Vec::new() } else { vec![holder(token)] }))
             .into(),
     )
 }
@@ -50,7 +50,7 @@ fn members_are_ordered_by_run_id_and_missing_ones_come_last() {
 }
 
 #[test]
-fn a_client_starts_where_it_met_others_until_two_seconds_later() {
+fn a_client_starts_for_two_seconds_at_the_queue_where_it_met_others() {
     let mut memory = Contention::default();
     assert!(memory.meet(SECOND, &order(None), at(1_000)));
     for (now, missing, expected) in [
@@ -69,9 +69,9 @@ fn a_client_does_not_move_from_a_later_queue_in_use_to_an_earlier_one() {
     assert!(memory.meet(THIRD, &order(None), at(1_000)));
     assert!(!memory.meet(SECOND, &order(None), at(2_999)));
     assert_eq!(memory.queue(at(2_999)), Some(THIRD));
-    assert!(memory.meet(SECOND, &order(None), at(3_000)), "no client was met there for 2 s");
+    assert!(memory.meet(SECOND, &order(None), at(3_000)), "no client was met at the later queue for 2 s");
     assert!(memory.meet(THIRD, &order(None), at(3_001)));
-    assert!(memory.meet(SECOND, &order(Some(1)), at(3_002)), "the later one is missing");
+    assert!(memory.meet(SECOND, &order(Some(1)), at(3_002)), "the member of the later queue is missing");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_refusal_shows_a_queue_if_a_young_hold_without_a_majority_stays() {
     let old = partial([Some("a"), Some("own"), None], 2_000);
     let none = partial([Some("own"), Some(""), Some("b")], 0);
     assert_eq!(none, []);
-    assert_eq!(partial([Some("a"), Some("a"), Some("own")], 0), [], "a majority is no part");
+    assert_eq!(partial([Some("a"), Some("a"), Some("own")], 0), [], "a hold on a majority is not partial");
     assert_eq!(Others::of(&young, &none), Others::Gone);
     assert_eq!(Others::of(&none, &young), Others::Gone, "the hold was not there at the first look");
     assert_eq!(Others::of(&young, &young), Others::Queue);
@@ -118,7 +118,7 @@ fn a_queue_can_move_unless_its_holders_have_no_majority() {
 }
 
 #[test]
-fn a_waiter_leaves_a_queue_that_two_looks_in_a_row_show_stuck() {
+fn a_waiter_leaves_a_queue_when_two_looks_in_a_row_show_it_stuck() {
     let mut watch = QueueWatch::new(quorum(), Member(0), Stay::WhileItMoves);
     let stuck = holders([Some("a"), Some("b"), Some("b")], 0);
     let moving = holders([Some("a"), Some("a"), Some("b")], 0);
@@ -132,14 +132,14 @@ fn a_waiter_leaves_a_queue_that_two_looks_in_a_row_show_stuck() {
 
 #[test]
 fn a_waiter_leaves_the_last_queue_only_once_its_holders_are_stale() {
-    let looks = |stay, age| {
+    let leaves = |stay, age| {
         let mut watch = QueueWatch::new(quorum(), Member(0), stay);
         let stuck = holders([Some("a"), Some("b"), Some("b")], age);
         watch.must_leave(&stuck);
         watch.must_leave(&stuck)
     };
-    assert!(looks(Stay::WhileItMoves, 1_999));
-    assert!(!looks(Stay::UntilHoldersAreStale, 1_999));
-    assert!(looks(Stay::UntilHoldersAreStale, 2_000));
-    assert!(!looks(Stay::Always, 2_000));
+    assert!(leaves(Stay::WhileItMoves, 1_999));
+    assert!(!leaves(Stay::UntilHoldersAreStale, 1_999));
+    assert!(leaves(Stay::UntilHoldersAreStale, 2_000));
+    assert!(!leaves(Stay::Always, 2_000));
 }

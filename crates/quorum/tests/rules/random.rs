@@ -32,7 +32,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 /// The history of a run: the requests with their times in ms, the answers, and the verdict.
 #[derive(Default)]
-struct Story {
+struct History {
     sends: Vec<(Outgoing, u64)>,
     answers: Vec<(Outgoing, Vote)>,
     acquired: Option<(Acquired, u64)>,
@@ -40,35 +40,35 @@ struct Story {
 }
 
 /// Runs a round with `copies` of each answer. A request can get several answers.
-fn play(mut machine: Round, sends: Sends, events: &[Event], copies: usize) -> Story {
-    let mut story = Story::default();
+fn play(mut machine: Round, sends: Sends, events: &[Event], copies: usize) -> History {
+    let mut history = History::default();
     let mut now = 0;
-    story.sends.extend(sends.into_iter().map(|send| (send, now)));
+    history.sends.extend(sends.into_iter().map(|send| (send, now)));
     for event in events {
         now += event.elapsed;
-        let sent: Vec<Outgoing> = story.sends.iter().map(|(send, _)| *send).collect();
+        let sent: Vec<Outgoing> = history.sends.iter().map(|(send, _)| *send).collect();
         let send = sent[event.index % sent.len()];
         if matches!(send.what, Request::Release | Request::Leave) {
             continue;
         }
         for _ in 0..copies {
             let progress = answer(&mut machine, send, event.vote.clone(), now);
-            story.answers.push((send, event.vote.clone()));
-            story.sends.extend(progress.sends.into_iter().map(|send| (send, now)));
+            history.answers.push((send, event.vote.clone()));
+            history.sends.extend(progress.sends.into_iter().map(|send| (send, now)));
             match progress.verdict {
                 Verdict::Acquired(acquired) => {
-                    assert!(story.acquired.replace((acquired, now)).is_none(), "acquired twice")
+                    assert!(history.acquired.replace((acquired, now)).is_none(), "acquired twice")
                 }
-                Verdict::Failed(_) => assert!(!std::mem::replace(&mut story.failed, true), "failed twice"),
+                Verdict::Failed(_) => assert!(!std::mem::replace(&mut history.failed, true), "failed twice"),
                 Verdict::TryAgain => {
                     let again = machine.ask_again();
-                    story.sends.extend(again.into_iter().map(|send| (send, now)));
+                    history.sends.extend(again.into_iter().map(|send| (send, now)));
                 }
                 Verdict::Open => {}
             }
         }
     }
-    story
+    history
 }
 
 fn answer(machine: &mut Round, send: Outgoing, vote: Vote, now: u64) -> Progress {
@@ -78,7 +78,7 @@ fn answer(machine: &mut Round, send: Outgoing, vote: Vote, now: u64) -> Progress
     }
 }
 
-impl Story {
+impl History {
     /// Returns the members with an answer for which both conditions are true.
     fn members(&self, what: impl Fn(Request) -> bool, vote: impl Fn(&Vote) -> bool) -> BTreeSet<Member> {
         let answers = self.answers.iter().filter(|(send, answer)| what(send.what) && vote(answer));
@@ -94,7 +94,7 @@ impl Story {
         let majority = plan.quorum.majority();
         let acquires = |what| what == Request::Acquire;
         let grants = self.members(acquires, |vote| matches!(vote, Vote::Granted(_)));
-        assert!(grants.len() >= majority, "a grant after a wait is no vote");
+        assert!(grants.len() >= majority, "a majority granted ACQUIRE");
         if !plan.fenced || majority == 1 {
             let first = self.sends.iter().find(|(send, _)| acquires(send.what)).unwrap().1;
             assert_eq!(acquired.valid_until, plan.lease.valid_until(at(first)));
@@ -137,14 +137,14 @@ proptest! {
         let plan = plan(members, fenced);
         let outcome = |copies| {
             let (machine, sends) = Round::at_once(plan, &[], at(0));
-            let story = play(machine, sends, &events, copies);
-            (story.acquired, story.failed, story.sends)
+            let history = play(machine, sends, &events, copies);
+            (history.acquired, history.failed, history.sends)
         };
         prop_assert_eq!(outcome(1), outcome(3));
     }
 }
 
-/// Guards against a generator that misses the cases which the tests above are for.
+/// Shows that the generator reaches the cases that the tests above are for.
 #[test]
 fn random_runs_acquire_fail_and_repeat_the_confirm_phase() {
     use proptest::strategy::ValueTree;
@@ -154,11 +154,12 @@ fn random_runs_acquire_fail_and_repeat_the_confirm_phase() {
     for _ in 0..2_000 {
         let events = events().new_tree(&mut runner).unwrap().current();
         let (machine, sends) = Round::at_once(plan(3, true), &[], at(0));
-        let story = play(machine, sends, &events, 1);
-        acquired += usize::from(story.acquired.is_some());
-        failed += usize::from(story.failed);
-        let second = |(send, _): &(Outgoing, u64)| matches!(send.what, Request::Confirm { phase: 1.., .. });
-        repeated += usize::from(story.sends.iter().any(second));
+        let history = play(machine, sends, &events, 1);
+        acquired += usize::from(history.acquired.is_some());
+        failed += usize::from(history.failed);
+        let in_second_phase =
+            |(send, _): &(Outgoing, u64)| matches!(send.what, Request::Confirm { phase: 1.., .. });
+        repeated += usize::from(history.sends.iter().any(in_second_phase));
     }
     assert!(acquired > 50 && failed > 50 && repeated > 50, "{acquired} {failed} {repeated}");
 }
