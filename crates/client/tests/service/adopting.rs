@@ -30,7 +30,7 @@ async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
     client.flush().await;
     let kept = first.forget().expect("not lost");
     let guard = client.adopt("r", &kept.token, LONG).await.expect("the lock is held");
-    // A member that granted late may have a greater fence, which becomes the hold's.
+    // A member that granted late may have a greater fence, which adoption confirms for the hold.
     assert!(guard.fence() >= kept.fence);
     client.break_holds("r").await;
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
@@ -61,18 +61,18 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
             assert!(matches!(unknown, Err(ExtendError::Unconfirmed(_))), "{unknown:?}");
         }
         client.flush().await;
-        assert_eq!(held_on(&servers[..1], "r"), 1, "the hold was not released");
+        assert_eq!(held_on(&servers[..1], "r"), 1, "the first master still has the hold");
     }
 }
 
-/// The hold is not renewed before its adoption ends.
+/// Renewals begin when the adoption ends.
 #[each_server]
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 3).await;
     let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
     until_held_everywhere(&servers, "r");
     servers[2].pause();
-    // Shorter than the node timeout.
+    // The lease would end if the adoption waited for the silent member until the node timeout.
     let ttl = Duration::from_secs(2);
     let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
     outlast_lease(&guard, ttl);

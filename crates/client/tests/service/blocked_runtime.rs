@@ -1,4 +1,4 @@
-//! Holds whose runtime is blocked or gone, and holds past their end.
+//! Holds while their runtime is blocked or after it has ended, and holds past their validity.
 
 use super::*;
 use tokio::runtime::{Builder, Runtime};
@@ -69,8 +69,8 @@ fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
     }
 }
 
-/// With renewals, the extension is to a short lease, and the renewals wait for it. Without them, it is to a
-/// long lease, and ends while the runtime is blocked.
+/// With renewals, the extension sets a short lease, and the renewals wait for the extension. Without renewals,
+/// the extension sets a long lease and completes while the runtime is blocked.
 #[each_server]
 fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kind: &ServerKind) {
     for (count, renews, ttl) in [(1, true, TTL), (3, true, TTL), (1, false, LONG), (3, false, LONG)] {
@@ -82,7 +82,7 @@ fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kin
             let mut extending = Box::pin(guard.extend(ttl));
             tokio::select! {
                 biased;
-                early = &mut extending => panic!("without an answer: {early:?}"),
+                early = &mut extending => panic!("the extension ended before it was answered: {early:?}"),
                 () = std::future::ready(()) => {}
             }
             outlast_lease(&guard, TTL);
@@ -130,11 +130,11 @@ fn no_lock_of_several_is_lost_when_the_runtime_blocks_before_the_last_grant(kind
     runtime().block_on(async {
         let client = client(&servers).await;
         let ttl = Duration::from_secs(2);
-        // Chance decides which is polled first.
-        for try_ in 0..6 {
-            let names = [format!("a{try_}"), format!("b{try_}")];
-            let each = client.lock_all(&names).each(|lock| lock.ttl(ttl).renew(false).notice(ttl / 2));
-            let mut acquiring = std::pin::pin!(each.acquire());
+        // Chance decides whether the reply or the loss is polled first.
+        for attempt in 0..6 {
+            let names = [format!("a{attempt}"), format!("b{attempt}")];
+            let locks = client.lock_all(&names).each(|lock| lock.ttl(ttl).renew(false).notice(ttl / 2));
+            let mut acquiring = std::pin::pin!(locks.acquire());
             let begun = now();
             let early = loop {
                 tokio::select! {

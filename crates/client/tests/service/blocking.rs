@@ -20,10 +20,10 @@ fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
         until("the original lease would have ended", || now() > end);
         assert_eq!(guard.loss(), None);
         assert!(bob.lock("r").try_acquire().expect("an answer").is_none());
-        let waits = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
+        let waiter = std::thread::spawn(move || bob.lock("r").wait(Wait::For(LONG)).acquire());
         until_waiting(&servers, 1);
         guard.release().expect("the lock is held");
-        let guard = waits.join().expect("no panic").expect("the other client has released");
+        let guard = waiter.join().expect("no panic").expect("the other client has released");
         until_held_everywhere(&servers, "r");
         drop(guard);
         assert!(held_on(&servers, "r") <= count / 2, "a majority has released the hold");
@@ -94,7 +94,7 @@ fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind:
 
 /// A re-entry must not share a hold that is being released.
 #[each_server]
-fn entering_again_during_the_last_release_gives_a_lasting_hold(kind: &ServerKind) {
+fn a_re_entry_during_the_last_release_does_not_share_the_released_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let builder = Client::builder().servers(servers.iter().map(url)).node_timeout(LONG);
     let client = builder.build_blocking().expect("a client");
@@ -102,18 +102,17 @@ fn entering_again_during_the_last_release_gives_a_lasting_hold(kind: &ServerKind
         let guard = client.lock("r").ttl(LONG).reentrant().acquire().expect("the lock is free");
         let mut conn = servers[0].connect();
         assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-        let releasing =
-            std::thread::spawn(
-                move || {
-                    if drops { drop(guard) } else { guard.release().expect("the lock is held") }
-                },
-            );
-        until("the release is in progress", || releasing_over(&mut conn).is_some());
+        let release = move || match drops {
+            true => drop(guard),
+            false => guard.release().expect("the lock is held"),
+        };
+        let releasing = std::thread::spawn(release);
+        until("the release is in progress", || releasing_connection(&mut conn).is_some());
         let other = client.clone();
         let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
         until("the client has re-entered the hold, or sends a request", || {
-            let asks = releasing_over(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
-            asks || entering.is_finished()
+            let has_sent = releasing_connection(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
+            has_sent || entering.is_finished()
         });
         assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
         releasing.join().expect("no panic");
@@ -125,7 +124,7 @@ fn entering_again_during_the_last_release_gives_a_lasting_hold(kind: &ServerKind
 }
 
 /// Returns the CLIENT LIST line of the connection with a release in progress.
-fn releasing_over(conn: &mut Conn) -> Option<String> {
+fn releasing_connection(conn: &mut Conn) -> Option<String> {
     let list = conn.ok("CLIENT LIST").text();
     list.lines().find(|line| line.contains("cmd=DLOCK.RELEASE")).map(str::to_owned)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use tokio::task::spawn_blocking;
 
-/// Polls a future until it is ready, at most this many times, and then drops it.
+/// Polls a future until it is ready, but at most `times` times, and then drops it.
 async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::Output> {
     let (mut future, mut left) = (Box::pin(future), times);
     poll_fn(move |context| {
@@ -41,7 +41,7 @@ async fn an_acquisition_cancelled_while_it_asks_or_confirms_leaves_no_hold(kind:
                 Some(guard) => guard.expect("the lock is free").release().await.expect("the lock is held"),
             }
             until_nothing_is_left(&servers, "r");
-            // The runtime decides the number of polls: some more tries reach the last points too.
+            // The number of polls until a grant varies. Further tries make sure that the last points are reached.
             if polls > 40 && polls > 2 * cancelled {
                 break;
             }
@@ -64,22 +64,22 @@ async fn a_wait_cancelled_at_its_grant_leaves_no_hold(kind: &ServerKind) {
         let (servers, client) = quorum(kind, count).await;
         let servers = Arc::new(servers);
         let (mut cancelled, mut acquired) = (0, 0);
-        // The runtime decides the number of polls: ends when a second try succeeds.
+        // Drops the future after 0 to 11 polls, then after 0, 1, .. polls until a try acquires the lock.
         for (tries, polls) in (0..12).chain(0..).enumerate() {
             hold_as("other", &*servers);
-            let over = Arc::new(AtomicBool::new(false));
+            let ended = Arc::new(AtomicBool::new(false));
             let other = spawn_blocking({
-                let (servers, over) = (servers.clone(), over.clone());
+                let (servers, ended) = (servers.clone(), ended.clone());
                 move || {
                     until("the client waits, or its wait has ended", || {
-                        waits_somewhere(&servers) || over.load(Ordering::Relaxed)
+                        waits_somewhere(&servers) || ended.load(Ordering::Relaxed)
                     });
                     release_as("other", &*servers);
                 }
             });
             let lock = options(client.lock("r").ttl(LONG));
             let guard = poll_times(polls, lock.acquire()).await;
-            over.store(true, Ordering::Relaxed);
+            ended.store(true, Ordering::Relaxed);
             match guard {
                 None => cancelled += 1,
                 Some(guard) => {
@@ -105,8 +105,8 @@ async fn a_wait_cancelled_in_the_queue_leaves_no_waiter(kind: &ServerKind) {
         for race in 0..16 {
             hold_as("other", &*servers);
             let mut acquires = Box::pin(options(client.lock("r").ttl(LONG)).acquire());
-            // Every second try is dropped during a handoff.
-            let seen = spawn_blocking({
+            // Every second acquisition is dropped during a handoff.
+            let waiting = spawn_blocking({
                 let servers = servers.clone();
                 move || {
                     until("the client waits", || waits_somewhere(&servers));
@@ -117,7 +117,7 @@ async fn a_wait_cancelled_in_the_queue_leaves_no_waiter(kind: &ServerKind) {
             });
             tokio::select! {
                 acquired = &mut acquires => drop(acquired.expect("there was a handoff")),
-                seen = seen => seen.expect("no panic"),
+                waiting = waiting => waiting.expect("no panic"),
             }
             drop(acquires);
             if race % 2 == 0 {

@@ -8,10 +8,10 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
         let lock = |timeout| client.lock("r").ttl(LONG).durable(1, timeout);
-        let none = lock(Duration::from_millis(20)).await.expect_err("there is no replica");
-        let AcquireError::NotDurable { resource, report } = &none else { panic!("{none:?}") };
+        let refused = lock(Duration::from_millis(20)).await.expect_err("there is no replica");
+        let AcquireError::NotDurable { resource, report } = &refused else { panic!("{refused:?}") };
         assert_eq!(resource, "r");
-        assert!(report.0.iter().any(|node| node.state == NodeState::NotDurable(0)), "{none}");
+        assert!(report.0.iter().any(|node| node.state == NodeState::NotDurable(0)), "{refused}");
         client.flush().await;
         until_nothing_is_left(&servers, "r");
 
@@ -23,7 +23,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
         for replica in &replicas {
             assert_eq!(holders(replica, "r").len(), 1, "the replica has the hold before acquire returns");
         }
-        // A grant out of the queue, which another connection receives.
+        // Another connection receives the grant of a waiter.
         let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
         until_waiting(&servers, 1);
         let before = holders(&replicas[0], "r");
@@ -54,7 +54,8 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// The request uses its own connection; with a majority the client does not wait for it.
+/// A durable grant is extended over a connection of its own. A client with a majority of the answers does not
+/// wait for the others.
 #[each_server]
 async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
@@ -74,7 +75,7 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     servers[1].kill9();
     let extended = guard.extend(LONG).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
-    late.lose_the_next();
+    late.deliver();
     let mut conn = servers[2].connect();
     until("the late EXTEND is executed", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
 }

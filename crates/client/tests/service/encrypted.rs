@@ -8,7 +8,7 @@ use std::fs;
 use dlock_testkit::{Folder, Port};
 
 /// A certificate and its key.
-struct Paper {
+struct Identity {
     certificate: String,
     key: String,
 }
@@ -25,22 +25,22 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    fn paper(&self, name: &str) -> Paper {
+    fn issue(&self, name: &str) -> Identity {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new([name.to_string()]).expect("parameters");
         params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.0).expect("a certificate");
-        Paper { certificate: certificate.pem(), key: key.serialize_pem() }
+        Identity { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 }
 
 /// Starts a server with TLS on a second port, for clients with a certificate of the authority.
 fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port) -> Server {
-    let paper = authority.paper("localhost");
+    let identity = authority.issue("localhost");
     let path = |name: &str| folder.path().join(format!("{}-{name}", port.number()));
     fs::write(path("ca"), authority.0.pem()).expect("a file");
-    fs::write(path("certificate"), paper.certificate).expect("a file");
-    fs::write(path("key"), paper.key).expect("a file");
+    fs::write(path("certificate"), identity.certificate).expect("a file");
+    fs::write(path("key"), identity.key).expect("a file");
     Server::options(kind)
         .conf(&format!("tls-port {}", port.number()))
         .conf(&format!("tls-ca-cert-file {}", path("ca").display()))
@@ -58,11 +58,12 @@ async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
         let urls = ports.iter().map(|port| format!("rediss://localhost:{}", port.number()));
         Client::builder().servers(urls).node_timeout(Duration::from_secs(5))
     };
-    let trusting = || builder().root_certificate(authority.0.pem());
-    let me = authority.paper("me");
-    let known = |builder: ClientBuilder| builder.client_certificate(me.certificate.clone(), me.key.clone());
+    let with_authority = || builder().root_certificate(authority.0.pem());
+    let own = authority.issue("client");
+    let with_own =
+        |builder: ClientBuilder| builder.client_certificate(own.certificate.clone(), own.key.clone());
 
-    let client = known(trusting()).build().await.expect("a client");
+    let client = with_own(with_authority()).build().await.expect("a client");
     let guard = client.lock("r").ttl(LONG).fenced().acquire().await.expect("the lock is free");
     let next = tokio::spawn(client.lock("r").acquire());
     guard.release().await.expect("the lock is held");
@@ -70,9 +71,11 @@ async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 
     // A client without the authority's certificate, or without its own, cannot connect.
-    for untrusted in
-        [known(builder()), trusting(), known(builder().root_certificate(Authority::new().0.pem()))]
-    {
+    for untrusted in [
+        with_own(builder()),
+        with_authority(),
+        with_own(builder().root_certificate(Authority::new().0.pem())),
+    ] {
         match untrusted.build().await {
             Err(BuildError::Unusable { .. }) => {}
             Err(why) => panic!("{why}"),
@@ -82,8 +85,8 @@ async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
             }
         }
     }
-    let why = builder().root_certificate("no certificate").client_certificate("none", "none").build().await;
-    assert!(matches!(why, Err(BuildError::Address { .. })), "{why:?}");
+    let invalid = builder().root_certificate("no certificate").client_certificate("x", "x").build().await;
+    assert!(matches!(invalid, Err(BuildError::Address { .. })), "{invalid:?}");
 }
 
 /// A server that reads TLS bytes as a command waits for the end of a line.
@@ -92,7 +95,7 @@ async fn a_port_without_tls_is_reported_as_such(kind: &ServerKind) {
     let server = Server::start(kind);
     let url = format!("rediss://localhost:{}", server.port());
     let builder = Client::builder().server(url).root_certificate(Authority::new().0.pem());
-    let client = builder.build().await.expect("no server is no error");
+    let client = builder.build().await.expect("build() accepts a failed handshake");
     let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no connection");
     assert!(why.to_string().contains("the TLS handshake"), "{why}");
 }

@@ -24,8 +24,8 @@ async fn each_example_runs_on_one_server_and_on_a_quorum(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let urls = || servers.iter().map(url).collect();
-        first_lock::run(urls()).await.expect("the example bills");
-        several::run(urls()).await.expect("the example makes both transfers");
+        first_lock::run(urls()).await.expect("the example runs");
+        several::run(urls()).await.expect("the example runs");
         leader::run(urls(), 2).await.expect("the example leads twice");
         for resource in ["invoice:42", "account:1", "leader"] {
             until_nothing_is_left(&servers, resource);
@@ -78,7 +78,7 @@ fn installed_python() -> PathBuf {
     python
 }
 
-/// Redlock of docs/clients.md: a stock client, and only ACQUIRE and RELEASE.
+/// The Redlock of docs/clients.md uses redis-py, and only ACQUIRE and RELEASE.
 #[each_server]
 fn the_python_redlock_of_the_clients_page_needs_a_majority_and_leaves_nothing_behind(kind: &ServerKind) {
     let servers = masters(kind, 5);
@@ -90,8 +90,8 @@ fn the_python_redlock_of_the_clients_page_needs_a_majority_and_leaves_nothing_be
         (output.status.success(), text(output.stdout), text(output.stderr))
     };
     let held = |released| {
-        let said = format!("held for 10 s more\na second one gets None\nreleased on {released} servers");
-        (true, said, String::new())
+        let output = format!("held for 10 s more\na second one gets None\nreleased on {released} servers");
+        (true, output, String::new())
     };
     let taken = (false, String::new(), "taken".to_string());
     assert_eq!(run(), held(5));

@@ -1,25 +1,25 @@
 //! A member that sends unrequested data without an end.
 
-use super::proxies::Liar;
+use super::proxies::Flood;
 use super::*;
 
-/// Acquires a hold at two honest members and the proxy.
-async fn held(servers: &[Server], liar: &Liar) -> (Client, Guard) {
-    let builder = Client::builder().servers(servers[..2].iter().map(url)).server(liar.url());
-    // A long timeout: the client must not leave the member for its silence.
+/// Acquires `r` on the first two members and, through the proxy, on the third.
+async fn hold_through(servers: &[Server], flood: &Flood) -> (Client, Guard) {
+    let builder = Client::builder().servers(servers[..2].iter().map(url)).server(flood.url());
+    // The timeout is long, so that the client does not drop the member because it is silent.
     let client = builder.node_timeout(Duration::from_secs(5)).build().await.expect("a client");
     let guard = client.lock("r").ttl(TTL).await.expect("the lock is free");
     (client, guard)
 }
 
-fn until_found_out(client: &Client, what: &str) {
-    until("the client finds the fault", || {
+fn until_reported(client: &Client, what: &str) {
+    until("the client reports the member as unusable", || {
         let unusable = client.unusable();
-        let found = unusable.0.first();
-        if let Some(liar) = found {
-            assert!(matches!(&liar.state, NodeState::Failed(why) if why.contains(what)), "{unusable}");
+        let member = unusable.0.first();
+        if let Some(member) = member {
+            assert!(matches!(&member.state, NodeState::Failed(why) if why.contains(what)), "{unusable}");
         }
-        found.is_some()
+        member.is_some()
     });
 }
 
@@ -43,15 +43,15 @@ async fn a_member_that_floods_with_messages_ends_no_hold(kind: &ServerKind) {
         b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
         b":1\r\n",
     ] {
-        let liar = Liar::before(&servers[2], b"", message);
-        let (client, guard) = held(&servers, &liar).await;
-        liar.lie();
-        until("the proxy lies", || liar.taken() > 0);
+        let flood = Flood::before(&servers[2], b"", message);
+        let (client, guard) = hold_through(&servers, &flood).await;
+        flood.begin();
+        until("the flood has begun", || flood.accepted() > 0);
         until_renewed(&guard);
         if message.starts_with(b">2") {
-            until_found_out(&client, "floods the connection");
+            until_reported(&client, "floods the connection");
         }
-        guard.release().await.expect("a majority holds it");
+        guard.release().await.expect("a majority has the hold");
     }
 }
 
@@ -61,15 +61,15 @@ async fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory(kind: &ServerKi
     for (first, again) in
         [(&b"$9000000000\r\n"[..], &b"x"[..]), (b"*2147483647\r\n", b":1\r\n"), (b"+", b"x")]
     {
-        let liar = Liar::before(&servers[2], first, again);
-        let (client, guard) = held(&servers, &liar).await;
-        liar.lie();
-        until_found_out(&client, "its reply is longer");
+        let flood = Flood::before(&servers[2], first, again);
+        let (client, guard) = hold_through(&servers, &flood).await;
+        flood.begin();
+        until_reported(&client, "its reply is longer");
         until_renewed(&guard);
-        guard.release().await.expect("a majority holds it");
-        // A part of the bytes is in kernel buffers.
-        let taken = liar.taken();
-        assert!(taken < 16 << 20, "{taken} bytes");
+        guard.release().await.expect("a majority has the hold");
+        // The number includes bytes in kernel buffers.
+        let accepted = flood.accepted();
+        assert!(accepted < 16 << 20, "the client accepted {accepted} bytes");
     }
 }
 
@@ -83,7 +83,7 @@ async fn a_flood_of_published_messages_ends_no_hold(kind: &ServerKind) {
     };
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
-    let [channel] = &channels(&mut conn)[..] else { panic!("not one channel") };
+    let [channel] = &channels(&mut conn)[..] else { panic!("the client has one channel") };
     // Longer than any reply that the client accepts: it opens another connection, without the channel.
     conn.send(&["PUBLISH", channel, &"x".repeat(9 << 20)]);
     assert_eq!(conn.read(), 1);

@@ -10,7 +10,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         assert!(guard.remaining() > LONG / 2 && guard.remaining() < LONG);
         assert!(guard.valid_until() > now());
-        assert_eq!(guard.fence().is_some(), count == 1, "in a quorum only where it was asked for");
+        assert_eq!(guard.fence().is_some(), count == 1, "in a quorum, only a fenced hold has a fence");
         let token = String::from_utf8(guard.token().as_bytes().to_vec()).expect("text");
         assert_eq!(token.len(), 27);
         for server in &servers {
@@ -30,7 +30,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
 }
 
 #[each_server]
-async fn a_dropped_guard_releases_and_settle_waits_for_it(kind: &ServerKind) {
+async fn a_dropped_guard_releases_and_flush_waits_for_the_release(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
         drop(client.lock("r").ttl(LONG).acquire().await.expect("the lock is free"));
@@ -107,7 +107,7 @@ async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKi
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
         let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
-        let kept = guard.forget().expect("nothing is against it");
+        let kept = guard.forget().expect("the hold is not lost");
         until_held_everywhere(&servers, "r");
         let end = client.extend("r", &kept.token, 2 * LONG).await.expect("the lock is held");
         assert!(end > kept.valid_until);
@@ -117,9 +117,8 @@ async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKi
     }
 }
 
-/// A renewal that waits for an extension does not restore the old lease.
 #[each_server]
-async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind) {
+async fn a_renewal_that_waits_for_an_extension_does_not_restore_the_old_lease(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
     let ttl = Duration::from_secs(6);
     let guard = client.lock("r").ttl(ttl).acquire().await.expect("the lock is free");
@@ -133,6 +132,6 @@ async fn a_renewal_that_waits_for_an_extension_keeps_its_lease(kind: &ServerKind
     let extended = guard.extend(LONG).await.expect("the lock is held");
     resuming.await.expect("no panic");
     until("the hold is renewed", || guard.valid_until() != extended);
-    assert!(guard.valid_until() > extended, "not by the lease of before");
+    assert!(guard.valid_until() > extended, "the renewal uses the new lease");
     guard.release().await.expect("the lock is held");
 }

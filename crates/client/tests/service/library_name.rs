@@ -12,19 +12,19 @@ fn names(server: &Server) -> Vec<String> {
     list.lines().filter_map(field).filter(|name| !name.is_empty()).collect()
 }
 
-fn knows_setinfo(server: &Server) -> bool {
+fn supports_setinfo(server: &Server) -> bool {
     !matches!(server.connect().say("CLIENT SETINFO LIB-NAME test"), Value::Error(_))
 }
 
-/// The name of a client of these servers, by the definition in the documentation of `library_name`.
-fn name_of(servers: &[Server]) -> String {
+/// The library name of a client of `servers`, as the documentation of `library_name` defines it.
+fn expected_name(servers: &[Server]) -> String {
     let mut run_ids: Vec<String> = servers.iter().map(|server| server.info("run_id")).collect();
     run_ids.sort();
     let digest = Sha1::from(run_ids.join(",")).digest().to_string();
     format!("dlock-client(q{}-{})", servers.len(), &digest[..8])
 }
 
-async fn locks(client: &Client) {
+async fn lock_and_release(client: &Client) {
     let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     guard.release().await.expect("the lock is held");
 }
@@ -32,29 +32,29 @@ async fn locks(client: &Client) {
 #[each_server]
 async fn a_client_of_one_server_is_named_after_the_library(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
-    locks(&client).await;
+    lock_and_release(&client).await;
     assert_eq!(client.library_name(), "dlock-client");
-    if knows_setinfo(&servers[0]) {
+    if supports_setinfo(&servers[0]) {
         assert_eq!(names(&servers[0]), ["dlock-client"]);
     }
 }
 
 #[each_server]
-async fn the_library_name_tells_clients_of_different_quorums_apart(kind: &ServerKind) {
+async fn clients_of_different_quorums_have_different_library_names(kind: &ServerKind) {
     let servers = masters(kind, 4);
-    let (all, first) = (name_of(&servers[..3]), client(&servers[..3]).await);
+    let (all, first) = (expected_name(&servers[..3]), client(&servers[..3]).await);
     // The order and the spelling of the addresses do not matter.
     let urls = servers[..3].iter().rev().map(|server| format!("redis://localhost:{}", server.port()));
     let second = builder(&[]).servers(urls).build().await.expect("a client");
     for client in [&first, &second] {
-        locks(client).await;
+        lock_and_release(client).await;
         until("the client knows all run ids", || client.library_name() == all);
     }
     let other = client(&servers[1..]).await;
-    until("the client knows all run ids", || other.library_name() == name_of(&servers[1..]));
+    until("the client knows all run ids", || other.library_name() == expected_name(&servers[1..]));
     assert_ne!(all, other.library_name());
-    if knows_setinfo(&servers[0]) {
-        until("both clients show their name", || names(&servers[0]) == [all.clone(), all.clone()]);
+    if supports_setinfo(&servers[0]) {
+        until("both clients show the name", || names(&servers[0]) == [all.clone(), all.clone()]);
         until("three clients show their names", || {
             let mut names = names(&servers[1]);
             names.sort();
@@ -72,10 +72,10 @@ async fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_fol
     let mut servers = masters(kind, 3);
     servers[2].kill9();
     let client = builder(&servers).node_timeout(Duration::from_secs(1)).build().await.expect("a client");
-    locks(&client).await;
+    lock_and_release(&client).await;
     assert_eq!(client.library_name(), "dlock-client(q3)");
-    let knows_setinfo = knows_setinfo(&servers[0]);
-    if knows_setinfo {
+    let supports_setinfo = supports_setinfo(&servers[0]);
+    if supports_setinfo {
         assert_eq!(names(&servers[0]), ["dlock-client(q3)"]);
     }
     let mut earlier = client.library_name();
@@ -85,8 +85,8 @@ async fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_fol
             client.inspect("r").await;
         }
         earlier = client.library_name();
-        assert_eq!(earlier, name_of(&servers));
-        if knows_setinfo {
+        assert_eq!(earlier, expected_name(&servers));
+        if supports_setinfo {
             until("every connection has sent the name", || {
                 servers.iter().all(|server| names(server) == [earlier.clone()])
             });

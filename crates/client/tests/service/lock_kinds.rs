@@ -22,10 +22,10 @@ async fn permits_are_counted_by_a_single_server_and_refused_in_a_quorum(kind: &S
     let servers = masters(kind, 3);
     let one = client(&servers[..1]).await;
     let lock = || one.lock("r").permits(2);
-    let held: Vec<Guard> =
-        [lock().acquire().await, lock().acquire().await].into_iter().collect::<Result<_, _>>().expect("two");
+    let first = lock().acquire().await.expect("a permit is free");
+    let second = lock().acquire().await.expect("a permit is free");
     assert!(lock().try_acquire().await.expect("an answer").is_none());
-    drop(held);
+    drop((first, second));
     let three = client(&servers).await;
     for refused in [three.lock("r").permits(2), three.lock("r").ephemeral(), one.lock("r").permits(0)] {
         assert!(matches!(refused.acquire().await, Err(AcquireError::Option(_))));
@@ -117,7 +117,7 @@ async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let guard = client.lock("r").ttl(Duration::from_secs(3)).ephemeral().acquire().await;
     let guard = guard.expect("the lock is free");
     let first = guard.valid_until();
-    until("the ephemeral hold is renewed", || guard.valid_until() > first);
+    until("the hold is renewed", || guard.valid_until() > first);
     assert!(guard.forget().is_none(), "forget() closes the connection of the hold");
     until_nothing_is_left(&servers, "r");
 }
@@ -137,8 +137,8 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
         assert!(bob.lock_all(["0", "b"]).try_acquire().await.expect("an answer").is_none());
 
         let wait = Wait::For(Duration::from_secs(1));
-        let none = bob.lock_all(["0", "b"]).each(|lock| lock.wait(wait)).acquire().await;
-        let why = none.expect_err("b is held");
+        let refused = bob.lock_all(["0", "b"]).each(|lock| lock.wait(wait)).acquire().await;
+        let why = refused.expect_err("b is held");
         assert!(matches!(&why, AcquireError::Taken { resource, .. } if resource == "b"), "{why}");
         bob.flush().await;
         assert_eq!(held_on(&servers, "0"), 0, "bob has released the lock that was free");
@@ -147,9 +147,9 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
         let guards = bob.lock_all(["0", "b"]).each(|lock| lock.shared()).await.expect("all are free");
         let cancellation = guards.cancellation();
         assert!(!cancellation.is_cancelled());
-        let (first, second) = guards.into_iter().fold((None, None), |(_, last), one| (last, Some(one)));
-        first.expect("two").release().await.expect("the lock is held");
-        drop(second);
+        let mut guards = guards.into_iter();
+        guards.next().expect("two guards").release().await.expect("the lock is held");
+        drop(guards);
         ["0", "a", "b", "c"].iter().for_each(|resource| until_nothing_is_left(&servers, resource));
     }
 }
@@ -177,11 +177,11 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     let mut conn = servers[0].connect();
     assert!(conn.ok("DLOCK.ACQUIRE b other 600000").int() > 0);
     let ttl = Duration::from_secs(3);
-    let wants = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
+    let acquires = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
     until("the client waits for b", || !queue::clients(&mut conn, "b").is_empty());
     assert_eq!(holders(&servers[0], "a").len(), 1);
     assert_eq!(conn.ok("DLOCK.BREAK a"), 1);
-    let why = wants.await.expect("no panic").expect_err("a is lost");
+    let why = acquires.await.expect("no panic").expect_err("a is lost");
     let AcquireError::LostMeanwhile { resource, why } = why else { panic!("{why:?}") };
     assert_eq!(resource, "a");
     assert!(matches!(why, Lost::TakenAway(_)), "{why:?}");
@@ -209,7 +209,7 @@ async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind)
         match (downgraded, entered) {
             (Err(ExtendError::Option(_)), Ok(second)) => drop(second),
             (Ok(()), Err(AcquireError::Option(_))) => {}
-            both => panic!("exactly one of the two must be refused: {both:?}"),
+            outcomes => panic!("exactly one of the two must be refused: {outcomes:?}"),
         }
         first.release().await.expect("the lock is held");
     }

@@ -11,7 +11,7 @@ fn is_tracked(server: &Server) -> bool {
 #[each_server]
 async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &ServerKind) {
     for renews in [true, false] {
-        for (count, taken) in [(1, 1), (3, 2)] {
+        for (count, removed_on) in [(1, 1), (3, 2)] {
             let (servers, client) = quorum(kind, count).await;
             let ways = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
             for way in ways {
@@ -21,12 +21,12 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
                 until("the masters track the hold", || servers.iter().all(is_tracked));
                 // Each extension ends the tracking, and the client starts it again.
                 guard.extend(LONG).await.expect("the lock is held");
-                for server in &servers[..taken] {
+                for server in &servers[..removed_on] {
                     server.connect().ok(way);
                 }
                 let why = guard.lost().await;
                 let Lost::TakenAway(report) = why else { panic!("{way}: {why:?}") };
-                let mut states = servers[..taken].iter().map(|server| state(&report, server));
+                let mut states = servers[..removed_on].iter().map(|server| state(&report, server));
                 assert!(states.all(|state| *state == NodeState::NotHeld), "{way}: {report}");
                 servers.iter().for_each(|server| assert_eq!(server.connect().ok("FLUSHALL"), "OK"));
             }
@@ -42,7 +42,7 @@ async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     until("the master tracks the hold", || is_tracked(&servers[0]));
     servers[0].connect().ok("DEL r");
     servers[0].pause();
-    // After two node timeouts the query after the push has no reply either.
+    // After two node timeouts, the query that follows the push has failed.
     for _ in 0..2 {
         client.inspect("r").await;
     }
@@ -51,7 +51,7 @@ async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     until("the client notices the loss", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
 }
 
-/// The server forgets the tracking with the connection.
+/// The server's tracking ends with the connection.
 #[each_server]
 async fn a_loss_after_a_reconnect_is_noticed_at_once(kind: &ServerKind) {
     for (count, renews) in [(1, true), (1, false), (3, true)] {
@@ -65,7 +65,7 @@ async fn a_loss_after_a_reconnect_is_noticed_at_once(kind: &ServerKind) {
             conn.ok("CONFIG RESETSTAT");
             assert_eq!(conn.ok("CLIENT KILL TYPE pubsub"), 1);
         }
-        until_tracked("the client asks its masters again");
+        until_tracked("the client queries its masters again");
         for server in &servers {
             server.connect().ok("DLOCK.BREAK r");
         }

@@ -55,7 +55,7 @@ async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
     guard.release().await.expect("the lock is held");
     until("the original lease would have ended", || now() > end);
     assert!(!cancellation.is_cancelled());
-    client.lock("r").await.expect("the client goes on").release().await.expect("the lock is held");
+    client.lock("r").await.expect("the client still works").release().await.expect("the lock is held");
 }
 
 #[each_server]
@@ -70,13 +70,13 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
     let (_servers, client) = quorum(kind, 3).await;
     let resource = format!("traced on {}", kind.name);
     let guard = client.lock(&resource).ttl(Duration::from_secs(3)).fenced().await.expect("the lock is free");
-    let of_hold = |what: &str| {
+    let is_recorded = |what: &str| {
         RECORDED.has(&[&resource, &guard.fence().expect("a fenced hold has a fence").get().to_string(), what])
     };
-    until("a renewal is recorded", || of_hold("renewed"));
-    assert!(!of_hold("lost"));
+    until("a renewal is recorded", || is_recorded("renewed"));
+    assert!(!is_recorded("lost"));
     client.break_holds(&resource).await;
-    until("the loss is recorded", || of_hold("lost"));
+    until("the loss is recorded", || is_recorded("lost"));
     assert!(
         !RECORDED.has(&[std::str::from_utf8(guard.token().as_bytes()).expect("text")]),
         "tokens are secret"

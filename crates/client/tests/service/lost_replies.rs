@@ -16,7 +16,7 @@ async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &Serve
     until_nothing_is_left(&[server], "r");
 }
 
-/// An ephemeral hold belongs to one connection; another connection may succeed.
+/// An ephemeral hold belongs to one connection, so the client tries again over another one.
 #[each_server]
 async fn an_ephemeral_acquire_is_not_repeated_at_a_silent_member(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -24,7 +24,7 @@ async fn an_ephemeral_acquire_is_not_repeated_at_a_silent_member(kind: &ServerKi
     let client = proxy.client(Duration::from_secs(1)).await;
     proxy.lose_the_next();
     let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));
-    let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("by another connection");
+    let guard = tokio::time::timeout(Duration::from_secs(30), lock).await.expect("the client reconnects");
     guard.expect("the lock is free").release().await.expect("the lock is held");
     until("the server holds nothing", || server.info("dlock_held") == "0");
 }

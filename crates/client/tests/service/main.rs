@@ -73,7 +73,7 @@ fn state<'a>(report: &'a Report, server: &Server) -> &'a NodeState {
 }
 
 /// Returns the master where the clients queue: the living one with the smallest run id.
-fn head(servers: &[Server]) -> &Server {
+fn queue_master(servers: &[Server]) -> &Server {
     let run_id = |server: &&Server| server.is_alive().then(|| server.info("run_id"));
     servers.iter().filter(|server| server.is_alive()).min_by_key(run_id).expect("a server")
 }

@@ -9,8 +9,8 @@ use std::os::unix::fs::symlink;
 #[each_server]
 async fn two_addresses_of_one_server_are_refused(kind: &ServerKind) {
     let servers = masters(kind, 2);
-    let also = format!("redis://localhost:{}/0", servers[0].port());
-    let why = builder(&servers).server(also).build().await.expect_err("one server would vote twice");
+    let alias = format!("redis://localhost:{}/0", servers[0].port());
+    let why = builder(&servers).server(alias).build().await.expect_err("one server would vote twice");
     let BuildError::SameServer(one, other) = &why else { panic!("{why:?}") };
     let mut named = [&**one, &**other];
     named.sort();
@@ -21,18 +21,18 @@ async fn two_addresses_of_one_server_are_refused(kind: &ServerKind) {
 async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind) {
     let first = Server::options(kind).conf("unixsocket socket").start();
     let second = Server::start(kind);
-    let later = first.dir().join("later");
-    let servers = [url(&first), url(&second), format!("unix://{}", later.display())];
+    let link = first.dir().join("link");
+    let servers = [url(&first), url(&second), format!("unix://{}", link.display())];
     let builder = Client::builder().servers(servers).node_timeout(Duration::from_secs(5));
-    let client = builder.build().await.expect("the third is down, which is no error");
-    symlink(first.dir().join("socket"), later).expect("a link");
-    let twice = || async {
+    let client = builder.build().await.expect("a member that is down is no error");
+    symlink(first.dir().join("socket"), link).expect("a link");
+    let inspected = || async {
         let seen = client.inspect("r").await.remove(2).answer;
         seen.found().is_none().then_some(seen)
     };
     // The state is Down for a while after the first failure, then the real one.
     loop {
-        match twice().await.expect("the address is refused in the end") {
+        match inspected().await.expect("the member never votes") {
             Answer::Unanswered(NodeState::Failed(why)) => {
                 assert!(why.contains(&format!("the same server as {}", url(&first))), "{why}");
                 break;
@@ -50,9 +50,9 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
 async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     let bare = Server::options(kind).without_module().start();
     let secret = Server::options(kind).conf("requirepass secret").start();
-    let quiet = Server::start(kind);
-    assert_eq!(quiet.connect().ok("ACL SETUSER worker on >pass ~* +@all -info"), "OK");
-    let worker = format!("redis://worker:pass@127.0.0.1:{}", quiet.port());
+    let without_info = Server::start(kind);
+    assert_eq!(without_info.connect().ok("ACL SETUSER worker on >pass ~* +@all -info"), "OK");
+    let worker = format!("redis://worker:pass@127.0.0.1:{}", without_info.port());
     let unusable = async |servers: &[String]| {
         let built = Client::builder().servers(servers).build().await;
         let why = built.expect_err("an unusable server");
@@ -79,15 +79,15 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     assert!(matches!(build(&[]).await, Err(BuildError::NoServers)));
     assert!(matches!(build(&["redis://a"; 256]).await, Err(BuildError::TooManyServers)));
     assert!(matches!(build(&["http://a"]).await, Err(BuildError::Address { .. })));
-    let hurried = Client::builder().server(url(&quiet)).node_timeout(Duration::ZERO).build().await;
-    assert!(matches!(hurried, Err(BuildError::Option(_))));
+    let refused = Client::builder().server(url(&without_info)).node_timeout(Duration::ZERO).build().await;
+    assert!(matches!(refused, Err(BuildError::Option(_))));
 }
 
 /// Servers repeat the arguments of an unknown command, and HELLO contains the password.
 #[each_server]
 async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
-    let old = Server::options(kind).conf("rename-command HELLO \"\"").start();
-    let address = format!("redis://worker:s3cret@127.0.0.1:{}", old.port());
+    let without_hello = Server::options(kind).conf("rename-command HELLO \"\"").start();
+    let address = format!("redis://worker:s3cret@127.0.0.1:{}", without_hello.port());
     let builder = Client::builder().server(&address);
     let shown = format!("{builder:?}");
     let why = builder.build().await.expect_err("an unusable server");
@@ -140,7 +140,7 @@ async fn a_unix_socket_a_database_and_a_restricted_user_work(kind: &ServerKind) 
         guard.release().await.expect("the lock is held");
         next.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
         assert!(conn.ok("DLOCK.INSPECT lock:r").is_nil());
-        let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("no right to it");
+        let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("the user has no right");
         assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
     }
 }
@@ -158,7 +158,7 @@ async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
     let Answer::Unanswered(NodeState::Failed(why)) = report else { panic!("{report:?}") };
     assert!(why.contains("load the module"), "{why}");
     guard.release().await.expect("the lock is held");
-    assert!(client.wait_until_free("r", Wait::No).await.expect("two answer"));
+    assert!(client.wait_until_free("r", Wait::No).await.expect("two members answer"));
     servers[1].kill9();
     let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("one of three is no majority");
     assert!(why.to_string().contains("load the module"), "{why}");
@@ -168,22 +168,22 @@ async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
 async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
-        let fill = |command: &str| servers.iter().for_each(|server| drop(server.connect().ok(command)));
-        fill("CONFIG SET dlock.honour-strings no");
+        let on_all = |command: &str| servers.iter().for_each(|server| drop(server.connect().ok(command)));
+        on_all("CONFIG SET dlock.honour-strings no");
         for (command, a_type) in [("RPUSH r 1", "a list"), ("SET r 1", "a string"), ("ZADD r 1 a", "a zset")]
         {
             // A client that has just found the lock taken starts in the queue.
-            fill("DLOCK.ACQUIRE r other 600000");
+            on_all("DLOCK.ACQUIRE r other 600000");
             let taken = client.lock("r").wait(Wait::For(Duration::from_millis(1))).await;
             assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");
-            fill("DEL r");
-            fill(command);
+            on_all("DEL r");
+            on_all(command);
             for wait in [Wait::No, Wait::Forever] {
                 let why = client.lock("r").ttl(LONG).wait(wait).await.expect_err("the key holds data");
                 assert!(matches!(why, AcquireError::Misuse { .. }), "{why:?}");
                 assert!(why.to_string().contains(&format!("WRONGTYPE: the key holds {a_type}")), "{why}");
             }
-            fill("DEL r");
+            on_all("DEL r");
         }
     }
 }

@@ -50,14 +50,14 @@ async fn acquire_reports_each_dead_or_silent_member_without_a_majority(kind: &Se
         let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no majority answers");
         let AcquireError::QuorumImpossible { resource, report } = &why else { panic!("{why:?}") };
         assert_eq!(resource, "r");
-        // Two missing members decide: the client may not wait for the third.
+        // The two missing members decide, so the client need not wait for the third.
         assert!(matches!(state(report, &servers[0]), NodeState::Agreed | NodeState::Unheard), "{report}");
         for missing in &servers[1..] {
             assert!(is_missing(state(report, missing)), "{report}");
             assert!(why.to_string().contains(&(url(missing) + text)), "{why}");
         }
         client.flush().await;
-        // Stopped members run the ACQUIRE and the RELEASE behind it now.
+        // Resumed members execute the ACQUIRE and the RELEASE that follows it.
         servers[1..].iter().for_each(end);
         until_nothing_is_left(&servers, "r");
     }
@@ -68,11 +68,11 @@ async fn a_restarted_master_votes_again(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let client = builder(&servers).retry(STUBBORN).build().await.expect("a client");
     servers[0].kill9();
-    client.lock("r").acquire().await.expect("two are up").release().await.expect("the lock is held");
+    client.lock("r").acquire().await.expect("two of three are up").release().await.expect("the lock is held");
     servers[0].restart();
     servers[1].kill9();
     // The restarted member is needed for a majority.
-    let guard = client.lock("r").acquire().await.expect("two are up");
+    let guard = client.lock("r").acquire().await.expect("two of three are up");
     guard.release().await.expect("the lock is held");
 }
 
@@ -101,24 +101,24 @@ async fn a_hold_is_lost_before_it_ends_when_most_masters_die_or_stop(kind: &Serv
     }
 }
 
-/// The read that checks the missing member does not wait either: here a socket listens at its address and
-/// sends nothing.
+/// The read that connects to the missing member again does not wait either. Here, a socket listens at the
+/// member's address and sends nothing.
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let client = builder(&servers).node_timeout(NODE_TIMEOUT).build().await.expect("all are up");
+    let client = builder(&servers).node_timeout(NODE_TIMEOUT).build().await.expect("all members are up");
     servers[0].kill9();
-    let seen = async || match client.inspect("r").await.swap_remove(0).answer {
+    let first_state = async || match client.inspect("r").await.swap_remove(0).answer {
         Answer::Unanswered(NodeState::Down(why)) => why,
-        Answer::Unanswered(NodeState::Slow) => "it broke".into(),
+        Answer::Unanswered(NodeState::Slow) => "no answer".into(),
         other => panic!("{other:?}"),
     };
-    while !seen().await.contains("refused") {}
+    while !first_state().await.contains("refused") {}
     let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("the port is free");
     port.set_nonblocking(true).expect("a socket");
     while port.accept().is_err() {
-        let why = seen().await;
-        assert!(why.contains("refused"), "the error of the earlier try: {why}");
+        let why = first_state().await;
+        assert!(why.contains("refused"), "the read repeats the earlier error: {why}");
     }
 }
 
@@ -136,7 +136,7 @@ async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKi
             assert_eq!(seen.iter().filter(|seen| seen.answer.found().is_some()).count(), count - silent);
             guard.release().await.expect("the lock is held");
         });
-        all.await.expect("the client waits for at most one silent answer");
+        all.await.expect("the client does not wait for several time limits");
         servers[..silent].iter().for_each(Server::resume);
         until_nothing_is_left(&servers, "r");
     }

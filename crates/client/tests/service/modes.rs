@@ -50,7 +50,7 @@ async fn a_hold_that_ended_is_neither_downgraded_nor_upgraded(kind: &ServerKind)
 }
 
 #[each_server]
-async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
+async fn an_upgrade_waits_ahead_of_other_waiters_until_the_other_sharer_releases(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let fence = guard.fence();
@@ -81,7 +81,7 @@ async fn an_upgrade_waits_ahead_of_others_until_it_is_alone(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_hold_whose_upgrade_was_refused_is_released(kind: &ServerKind) {
+async fn a_shared_hold_can_be_released_after_a_refused_upgrade(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
     for wait in [Wait::No, Wait::For(Duration::from_millis(20))] {
         let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
@@ -102,7 +102,7 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
         let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
         let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
         run_until_waiting(&servers[0], &mut upgrade).await;
-        // Every second time the upgrade is granted while it is dropped.
+        // In every second race, the upgrade is granted while it is dropped.
         if race % 2 == 0 {
             drop(upgrade);
             second.release().await.expect("the lock is held");
@@ -136,9 +136,9 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// The withdrawal is lost: the master would grant the abandoned upgrade, and renewals would keep it.
+/// If the lost CANCEL were not repeated, the master would grant the dropped upgrade, and renewals would keep it.
 #[each_server]
-async fn a_dropped_upgrade_is_taken_back_until_its_master_confirms(kind: &ServerKind) {
+async fn a_dropped_upgrade_is_cancelled_until_its_master_confirms(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
     let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
@@ -208,14 +208,14 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     while client.inspect("r").await[2].answer.found().is_none() {}
     let (mut first, mut last) = (servers[0].connect(), servers[2].connect());
     assert_eq!(last.ok("CLIENT PAUSE 600000 WRITE"), "OK");
-    guard.extend(LONG).await.expect("a majority holds it");
+    guard.extend(LONG).await.expect("a majority has the hold");
     let resuming = spawn_blocking(move || {
         until("the first master has made the change", || {
             first.ok("DLOCK.INSPECT r").field("mode").text() == "shared"
         });
         last.ok("CLIENT UNPAUSE");
     });
-    guard.downgrade().await.expect("a majority holds it");
+    guard.downgrade().await.expect("a majority has the hold");
     resuming.await.expect("no panic");
     for _ in 0..5 {
         client.inspect("r").await;
@@ -228,7 +228,7 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// Servers push a change to the sharer that asked last.
+/// A server pushes a change only to the sharer that queried the lock last.
 #[each_server]
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
@@ -244,6 +244,6 @@ async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
         tracked && now() > begun + Duration::from_millis(200)
     });
     assert_eq!(conn.ok("DLOCK.BREAK r"), 1);
-    let lost = tokio::time::timeout(LONG / 20, guard.lost()).await.expect("not at the next renewal");
+    let lost = tokio::time::timeout(LONG / 20, guard.lost()).await.expect("the loss is reported at once");
     assert!(matches!(lost, Lost::TakenAway(_)), "{lost:?}");
 }

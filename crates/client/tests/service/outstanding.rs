@@ -23,7 +23,7 @@ async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(ki
     assert!(guard.remaining() <= MINUTE);
     // This lease is not longer than the unanswered one, so the server may execute the two in any order.
     guard.extend(MINUTE / 2).await.expect("two of three answer");
-    late.lose_the_next();
+    late.deliver();
     let mut conn = servers[0].connect();
     until("the late EXTEND is executed", || (30_001..=60_000).contains(&conn.ok("DLOCK.PTTL r").int()));
 }
@@ -31,25 +31,25 @@ async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(ki
 #[each_server]
 async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let moves = Address::of(&servers[2]);
-    let client = builder(&servers[..2]).server(moves.url()).build().await.expect("a client");
+    let third = Address::of(&servers[2]);
+    let client = builder(&servers[..2]).server(third.url()).build().await.expect("a client");
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     servers[1].kill9();
-    moves.lead_to(&servers[0]);
+    third.lead_to(&servers[0]);
     for _ in 0..5 {
         let Err(ExtendError::Unconfirmed(report)) = guard.extend(MINUTE).await else {
             panic!("one server is no majority of three")
         };
-        let third = report.0.iter().find(|node| *node.server == moves.url()).expect("each is reported");
-        assert!(matches!(third.state, NodeState::Failed(_) | NodeState::Down(_)), "{report}");
+        let node = report.0.iter().find(|node| *node.server == third.url()).expect("each member is reported");
+        assert!(matches!(node.state, NodeState::Failed(_) | NodeState::Down(_)), "{report}");
     }
 }
 
 /// Runs an operation in which one server could vote twice: the second of three members is down, and the third
-/// address now leads to the first server. While the client has a connection to the first member, it refuses
+/// address now leads to the first server. While the client has a connection to the first member, it rejects
 /// the same server as the third. So the third connection opens only after the first has voted and closed.
-async fn votes_twice<T: Send + 'static>(
+async fn attempt_double_vote<T: Send + 'static>(
     kind: &ServerKind,
     begin: impl FnOnce(Client, Guard) -> Pin<Box<dyn Future<Output = T> + Send>>,
     has_voted: fn(&mut Conn) -> bool,
@@ -76,14 +76,14 @@ async fn votes_twice<T: Send + 'static>(
 #[each_server]
 async fn a_server_under_two_addresses_has_one_vote_in_extend(kind: &ServerKind) {
     let extend = |_, guard: Guard| async move { guard.extend(MINUTE).await }.boxed();
-    let extended = votes_twice(kind, extend, |conn| conn.ok("DLOCK.PTTL held").int() <= 60_000).await;
+    let extended = attempt_double_vote(kind, extend, |conn| conn.ok("DLOCK.PTTL held").int() <= 60_000).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
 }
 
 #[each_server]
 async fn a_server_under_two_addresses_has_one_vote_in_acquire(kind: &ServerKind) {
     let acquire = |client: Client, _| async move { client.lock("r").ttl(LONG).try_acquire().await }.boxed();
-    let acquired = votes_twice(kind, acquire, |conn| !conn.ok("DLOCK.INSPECT r").is_nil()).await;
+    let acquired = attempt_double_vote(kind, acquire, |conn| !conn.ok("DLOCK.INSPECT r").is_nil()).await;
     assert!(matches!(acquired, Err(AcquireError::QuorumImpossible { .. })), "{acquired:?}");
 }
 
@@ -101,7 +101,7 @@ async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKin
     until("the proxy holds the command back", || late.has_lost());
     let _ = guard.release().await;
     client.flush().await;
-    late.lose_the_next();
+    late.deliver();
     let grants = |server: &Server| server.info("dlock_grants");
     until("the late ACQUIRE is executed", || grants(&servers[0]) == "2");
     until_nothing_is_left(&servers, "r");
@@ -119,7 +119,7 @@ fn until_late_acquires_are_released(servers: &[Server], proxies: &[Lossy]) {
     for server in servers {
         until("the client repeats the RELEASE", || releases(server) >= 4);
     }
-    proxies.iter().for_each(Lossy::lose_the_next);
+    proxies.iter().for_each(Lossy::deliver);
     for server in servers {
         until("the late ACQUIRE is executed", || server.info("dlock_grants") == "1");
     }
@@ -152,17 +152,17 @@ async fn a_released_hold_releases_an_acquire_that_arrives_late_at_one_member(kin
 
 /// A refusal by the only reachable member, where the client queues, is not the refusal of a majority.
 #[each_server]
-async fn a_wait_in_the_queue_of_a_minority_is_no_quorum(kind: &ServerKind) {
+async fn a_wait_in_the_queue_of_a_minority_ends_with_quorum_impossible(kind: &ServerKind) {
     for contended in [true, false] {
         let (servers, client) = quorum(kind, 3).await;
-        let queue = head(&servers).port();
+        let queue = queue_master(&servers).port();
         hold_as("other", &servers);
         let lock = || client.lock("r").ttl(LONG).wait(Wait::For(Duration::from_millis(500)));
         if contended {
-            let why = lock().await.expect_err("another client holds it");
+            let why = lock().await.expect_err("another client holds the lock");
             assert!(matches!(why, AcquireError::Taken { .. }), "{why:?}");
         }
-        all_but(&servers, head(&servers)).for_each(Server::kill9);
+        all_but(&servers, queue_master(&servers)).for_each(Server::kill9);
         let lock =
             if contended { lock() } else { lock().token(Token::new(b"never used before").expect("a token")) };
         let why = lock.await.expect_err("one of three answers");

@@ -9,25 +9,25 @@ const LONG_WAIT: Duration = Duration::from_secs(30);
 async fn a_newcomer_acquires_past_a_hold_on_one_master(kind: &ServerKind) {
     for (count, fenced) in [(3, false), (5, true)] {
         let servers = masters(kind, count);
-        hold_as("stale", [head(&servers)]);
+        hold_as("stale", [queue_master(&servers)]);
         let client = client(&servers).await;
         let mut last = None;
         for _ in 0..3 {
             let lock = client.lock("r").ttl(LONG);
             let acquired = (if fenced { lock.fenced() } else { lock }).acquire();
-            let guard = tokio::time::timeout(LONG_WAIT, acquired).await.expect("at once");
+            let guard = tokio::time::timeout(LONG_WAIT, acquired).await.expect("the client does not wait");
             let guard = guard.expect("a majority is free");
-            assert_eq!(holders(head(&servers), "r"), ["stale"], "the partial hold is still there");
+            assert_eq!(holders(queue_master(&servers), "r"), ["stale"], "the partial hold is still there");
             assert!(guard.fence().is_some() == fenced && (guard.fence() > last || !fenced));
             last = guard.fence();
             guard.release().await.expect("the lock is held");
         }
-        release_as("stale", [head(&servers)]);
+        release_as("stale", [queue_master(&servers)]);
         until_nothing_is_left(&servers, "r");
     }
 }
 
-/// Waiters queued before the hold was left behind move to the next queue, and all are granted.
+/// The clients queue before the hold becomes partial. They move to the next queue, and all are granted.
 #[each_server]
 async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &ServerKind) {
     for count in [3, 5] {
@@ -42,13 +42,13 @@ async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &Ser
             }));
             until_waiting(&servers, position);
         }
-        release_as("stale", all_but(&servers, head(&servers)));
+        release_as("stale", all_but(&servers, queue_master(&servers)));
         for next in queue {
-            tokio::time::timeout(LONG_WAIT, next).await.expect("its turn comes").expect("no panic");
-            assert_eq!(holders(head(&servers), "r"), ["stale"], "the partial hold is still there");
+            tokio::time::timeout(LONG_WAIT, next).await.expect("the waiter is granted").expect("no panic");
+            assert_eq!(holders(queue_master(&servers), "r"), ["stale"], "the partial hold is still there");
         }
         until_waiting(&servers, 0);
-        release_as("stale", [head(&servers)]);
+        release_as("stale", [queue_master(&servers)]);
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -56,17 +56,17 @@ async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &Ser
 #[each_server]
 async fn a_newcomer_overtakes_no_waiter_behind_a_hold_on_one_master(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    hold_as("stale", [head(&servers)]);
-    let mut rival = queue::waiter(head(&servers), "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
+    hold_as("stale", [queue_master(&servers)]);
+    let mut rival = queue::waiter(queue_master(&servers), "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
     let tried = client(&servers).await.lock("r").ttl(LONG).wait(Wait::For(Duration::from_millis(1)));
     tried.acquire().await.expect_err("the rival queued first");
-    release_as("stale", [head(&servers)]);
+    release_as("stale", [queue_master(&servers)]);
     assert!(queue::granted(&mut rival) > 0);
-    release_as("rival", [head(&servers)]);
+    release_as("rival", [queue_master(&servers)]);
     until_nothing_is_left(&servers, "r");
 }
 
-/// Clients leave a queue that does not move, also the last one.
+/// Clients leave every stuck queue, even the last one.
 #[each_server]
 async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &ServerKind) {
     let mut servers = masters(kind, 3);

@@ -3,12 +3,12 @@
 use super::*;
 use std::sync::{Arc, Mutex};
 
-/// More waits than a server would accept connections.
+/// More waits than a server would accept as connections.
 const MANY: usize = 1_000;
 
 /// Returns the number of connections, or of subscribed ones.
-fn connections(look: &mut Conn, subscribed: bool) -> usize {
-    look.ok(if subscribed { "CLIENT LIST TYPE pubsub" } else { "CLIENT LIST" }).text().lines().count()
+fn connections(conn: &mut Conn, subscribed: bool) -> usize {
+    conn.ok(if subscribed { "CLIENT LIST TYPE pubsub" } else { "CLIENT LIST" }).text().lines().count()
 }
 
 #[each_server]
@@ -22,7 +22,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
             .map(|_| {
                 let (lock, fences) = (client.lock("r").ttl(LONG), fences.clone());
                 tokio::spawn(async move {
-                    let guard = lock.acquire().await.expect("its turn comes");
+                    let guard = lock.acquire().await.expect("the waiter is granted");
                     fences.lock().unwrap().push(guard.fence());
                     guard.release().await.expect("the lock is held");
                 })
@@ -33,16 +33,16 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
             queued.map(|queued| queued.expect("a number")).sum::<usize>() == MANY
         });
         for server in &servers {
-            let mut look = server.connect();
+            let mut conn = server.connect();
             // One of the connections is the test's own.
-            until("the client has one connection", || connections(&mut look, false) <= 2);
+            until("the client has one connection", || connections(&mut conn, false) <= 2);
         }
         release_as("other", &servers);
         for wait in waits {
             wait.await.expect("no panic");
         }
         let fences = fences.lock().unwrap();
-        assert!(fences.len() == MANY && (count > 1 || fences.is_sorted()), "in the order of the grants");
+        assert!(fences.len() == MANY && (count > 1 || fences.is_sorted()), "fences rise from hold to hold");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -53,22 +53,22 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
         let servers = masters(kind, count);
         hold_as("other", &servers);
         let waits = tokio::spawn(client(&servers).await.lock("r").ttl(LONG).acquire());
-        let first = head(&servers);
+        let first = queue_master(&servers);
         until_waiting(&servers, 1);
         let mine = waiters(first).remove(0);
         let mut rival = queue::waiter(first, "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
-        let mut look = first.connect();
+        let mut conn = first.connect();
         for _ in 0..3 {
-            assert_eq!(look.ok("CLIENT KILL TYPE pubsub"), 1);
-            until("the client has reconnected", || connections(&mut look, true) == 1);
+            assert_eq!(conn.ok("CLIENT KILL TYPE pubsub"), 1);
+            until("the client has reconnected", || connections(&mut conn, true) == 1);
         }
         assert_eq!(waiters(first), [mine, "rival".into()]);
-        // A message without a subscriber is lost.
+        // The message of this release is lost, because no connection is subscribed.
         let both = ["CLIENT KILL TYPE pubsub", "DLOCK.RELEASE r other"];
-        assert!(look.say_together(&both).iter().all(|done| *done == 1));
+        assert!(conn.say_together(&both).iter().all(|done| *done == 1));
         release_as("other", all_but(&servers, first));
         let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("the wait ends");
-        let guard = acquired.expect("no panic").expect("the waiter was the first");
+        let guard = acquired.expect("no panic").expect("the waiter is the head of the queue");
         assert_eq!(waiters(first), ["rival"]);
         guard.release().await.expect("the lock is held");
         queue::granted(&mut rival);
@@ -103,19 +103,19 @@ async fn a_user_without_access_to_the_channel_can_wait(kind: &ServerKind) {
     let client = builder.node_timeout(LONG / 100).build().await.expect("a client");
     let waits = tokio::spawn(client.lock("r").ttl(LONG).acquire());
     until_waiting(&servers, 1);
-    assert_eq!(connections(&mut head(&servers).connect(), true), 0, "no connection is subscribed");
+    assert_eq!(connections(&mut queue_master(&servers).connect(), true), 0, "no connection is subscribed");
     release_as("other", &servers);
     waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
     hold_as("other", &servers);
     let mut dropped = Box::pin(client.lock("r").acquire());
-    run_until_waiting(head(&servers), &mut dropped).await;
+    run_until_waiting(queue_master(&servers), &mut dropped).await;
     drop(dropped);
     release_as("other", &servers);
     until_nothing_is_left(&servers, "r");
 }
 
 #[each_server]
-async fn positions_survive_short_leases(kind: &ServerKind) {
+async fn a_client_can_wait_when_max_ttl_is_short(kind: &ServerKind) {
     let servers = masters(kind, 1);
     hold_as("other", &servers);
     servers[0].connect().ok("CONFIG SET dlock.max-ttl 2000");
@@ -126,7 +126,7 @@ async fn positions_survive_short_leases(kind: &ServerKind) {
     waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
 }
 
-/// A wait goes on after a cancellation: the next request joins the tail. With a given token it ends.
+/// A cancelled wait joins the tail again. A cancelled wait with a token of the caller ends.
 #[each_server]
 async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -161,11 +161,11 @@ async fn waits_survive_a_restart_of_their_queue_master(kind: &ServerKind) {
             .map(|_| {
                 let acquired = client.lock("r").ttl(LONG).fenced().acquire();
                 tokio::spawn(async {
-                    acquired.await.expect("its turn").release().await.expect("the lock is held")
+                    acquired.await.expect("the waiter is granted").release().await.expect("the lock is held")
                 })
             })
             .collect();
-        let port = head(&servers).port();
+        let port = queue_master(&servers).port();
         until_waiting(&servers, 5);
         let first = servers.iter().position(|server| server.port() == port).expect("one of the servers");
         servers[first].kill9();
@@ -178,7 +178,7 @@ async fn waits_survive_a_restart_of_their_queue_master(kind: &ServerKind) {
     }
 }
 
-/// The client outlives the runtime, and no task would claim the grants.
+/// The client outlives the runtime, but no task is left to claim the grants.
 #[each_server]
 fn the_end_of_a_runtime_cancels_its_waits(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -186,10 +186,10 @@ fn the_end_of_a_runtime_cancels_its_waits(kind: &ServerKind) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let client = runtime.block_on(client(&servers));
     runtime.spawn(client.lock("r").ttl(LONG).acquire());
-    runtime.block_on(run_until_waiting(head(&servers), std::future::pending::<()>()));
+    runtime.block_on(run_until_waiting(queue_master(&servers), std::future::pending::<()>()));
     drop(runtime);
     until_waiting(&servers, 0);
-    assert_eq!(head(&servers).info("dlock_timeouts"), "0", "the waiter has left the queue");
+    assert_eq!(queue_master(&servers).info("dlock_timeouts"), "0", "the waiter has left the queue");
     release_as("other", &servers);
     until_nothing_is_left(&servers, "r");
 }

@@ -33,11 +33,11 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// A proxy that forwards everything until a command contains `word`. Later replies of that connection are
-/// lost.
+/// A proxy that forwards everything until a command contains `word` while the proxy is armed. Then the fault
+/// begins, and the later replies of that connection are lost.
 pub struct Lossy {
     port: u16,
-    /// True if the next such command starts the fault.
+    /// True if the next command with the word starts the fault.
     armed: Arc<AtomicBool>,
 }
 
@@ -47,9 +47,9 @@ pub enum Loss {
     Closes,
     /// The connection stays open and sends nothing.
     Hangs,
-    /// The connection stays open, and the command arrives only after the next call of `lose_the_next`.
+    /// The connection stays open, and the command arrives only after a call of `deliver`.
     Late,
-    /// The connection closes at once, and the command arrives only after the next call of `lose_the_next`.
+    /// The connection closes at once, and the command arrives only after a call of `deliver`.
     ClosesAndLate,
     /// The command does not arrive, and the connection closes.
     Never,
@@ -57,14 +57,14 @@ pub enum Loss {
 
 impl Lossy {
     pub fn before(server: &Server, word: &'static str, loss: Loss) -> Lossy {
-        let (behind, armed) = (server.port(), Arc::<AtomicBool>::default());
+        let (server_port, armed) = (server.port(), Arc::<AtomicBool>::default());
         let arming = armed.clone();
         let port = listen(move |client| {
-            let Ok(server) = TcpStream::connect(("127.0.0.1", behind)) else { return };
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server_port)) else { return };
             let (from, to, lost) = (cloned(&client), cloned(&server), &AtomicBool::new(false));
             thread::scope(|scope| {
-                scope.spawn(move || answers(server, client, loss, lost));
-                commands(from, to, word, loss, &arming, lost);
+                scope.spawn(move || forward_replies(server, client, loss, lost));
+                forward_commands(from, to, word, loss, &arming, lost);
             });
         });
         Lossy { port, armed }
@@ -83,6 +83,11 @@ impl Lossy {
         self.armed.store(true, Ordering::SeqCst);
     }
 
+    /// Delivers the command that the proxy holds back.
+    pub fn deliver(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+    }
+
     /// Returns whether the fault has happened.
     pub fn has_lost(&self) -> bool {
         !self.armed.load(Ordering::SeqCst)
@@ -90,7 +95,7 @@ impl Lossy {
 }
 
 /// Each read returns complete commands.
-fn commands(
+fn forward_commands(
     mut from: TcpStream,
     mut to: TcpStream,
     word: &str,
@@ -98,9 +103,9 @@ fn commands(
     armed: &AtomicBool,
     lost: &AtomicBool,
 ) {
-    let mut part = [0; 65_536];
-    while let Ok(read @ 1..) = from.read(&mut part) {
-        let has_word = part[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
+    let mut buffer = [0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        let has_word = buffer[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
         if has_word && armed.swap(false, Ordering::SeqCst) {
             lost.store(true, Ordering::SeqCst);
             if loss == Loss::Never {
@@ -113,18 +118,18 @@ fn commands(
                 thread::sleep(Duration::from_millis(1));
             }
         }
-        if to.write_all(&part[..read]).is_err() {
+        if to.write_all(&buffer[..read]).is_err() {
             break;
         }
     }
     let _ = to.shutdown(Shutdown::Both);
 }
 
-fn answers(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool) {
-    let mut part = [0; 65_536];
-    while let Ok(read @ 1..) = from.read(&mut part) {
+fn forward_replies(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool) {
+    let mut buffer = [0; 65_536];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
         match (lost.load(Ordering::SeqCst), loss) {
-            (false, _) if to.write_all(&part[..read]).is_ok() => {}
+            (false, _) if to.write_all(&buffer[..read]).is_ok() => {}
             (true, Loss::Hangs | Loss::Late) => {}
             _ => break,
         }
@@ -132,58 +137,58 @@ fn answers(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &AtomicBool
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// A proxy of a member. After `lie` it sends data that the member did not send.
-pub struct Liar {
+/// A proxy of a member. After `begin`, it also sends data without an end that the member did not send.
+pub struct Flood {
     port: u16,
-    lies: Arc<AtomicBool>,
-    /// Most bytes that one connection accepted.
-    taken: Arc<AtomicU64>,
+    begun: Arc<AtomicBool>,
+    /// Largest number of bytes of the flood that one connection accepted.
+    accepted: Arc<AtomicU64>,
 }
 
-impl Liar {
-    /// Sends `first` once, and then `again` without an end.
-    pub fn before(server: &Server, first: &'static [u8], again: &'static [u8]) -> Liar {
-        let (lies, taken) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (behind, lying, taking) = (server.port(), lies.clone(), taken.clone());
+impl Flood {
+    /// The flood is `first`, and then `again` without an end.
+    pub fn before(server: &Server, first: &'static [u8], again: &'static [u8]) -> Flood {
+        let (begun, accepted) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (server_port, has_begun, counter) = (server.port(), begun.clone(), accepted.clone());
         let port = listen(move |client| {
-            let Ok(server) = TcpStream::connect(("127.0.0.1", behind)) else { return };
+            let Ok(server) = TcpStream::connect(("127.0.0.1", server_port)) else { return };
             let (from, to) = (cloned(&client), cloned(&server));
             thread::spawn(move || copy(from, to));
-            lie(&server, client, first, again, &lying, &taking);
+            flood(&server, client, first, again, &has_begun, &counter);
         });
-        Liar { port, lies, taken }
+        Flood { port, begun, accepted }
     }
 
     pub fn url(&self) -> String {
         address(self.port)
     }
 
-    pub fn lie(&self) {
-        self.lies.store(true, Ordering::Relaxed);
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
     }
 
-    pub fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed)
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
     }
 }
 
 /// Sends only while the member is silent, so that no reply is interrupted.
-fn lie(
+fn flood(
     mut server: &TcpStream,
     mut client: TcpStream,
     first: &[u8],
     again: &[u8],
-    lies: &AtomicBool,
-    taken: &AtomicU64,
+    begun: &AtomicBool,
+    accepted: &AtomicU64,
 ) {
     server.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
-    let (mut part, mut said, again) = ([0; 65_536], 0, again.repeat(4096 / again.len()));
+    let (mut buffer, mut sent, again) = ([0; 65_536], 0, again.repeat(4096 / again.len()));
     loop {
-        match server.read(&mut part) {
+        match server.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => {
-                let passes_on = said == 0 || first.is_empty();
-                if passes_on && client.write_all(&part[..read]).is_err() {
+                let passes_on = sent == 0 || first.is_empty();
+                if passes_on && client.write_all(&buffer[..read]).is_err() {
                     break;
                 }
                 continue;
@@ -191,17 +196,15 @@ fn lie(
             Err(why) if why.kind() == ErrorKind::WouldBlock => {}
             Err(_) => break,
         }
-        if lies.load(Ordering::Relaxed) {
-            let words = if said == 0 { first } else { &[] };
-            if client
-                .write_all(words)
-                .and_then(|()| (0..64).try_for_each(|_| client.write_all(&again)))
-                .is_err()
-            {
+        if begun.load(Ordering::Relaxed) {
+            if sent == 0 && client.write_all(first).is_err() {
                 break;
             }
-            said += 64 * again.len() as u64;
-            taken.fetch_max(said, Ordering::Relaxed);
+            if (0..64).any(|_| client.write_all(&again).is_err()) {
+                break;
+            }
+            sent += 64 * again.len() as u64;
+            accepted.fetch_max(sent, Ordering::Relaxed);
         }
     }
     let _ = server.shutdown(Shutdown::Both);

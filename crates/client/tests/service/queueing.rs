@@ -1,4 +1,4 @@
-//! Waits for a quorum.
+//! Waits in the queues of a single server and of a quorum.
 
 use super::*;
 use futures_util::StreamExt;
@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use tokio::task::JoinHandle;
 
-/// Starts an acquisition in a task, and returns when it is queued.
+/// Starts an acquisition in a task, and returns when it is queued behind `ahead` waiters.
 fn wait_behind(client: &Client, servers: &[Server], ahead: usize) -> JoinHandle<Result<Guard, AcquireError>> {
     let waits = tokio::spawn(client.lock("r").ttl(LONG).wait(Wait::For(LONG)).fenced().acquire());
     until_waiting(servers, ahead + 1);
@@ -24,7 +24,7 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
         for ahead in 0..4 {
             queue.push(wait_behind(&client(&servers).await, &servers, ahead));
         }
-        assert_eq!(waiters(head(&servers)).len(), 4, "all wait in one queue");
+        assert_eq!(waiters(queue_master(&servers)).len(), 4, "all wait in one queue");
         for next in queue {
             let fence = guard.fence();
             guard.release().await.expect("the lock is held");
@@ -36,8 +36,8 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
     }
 }
 
-/// The holder of the lock finds other clients at a later master, and they cannot reach the first. All waits
-/// of its client move there: the heads of two queues would keep each other from a majority.
+/// A client that acquires the lock finds the hold and the waiter of other clients at a later master. All its
+/// waits move to that queue: the heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     move_together(kind, |_| {}, |_| {}).await;
@@ -55,16 +55,16 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    // From a queue in the middle the waits would soon move on to the last one.
+    // The later queue is the last one, because waits would soon leave the queue in the middle.
     let mut order: Vec<&Server> = servers.iter().collect();
     order.sort_by_cached_key(|server| server.info("run_id"));
     let [first, middle, later] = order[..] else { panic!("three masters") };
-    // The hold must be young: clients take an old hold on one master for one that was left behind.
+    // The hold must be young: clients ignore the queue behind an old hold on one master.
     release_as("other", [later]);
     hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    // The first master last: its waiter would be refused by the other one, and then wait for the later one.
+    // The first master releases last. Otherwise the middle one would refuse its waiter, which would move on.
     release_as("other", [middle, first]);
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
     after(later);
@@ -75,7 +75,7 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     });
     assert_eq!(later.connect().ok("DLOCK.CANCEL r another"), 1);
     release_as("other", [later]);
-    // They may have joined in any order.
+    // The waits may have joined in any order.
     let mut queue: FuturesUnordered<_> = queue.into_iter().collect();
     while !queue.is_empty() {
         guard.release().await.expect("the lock is held");
@@ -93,22 +93,22 @@ async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerK
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
         assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
-        // At once: bob's next request must not queue behind the old one.
+        // Checked without delay: bob's next request must not queue behind the old one.
         assert!(servers.iter().all(|server| waiters(server).is_empty()));
         guard.release().await.expect("the lock is held");
     }
 }
 
 #[each_server]
-async fn the_queue_moves_on_when_its_master_dies_or_falls_silent(kind: &ServerKind) {
+async fn waiters_move_to_the_next_queue_when_their_master_dies_or_falls_silent(kind: &ServerKind) {
     for dies in [true, false] {
         let servers = masters(kind, 3);
-        let hasty = async || builder(&servers).node_timeout(Duration::from_secs(1)).build().await;
-        let (ann, bob) = (hasty().await.expect("a client"), hasty().await.expect("a client"));
+        let build = async || builder(&servers).node_timeout(Duration::from_secs(1)).build().await;
+        let (ann, bob) = (build().await.expect("a client"), build().await.expect("a client"));
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
         let waits = wait_behind(&bob, &servers, 0);
-        let first = head(&servers);
+        let first = queue_master(&servers);
         if dies {
             first.kill9()
         } else {
@@ -117,13 +117,13 @@ async fn the_queue_moves_on_when_its_master_dies_or_falls_silent(kind: &ServerKi
         until("the client waits at another master", || {
             all_but(&servers, first).any(|server| !waiters(server).is_empty())
         });
-        guard.release().await.expect("two have answered");
+        guard.release().await.expect("two of three answer");
         let guard = waits.await.expect("no panic").expect("there was a handoff");
         if !dies {
             first.resume();
-            let mut look = first.connect();
+            let mut conn = first.connect();
             until("the client has left the silent queue", || {
-                look.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.cancel")
+                conn.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.cancel")
             });
         }
         guard.release().await.expect("the lock is held");
@@ -131,7 +131,7 @@ async fn the_queue_moves_on_when_its_master_dies_or_falls_silent(kind: &ServerKi
     }
 }
 
-/// A wait survives an outage as long as it would wait for the lock, and reports it once.
+/// An outage does not end a wait before its timeout, and is reported once.
 #[each_server]
 async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
     for count in [1, 3] {
@@ -150,7 +150,8 @@ async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
             until("the outage is reported", || !outages.lock().unwrap().is_empty());
             assert!(!waits.is_finished());
             servers.iter_mut().for_each(Server::restart);
-            waits.await.expect("no panic").expect("a restart").release().await.expect("the lock is held");
+            let guard = waits.await.expect("no panic").expect("the restarted servers grant the lock");
+            guard.release().await.expect("the lock is held");
             let outages = outages.lock().unwrap();
             assert_eq!(outages.len(), 1, "the outage is reported once");
             assert!(outages[0].0.iter().any(|node| matches!(node.state, NodeState::Down(_))));
@@ -169,13 +170,13 @@ async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) 
         let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
         let lock = client.lock("r").wait(Wait::For(Duration::from_secs(1)));
         // An unshortened pause lasts at least 5 s.
-        let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("a shortened pause");
+        let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("the pause is shortened");
         assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
     }
 }
 
 #[each_server]
-async fn a_waiter_learns_its_position(kind: &ServerKind) {
+async fn a_waiter_gets_a_report_of_each_position(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let holder = client(&servers).await;
     let guard = holder.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
@@ -194,7 +195,7 @@ async fn a_waiter_learns_its_position(kind: &ServerKind) {
     let places = places.lock().unwrap();
     let positions: Vec<u64> = places.iter().map(|place| place.position).collect();
     assert_eq!(positions, [2, 1], "each position is reported once");
-    assert!(places.iter().all(|place| *place.server == url(head(&servers))));
+    assert!(places.iter().all(|place| *place.server == url(queue_master(&servers))));
 }
 
 #[each_server]

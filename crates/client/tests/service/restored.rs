@@ -23,10 +23,10 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
         let guard = if shared { lock.shared().acquire() } else { lock.acquire() };
         let guard = guard.await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
-        // One round more than the number of masters: the hold consists of renewed grants only.
-        for struck in [0, 1, 2, 0] {
-            restart_empty(&mut servers[struck]);
-            until("the hold is restored on that master", || !holders(&servers[struck], "r").is_empty());
+        // The fourth restart is of a master with a restored hold.
+        for restarted in [0, 1, 2, 0] {
+            restart_empty(&mut servers[restarted]);
+            until("the hold is restored on that master", || !holders(&servers[restarted], "r").is_empty());
             assert_eq!(guard.loss(), None);
             let other = bob.lock("r").ttl(LEASE).try_acquire().await;
             assert!(matches!(other, Ok(None)), "{other:?}");
@@ -43,7 +43,7 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
 
 /// An operator may restart masters in turn without waiting for two renewals in between.
 #[each_server]
-async fn a_renewal_restores_the_hold_on_a_master_that_missed_one(kind: &ServerKind) {
+async fn a_renewal_restores_the_hold_on_a_master_that_missed_a_renewal(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let ann = client(&servers).await;
     // The renewal interval of four seconds exceeds the pause before a failed master is tried again.
@@ -64,7 +64,7 @@ async fn a_renewal_restores_the_hold_on_a_master_that_missed_one(kind: &ServerKi
     assert_eq!(guard.loss(), None);
 }
 
-/// The client asks the masters for the mode; `adopt` takes none.
+/// `adopt` has no argument for the mode: the client reads the mode from the masters.
 #[each_server]
 async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     for shared in [false, true] {
@@ -86,7 +86,7 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     }
 }
 
-/// Waiters in the restarted master's queue are granted the lost part of the hold, and release it.
+/// A restarted master grants the lost part of the hold to a waiter, which releases it.
 #[each_server]
 async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
     let (mut servers, ann, bob) = two_clients(kind, 3).await;
@@ -137,7 +137,7 @@ async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind:
         let token = holders(server, "r");
         server.pause();
         let before = now();
-        until("the lease is over on that master", || now().saturating_since(before) > LEASE);
+        until("the lease has ended on that master", || now().saturating_since(before) > LEASE);
         server.resume();
         // The hold has expired on that master until the next renewal.
         until("the hold is restored on that master", || holders(server, "r") == token);
