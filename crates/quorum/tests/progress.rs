@@ -20,8 +20,8 @@ fn with_fault(client: Option<usize>, member: u8, link: Link) -> Scenario {
     Scenario { faults: vec![Fault { client, member, link }], ..without_faults() }
 }
 
-/// Fixed seeds make the runs repeatable. Seed 11 once found a client that could not reach the first member and
-/// got no share.
+/// Fixed seeds make the runs repeatable. Seed 11 once found a client that could not reach the first member
+/// and got no share.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=12;
 
 /// Runs the scenario with several seeds, and checks the shares of the tasks.

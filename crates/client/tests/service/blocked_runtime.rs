@@ -69,8 +69,8 @@ fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
     }
 }
 
-/// With renewals, the extension sets a short lease, and the renewals wait for the extension. Without renewals,
-/// the extension sets a long lease and completes while the runtime is blocked.
+/// With renewals, the extension sets a short lease, and the renewals wait for the extension. Without
+/// renewals, the extension sets a long lease and completes while the runtime is blocked.
 #[each_server]
 fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kind: &ServerKind) {
     for (count, renews, ttl) in [(1, true, TTL), (3, true, TTL), (1, false, LONG), (3, false, LONG)] {

@@ -41,7 +41,8 @@ async fn an_acquisition_cancelled_while_it_asks_or_confirms_leaves_no_hold(kind:
                 Some(guard) => guard.expect("the lock is free").release().await.expect("the lock is held"),
             }
             until_nothing_is_left(&servers, "r");
-            // The number of polls until a grant varies. Further tries make sure that the last points are reached.
+            // The number of polls until a grant varies. Further tries make sure that the last points are
+            // reached.
             if polls > 40 && polls > 2 * cancelled {
                 break;
             }

@@ -136,7 +136,8 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// If the lost CANCEL were not repeated, the master would grant the dropped upgrade, and renewals would keep it.
+/// If the lost CANCEL were not repeated, the master would grant the dropped upgrade, and renewals would keep
+/// it.
 #[each_server]
 async fn a_dropped_upgrade_is_cancelled_until_its_master_confirms(kind: &ServerKind) {
     let servers = masters(kind, 1);
