@@ -8,7 +8,7 @@ use dlock_protocol::{Instant, Ttl};
 
 use crate::codec::{Origin, Reader, Written};
 
-/// The options that limit them.
+/// The options from which the limits follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     pub max_ttl: Ttl,
@@ -17,20 +17,20 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Maximum of a lease and of a lock-delay. Not more than the grace period, which a forgotten hold must
-    /// not outlast.
+    /// Maximum of a lease and of a lock-delay. At most the grace period, because a lost hold must not outlast
+    /// it.
     pub fn longest_lease(self) -> Ttl {
         self.grace.map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
     }
 
-    /// Half of the grace period, so that the clock has passed a number that was accepted and forgotten before
-    /// the next fence is issued.
+    /// Half of the grace period. So if the server loses a fence that it accepted from outside, its clock has
+    /// passed that fence before the grace period ends and the next fence is issued.
     pub fn skew(self) -> Skew {
         self.grace.map_or(Skew::WITHOUT_GRACE, |grace| Skew(grace.millis() / 2))
     }
 }
 
-/// Maximum distance of a fence from outside to the clock.
+/// How far a fence from outside may be ahead of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Skew(u64);
 
@@ -54,8 +54,8 @@ impl Skew {
 /// The source of the bytes of a whole lock, and the limits that apply to them. `loading` is the source of a
 /// running load; there are limits only for RESTORE on a master.
 pub fn source(loading: Option<Origin>, is_master: bool, bounds: Bounds) -> (Origin, Option<Bounds>) {
-    // Keys migrate by RESTORE, and the clocks of two machines need not agree. A replica accepts the keys that
-    // its master accepted.
+    // Without a load, the bytes come by RESTORE, perhaps from another machine with another clock. A replica
+    // accepts every key that its master accepted.
     (loading.unwrap_or(Origin::Live), (loading.is_none() && is_master).then_some(bounds))
 }
 
@@ -97,7 +97,7 @@ mod tests {
         Ttl::from_millis(ms).unwrap()
     }
 
-    /// A lock that is held with these, and the fence `last + 1` where that is ahead of the clock.
+    /// A held lock with this ttl and lock-delay in ms. Its fence is `last + 1` if that is ahead of the clock.
     fn held(ms: u64, delay: u32, last: u64) -> Lock {
         held_in(Mode::Exclusive, ms, delay, last)
     }

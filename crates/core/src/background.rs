@@ -19,7 +19,7 @@ use crate::tasks::{Bindings, Pending, Task, split_off_other_resources};
 pub struct Background {
     pending: Pending,
     dbs: Vec<Db>,
-    /// The kind of work to try first: see [`Background::next_task`].
+    /// The kind of work that was tried last: see [`Background::next_task`].
     turn: usize,
 }
 
@@ -47,7 +47,7 @@ impl Background {
         self.dbs.resize_with(len, Db::default);
     }
 
-    /// Number of locks: held, or in a delay.
+    /// Number of locks that are held or in a lock-delay.
     pub fn held(&self) -> usize {
         self.dbs.iter().map(|db| db.scheduled.locks()).sum()
     }
@@ -62,8 +62,8 @@ impl Background {
     }
 
     /// Schedules a lock, moves it in the schedule or removes it, depending on its content. Returns true if it
-    /// is due before this ms. [`Background::next_task`] returns a lock that is due until its content changes
-    /// or it is put off.
+    /// is due before `before`, in ms. [`Background::next_task`] returns a due lock again and again until its
+    /// content changes or it is put off.
     pub fn schedule(&mut self, lock: &mut Lock, db: i32, key: &[u8], before: u64) -> bool {
         let scheduled = &mut self.db(db).scheduled;
         let Some(due) = lock.next_due() else {
@@ -86,7 +86,7 @@ impl Background {
         self.db(db).scheduled.remove(slot);
     }
 
-    /// As [`Background::unschedule`], unless the slot has become that of another key meanwhile.
+    /// As [`Background::unschedule`], unless the slot belongs to another key by now.
     pub fn unschedule_if_of(&mut self, slot: Slot, name: &Name<'_>) {
         self.db(name.db).scheduled.remove_if_of(slot, &name.key);
     }
@@ -134,8 +134,8 @@ impl Background {
         bound
     }
 
-    /// Notes a slice of the wait queues for serving: of one database, or of all if `of` is `None`, and only
-    /// queues that began after the waiter `behind`.
+    /// Notes tasks that serve the wait queues that began after the waiter `behind`: the queues of one
+    /// database, or of all if `of` is `None`. A slice of the queues has a task each, the rest one together.
     pub fn serve(&mut self, waiting: &Waiting, of: Option<i32>, behind: WaiterId) {
         let mut next = None;
         for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
@@ -276,7 +276,7 @@ mod tests {
         let mut step = Step::default();
         let mut turn = Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step);
         turn.acquire(&request(client.is_some()), client.unwrap_or(ClientId(1)));
-        step.rare.iter_mut().for_each(|rest| background.account(name, rest));
+        step.rare.iter_mut().for_each(|effects| background.account(name, effects));
         background.schedule(&mut lock, name.db, &name.key, 0);
         lock.slot().unwrap()
     }
@@ -317,8 +317,8 @@ mod tests {
         assert!(next(&mut background, &mut waiting, NOW).is_none());
         grace.begin(Ttl::from_millis(5).unwrap(), NOW);
         assert_eq!(background.next_due(&waiting, &grace), Some(NOW.millis() + 5));
-        let over = Instant::from_millis(NOW.millis() + 5);
-        let task = background.next_task(&mut waiting, &mut grace, over);
+        let grace_end = Instant::from_millis(NOW.millis() + 5);
+        let task = background.next_task(&mut waiting, &mut grace, grace_end);
         assert!(matches!(task, Some(Task::GraceOver)));
         background.note(Task::Serve(name(0, "k")));
         assert_eq!(background.next_due(&waiting, &grace), Some(0));
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_was_put_off_holds_up_no_other() {
+    fn a_task_that_was_put_off_does_not_delay_other_tasks() {
         let (mut background, mut waiting) = (Background::default(), Waiting::default());
         let client = ClientId(7);
         for key in ["a", "b"] {
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(next(&mut background, &mut waiting, later).unwrap().name(), Some(name(0, "a")));
     }
 
-    /// No task walks over all queues.
+    /// The number of queues is unbounded, so no task may visit all of them.
     #[test]
     fn the_queues_of_a_database_are_each_served_once_in_slices() {
         let (mut background, mut waiting) = (Background::default(), Waiting::default());

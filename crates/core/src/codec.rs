@@ -25,18 +25,19 @@
 //! in all bytes but the last. A signed number n is written as 2n, or as -2n - 1 if it is negative.
 //! Differences are modulo 2^64.
 //!
-//! A hold with a token of 27 bytes takes at most 63 bytes while its lease is shorter than 18 hours and it was
-//! granted less than three days ago. A server reads a length of up to 63 in one step, and each further step
-//! costs it 240 instructions. The times of a hold are close to each other, so their differences are short.
+//! Times are written as differences because these are short: a hold with a token of 27 bytes takes at most 63
+//! bytes, if its lease is shorter than 18 hours and it was granted less than three days ago. A server reads a
+//! length of up to 63 in one step, and each further step costs it 240 instructions.
 //!
 //! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (An
 //! argument of its own would cost the server 1,200 instructions more for each effect, of 14,000 for an
 //! ACQUIRE that is logged.)
 //!
-//! Deadlines are absolute in the writer's clock, and its anchor stands beside them; [`Reader`] moves them to
-//! its own clock. Bytes with any other layout are refused whole. A lock has one form, except for the order of
-//! its holds. From the first release on, a change of the layout needs a new version, and the module reads the
-//! old one too: then the fixtures in `tests/fixtures` are frozen.
+//! Deadlines are times of the writer's clock. Its [`Anchor`] (boot and offset) is written beside them, and a
+//! [`Reader`] converts them to its own clock. Bytes with any other layout are refused as a whole. Each lock
+//! has exactly one encoding, except for the order of its holds. From the first release on, a change of the
+//! layout needs a new version, the module also reads the old one, and the fixtures in `tests/fixtures` are
+//! frozen.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -47,7 +48,7 @@ use smallvec::SmallVec;
 use crate::lock::{Ephemeral, Extras, Hold, Holders, Holding, Lock};
 use crate::step::Change;
 
-/// Relates the times of one clock to those of another.
+/// Identifies a server clock, so that its times can be converted to those of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Anchor {
     /// Identifies this boot of this machine.
@@ -57,9 +58,9 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// The number of a boot, from the id that the kernel shows as text and the offset in ns of the time
-    /// namespace: the first 8 bytes of the id, moved by the offset, so that each offset has a number of its
-    /// own. `None` if the text is no id. The number is stored, so this function must not change.
+    /// Returns the number of a boot: the first 8 bytes of the kernel's boot id, plus a multiple of the offset
+    /// (in ns) of the time namespace, so that each offset has its own number. `None` if `id` is not a boot
+    /// id. The number is stored, so this function must not change.
     pub fn boot(id: &str, offset: i128) -> Option<u64> {
         let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
         let first = digits.get(..16).filter(|_| digits.len() == 32)?;
@@ -81,11 +82,11 @@ pub enum Origin {
 /// The reason why bytes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// They end too early.
+    /// The bytes end too early.
     Short,
-    /// They continue after the end.
+    /// The bytes continue after the end of the lock.
     Long,
-    /// A version this module does not read.
+    /// A version that this module does not read.
     Version(u8),
     /// A value outside its range.
     Value(&'static str),
@@ -105,9 +106,9 @@ impl std::fmt::Display for Malformed {
 }
 
 const VERSION: u8 = 4;
-/// Added to the mode of a change.
+/// Added to the mode if the bytes are a change of a lock.
 const PART: u8 = 4;
-/// Added to the number of the ttl.
+/// Added to twice the ttl if extras follow the token.
 const MORE: u64 = 1;
 
 /// Longest lock-delay of a hold, in ms.
@@ -126,8 +127,9 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes the effect of an empty key, which RENAME and MOVE leave. A lock without content makes no key, so it
-/// is written as a lock-delay that ended long ago. A reader ends that after its load, and deletes the key.
+/// Writes the effect of an empty key, which RENAME and MOVE leave. Bytes of a lock without content create no
+/// key, so the lock is written with a lock-delay that ended long ago. The reader ends the delay after its
+/// load, and deletes the key.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let over = Lock::delayed(Deadline::at_millis(1));
     write_effect(&over, &Change::Whole, last, now, anchor, out);
@@ -162,7 +164,7 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
         Holding::Exclusive(_) => (1, None),
         Holding::Crowd(crowd) => (if crowd.permits.is_some() { 3 } else { 2 }, crowd.permits),
     };
-    // The longest header before the tokens.
+    // 57 is the maximum length of the header.
     out.reserve(57 + dropped.len() * 32 + put.len() * 64);
     out.push(VERSION << 4 | mode | part);
     out.extend(anchor.boot.to_le_bytes());
@@ -185,7 +187,7 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
 
 /// The distinct tokens.
 fn distinct(tokens: &[Token]) -> impl Iterator<Item = &Token> {
-    // Nearly always there is one.
+    // A change nearly always has a single token.
     let mut met = HashSet::with_capacity(if tokens.len() > 1 { tokens.len() } else { 0 });
     tokens.iter().filter(move |token| tokens.len() == 1 || met.insert(*token))
 }
@@ -199,7 +201,7 @@ fn write_number(mut number: u64, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
-/// Writes the signed difference.
+/// Writes `number - from` as a signed number.
 fn write_signed(number: u64, from: u64, out: &mut Vec<u8>) {
     let number = number.wrapping_sub(from) as i64;
     write_number((number << 1 ^ number >> 63) as u64, out);
@@ -225,7 +227,7 @@ fn write_hold(hold: &Hold, at: u64, out: &mut Vec<u8>) {
 /// A lock or a change of one, with its times moved to the reader's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The writer's clock, and its time in ms.
+    /// The writer's clock, and the time of writing in ms.
     pub(crate) clock: (Anchor, u64),
     /// False for a change of some holds.
     whole: bool,
@@ -247,7 +249,8 @@ pub struct Effect {
 /// An effect that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadEffect {
-    /// As in [`Effect`], if a newer module wrote it: its change is lost here, but not the fence.
+    /// The fence as in [`Effect`], if a newer module wrote the effect: then only its change is lost. `None`
+    /// otherwise.
     pub last: Option<u64>,
     pub why: Malformed,
 }
@@ -284,7 +287,7 @@ impl Reader {
         }
         let mut cursor = Cursor(bytes);
         let boot = u64::from_le_bytes(cursor.array()?);
-        // Extends the sign.
+        // Extends the sign from 48 to 64 bits.
         let offset = (cursor.six()? << 16) as i64 >> 16;
         let clock @ (written_by, at) = (Anchor { boot, offset }, cursor.six()?);
         let shift = self.shift(written_by, at);
@@ -319,7 +322,7 @@ impl Reader {
         if until == 0 {
             return Ok(None);
         }
-        // Both times were rounded, in opposite directions: up to 1 ms more than the ttl can be left.
+        // The writer rounded `until` up and `at` down, so that up to 1 ms more than the delay can be left.
         let left = until.saturating_sub(at);
         if left > MAX_DELAY + 1 {
             return Err(Malformed::Value("delay"));
@@ -356,7 +359,7 @@ impl Reader {
         hold.set_lease(moved(hold.deadline().millis(), shift).min(self.now + ttl), ttl);
     }
 
-    /// The ms from the writer's clock to the reader's.
+    /// The ms to add to times of the writer's clock.
     pub(crate) fn shift(&self, written_by: Anchor, at: u64) -> i64 {
         if written_by.boot == self.anchor.boot {
             self.anchor.offset.wrapping_sub(written_by.offset)
@@ -449,7 +452,7 @@ impl Written {
         if !fits || !shape {
             return Err(Malformed::Value("number of holds"));
         }
-        // The most frequent case, without a list.
+        // The most frequent case needs no list.
         if self.mode == Some(Mode::Exclusive) {
             return Ok(());
         }
@@ -502,7 +505,7 @@ impl Written {
     }
 }
 
-/// Reads the parts of an encoded lock one after another. Has the bytes that are not read yet.
+/// Reads the parts of an encoded lock one after another. Contains the bytes that have not been read.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -512,7 +515,7 @@ impl<'a> Cursor<'a> {
         Ok(*taken)
     }
 
-    /// Bytes after their length, which takes one byte.
+    /// Reads a length of one byte, and that many bytes.
     fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let [len] = self.array()?;
         let (taken, rest) = self.0.split_at_checked(len.into()).ok_or(Malformed::Short)?;
@@ -520,7 +523,7 @@ impl<'a> Cursor<'a> {
         Ok(taken)
     }
 
-    /// A number of six bytes.
+    /// Reads an unsigned number of six bytes.
     fn six(&mut self) -> Result<u64, Malformed> {
         let [a, b, c, d, e, f] = self.array()?;
         Ok(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]))
@@ -530,25 +533,26 @@ impl<'a> Cursor<'a> {
         u32::try_from(self.number()?).map_err(|_| Malformed::Value("number"))
     }
 
-    /// A number from 1 to [`MAX_COUNT`].
+    /// Reads a number from 1 to [`MAX_COUNT`].
     fn count(&mut self, what: &'static str) -> Result<NonZeroU32, Malformed> {
         NonZeroU32::new(self.u32()?).filter(|n| n.get() <= MAX_COUNT).ok_or(Malformed::Value(what))
     }
 
-    /// A number that is stored as its signed difference from `from`.
+    /// Reads a number that is written as its signed difference from `from`.
     fn signed(&mut self, from: u64) -> Result<u64, Malformed> {
         let number = self.number()?;
         Ok(from.wrapping_add_signed((number >> 1) as i64 ^ -((number & 1) as i64)))
     }
 
-    /// LEB128 in its shortest form.
+    /// Reads LEB128 in its shortest form.
     fn number(&mut self) -> Result<u64, Malformed> {
         let mut number = 0;
         for shift in (0..u64::BITS).step_by(7) {
             let [byte] = self.array()?;
             let bits = u64::from(byte & 0x7f);
-            let (is_lost, is_longer) = (bits << shift >> shift != bits, byte == 0 && shift > 0);
-            if is_lost || is_longer {
+            let overflows = bits << shift >> shift != bits;
+            let is_padded = byte == 0 && shift > 0;
+            if overflows || is_padded {
                 break;
             }
             number |= bits << shift;

@@ -23,7 +23,7 @@ use crate::queue::{Name, Party, Position, Rank, Waiter, WaiterId, Waiting};
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// The parties of a cycle, each as it is shown. The newcomer is the first and the last one.
+    /// The parties of a cycle, as messages show them. The newcomer is the first and the last one.
     Cycle(Vec<Token>),
     /// The search needs the holders of this lock: call [`Search::learn`], then run it again.
     Ask(Name<'static>),
@@ -39,7 +39,7 @@ const ASKING: usize = 8;
 
 /// One search, for one client that is about to wait.
 pub struct Search {
-    /// The newcomer first, then each party that it waits for, with the party that led to it.
+    /// The newcomer first, then each party that it waits for, with the index of the party that led to it.
     met: Vec<(Party, usize)>,
     /// The parties in `met`.
     seen: HashSet<Party>,
@@ -67,9 +67,10 @@ struct Wait {
 #[derive(Default)]
 struct Known {
     mode: Option<Mode>,
-    /// Those that have not been followed and that wait themselves, or are the newcomer.
+    /// The holders that have not been followed. Only parties that wait themselves, and the newcomer.
     holders: Vec<(Token, Party)>,
-    /// Holders with the maximum hold count: another wait of such a holder may be refused at its turn.
+    /// Holders with the maximum hold count. If they wait for this lock again, that wait adds no edge: it may
+    /// be refused at its turn.
     full: Vec<Token>,
     /// The waiters ahead of this position have been followed.
     followed: Option<Position>,
@@ -184,8 +185,8 @@ impl Search {
         others.into_iter().any(|(_, party)| self.meet(party, wait.party, waiting))
     }
 
-    /// Follows the waiters ahead of an exclusive one. A waiter that waits nowhere else leads to nothing but
-    /// what this one waits for too.
+    /// Follows the waiters ahead of an exclusive one, without those that wait nowhere else: whatever these
+    /// wait for, the exclusive waiter waits for too.
     fn follow_waiters(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         let Some(lock) = self.locks.get_mut(&wait.name) else { return false };
         let from = lock.followed.unwrap_or((Rank::Upgrade, WaiterId(0)));
@@ -205,7 +206,7 @@ impl Search {
         false
     }
 
-    /// Follows the exclusive waiter that a sharer waits for. It waits for everything else ahead of it.
+    /// Follows the nearest exclusive waiter ahead of a sharer. That waiter waits for all others ahead of it.
     fn follow_nearest_exclusive(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         for waiter in waiting.ahead(&wait.name, wait.position) {
             self.steps += 1;

@@ -34,7 +34,7 @@ pub enum Acquired {
     Queued(WaiterId),
     /// Another sharer (this token or owner) waits for an upgrade already, so both would wait for ever.
     Upgrading(Token),
-    /// The grace period runs.
+    /// Not granted, because the grace period has not ended.
     Grace,
     Refused(Refusal),
 }
@@ -61,8 +61,8 @@ pub struct Terms {
     /// keep waiting.
     pub max_holders: u32,
     /// Maximum number of waiters that are granted the lock in one turn, after the first one. If more could
-    /// be, [`RareEffects::unserved`] asks for another turn; until then they keep their positions. Waits that
-    /// are over do not count.
+    /// be, [`RareEffects::unserved`] asks for another turn; until then they keep their positions. A waiter
+    /// whose wait is over does not count.
     ///
     /// [`RareEffects::unserved`]: crate::step::RareEffects::unserved
     pub max_grants_per_turn: usize,
@@ -113,7 +113,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Advances the lock to now: expired holds end, and the queue is served. If many holds have expired, some
-    /// end in a later turn; reads show none of them, and the lock is due again at once.
+    /// end in a later turn, for which the lock is due at once. No read shows an expired hold.
     pub fn advance(&mut self) {
         match self.lock.holding() {
             Holding::Free { delay_until: None, .. } => {}
@@ -169,7 +169,7 @@ impl<'a> Turn<'a> {
     ) -> Acquired {
         let token = request.token.as_bytes();
         // A shared re-entry into an exclusive hold does not downgrade it.
-        let reads_inside = held_as == Mode::Exclusive && request.reentry != Reentry::Keep;
+        let stays_exclusive = held_as == Mode::Exclusive && request.reentry != Reentry::Keep;
         match (held_as, request.mode) {
             (Mode::Permits(n), Mode::Permits(asked)) if n != asked => {
                 return Acquired::Refused(Refusal::OtherPermits(n.get()));
@@ -178,9 +178,9 @@ impl<'a> Turn<'a> {
             | (Mode::Exclusive | Mode::Shared, Mode::Permits(_)) => {
                 return Acquired::Refused(Refusal::OtherMode);
             }
-            // An upgrade needs the end of the grace period: another sharer may have been forgotten.
+            // No upgrade is granted in the grace period: the server may have lost the hold of another sharer.
             (Mode::Shared, Mode::Exclusive) if self.in_grace() => return Acquired::Grace,
-            (Mode::Exclusive, Mode::Shared) if !reads_inside && count > 1 => {
+            (Mode::Exclusive, Mode::Shared) if !stays_exclusive && count > 1 => {
                 return Acquired::Refused(Refusal::EnteredOften(count));
             }
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
@@ -192,14 +192,14 @@ impl<'a> Turn<'a> {
             }
             _ => {}
         }
-        // The client sent this token itself, so it already knows of any hold under it. The claim of a queued
-        // grant adds no count.
+        // The client sent this token itself, so it already knows of any hold under it. A request that claims
+        // a queued grant does not raise the hold count.
         let mut request = *request;
         if self.claim_grant(request.token) && request.reentry == Reentry::OneMore {
             request.reentry = Reentry::Keep;
         }
         let renewed = self.renew(&request, client);
-        if renewed.is_ok() && held_as != request.mode && !reads_inside {
+        if renewed.is_ok() && held_as != request.mode && !stays_exclusive {
             self.change_mode(token, request.mode);
             self.answer_others(token);
             self.serve();
@@ -210,8 +210,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Like [`Turn::acquire`], for a token that gets a queue position of its own until then. A position that
-    /// it has already is kept, unless the request has another mode.
+    /// Like [`Turn::acquire`], for a request with QUEUE: its token waits at a queue position, which ends at
+    /// `until`. A position that the token has already is kept, unless the request has another mode.
     pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
         let token = request.token.as_bytes();
         let position = self.waiting.position_of(token, self.name);
@@ -224,7 +224,7 @@ impl<'a> Turn<'a> {
             }
         }
         let acquired = self.acquire(request, queued.client);
-        // Another number of permits is an error for a new request; a waiter gets it at its turn.
+        // A new request with another number of permits gets an error at once, a waiter at its turn.
         let not_yet = matches!(
             acquired,
             Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))
@@ -236,7 +236,7 @@ impl<'a> Turn<'a> {
         acquired
     }
 
-    /// Returns the number of counts that it ended.
+    /// Lowers the hold count of a token, or ends its hold. Returns by how much the count fell.
     pub fn release(&mut self, token: TokenRef<'_>, count: ReleaseCount) -> u32 {
         if !self.waiting.is_empty() {
             self.leave_queue(token);
@@ -330,7 +330,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Ends those holds of these tokens that are bound to a closed connection. The caller passes at most as
-    /// many as one turn may end.
+    /// many tokens as one turn may end holds.
     pub fn disconnect<'t>(&mut self, tokens: impl IntoIterator<Item = &'t [u8]>, client: ClientId) {
         self.advance();
         let bound = Ephemeral::Bound(client);
@@ -348,9 +348,9 @@ impl<'a> Turn<'a> {
         self.advance();
     }
 
-    /// The lock was created by RESTORE. The append only file contains its bytes with the times of another
-    /// clock, which a restart would read by the wall clock: so the whole lock is stored again, by the clock
-    /// of this server.
+    /// The lock was created by RESTORE. The append only file contains the RESTORE with times of another
+    /// server's clock, and a restart would convert these by the wall clock. So the effect is the whole lock,
+    /// with times of this server's clock.
     pub fn restored(&mut self) {
         self.advance();
         if !self.lock.is_gone() {
@@ -369,7 +369,7 @@ impl<'a> Turn<'a> {
         let waiters: SmallVec<[WaiterId; 2]> = match whom {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
-                // A connection beside a position leaves together with it.
+                // A connection beside a queue position leaves together with the position.
                 Some(Waiter { name, owner: Owner::Beside(_, position), .. }) if *name == *self.name => {
                     smallvec![*position]
                 }

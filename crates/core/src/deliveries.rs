@@ -17,9 +17,11 @@ use crate::queue::waiter::{Granted, Name, WaiterId, swap};
 
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
-    /// By database and key. Never empty.
+    /// By database and key. No inner map is empty.
     unconfirmed: HashMap<i32, HashMap<Box<[u8]>, UnconfirmedGrants>>,
+    /// The replies that no connection has in its output buffer yet.
     on_their_way: HashMap<WaiterId, Delivery>,
+    /// The replies in output buffers, which the server writes at the end of this event-loop turn.
     this_turn: HashMap<ClientId, (WaiterId, Delivery)>,
 }
 
@@ -140,7 +142,8 @@ impl Deliveries {
     }
 
     /// Records that the reply to a waiter was not delivered. Returns the consequence, or `None` if another
-    /// connection of the token receives a reply. `delay` is the lock-delay of the hold until it is claimed.
+    /// connection of the token receives a reply. `delay` is the present lock-delay of the hold, which an
+    /// unclaimed hold gets back when its token claims the grant.
     pub(crate) fn lost(
         &mut self,
         name: &Name<'_>,
@@ -176,12 +179,12 @@ impl Deliveries {
         }
     }
 
-    /// Returns the reply of a waiter that had no connection to write it to.
+    /// Removes and returns the reply to a waiter whose connection had closed before the reply.
     pub fn reply_reclaimed(&mut self, waiter: WaiterId) -> Option<Delivery> {
         self.on_their_way.remove(&waiter)
     }
 
-    /// Returns the reply that a closed connection would have received in this turn.
+    /// Removes and returns the reply that a closed connection would have received in this turn.
     pub fn client_gone(&mut self, client: ClientId) -> Option<(WaiterId, Delivery)> {
         if self.this_turn.is_empty() { None } else { self.this_turn.remove(&client) }
     }
@@ -209,7 +212,7 @@ impl Deliveries {
         self.on_their_way.is_empty() && self.this_turn.is_empty()
     }
 
-    /// SWAPDB: the holds move with their databases.
+    /// Follows a SWAPDB: the holds move with their databases.
     pub fn swapped(&mut self, first: i32, second: i32) {
         let handed_over = self.this_turn.values_mut().map(|(_, delivery)| delivery);
         for Delivery { name, .. } in self.on_their_way.values_mut().chain(handed_over) {
@@ -222,7 +225,7 @@ impl Deliveries {
     }
 }
 
-/// Shrinks a map from which most of a crowd has left.
+/// Shrinks a map that was large and is almost empty now.
 pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     if map.capacity() > CROWD && map.len() < map.capacity() / 8 {
         map.shrink_to(map.len() * 2);
@@ -258,7 +261,7 @@ mod tests {
     fn lost(deliveries: &mut Deliveries, waiter: WaiterId) -> Option<Granted> {
         match deliveries.lost(&Name::new(0, b"k"), b"t", fence(), waiter, Delay::NONE)? {
             Lost::Grant(granted) => Some(granted),
-            Lost::Unclaimed(_) => panic!("nothing was queued"),
+            Lost::Unclaimed(_) => panic!("no waiter had a queue position"),
         }
     }
 
@@ -266,7 +269,7 @@ mod tests {
     fn a_reply_without_a_connection_is_reclaimed_once() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         assert!(!deliveries.is_empty());
-        assert_eq!(deliveries.client_gone(ClientId(1)), None, "no connection has it yet");
+        assert_eq!(deliveries.client_gone(ClientId(1)), None, "no connection has the reply yet");
         assert_eq!(deliveries.reply_reclaimed(WAITER), Some(delivery(1)));
         assert_eq!(deliveries.reply_reclaimed(WAITER), None);
         assert!(deliveries.is_empty());
@@ -281,7 +284,7 @@ mod tests {
     fn a_connection_that_closes_within_the_turn_has_received_no_reply() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         deliveries.handed_over(WAITER);
-        assert_eq!(deliveries.reply_reclaimed(WAITER), None, "it is the connection's");
+        assert_eq!(deliveries.reply_reclaimed(WAITER), None, "the reply is in the output buffer");
         assert_eq!(deliveries.client_gone(ClientId(2)), None);
         assert_eq!(deliveries.client_gone(ClientId(1)), Some((WAITER, delivery(1))));
         assert_eq!(deliveries.client_gone(ClientId(1)), None);
@@ -295,13 +298,13 @@ mod tests {
         deliveries.handed_over(WAITER);
         deliveries.next_turn();
         assert_eq!(deliveries.client_gone(ClientId(1)), None);
-        assert!(!deliveries.is_empty(), "the other is still on its way");
+        assert!(!deliveries.is_empty(), "the second reply is still on its way");
         assert_eq!(deliveries.reply_reclaimed(WaiterId(4)), Some(delivery(2)));
         assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first connection has the grant");
     }
 
     #[test]
-    fn every_name_is_found_wherever_its_grant_is() {
+    fn swapdb_moves_unconfirmed_grants_and_their_replies() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
         deliveries.handed_over(WAITER);
         deliveries.swapped(0, 7);

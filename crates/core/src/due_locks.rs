@@ -1,9 +1,9 @@
 //! The locks of one database, by the time at which each is due for the background job, with their numbers of
 //! holders.
 //!
-//! It stores the names of the locks. The value of a lock has its slot here, and is removed by it when the key
-//! is deleted. A lock that was deleted without notice (a refused RESTORE, a key that expired during a load)
-//! is found when it is due.
+//! The structure stores the keys of the locks. The value of a lock contains its slot, by which the lock is
+//! removed here when its key is deleted. A lock that was deleted without notice (a refused RESTORE, a key
+//! that expired during a load) is found when it is due.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ impl DueLocks {
     /// Bytes of a lock in this structure.
     pub const ENTRY_SIZE: usize = Schedule::<Bytes>::ENTRY_SIZE;
 
-    /// Number of locks: held, or in a delay.
+    /// Number of locks that are held or in a lock-delay.
     pub fn locks(&self) -> usize {
         self.schedule.len()
     }
@@ -70,7 +70,7 @@ impl DueLocks {
         Some(slot)
     }
 
-    /// Returns the former number, if it was not one.
+    /// Stores the number of holders of a lock. Returns the former number, or `None` if that was one.
     #[inline(never)]
     fn note_crowd(&mut self, slot: Slot, holders: usize) -> Option<usize> {
         match holders {
@@ -95,7 +95,7 @@ impl DueLocks {
         }
     }
 
-    /// As [`DueLocks::remove`], unless the slot has become that of another key meanwhile.
+    /// As [`DueLocks::remove`], unless the slot belongs to another key by now.
     pub fn remove_if_of(&mut self, slot: Slot, key: &[u8]) {
         if self.key(slot) == Some(key) {
             self.remove(slot);
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(scheduled.holders(), 8);
         scheduled.remove(crowd);
         let next = scheduled.put(None, at(40), b"next", 1);
-        assert_eq!((next, scheduled.holders()), (Some(crowd), 2), "its slot counts as one again");
+        assert_eq!((next, scheduled.holders()), (Some(crowd), 2), "a reused slot has one holder");
     }
 
     #[test]

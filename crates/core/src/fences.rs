@@ -2,7 +2,7 @@
 //!
 //! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`. The clock
 //! advances by whole ms: within one, a grant has the number after the last one, so that readers of a log can
-//! count along ([`crate::plain`]). As fences follow the clock, losing `last` does no harm while the
+//! derive it ([`crate::plain`]). As fences follow the clock, losing `last` does no harm while the
 //! clock is right; as they continue from `last`, a clock set back does no harm while `last` is known. If both
 //! happen at once, the **mark** keeps fences rising: a number on the disk that no fence exceeds, and above
 //! which a restart continues, as in timestamp oracles.
@@ -20,12 +20,13 @@ const AHEAD: u64 = 7_000_000;
 /// made while the disk is slow: a million, more than a server makes in a second.
 const ROOM: u64 = 1_000_000;
 
-/// A further mark is needed when fences can follow the clock for no longer than this, in µs: one is written
-/// every 5 s.
+/// A further mark is needed when fences can follow the clock for less than this, in µs. With [`AHEAD`] and
+/// [`ROOM`], that is so 5 s after each mark.
 const LEAST: u64 = 1_000_000;
 
 /// Distance of a new mark from the last fence, if that is ahead of the clock. Each start uses up this many
-/// numbers: less than a quarter of a second, so that frequent restarts do not run away.
+/// numbers. The clock passes them in a quarter of a second, so that frequent restarts do not move the mark
+/// far ahead.
 const SPARE: u64 = 250_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,7 @@ pub struct Fences {
     /// Fences follow the clock up to here.
     follow: u64,
     mark: Option<u64>,
+    /// Number of fences beyond the mark.
     beyond: u64,
 }
 
@@ -121,7 +123,7 @@ mod tests {
         Instant::from_micros(micros)
     }
 
-    /// With a mark as it is written at `now`.
+    /// Fences with the mark that is written at `now`.
     fn marked(now: u64) -> Fences {
         let mut fences = Fences::default();
         fences.set_mark(Some(Fences::mark_for(at(now), 0)));
@@ -162,7 +164,7 @@ mod tests {
                 let mark = Fences::mark_for(at(now), fences.last());
                 assert!(fences.mark() < Some(mark));
                 now += LEAST - 100_000;
-                assert_eq!(fences.issue(at(now)).unwrap().get(), now, "it follows the clock");
+                assert_eq!(fences.issue(at(now)).unwrap().get(), now, "fences follow the clock");
                 fences.set_mark(Some(mark));
                 written += 1;
             }
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_far_behind_the_fences_needs_marks_by_their_number() {
+    fn marks_are_due_by_the_number_of_grants_when_fences_are_far_ahead_of_the_clock() {
         const DAY: u64 = 86_400_000_000;
         let mut fences = marked(NOW);
         // After a restart in which all but the mark was lost.
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_from_outside_beyond_the_mark_is_counted_until_it_is_covered() {
+    fn fences_above_a_number_from_outside_are_counted_until_a_mark_covers_them() {
         let mut fences = marked(NOW);
         assert!(!fences.wants_mark(at(NOW)));
         let raised = fences.mark().unwrap() + 2_000_000;

@@ -1,8 +1,8 @@
-//! Restart grace (`dlock.restart-grace`): no new grants while a hold that this server may have forgotten can
-//! still last. Holds that the server knows stay valid.
+//! Restart grace (`dlock.restart-grace`): no new grants until every hold that this server may have lost has
+//! expired. Holds that the server still has stay valid.
 //!
-//! The shell reports the events after which holds may be forgotten: a start, a promotion, a flush, an
-//! eviction. This module decides when a grace period begins and ends.
+//! The shell reports the events that may lose holds: a start, a promotion, a flush, an eviction. This module
+//! decides when a grace period begins and ends.
 
 use dlock_protocol::{Instant, Ttl};
 
@@ -11,7 +11,7 @@ use crate::queue::Name;
 /// The current grace period, and the progress of the server's start.
 #[derive(Clone, Debug)]
 pub struct Grace {
-    /// [`NEVER`] if no grace period runs.
+    /// [`PAST`] if no grace period runs.
     ends: Instant,
     /// False while the server starts: new grants are held back, but the grace period begins only when the
     /// files are loaded.
@@ -27,8 +27,8 @@ enum Start {
     Serving,
 }
 
-/// An `ends` that always lies in the past.
-const NEVER: Instant = Instant::from_micros(0);
+/// A time that always lies in the past.
+const PAST: Instant = Instant::from_micros(0);
 
 fn after(now: Instant, length: Ttl) -> Instant {
     Instant::from_micros(now.micros().saturating_add(length.millis() * 1000))
@@ -36,14 +36,14 @@ fn after(now: Instant, length: Ttl) -> Instant {
 
 impl Default for Grace {
     fn default() -> Grace {
-        Grace::at_start(None, NEVER)
+        Grace::at_start(None, PAST)
     }
 }
 
 impl Grace {
     /// The state when the module is loaded. `length` is the option's value, `None` if it is 0.
     pub fn at_start(length: Option<Ttl>, now: Instant) -> Grace {
-        let ends = length.map_or(NEVER, |length| after(now, length));
+        let ends = length.map_or(PAST, |length| after(now, length));
         Grace { ends, begun: false, start: Start::ModuleLoaded }
     }
 
@@ -73,11 +73,11 @@ impl Grace {
     }
 
     pub fn stop(&mut self) {
-        (self.ends, self.begun) = (NEVER, false);
+        (self.ends, self.begun) = (PAST, false);
     }
 
-    /// Begins a grace period on a master that may have forgotten holds. A grace period that runs already is
-    /// never shortened.
+    /// Begins a grace period on a master that may have lost holds. A grace period that runs already is never
+    /// shortened.
     pub fn begin(&mut self, length: Ttl, now: Instant) {
         (self.ends, self.begun) = (self.ends.max(after(now, length)), true);
     }
@@ -116,7 +116,7 @@ impl Grace {
     }
 }
 
-/// Evictions of held locks. Their holders do not know of them, so they begin a grace period.
+/// Evictions of held locks. The holders are not notified of an eviction, so it begins a grace period.
 #[derive(Debug, Default)]
 pub struct Evictions {
     /// The server may evict any key, not only keys with a TTL.
@@ -146,7 +146,8 @@ impl Evictions {
         self.removed.take().is_some_and(|removed| removed == *name)
     }
 
-    /// The server reports an eviction directly after it removes the key: a later report is about another key.
+    /// The turn of the event loop has ended. The server reports an eviction directly after it removes the
+    /// key, so a later report is about another key.
     pub fn tick(&mut self) {
         self.removed = None;
     }
@@ -171,7 +172,7 @@ mod tests {
         let grace = Grace::at_start(Some(secs(5)), NOW);
         assert_eq!((grace.grants_from(), grace.runs(), grace.due()), (later(5_000), false, None));
         assert!(!grace.clone().end_if_over(later(9_000)), "a grace period that has not begun cannot end");
-        assert_eq!(Grace::at_start(None, NOW).grants_from(), NEVER);
+        assert_eq!(Grace::at_start(None, NOW).grants_from(), PAST);
     }
 
     #[test]
@@ -202,7 +203,7 @@ mod tests {
         grace.begin(secs(5), later(2_000));
         assert!(!grace.end_if_over(later(6_999)));
         assert!(grace.end_if_over(later(7_000)) && !grace.end_if_over(later(7_000)));
-        assert_eq!((grace.runs(), grace.grants_from(), grace.due()), (false, NEVER, None));
+        assert_eq!((grace.runs(), grace.grants_from(), grace.due()), (false, PAST, None));
     }
 
     #[test]

@@ -38,7 +38,7 @@
 //!
 //! assert!(matches!(acquire(b"a", 1, now), Acquired::Held(_)));
 //! assert_eq!(acquire(b"b", 2, now), Acquired::NotNow(Rank::Newcomer));
-//! // No background job has run, but the expired hold is not seen.
+//! // The first hold has expired. It no longer counts, although no background job has run.
 //! assert!(matches!(acquire(b"b", 2, Instant::from_millis(31_000)), Acquired::Held(_)));
 //! ```
 #![forbid(unsafe_code)]

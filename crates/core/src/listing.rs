@@ -46,7 +46,8 @@ pub struct Part {
 
 /// The cost of a lock in steps. An empty slot, or a queue of another database, costs one step.
 const STEPS_PER_LOCK: usize = 16;
-/// Bytes of a key that cost one step, and the product of the bytes of a key and a pattern that does.
+/// A key costs one step per this many bytes. Matching it costs one step per this many bytes of the key times
+/// bytes of the pattern.
 const BYTES_PER_STEP: usize = 64;
 
 /// The next part of an iteration over the locks of `db`, from the cursor of `list`.
@@ -118,8 +119,8 @@ fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     }
 }
 
-/// Whether the first element of the pattern, which is no star, matches this byte, and the rest of the
-/// pattern.
+/// Returns whether the first element of the pattern, which is not a star, matches the byte, and the rest of
+/// the pattern.
 fn first_matches(pattern: &[u8], byte: Option<u8>) -> (bool, Option<&[u8]>) {
     let (matches, behind): (fn(u8, u8) -> bool, _) = match pattern {
         [b'?', behind @ ..] => (|_, _| true, behind),
@@ -135,7 +136,8 @@ fn first_matches(pattern: &[u8], byte: Option<u8>) -> (bool, Option<&[u8]>) {
     (byte.is_some_and(|byte| matches(wanted, byte)), Some(behind))
 }
 
-/// Whether the byte is in the class, and the pattern after the class. The class may have no end.
+/// Returns whether the byte is in the class, and the pattern after the class. A class without `]` extends to
+/// the end of the pattern.
 fn in_class(mut class: &[u8], byte: u8) -> (bool, &[u8]) {
     let mut found = false;
     loop {
@@ -205,7 +207,7 @@ mod tests {
                 let Some(next) = part.next else { return (texts(all.waited), texts(all.scheduled)) };
                 list.cursor = next.cursor();
                 assert_eq!(Place::of(list.cursor), next);
-                assert_ne!(list.cursor, 0, "that would be the end");
+                assert_ne!(list.cursor, 0, "the cursor 0 means the end");
                 meanwhile(self);
             }
         }
@@ -282,10 +284,8 @@ mod tests {
         }
         let first = part(&list(10), 0, &world.waiting, &world.background);
         assert_eq!(first.scheduled.len(), 1);
-        assert_eq!(
-            first.next,
-            Some(Place::Scheduled(10 * STEPS_PER_LOCK as u32 - STEPS_PER_LOCK as u32 + 2))
-        );
+        // The lock cost the steps of one lock, each empty slot after it one step.
+        assert_eq!(first.next, Some(Place::Scheduled(9 * STEPS_PER_LOCK as u32 + 2)));
         assert_eq!(world.walk(list(10), |_| {}).1.len(), 49);
     }
 

@@ -21,8 +21,8 @@ pub struct Lock {
     holding: Holding,
 }
 
-/// The holds. A lock with a mode always has a holder. A lock-delay has its place in the variants that can
-/// have one, so that other locks need no room for it; no exclusive grant is made while it runs.
+/// The holds. A lock with a mode always has a holder. An exclusive hold has no room for a lock-delay: no
+/// exclusive grant is made while one runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free { delay_until: Option<Deadline>, slot: NotCompared<Option<Slot>> },

@@ -1,15 +1,16 @@
-//! The fence mark: the number on the disk that no fence exceeds, so that a start that has lost all other
-//! data, and the clock, continues above the earlier fences.
+//! The fence mark: the number on the disk that no fence exceeds. A server that starts without its other data,
+//! and with a clock that was set back, continues above it.
 //!
 //! A mark is written every 5 s while the server runs, whether or not it grants locks: otherwise the first
-//! fence after a pause would wait for the disk, fall behind the clock, or exceed the mark. This module says
-//! when, and has the bytes; [`Fences`] has the number; a thread of the shell writes it.
+//! fence after a pause would wait for the disk, fall behind the clock, or exceed the mark. This module
+//! decides when to write a mark and encodes it, [`Fences`] chooses its number, and a thread of the shell
+//! writes it.
 //!
 //! The file is one line of text, so that an operator can read it:
 //!
 //! ```text
 //!   dlock-fence-mark 1 1795179170661712 7212020084079279
-//!   |                | |                2^53 - 1 less the mark: shows whether a number is damaged
+//!   |                | |                2^53 - 1 minus the mark, as a checksum
 //!   |                | the mark
 //!   |                version
 //!   name
@@ -51,7 +52,7 @@ pub struct Marking {
 pub enum Status {
     Off,
     Ok,
-    /// It cannot be written. The server continues without it.
+    /// The mark cannot be written. The server continues without one.
     Failing,
 }
 
@@ -69,7 +70,7 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     pub now: Instant,
-    /// Greatest number up to now.
+    /// Greatest fence up to now.
     last: u64,
     /// The last mark that this server wrote to the file.
     written: Option<u64>,
@@ -97,7 +98,7 @@ impl Order {
         }
     }
 
-    /// The mark to write. It is above the mark that was found, which may have been issued.
+    /// The write with its mark, which is above the mark that was found: a fence may have reached that one.
     pub fn done(self, found: Found) -> Done {
         Done { mark: Fences::mark_for(self.now, self.last.max(found.number())), found }
     }
@@ -122,7 +123,7 @@ pub struct Done {
 /// A message for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// It can be written again.
+    /// The mark can be written again.
     Again,
     /// The mark of the previous run is this many s ahead of the clock: fences continue above it.
     Ahead(u64),
@@ -319,7 +320,8 @@ mod tests {
         assert_eq!(write_over(&mut marking, &mut fences, own, later(1)), []);
         assert_eq!(write_over(&mut marking, &mut fences, Some(ahead * 2), later(2)), [News::Shared]);
         assert_eq!(fences.last(), ahead * 2);
-        assert_eq!(write_over(&mut marking, &mut fences, Some(9), later(3)), [], "a lower mark is no news");
+        let news = write_over(&mut marking, &mut fences, Some(9), later(3));
+        assert_eq!(news, [], "a lower mark is not reported");
     }
 
     #[test]

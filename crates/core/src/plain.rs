@@ -1,18 +1,18 @@
 //! Plain commands: commands that are logged verbatim instead of an effect.
 //!
-//! An effect costs the server nearly half as much again as the command. So the two most frequent steps are
-//! logged without one: a RELEASE that leaves an empty lock, and an ACQUIRE without options that begins a hold
-//! in the ms of the last effect, with the fence after the last one. That effect carried the clock and the
-//! fence, and readers count on from there. So at most one grant of each ms is an effect. Plain commands are
-//! as final as effects: they give the same holds, fences and deadlines.
+//! An effect adds nearly half to the cost of a command. So the two most frequent steps are logged without
+//! one: a RELEASE that leaves an empty lock, and an ACQUIRE without options that begins a hold in the ms of
+//! the last effect, with the fence after the last one. That effect contained the clock and the fence, from
+//! which readers derive those of the ACQUIRE. So at most one grant of each ms is an effect. Plain commands
+//! are as final as effects: they lead to the same holds, fences and deadlines.
 //!
 //! - The writer logs a plain command only if readers derive from it exactly the state that the writer has
 //!   stored ([`Plain::suffices`]). Otherwise it logs an effect.
 //! - Readers decide nothing. The result replaces the stored lock, as that of an effect does.
-//! - A log is cut at its end only, so a plain command always follows the effect that it builds on. Readers
-//!   begin at a snapshot. The writer logs an effect first after each snapshot by a child, and each snapshot
-//!   contains the state of the log: for a replica that continues after a restart, for a replica of such a
-//!   replica, and for an old master that continues its own log.
+//! - A log is cut at its end only, so a plain command always follows the effect that it builds on.
+//! - Readers begin at a snapshot. After each snapshot that a child process writes, the writer first logs an
+//!   effect. Each snapshot also contains the state of the log, from which a replica continues after a
+//!   restart, as do a replica of that replica and a former master that continues its own log.
 //! - Commands that may not be logged, such as calls by other modules, do not change that state.
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
@@ -24,7 +24,7 @@ use crate::lock::{Hold, Holding, Lock};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     pub written_by: Anchor,
-    /// The ms of the writer's clock.
+    /// Time of the last effect by the writer's clock, in ms.
     pub at: u64,
     /// The greatest fence.
     pub last: u64,
@@ -42,12 +42,12 @@ impl Known {
     fn next(self, token: TokenRef<'_>, ttl: Ttl) -> Option<Hold> {
         let granted = Instant::from_millis(self.at);
         let fence = Fence::from_outside(self.last + 1)?;
-        // Rounded up from a time within that ms, as every deadline is.
+        // Every deadline is rounded up to whole ms, and the grant was at any time within its ms.
         let deadline = granted.after_millis(ttl.millis() + 1);
         Some(Hold::new(token.to_owned(), fence, granted, deadline, ttl))
     }
 
-    /// The form in snapshots.
+    /// The state as it is written to snapshots.
     pub fn to_numbers(self) -> [u64; 4] {
         let Known { written_by: Anchor { boot, offset }, at, last } = self;
         [boot, offset as u64, at, last]
@@ -111,9 +111,9 @@ mod tests {
             let known = Known { written_by, at: 1_000, last: 41 };
             let mut lock = Lock::default();
             lock.add(known.next(token, ttl).unwrap(), Mode::Exclusive);
-            let mut behind = Some(known);
-            assert_eq!(Plain::Acquire(token, ttl).suffices(&mut behind, &lock, own), suffices);
-            assert_eq!(behind.map(|known| known.last), Some(41 + u64::from(suffices)));
+            let mut state = Some(known);
+            assert_eq!(Plain::Acquire(token, ttl).suffices(&mut state, &lock, own), suffices);
+            assert_eq!(state.map(|known| known.last), Some(41 + u64::from(suffices)));
         }
     }
 }

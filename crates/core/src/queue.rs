@@ -261,7 +261,7 @@ impl Waiting {
         self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(own)
     }
 
-    /// Renews a position with the options of the call that asked again.
+    /// Renews a queue position with the options of a repeated request.
     pub(crate) fn keep(
         &mut self,
         id: WaiterId,
@@ -524,7 +524,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    /// A longer wait keeps its place in the schedule until that is due; a shorter one moves at once.
+
+    /// An extended wait is rescheduled only when its old deadline is due, a shortened one at once.
     #[test]
     fn a_kept_position_times_out_at_its_last_deadline() {
         let at = Instant::from_millis;
@@ -550,29 +551,29 @@ mod tests {
     const OWNERS: [&str; 4] = ["", "o", "o/p", "r"];
 
     #[derive(Clone, Debug)]
-    enum Do {
+    enum Op {
         Join(usize, usize, u8),
         Leave(usize),
         Keep(usize, usize),
     }
 
-    fn any_do() -> impl Strategy<Value = Do> {
+    fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            4 => (0..2usize, 0..4usize, 0..3u8).prop_map(|(key, owner, token)| Do::Join(key, owner, token)),
-            2 => any::<usize>().prop_map(Do::Leave),
-            2 => (any::<usize>(), 0..4usize).prop_map(|(which, owner)| Do::Keep(which, owner)),
+            4 => (0..2usize, 0..4usize, 0..3u8).prop_map(|(key, owner, token)| Op::Join(key, owner, token)),
+            2 => any::<usize>().prop_map(Op::Leave),
+            2 => (any::<usize>(), 0..4usize).prop_map(|(which, owner)| Op::Keep(which, owner)),
         ]
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
-        fn a_waiter_is_marked_when_its_token_or_its_owner_waits_twice(moves in prop::collection::vec(any_do(), 1..40)) {
+        fn a_waiter_is_marked_when_its_token_or_its_owner_waits_twice(moves in prop::collection::vec(any_op(), 1..40)) {
             let (mut waiting, mut ids, now) = (Waiting::default(), Vec::new(), Instant::from_millis(0));
             let queued = || Queued::new(ClientId(1), None, None, false);
             for step in moves {
                 match step {
-                    Do::Join(key, owner, token) => {
+                    Op::Join(key, owner, token) => {
                         let (token, owner) = ([b'a' + token], OwnerId::new(OWNERS[owner].as_bytes()));
                         let request = LockRequestRef {
                             owner: owner.as_ref().map(OwnerId::borrowed),
@@ -582,17 +583,17 @@ mod tests {
                         let owner = Owner::Token(queued());
                         ids.extend(waiting.join(Newcomer { name, rank, request, owner, since: now, until: None }));
                     }
-                    Do::Leave(which) if !ids.is_empty() => {
+                    Op::Leave(which) if !ids.is_empty() => {
                         waiting.leave(ids.swap_remove(which % ids.len())).unwrap();
                     }
-                    Do::Keep(which, owner) if !ids.is_empty() => {
+                    Op::Keep(which, owner) if !ids.is_empty() => {
                         let id = ids[which % ids.len()];
                         let owner = OwnerId::new(OWNERS[owner].as_bytes());
                         let asked = waiting.get(id).unwrap().request.clone();
                         let asked = LockRequestRef { owner: owner.as_ref().map(OwnerId::borrowed), ..asked.borrowed() };
                         waiting.keep(id, &asked, queued(), now.after_millis(1));
                     }
-                    Do::Leave(_) | Do::Keep(..) => {}
+                    Op::Leave(_) | Op::Keep(..) => {}
                 }
                 let all: Vec<&Waiter> = ids.iter().filter_map(|id| waiting.get(*id)).collect();
                 for waiter in &all {

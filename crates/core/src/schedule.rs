@@ -35,8 +35,8 @@ struct Node {
     slot: u32,
 }
 
-/// The first and the last entry of a row, with their deadlines: every insertion compares all rows, and a
-/// look-up in the entries took 16 ns more.
+/// The first and the last entry of a row. Their deadlines are stored here too, because every insertion
+/// compares all rows and looking the deadlines up in the entries took 16 ns more.
 #[derive(Clone, Copy)]
 struct Row {
     first: Node,
@@ -44,7 +44,7 @@ struct Row {
 }
 
 /// Number of rows: one for each length of lease that is in use at a time. A single much longer lease may
-/// block one for a while.
+/// block a row for a while.
 const ROWS: usize = 8;
 
 /// The neighbours of an entry in its row. Two numbers: an enum would take 8 bytes more for each hold.
@@ -162,8 +162,8 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Takes an entry that is alone in its row out of it: it is due long after others, and blocks the row for
-    /// them.
+    /// Empties a row that has a single entry: the entry is due long after others and blocks the row for them.
+    /// Returns the index of the row.
     #[inline(never)]
     fn clear_a_row(&mut self) -> Option<usize> {
         let alone = |row: &Option<Row>| row.is_some_and(|row| row.first.slot == row.last.slot);
@@ -201,7 +201,7 @@ impl<T> Schedule<T> {
     }
 }
 
-/// Stores entries in chunks. A chunk without entries gives its memory back.
+/// Stores entries in chunks. The memory of a chunk without entries is freed.
 #[derive(Clone)]
 struct Slab<T> {
     chunks: Vec<Chunk<T>>,
@@ -337,7 +337,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        /// Due this many ms after the time that has passed.
+        /// Inserts an entry that is due this many ms from now.
         Insert(u64),
         Remove(usize),
         Move(usize, u64),
@@ -378,13 +378,17 @@ mod tests {
                     (before, at, due) = (at, used.place.after, used.due);
                     count += 1;
                 }
-                assert_eq!((at, before, due), (END, row.last.slot, row.last.due), "a row has no end");
+                assert_eq!(
+                    (at, before, due),
+                    (END, row.last.slot, row.last.due),
+                    "a row does not end at its last entry"
+                );
             }
             count
         }
     }
 
-    /// Enough for several chunks; Miri, a hundred times slower, sees a part of one.
+    /// Enough operations to fill several chunks. Miri is a hundred times slower, and fills a part of one.
     const MOST: usize = if cfg!(miri) { 100 } else { 3000 };
 
     proptest! {
@@ -402,7 +406,7 @@ mod tests {
                     Op::Insert(length) => {
                         let due = now + length;
                         let slot = schedule.insert(Deadline::at_millis(due), item).unwrap();
-                        prop_assert!(model.insert(slot, (due, item)).is_none(), "slot given twice");
+                        prop_assert!(model.insert(slot, (due, item)).is_none(), "a used slot was returned again");
                     }
                     Op::Remove(i) => if let Some(slot) = nth(&model, i) {
                         prop_assert_eq!(schedule.remove(slot), model.remove(&slot).map(|(_, item)| item));
@@ -432,7 +436,7 @@ mod tests {
             while let Some((_, slot)) = schedule.first() {
                 prop_assert!(schedule.remove(slot).is_some_and(|item| Some(item) == model.remove(&slot).map(|(_, item)| item)));
             }
-            prop_assert!(model.is_empty(), "not all come out");
+            prop_assert!(model.is_empty(), "some entries were never due first");
         }
     }
 
@@ -445,7 +449,7 @@ mod tests {
             }
         }
         assert_eq!(schedule.in_rows(), 3000);
-        // Each longer than the next one: each blocks a row, until it has to leave it for the next.
+        // Each entry is due before the one that was inserted last, so it needs a row of its own.
         for length in (0..1000).rev() {
             schedule.insert(Deadline::at_millis(400_000 + length), ()).unwrap();
         }
@@ -460,7 +464,7 @@ mod tests {
         while let Some((due, slot)) = schedule.first() {
             assert!(due >= last);
             last = due;
-            assert!(schedule.remove(slot).is_some(), "the first is not in use");
+            assert!(schedule.remove(slot).is_some(), "the slot of the first entry is not in use");
         }
     }
 
@@ -479,7 +483,11 @@ mod tests {
             assert_eq!((schedule.len(), schedule.get(stays)), (1, Some(&20_000)), "{round}");
             assert!(schedule.allocated() <= 2 * CHUNK, "{}", schedule.allocated());
             slots = fill(&mut schedule, 5_000);
-            assert_eq!((slots.len(), slots.contains(&stays)), (5_000, false), "a slot is given twice");
+            assert_eq!(
+                (slots.len(), slots.contains(&stays)),
+                (5_000, false),
+                "a used slot was returned again"
+            );
             assert!(schedule.allocated() <= 7 * CHUNK, "{}", schedule.allocated());
         }
         // Gaps are filled before more is allocated.

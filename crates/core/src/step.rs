@@ -21,11 +21,12 @@ pub enum End {
 pub enum Event {
     /// A hold began.
     Acquired,
-    /// A lease was set anew.
+    /// The lease of a hold was changed.
     Extended,
     /// A hold ended. Its age is in ms, at most 2^32 - 1.
     Ended(End, u32),
-    /// Many holds ended at once. They are announced as one, and counted later: see [`EndedHolds`].
+    /// Many holds ended at once. One event announces them all, and they are counted later: see
+    /// [`EndedHolds`].
     AllEnded(End),
     /// An exclusive hold became a shared one.
     Downgraded,
@@ -55,7 +56,7 @@ impl Change {
 pub struct Step {
     pub change: Change,
     pub events: SmallVec<[Event; 4]>,
-    /// A lease was granted or extended: the TTL that another command set on the key must not end the hold.
+    /// A lease was granted or changed, so a TTL that another command set on the key must not end the hold.
     pub renewed: bool,
     /// Age in ms from which a released hold counts as incident in [`RareEffects::incidents`].
     pub long_hold: Option<u32>,
@@ -78,14 +79,14 @@ pub struct RareEffects {
     pub unserved: bool,
 }
 
-/// A hold was bound to a connection, or is no longer.
+/// A hold was bound to a connection, or unbound from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
     Begins(ClientId, Token),
     Ends(ClientId, Token),
 }
 
-/// Holds of one lock that ended in one step. They are out of the lock; counting them, unbinding them and
+/// Holds of one lock that ended in one step, and are removed from it. Counting them, unbinding them and
 /// freeing their memory takes many short turns.
 #[derive(Debug)]
 pub struct EndedHolds {
@@ -98,7 +99,7 @@ pub struct EndedHolds {
 }
 
 impl EndedHolds {
-    /// Most holds of one lock that end, or are accounted for, in one turn.
+    /// Maximum number of holds of one lock that end, or are accounted for, in one turn.
     pub const SLICE: usize = 256;
 
     pub fn is_empty(&self) -> bool {
@@ -175,10 +176,10 @@ impl Step {
         self.rare().bindings.push(binding);
     }
 
-    /// A part with this many holds is never much larger than the whole lock.
+    /// A part of up to this many holds is never much larger than the whole lock.
     const FEW_PARTS: usize = 64;
 
-    /// Records a change of one hold. Only a lock with many holds is stored in parts.
+    /// Records a change of one hold. Only a shared lock or a semaphore is stored in parts.
     #[inline]
     fn part(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if matches!(lock.holding(), Holding::Crowd(_)) || matches!(self.change, Change::Part(_)) {

@@ -1,4 +1,4 @@
-//! The noted tasks of the background job. Locks that are due and timeouts are found by their time.
+//! The noted tasks of the background job. Due locks and timeouts are not noted: they are found by their time.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -89,7 +89,7 @@ pub fn split_off_other_resources(holds: &mut Bindings) -> Bindings {
     next.map_or_else(Bindings::new, |next| holds.split_off(&next))
 }
 
-/// The tasks, first come first served. A task for a lock that has one already is not added again.
+/// The tasks, first come first served. A second task to serve the same lock is not added.
 #[derive(Debug, Default)]
 pub struct Pending {
     tasks: VecDeque<Task>,
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(shown(pending.next(0)), "Serve b");
         assert_eq!(shown(pending.next(0)), "none");
         pending.push_back(serve("a"));
-        assert_eq!(shown(pending.next(0)), "Serve a", "asked for anew");
+        assert_eq!(shown(pending.next(0)), "Serve a", "a task can be added again after it was taken");
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Turn<'_> {
         Ok(fence)
     }
 
-    /// Renews a hold: its lease becomes the longer one, its count as requested.
+    /// Renews a hold: the later deadline applies, and the count changes as requested.
     pub(super) fn renew(&mut self, request: &LockRequestRef<'_>, client: ClientId) -> Result<Fence, Refusal> {
         let deadline = self.now + request.ttl;
         let step = &mut *self.step;
@@ -125,7 +125,7 @@ impl Turn<'_> {
     #[inline(never)]
     pub(super) fn expire(&mut self) {
         let now = self.now;
-        // The most frequent case, without a list.
+        // The most frequent case needs no list.
         if let Holding::Exclusive(hold) = self.lock.holding()
             && hold.deadline().passed(now)
             && let Some(hold) = &self.lock.take_exclusive()
@@ -161,7 +161,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Removes all shared holds or permits at once, to be accounted for later.
+    /// Removes all shared holds or permits at once. The background job accounts for them later.
     fn depart(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
             let unconfirmed = self.waiting.deliveries.forget(self.name);
@@ -198,7 +198,7 @@ impl Turn<'_> {
         self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
     }
 
-    /// Removes waiters from their queue, each with the connections beside it, with this outcome.
+    /// Removes waiters from their queue, each with the connections beside it. All get this outcome.
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         for id in waiters {
             let gone = self.waiting.leave_all(*id);

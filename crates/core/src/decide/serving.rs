@@ -47,8 +47,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether this turn may answer another waiter; if not, the next turn has to. A free lock is granted in
-    /// any case, or a newcomer could take it.
+    /// Whether this turn may answer another waiter; if not, a later turn does. A free lock is granted in any
+    /// case: otherwise a newcomer could acquire it.
     fn may_serve_another(&mut self) -> bool {
         if self.served >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
             self.step.rare().unserved = true;
@@ -79,9 +79,9 @@ impl Turn<'_> {
         matches!(outcome, Outcome::Granted(..))
     }
 
-    /// Grants the lock to a waiter. A queued waiter without a connection that receives the reply may be dead:
-    /// until it claims the grant, the hold costs other waiters no more than the position would have, so its
-    /// lease ends with the position and it has no lock-delay.
+    /// Grants the lock to a waiter. If no connection receives the reply to a queued waiter, its client may be
+    /// dead. Until the token claims the grant, the hold must not delay other waiters for longer than the
+    /// queue position would have: its lease ends with the position, and it has no lock-delay.
     fn hand_off(
         &mut self,
         waiter: &Waiter,
@@ -140,7 +140,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Answers the other waiters of a token that was granted the lock, unless they ask for more.
+    /// Answers the other waiters of a token that was granted the lock, if that grant is all they ask for.
     pub(super) fn answer_others(&mut self, token: &[u8]) {
         for id in self.waiting.of_token_on(token, self.name) {
             let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };
@@ -162,14 +162,14 @@ impl Turn<'_> {
         match self.waiting.deliveries.lost(self.name, token, fence, waiter, delay) {
             Some(Lost::Unclaimed(until)) if !until.passed(self.now) => {
                 let ttl = left(until, self.now);
-                let hold = self.change(token, |hold| {
+                let changed = self.change(token, |hold| {
                     hold.set_delay(Delay::NONE);
                     if until < hold.deadline() {
                         hold.set_lease(until, ttl);
                     }
                     hold.token().clone()
                 });
-                if let Some(token) = hold {
+                if let Some(token) = changed {
                     self.step.put(self.lock, token.borrowed());
                 }
                 return;
@@ -183,7 +183,7 @@ impl Turn<'_> {
     }
 }
 
-/// The ms from now until then, as a lease.
+/// The time from now to `until` as a lease, which is at least 1 ms.
 pub(super) fn left(until: Deadline, now: Instant) -> Ttl {
     Ttl::from_millis(until.left(now).max(1)).unwrap_or(Ttl::MAX)
 }

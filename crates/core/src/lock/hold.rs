@@ -27,7 +27,7 @@ pub struct Hold {
     /// Time of the grant, in ms.
     granted: Number<6>,
     ttl: Ttl,
-    /// The connection of the grant, for people to read. 0 if unknown.
+    /// The connection of the grant, which is only displayed. 0 if unknown.
     client: NotCompared<Number<5>>,
     /// The slot of a lock that this hold has exclusively: see [`super::Lock::slot`].
     pub(super) slot: NotCompared<Option<Slot>>,
@@ -277,13 +277,13 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_knows_its_client_unless_the_id_is_0_or_too_large() {
+    fn a_hold_stores_its_client_unless_the_id_is_0_or_too_large() {
         let token = Token::new(b"t").unwrap();
         let (granted, deadline) = (Instant::from_millis(1), Deadline::at_millis(2));
         let mut hold = Hold::new(token, Fence::MIN, granted, deadline, Ttl::MAX);
-        for (client, known) in [(0, None), (7, Some(ClientId(7))), (1 << 40, None)] {
+        for (client, stored) in [(0, None), (7, Some(ClientId(7))), (1 << 40, None)] {
             hold.set_client(ClientId(client));
-            assert_eq!(hold.client(), known);
+            assert_eq!(hold.client(), stored);
         }
     }
 }

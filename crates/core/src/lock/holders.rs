@@ -124,7 +124,7 @@ impl Holders {
         }
     }
 
-    /// Adds a hold. Its token must have none here.
+    /// Adds a hold. Its token must not have one here yet.
     pub fn push(&mut self, hold: Hold) {
         match self {
             Holders::Few(holds) if holds.len() < FEW => holds.push(hold),
@@ -149,7 +149,7 @@ impl Holders {
         removed
     }
 
-    /// Removes expired holds, at most `most` of many in deadline order, or all of few.
+    /// Removes expired holds: from a list all of them, from rows at most `most` in deadline order.
     pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
         let taken = match self {
             Holders::Few(holds) => holds.extract_if(.., |hold| hold.deadline().passed(now)).collect(),
@@ -159,7 +159,7 @@ impl Holders {
         taken
     }
 
-    /// Removes any `most` holds.
+    /// Removes up to `most` holds, no matter which.
     pub fn take_some(&mut self, most: usize) -> Vec<Hold> {
         match self {
             Holders::Few(holds) => holds.split_off(holds.len().saturating_sub(most)),
@@ -221,11 +221,11 @@ mod tests {
     /// A hold with a random fence, grant and deadline in ms, and lock-delay.
     fn any_hold() -> impl Strategy<Value = Hold> {
         (0..60u8, 1..1000u64, 0..40u64, 1..40u64, 0..3u32).prop_map(|(token, fence, granted, end, delay)| {
-            let token = Token::new(&[token]).expect("a token");
-            let fence = Fence::from_outside(fence).expect("a fence");
+            let token = Token::new(&[token]).expect("the token is valid");
+            let fence = Fence::from_outside(fence).expect("the fence is valid");
             let granted = Instant::from_millis(granted);
             let mut hold = Hold::new(token, fence, granted, Deadline::at_millis(end), Ttl::MAX);
-            let delay = Delay::from_millis(delay.into()).expect("a delay");
+            let delay = Delay::from_millis(delay.into()).expect("the delay is valid");
             hold.set_extras(Extras { delay, ..Extras::NONE });
             hold
         })

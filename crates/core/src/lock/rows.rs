@@ -12,7 +12,7 @@ use super::Hold;
 pub(crate) struct Rows {
     /// The deadline of each token's hold, which gives its place in the rows.
     due: BTreeMap<Token, Deadline>,
-    /// Never empty rows, in the order of deadline and token.
+    /// In the order of deadline and token. No row is empty.
     rows: VecDeque<Row>,
     /// Sum of [`Hold::heap_size`].
     pub(super) heap: usize,
@@ -26,7 +26,7 @@ struct Row {
     delay_until: Option<Deadline>,
 }
 
-/// Most holds in a row.
+/// Maximum number of holds in a row.
 const ROW: usize = if cfg!(test) { 4 } else { 64 };
 
 impl Row {
@@ -48,7 +48,7 @@ impl Row {
         self.delay_until = self.delay_until.max(hold.delay_until());
     }
 
-    /// Updates the figures after a hold has left. Only figures of which it was the extreme can have changed.
+    /// Updates the figures after a hold has left. They can change only if the hold had one of these values.
     fn left(&mut self, hold: &Hold) {
         let delay_until = hold.delay_until();
         if self.fence == Some(hold.fence())
@@ -168,13 +168,13 @@ impl Rows {
         self.due.insert(hold.token().clone(), hold.deadline());
         let (mut row, mut at) = self.place(hold.deadline(), hold.token().as_bytes());
         if let Some(last) = self.rows.len().checked_sub(1).filter(|last| *last < row) {
-            // Later than all others: into the last row.
+            // A hold that expires after all others joins the last row.
             (row, at) = (last, self.rows[last].holds.len());
         }
         match self.rows.get_mut(row) {
             None => self.rows.push_back(Row::new(Vec::new())),
             Some(full) if full.holds.len() == ROW => {
-                // Most holds come last and fill row after row.
+                // Most new holds expire after all others, and so fill one row after another.
                 let half = if at == ROW { ROW } else { ROW / 2 };
                 let rest = full.holds.split_off(half);
                 full.sum_up();

@@ -81,7 +81,7 @@ pub enum Owner {
 pub struct Queued {
     /// The connection that asked last. An EPHEMERAL position ends with it.
     pub client: ClientId,
-    /// The user that asks. `None` if no user does.
+    /// The user that sent the request. `None` if no user did.
     pub user: Option<Bytes>,
     pub notify: Option<Notify>,
     /// Whether the notification is published on the shard of the key.
@@ -139,9 +139,9 @@ impl Waiter {
 /// What a grant changed, so that a grant that could not be delivered can be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granted {
-    /// It began a hold.
+    /// The grant began a hold.
     New,
-    /// It made a sharer the exclusive holder.
+    /// The grant made a sharer the exclusive holder.
     Upgrade,
     /// The token held the lock already.
     Renewal,
@@ -151,17 +151,17 @@ pub enum Granted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Granted(Fence, Granted),
-    /// Its wait timed out.
+    /// The wait timed out.
     TimedOut,
-    /// CANCEL removed it from the queue, or the connection closed that its position was bound to.
+    /// CANCEL removed the waiter, or the connection that its position was bound to has closed.
     Cancelled,
-    /// Its own token removed it: by RELEASE, or to wait in another mode.
+    /// The waiter's own token removed it: by RELEASE, or to wait in another mode.
     Left,
-    /// Its request had become impossible when its turn came.
+    /// The request had become impossible when the waiter's turn came.
     Refused(Refusal),
 }
 
-/// A node of the wait-for graph. It releases nothing while it waits.
+/// A node of the wait-for graph. The search assumes that a party releases nothing while it waits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Party {
     /// A token without an owner.
