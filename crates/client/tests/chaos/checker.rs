@@ -1,4 +1,4 @@
-//! Records that the checker must accept or reject.
+//! Tests of the checker: records that it must accept, and records that it must reject.
 
 use crate::record::{Record, Write};
 use dlock_testkit::history::{At, Grant, Hold, Mode};
@@ -13,54 +13,54 @@ fn write(hold: &str, fence: i64, accepted: bool) -> Write {
 }
 
 #[track_caller]
-fn rejected(holds: &[Hold], writes: &[Write], words: &str) {
-    let wrong = Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong();
-    assert_eq!(wrong.len(), 1, "{wrong:?}");
-    assert!(wrong[0].contains(words), "{wrong:?} says nothing of {words:?}");
+fn assert_rejected(holds: &[Hold], writes: &[Write], words: &str) {
+    let violations = Record { holds: holds.to_vec(), writes: writes.to_vec() }.violations();
+    assert_eq!(violations.len(), 1, "{violations:?}");
+    assert!(violations[0].contains(words), "{violations:?} does not mention {words:?}");
 }
 
 #[test]
 fn the_checker_accepts_consecutive_holds_and_a_refused_stale_write() {
     let holds = [hold("a", 10, 20, 1), hold("b", 20, 30, 2)];
     let writes = [write("a", 1, true), write("b", 2, true), write("a", 1, false), write("b", 2, true)];
-    assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong(), [""; 0]);
+    assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.violations(), [""; 0]);
 }
 
 #[test]
-fn the_checker_accepts_a_stale_write_before_the_next_holders_first() {
+fn the_checker_accepts_a_stale_write_before_the_first_write_of_the_next_holder() {
     let holds = [hold("a", 10, 20, 1), hold("b", 25, 30, 2)];
     let writes = [write("a", 1, true), write("b", 2, true)];
-    assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.wrong(), [""; 0]);
+    assert_eq!(Record { holds: holds.to_vec(), writes: writes.to_vec() }.violations(), [""; 0]);
 }
 
 #[test]
-fn the_checker_reads_a_late_end_as_before_the_next_hold() {
-    // The client was paused during its acquisition, and the next one was faster.
+fn the_checker_counts_a_hold_that_was_received_after_its_end_from_its_end() {
+    // The first client was paused during its acquisition, and the second one acquired meanwhile.
     let record = Record { holds: vec![hold("a", 40, 20, 1), hold("b", 25, 30, 2)], writes: Vec::new() };
-    assert_eq!(record.wrong(), [""; 0]);
+    assert_eq!(record.violations(), [""; 0]);
 }
 
 #[test]
 fn the_checker_rejects_two_valid_holds_at_once() {
-    rejected(&[hold("a", 10, 30, 1), hold("b", 20, 40, 2)], &[], "a on r");
+    assert_rejected(&[hold("a", 10, 30, 1), hold("b", 20, 40, 2)], &[], "a on r");
 }
 
 #[test]
 fn the_checker_rejects_a_fence_that_does_not_rise() {
-    rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 1)], &[], "fence order");
-    rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 2)], &[], "fence order");
+    assert_rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 1)], &[], "fence order");
+    assert_rejected(&[hold("a", 10, 20, 2), hold("b", 30, 40, 2)], &[], "fence order");
 }
 
 #[test]
 fn the_checker_rejects_an_accepted_stale_write() {
     let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];
-    rejected(&holds, &[write("b", 2, true), write("a", 1, true)], "stale");
+    assert_rejected(&holds, &[write("b", 2, true), write("a", 1, true)], "stale");
 }
 
 #[test]
 fn the_checker_rejects_a_write_of_an_unknown_hold() {
-    rejected(&[], &[write("a", 1, true)], "no client had the hold");
-    rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "no client had the hold");
+    assert_rejected(&[], &[write("a", 1, true)], "no client had the hold");
+    assert_rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "no client had the hold");
 }
 
 #[test]
@@ -68,6 +68,6 @@ fn the_checker_rejects_a_gate_that_differs_from_the_store() {
     let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];
     for accepted in [true, false] {
         let last = Write { passed: !accepted, ..write("b", 2, accepted) };
-        rejected(&holds, &[write("a", 1, true), last], "gate");
+        assert_rejected(&holds, &[write("a", 1, true), last], "gate");
     }
 }

@@ -15,17 +15,17 @@ use dlock_testkit::history::{At, Grant, Hold, Mode};
 
 pub const CONTENDERS: usize = 6;
 const RESOURCES: [&str; 3] = ["ledger", "stock", "till"];
-/// Longest pause of a client that no other overtakes.
+/// Longest pause of a client, if no later holder writes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(6);
 
 /// State that the clients of a run share, and their instructions.
 pub struct Stage {
     pub store: Store,
-    pub over: AtomicBool,
-    /// While true, holders keep their holds.
-    pub stay: AtomicBool,
-    /// Number of holders that keep their holds for `stay`.
-    pub staying: AtomicUsize,
+    pub ended: AtomicBool,
+    /// While true, holders do not release their holds.
+    pub keep_holds: AtomicBool,
+    /// Number of holders that keep their holds because of `keep_holds`.
+    pub keeping: AtomicUsize,
     /// Kind of each client, and its number of holds.
     pub acquired: Vec<(String, AtomicUsize)>,
     pub counts: Counts,
@@ -40,7 +40,7 @@ pub struct Counts {
     pub stalled: AtomicUsize,
     /// An acquisition was dropped in progress.
     pub dropped: AtomicUsize,
-    /// An acquisition failed: no quorum, or taken for too long.
+    /// An acquisition failed, because there was no quorum or the lock stayed taken.
     pub not_won: AtomicUsize,
     /// A hold was lost.
     pub lost: AtomicUsize,
@@ -57,14 +57,14 @@ pub struct Contender<'a> {
 }
 
 impl Stage {
-    /// `others` are the kinds of the clients in other languages.
-    pub fn new(store: Store, others: impl Iterator<Item = String>) -> Stage {
-        let kinds = (0..CONTENDERS).map(|_| "Rust".to_string()).chain(others);
+    /// `foreign_kinds` are the kinds of the clients in other languages.
+    pub fn new(store: Store, foreign_kinds: impl Iterator<Item = String>) -> Stage {
+        let kinds = (0..CONTENDERS).map(|_| "Rust".to_string()).chain(foreign_kinds);
         Stage {
             store,
-            over: AtomicBool::default(),
-            stay: AtomicBool::default(),
-            staying: AtomicUsize::default(),
+            ended: AtomicBool::default(),
+            keep_holds: AtomicBool::default(),
+            keeping: AtomicUsize::default(),
             acquired: kinds.map(|kind| (kind, AtomicUsize::default())).collect(),
             counts: Counts::default(),
         }
@@ -73,7 +73,7 @@ impl Stage {
 
 impl Contender<'_> {
     pub async fn work(mut self) -> Vec<Hold> {
-        while !self.stage.over.load(Relaxed) {
+        while !self.stage.ended.load(Relaxed) {
             let resource = *self.random.of(&RESOURCES);
             let (asked, pauses) = (at(now()), self.random.once_in(25));
             match self.acquire(resource, !pauses).await {
@@ -87,14 +87,14 @@ impl Contender<'_> {
 
     async fn acquire(&mut self, resource: &str, renew: bool) -> Option<Held> {
         if self.random.once_in(40) {
-            let (before, length) = (self.ms(20), self.ms(1_500));
+            let (before, length) = (self.random_ms(20), self.random_ms(1_500));
             self.stage.counts.stalled.fetch_add(1, Relaxed);
             tokio::spawn(async move {
                 tokio::time::sleep(before).await;
                 thread::sleep(length);
             });
         }
-        let timeout = if self.random.once_in(20) { self.ms(30) } else { Duration::from_secs(60) };
+        let timeout = if self.random.once_in(20) { self.random_ms(30) } else { Duration::from_secs(60) };
         match tokio::time::timeout(timeout, self.locks.acquire(resource, renew)).await {
             Ok(held) => held,
             Err(_) => {
@@ -130,45 +130,45 @@ impl Contender<'_> {
         self.locks.release(resource, held).await;
     }
 
-    /// Writes until its time is over or the hold is lost.
+    /// Writes until the hold has lasted for its planned length or is lost.
     async fn write_on(&mut self, held: &Held, write: impl Fn()) {
         let stage = self.stage;
-        let until = now() + self.stay();
-        let mut stays = false;
+        let until = now() + self.hold_length();
+        let mut keeps = false;
         loop {
             write();
-            tokio::time::sleep(self.ms(10)).await;
+            tokio::time::sleep(self.random_ms(10)).await;
             if held.is_lost() {
                 stage.counts.lost.fetch_add(1, Relaxed);
                 break;
             }
-            if stage.stay.load(Relaxed) {
-                if !stays {
-                    stage.staying.fetch_add(1, Relaxed);
+            if stage.keep_holds.load(Relaxed) {
+                if !keeps {
+                    stage.keeping.fetch_add(1, Relaxed);
                 }
-                stays = true;
+                keeps = true;
             } else if now() >= until {
                 break;
             }
         }
-        stage.staying.fetch_sub(usize::from(stays), Relaxed);
+        stage.keeping.fetch_sub(usize::from(keeps), Relaxed);
     }
 
     /// Sleeps until the validity has ended and a newer holder has written.
     fn pause(&self, resource: &str, held: &Held) {
         let (end, limit) = (held.valid_until(), now() + LONGEST_PAUSE);
         let overtaken = || now() > end && self.stage.store.is_past(resource, held.fence());
-        while now() < limit && !overtaken() && !self.stage.over.load(Relaxed) {
+        while now() < limit && !overtaken() && !self.stage.ended.load(Relaxed) {
             thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// Returns the length of a hold, mostly short.
-    fn stay(&mut self) -> Duration {
-        if self.random.once_in(20) { self.ms(1_500) } else { self.ms(5) }
+    fn hold_length(&mut self) -> Duration {
+        if self.random.once_in(20) { self.random_ms(1_500) } else { self.random_ms(5) }
     }
 
-    fn ms(&mut self, most: usize) -> Duration {
+    fn random_ms(&mut self, most: usize) -> Duration {
         Duration::from_millis(self.random.below(most + 1) as u64)
     }
 }

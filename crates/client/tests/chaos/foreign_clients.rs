@@ -12,7 +12,7 @@ use nix::time::{ClockId, clock_gettime};
 use crate::contender::Stage;
 use dlock_testkit::history::{At, Grant, Hold, Mode};
 
-pub struct Other {
+pub struct ForeignClient {
     number: usize,
     program: String,
     process: Child,
@@ -23,27 +23,27 @@ pub fn programs() -> Vec<String> {
     named.split(';').map(str::trim).filter(|program| !program.is_empty()).map(String::from).collect()
 }
 
-/// Returns the last word of the program, its kind.
+/// Returns the kind of a client, which is the last word of its command, for example `asyncio`.
 pub fn kind(program: &str) -> String {
     program.rsplit(' ').next().unwrap_or(program).to_string()
 }
 
-impl Other {
+impl ForeignClient {
     /// Starts the client, which runs until its input is dropped.
-    pub fn start(number: usize, program: &str, urls: &[String], lease: Duration) -> (Other, ChildStdin) {
+    pub fn start(number: usize, program: &str, urls: &[String], lease: Duration) -> (Self, ChildStdin) {
         let mut words = program.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words).arg(number.to_string()).arg(lease.as_millis().to_string()).args(urls);
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
         let input = process.stdin.take().expect("a pipe");
-        (Other { number, program: program.into(), process }, input)
+        (ForeignClient { number, program: program.into(), process }, input)
     }
 
     /// Performs the writes that the client prints, and returns its holds.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
-        // The clients' clock stops while the machine is suspended.
+        // The clock of the clients stops while the machine is suspended.
         let offset = offset();
         let output = BufReader::new(self.process.stdout.take().expect("a pipe"));
         for line in output.lines() {
@@ -63,10 +63,10 @@ impl Other {
                     let (key, token, mode) = (resource.into(), name.into(), Mode::Exclusive);
                     holds.push(Hold { key, token, mode, asked, grant, gone: None });
                 }
-                _ => panic!("{} says {line:?}", self.program),
+                _ => panic!("{} printed {line:?}", self.program),
             }
         }
-        let status = self.process.wait().expect("the child ends");
+        let status = self.process.wait().expect("the client ends");
         assert!(status.success(), "{}: {status}", self.program);
         holds
     }

@@ -29,7 +29,7 @@ impl Links {
         Links::with_order(kind, masters, clients, |_| false)
     }
 
-    /// Starts masters and links; some clients see addresses in reverse order.
+    /// Starts masters and links. `reversed` selects the clients with addresses in reverse order.
     pub fn with_order(
         kind: &ServerKind,
         masters: usize,
@@ -62,12 +62,13 @@ impl Links {
     }
 
     /// Cuts one client's link to the master where all clients queue.
-    pub fn cut_from_the_head(&self, client: usize, cut: Cut) {
+    pub fn cut_from_queue_master(&self, client: usize, cut: Cut) {
         self.links[client][0].set_cut(cut);
     }
 }
 
-/// Port numbers rise or fall with the masters: clients that sorted by address would differ.
+/// Opens the links of one client. Their port numbers rise in the order of the masters, or fall if `reversed`,
+/// so that clients that sorted the masters by address would choose different queues.
 fn links(masters: &[Server], reversed: bool, network: &Handle, random: &mut Random) -> Vec<Proxy> {
     let mut bound: Vec<TcpListener> = (masters.iter())
         .map(|_| network.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port"))
@@ -76,8 +77,8 @@ fn links(masters: &[Server], reversed: bool, network: &Handle, random: &mut Rand
     if reversed {
         bound.reverse();
     }
-    let each = masters.iter().zip(bound);
-    each.map(|(master, listener)| Proxy::at(listener, master.port(), network, random.branch())).collect()
+    let pairs = masters.iter().zip(bound);
+    pairs.map(|(master, listener)| Proxy::at(listener, master.port(), network, random.branch())).collect()
 }
 
 /// Runs all clients for `length`. Returns the number of acquisitions of each.

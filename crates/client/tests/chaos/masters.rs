@@ -23,13 +23,13 @@ pub enum Fault {
     /// Requests and replies are lost, with their connections.
     Lossy,
     /// Requests are lost, while the connections stay open.
-    Deaf,
+    LosesRequests,
     /// Replies are lost, while the connections stay open.
-    Mute,
+    LosesReplies,
     /// The wall clock is set forward or back, and later corrected.
     ClockSet,
     /// Killed and restarted without data and with a wrong clock; then again with the right one.
-    BackWithWrongClock,
+    RestartedWithWrongClock,
 }
 
 impl Fault {
@@ -38,10 +38,10 @@ impl Fault {
         Fault::Stopped,
         Fault::Slow,
         Fault::Lossy,
-        Fault::Deaf,
-        Fault::Mute,
+        Fault::LosesRequests,
+        Fault::LosesReplies,
         Fault::ClockSet,
-        Fault::BackWithWrongClock,
+        Fault::RestartedWithWrongClock,
     ];
 }
 
@@ -73,26 +73,26 @@ impl Masters {
         self.each.iter().map(|master| master.proxy.url()).collect()
     }
 
-    pub fn strike(&mut self, place: usize, fault: Fault, random: &mut Random) {
+    pub fn inject(&mut self, place: usize, fault: Fault, random: &mut Random) {
         self.count(&format!("{fault:?}"), 1);
         let master = &mut self.each[place];
         match fault {
             Fault::Killed => master.server.kill9(),
             Fault::Stopped => master.server.pause(),
             Fault::Slow => master.proxy.set_delay(Duration::from_millis(60)),
-            Fault::Lossy => master.proxy.set_loses(8),
-            Fault::Deaf => master.proxy.set_cut(Cut::Requests),
-            Fault::Mute => master.proxy.set_cut(Cut::Answers),
+            Fault::Lossy => master.proxy.set_loses_one_in(8),
+            Fault::LosesRequests => master.proxy.set_cut(Cut::Requests),
+            Fault::LosesReplies => master.proxy.set_cut(Cut::Answers),
             Fault::ClockSet => {
                 let before = master.seconds();
                 let off = *random.of(&[-24, -1, 1, 24]) * HOUR;
                 master.clock.set_off_by(off);
                 until("the server sees the step", || (master.seconds() - before).abs() >= HOUR / 2);
             }
-            Fault::BackWithWrongClock => {
+            Fault::RestartedWithWrongClock => {
                 master.server.kill9();
                 master.clock.set_off_by(*random.of(&[-24, -1, 1, 24]) * HOUR);
-                master.come_back();
+                master.restart_without_files();
             }
         }
     }
@@ -100,16 +100,16 @@ impl Masters {
     pub fn heal(&mut self, place: usize, fault: Fault) {
         let master = &mut self.each[place];
         match fault {
-            Fault::Killed => master.come_back(),
+            Fault::Killed => master.restart_without_files(),
             Fault::Stopped => master.server.resume(),
             Fault::Slow => master.proxy.set_delay(Duration::ZERO),
-            Fault::Lossy => master.proxy.set_loses(0),
-            Fault::Deaf | Fault::Mute => master.proxy.set_cut(Cut::Nothing),
+            Fault::Lossy => master.proxy.set_loses_one_in(0),
+            Fault::LosesRequests | Fault::LosesReplies => master.proxy.set_cut(Cut::Nothing),
             Fault::ClockSet => master.clock.set_off_by(0),
-            Fault::BackWithWrongClock => {
+            Fault::RestartedWithWrongClock => {
                 master.server.kill9();
                 master.clock.set_off_by(0);
-                master.come_back();
+                master.restart_without_files();
             }
         }
     }
@@ -119,11 +119,11 @@ impl Masters {
         self.count("RestartedTogether", 1);
         let first = random.below(5);
         self.each.rotate_left(first);
-        let struck = &mut self.each[..count];
-        struck.iter().for_each(|master| master.server.kill9());
+        let restarted = &mut self.each[..count];
+        restarted.iter().for_each(|master| master.server.kill9());
         thread::scope(|scope| {
-            for master in struck {
-                scope.spawn(|| master.come_back());
+            for master in restarted {
+                scope.spawn(|| master.restart_without_files());
             }
         });
     }
@@ -135,9 +135,9 @@ impl Masters {
         }
     }
 
-    /// Returns the numbers of delayed and of lost pieces.
-    pub fn weather(&self) -> (usize, usize) {
-        let sum = |of: fn(&Proxy) -> usize| self.each.iter().map(|master| of(&master.proxy)).sum();
+    /// Returns the numbers of the pieces that the proxies have delayed and lost.
+    pub fn pieces(&self) -> (usize, usize) {
+        let sum = |count: fn(&Proxy) -> usize| self.each.iter().map(|master| count(&master.proxy)).sum();
         (sum(Proxy::delayed), sum(Proxy::lost))
     }
 
@@ -147,8 +147,8 @@ impl Masters {
 }
 
 impl Master {
-    /// Restarts it with an empty disk, without its fence mark.
-    fn come_back(&mut self) {
+    /// Restarts the server without its data and without its fence mark.
+    fn restart_without_files(&mut self) {
         let mark = format!("dlock-{}.fence", self.server.port());
         drop(fs::remove_file(self.server.dir().join(mark)));
         self.server.restart();

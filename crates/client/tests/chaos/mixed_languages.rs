@@ -19,15 +19,15 @@ use dlock_testkit::{Server, ServerKind, each_server, until};
 const CLIENTS: usize = 2;
 const LENGTH: Duration = Duration::from_secs(10);
 
-/// A program that acquires and releases until this is dropped.
-struct Beside {
+/// A client in another language. It acquires and releases until this value is dropped.
+struct SteadyClient {
     process: Child,
     input: Option<ChildStdin>,
     held: Arc<AtomicUsize>,
 }
 
-impl Beside {
-    fn start(number: usize, program: &str, links: &[Proxy]) -> Beside {
+impl SteadyClient {
+    fn start(number: usize, program: &str, links: &[Proxy]) -> SteadyClient {
         let mut words = program.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words).arg(number.to_string()).arg("10000").args(links.iter().map(Proxy::url));
@@ -42,7 +42,7 @@ impl Beside {
                 count.fetch_add(usize::from(line.expect("text") == "holds"), Relaxed);
             }
         });
-        Beside { process, input, held }
+        SteadyClient { process, input, held }
     }
 
     fn held(&self) -> usize {
@@ -50,7 +50,7 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for SteadyClient {
     fn drop(&mut self) {
         drop(self.input.take());
         let _ = self.process.wait();
@@ -64,16 +64,17 @@ fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime").block_on(async {
         let mut clients = links.clients().await;
         clients.truncate(CLIENTS);
-        let places = links.links.iter().enumerate().skip(CLIENTS);
-        let others: Vec<Beside> =
-            places.zip(programs).map(|((place, links), it)| Beside::start(place, it, links)).collect();
-        until("each has held it", || others.iter().all(|one| one.held() > 0));
+        let mut foreign = Vec::new();
+        for (number, program) in (CLIENTS..).zip(programs) {
+            foreign.push(SteadyClient::start(number, program, &links.links[number]));
+        }
+        until("each foreign client has held the lock", || foreign.iter().all(|client| client.held() > 0));
         if stops {
             links.masters[0].pause();
         }
-        let before: Vec<usize> = others.iter().map(Beside::held).collect();
+        let before: Vec<usize> = foreign.iter().map(SteadyClient::held).collect();
         counts = compete(&clients, LENGTH).await;
-        counts.extend(others.iter().zip(before).map(|(one, before)| one.held() - before));
+        counts.extend(foreign.iter().zip(before).map(|(client, before)| client.held() - before));
         links.masters.iter().for_each(Server::resume);
     });
     counts
@@ -84,7 +85,8 @@ fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
 fn clients_of_all_languages_leave_a_stopped_master_for_the_same_queue(kind: &ServerKind) {
     let programs = foreign_clients::programs();
     let rust = (0..CLIENTS).map(|_| "Rust".into());
-    let kinds: Vec<String> = rust.chain(programs.iter().map(|it| foreign_clients::kind(it))).collect();
+    let kinds: Vec<String> =
+        rust.chain(programs.iter().map(|program| foreign_clients::kind(program))).collect();
     let [healthy, stopped] = [false, true].map(|stops| {
         let counts = shares(kind, &programs, stops);
         let (sum, jain) = (counts.iter().sum::<usize>(), jain(&counts));
@@ -93,5 +95,5 @@ fn clients_of_all_languages_leave_a_stopped_master_for_the_same_queue(kind: &Ser
         counts
     });
     let sum = |counts: &[usize]| counts.iter().sum::<usize>();
-    assert!(sum(&stopped) >= sum(&healthy) / 2 && jain(&stopped) >= 0.8, "{stopped:?}, not {healthy:?}");
+    assert!(sum(&stopped) >= sum(&healthy) / 2 && jain(&stopped) >= 0.8, "stopped: {stopped:?}, {healthy:?}");
 }

@@ -1,4 +1,4 @@
-//! Progress and fairness: the cost of one client's faults, and of the queue master's, for the other clients.
+//! Progress and fairness: what a fault of one client, or of the queue's master, costs the other clients.
 //! `make chaos` runs the long forms, which print their measurements.
 
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, queue, rounds, unt
 const CLIENTS: usize = 6;
 
 /// Number of waiting tasks of one client.
-const CROWD: usize = 20;
+const TASKS: usize = 20;
 
 fn block_on(test: impl Future<Output = ()>) {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime").block_on(test);
 }
 
 /// Returns the number of rounds without a winner. In each round all clients try at the same moment. Each
-/// client has one master without latency; the others are `one_way` ms away.
+/// client has one master without latency. Messages to and from its other masters take `one_way` ms.
 fn rounds_without_winner(
     kind: &ServerKind,
     clients: usize,
@@ -31,8 +31,8 @@ fn rounds_without_winner(
     rounds: usize,
 ) -> usize {
     let links = Links::start(kind, masters, clients);
-    for (number, of_client) in links.links.iter().enumerate() {
-        for (master, link) in of_client.iter().enumerate() {
+    for (number, links_of_client) in links.links.iter().enumerate() {
+        for (master, link) in links_of_client.iter().enumerate() {
             link.set_latency(Duration::from_millis(if master == number { 0 } else { one_way }));
         }
     }
@@ -51,15 +51,15 @@ fn rounds_without_winner(
                     (acquired, now().saturating_since(begun))
                 })
             });
-            let mut won = Vec::new();
+            let mut guards = Vec::new();
             for attempt in tries.collect::<Vec<_>>() {
                 let (acquired, length) = attempt.await.expect("no panic");
                 longest = longest.max(length);
-                won.extend(acquired);
+                guards.extend(acquired);
             }
-            assert!(won.len() <= 1, "two winners");
-            without_winner += usize::from(won.is_empty());
-            for guard in won {
+            assert!(guards.len() <= 1, "a round has two winners");
+            without_winner += usize::from(guards.is_empty());
+            for guard in guards {
                 // On a busy machine a release may time out; the client repeats it in the background.
                 let released = guard.release().await;
                 assert!(!matches!(released, Err(ReleaseError::NotHeld(_))), "{released:?}");
@@ -118,18 +118,18 @@ fn shares_over(
 
 fn all_shares_are_fair(kind: &ServerKind, length: Duration) {
     let mut wrong = Vec::new();
-    let mut judge = |name: &str, counts: &[usize]| {
+    let mut check = |name: &str, counts: &[usize]| {
         if !is_fair(counts) {
             wrong.push(format!("{name}: {counts:?}"));
         }
     };
     for cut in [Cut::Closed, Cut::Both, Cut::Requests, Cut::Answers] {
         let name = format!("one client's {cut:?} cut");
-        judge(&name, &shares(kind, &name, length, |links| links.cut_from_the_head(0, cut)));
+        check(&name, &shares(kind, &name, length, |links| links.cut_from_queue_master(0, cut)));
     }
     let name = "one client sorts the addresses differently";
     let reversed = Links::with_order(kind, 3, CLIENTS, |client| client == 0);
-    judge(name, &shares_over(reversed, kind, name, length, |_| ()));
+    check(name, &shares_over(reversed, kind, name, length, |_| ()));
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
@@ -148,14 +148,14 @@ fn many_tasks_of_one_client_get_a_fair_share(kind: &ServerKind) {
         let links = Links::start(kind, 3, 3);
         block_on(async {
             let clients = links.clients().await;
-            links.cut_from_the_head(1, cut);
-            let crowd = std::iter::repeat_n(clients[0].clone(), CROWD);
-            let all: Vec<Client> = clients[1..].iter().cloned().chain(crowd).collect();
+            links.cut_from_queue_master(1, cut);
+            let tasks = std::iter::repeat_n(clients[0].clone(), TASKS);
+            let all: Vec<Client> = clients[1..].iter().cloned().chain(tasks).collect();
             let counts = compete(&all, Duration::from_secs(10)).await;
             let sum: usize = counts.iter().sum();
             let (name, jain) = (&kind.name, jain(&counts));
             println!(
-                "{name}: {cut:?} cut for one client beside {CROWD} tasks of another: {counts:?}, {sum}, Jain {jain:.2}"
+                "{name}: {cut:?} cut for one client, with {TASKS} tasks of another: {counts:?}, {sum}, Jain {jain:.2}"
             );
             assert!(is_fair(&counts), "{counts:?}");
         });
@@ -173,7 +173,7 @@ fn throughput_stays_above_half_when_the_queue_master_stops(kind: &ServerKind) {
     assert!(stopped >= healthy / 2 && jain(&counts) >= 0.9, "{stopped} instead of {healthy}: {counts:?}");
 }
 
-/// A remaining hold on the queue master alone costs newcomers one round trip.
+/// A stale hold on the queue master alone costs newcomers one round trip.
 #[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
 fn a_hold_on_one_master_alone_delays_no_client(kind: &ServerKind) {
@@ -207,11 +207,11 @@ fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
         let guard = lock.acquire().await.expect("the lock is free");
         let held = || !queue::holders(&mut links.masters[0].connect(), "r").is_empty();
         until("the first master has the hold", held);
-        links.cut_from_the_head(0, Cut::Requests);
-        guard.release().await.expect("two have answered");
+        links.cut_from_queue_master(0, Cut::Requests);
+        guard.release().await.expect("two of three answer");
         client.flush().await;
         assert!(held(), "the RELEASE was lost");
-        links.cut_from_the_head(0, Cut::Nothing);
+        links.cut_from_queue_master(0, Cut::Nothing);
         until("the first master has released the hold", || !held());
     });
 }
@@ -227,7 +227,7 @@ fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
         let lock = links.client(0).await.lock("r").ttl(Duration::from_secs(600));
         let wait = tokio::spawn(lock.acquire());
         until("the client waits", || !queue::tokens(&mut conn, "r").is_empty());
-        // The client's subscribed connection. Requests use other connections.
+        // The first field is the id of the client's subscribed connection.
         let subscribers = || master.connect().ok("CLIENT LIST TYPE pubsub").text();
         let id = |list: String| list.split_whitespace().next().map(str::to_owned);
         let connected = id(subscribers());
@@ -238,9 +238,9 @@ fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
         assert!(!wait.is_finished());
         link.set_cut(Cut::Nothing);
         let acquired = tokio::time::timeout(TIMEOUT, wait).await.expect("the waiter polls");
-        let guard = acquired.expect("no panic").expect("the waiter was first");
+        let guard = acquired.expect("no panic").expect("the waiter is the head of the queue");
         assert!(connected.is_some());
-        assert_eq!(id(subscribers()), connected, "no reconnect");
+        assert_eq!(id(subscribers()), connected, "the client has not reconnected");
         guard.release().await.expect("the lock is held");
     });
 }

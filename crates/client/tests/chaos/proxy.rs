@@ -17,11 +17,11 @@ use dlock_testkit::Random;
 /// Forwards bytes to a master and back, without delay by default.
 pub struct Proxy {
     port: u16,
-    weather: Arc<Weather>,
+    network: Arc<Network>,
 }
 
 /// Interval at which a connection with losses checks whether it may close.
-const LOOK: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Kind of loss while the connections stay open. Connections with losses close afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,14 +36,14 @@ pub enum Cut {
     Closed,
 }
 
-struct Weather {
+struct Network {
     master: u16,
-    /// Greatest random delay of a piece in ms; 0 means none.
+    /// Greatest random delay in ms of a piece, which is the result of one read; 0 means none.
     delay: AtomicU64,
     /// Constant additional delay in µs.
     latency: AtomicU64,
-    /// One in this many pieces is lost with its connection; 0 means none.
-    loses: AtomicUsize,
+    /// One in `loses_one_in` pieces is lost with its connection; 0 means none.
+    loses_one_in: AtomicUsize,
     cut: AtomicU8,
     random: Mutex<Random>,
     delayed: AtomicUsize,
@@ -58,18 +58,18 @@ impl Proxy {
 
     pub fn at(listener: TcpListener, master: u16, runtime: &Handle, random: Random) -> Proxy {
         let port = listener.local_addr().expect("its own address").port();
-        let weather = Arc::new(Weather {
+        let network = Arc::new(Network {
             master,
             delay: AtomicU64::new(0),
             latency: AtomicU64::new(0),
-            loses: AtomicUsize::new(0),
+            loses_one_in: AtomicUsize::new(0),
             cut: AtomicU8::new(Cut::Nothing as u8),
             random: Mutex::new(random),
             delayed: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
         });
-        runtime.spawn(accept(listener, weather.clone()));
-        Proxy { port, weather }
+        runtime.spawn(accept(listener, network.clone()));
+        Proxy { port, network }
     }
 
     pub fn port(&self) -> u16 {
@@ -81,37 +81,37 @@ impl Proxy {
     }
 
     pub fn set_delay(&self, most: Duration) {
-        self.weather.delay.store(most.as_millis() as u64, Ordering::Relaxed);
+        self.network.delay.store(most.as_millis() as u64, Ordering::Relaxed);
     }
 
     pub fn set_latency(&self, one_way: Duration) {
-        self.weather.latency.store(one_way.as_micros() as u64, Ordering::Relaxed);
+        self.network.latency.store(one_way.as_micros() as u64, Ordering::Relaxed);
     }
 
-    pub fn set_loses(&self, once_in: usize) {
-        self.weather.loses.store(once_in, Ordering::Relaxed);
+    pub fn set_loses_one_in(&self, pieces: usize) {
+        self.network.loses_one_in.store(pieces, Ordering::Relaxed);
     }
 
     pub fn set_cut(&self, cut: Cut) {
-        self.weather.cut.store(cut as u8, Ordering::Relaxed);
+        self.network.cut.store(cut as u8, Ordering::Relaxed);
     }
 
     /// Returns the number of delayed pieces.
     pub fn delayed(&self) -> usize {
-        self.weather.delayed.load(Ordering::Relaxed)
+        self.network.delayed.load(Ordering::Relaxed)
     }
 
     /// Returns the number of lost pieces.
     pub fn lost(&self) -> usize {
-        self.weather.lost.load(Ordering::Relaxed)
+        self.network.lost.load(Ordering::Relaxed)
     }
 }
 
-impl Weather {
+impl Network {
     /// Returns the delay of the next piece, or `None` if it is lost.
     fn next(&self) -> Option<Duration> {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-        let loses = self.loses.load(Ordering::Relaxed);
+        let loses = self.loses_one_in.load(Ordering::Relaxed);
         if self.is_cut(Cut::Closed) || (loses > 0 && random.once_in(loses)) {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -121,8 +121,8 @@ impl Weather {
         Some(random + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
     }
 
-    fn swallows(&self, this: Cut) -> bool {
-        self.is_cut(this) || self.is_cut(Cut::Both) || (this == Cut::Answers && self.is_cut(Cut::Messages))
+    fn loses(&self, way: Cut) -> bool {
+        self.is_cut(way) || self.is_cut(Cut::Both) || (way == Cut::Answers && self.is_cut(Cut::Messages))
     }
 
     fn is_cut(&self, cut: Cut) -> bool {
@@ -130,63 +130,63 @@ impl Weather {
     }
 }
 
-async fn accept(listener: TcpListener, weather: Arc<Weather>) {
+async fn accept(listener: TcpListener, network: Arc<Network>) {
     loop {
         if let Ok((client, _)) = listener.accept().await
-            && !weather.is_cut(Cut::Closed)
+            && !network.is_cut(Cut::Closed)
         {
-            tokio::spawn(carry(client, weather.clone()));
+            tokio::spawn(serve(client, network.clone()));
         }
     }
 }
 
 /// Forwards until one side closes or a piece is lost, which closes the other side too.
-async fn carry(client: TcpStream, weather: Arc<Weather>) -> io::Result<()> {
-    let master = TcpStream::connect(("127.0.0.1", weather.master)).await?;
+async fn serve(client: TcpStream, network: Arc<Network>) -> io::Result<()> {
+    let master = TcpStream::connect(("127.0.0.1", network.master)).await?;
     client.set_nodelay(true)?;
     master.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_master, to_master) = master.into_split();
     tokio::select! {
-        done = pour(from_client, to_master, &weather, Cut::Requests) => done,
-        done = pour(from_master, to_client, &weather, Cut::Answers) => done,
+        done = forward(from_client, to_master, &network, Cut::Requests) => done,
+        done = forward(from_master, to_client, &network, Cut::Answers) => done,
     }
 }
 
 /// Pieces travel in parallel and keep their order.
-async fn pour(
+async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    weather: &Weather,
-    this: Cut,
+    network: &Network,
+    way: Cut,
 ) -> io::Result<()> {
-    let (sender, mut under_way) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    let (sender, mut receiver) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let read = async {
         let (mut piece, mut last) = ([0; 4096], Instant::now());
         loop {
             let length = from.read(&mut piece).await?;
-            let Some(delay) = weather.next().filter(|_| length > 0) else { return Ok(()) };
-            if weather.swallows(this) {
-                weather.lost.fetch_add(1, Ordering::Relaxed);
-                if weather.is_cut(Cut::Messages) {
+            let Some(delay) = network.next().filter(|_| length > 0) else { return Ok(()) };
+            if network.loses(way) {
+                network.lost.fetch_add(1, Ordering::Relaxed);
+                if network.is_cut(Cut::Messages) {
                     continue;
                 }
                 // A lost piece never arrives later, and the rest of the stream is not forwarded. The
                 // connection closes in the end, so that no client waits for ever.
-                while weather.swallows(this) {
-                    sleep_until(Instant::now() + LOOK).await;
+                while network.loses(way) {
+                    sleep_until(Instant::now() + CHECK_INTERVAL).await;
                 }
                 return Ok(());
             }
             if !delay.is_zero() {
-                weather.delayed.fetch_add(1, Ordering::Relaxed);
+                network.delayed.fetch_add(1, Ordering::Relaxed);
             }
             last = last.max(Instant::now() + delay);
             let _ = sender.send((last, piece[..length].to_vec()));
         }
     };
     let write = async {
-        while let Some((due, piece)) = under_way.recv().await {
+        while let Some((due, piece)) = receiver.recv().await {
             sleep_until(due).await;
             to.write_all(&piece).await?;
         }

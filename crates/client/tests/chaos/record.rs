@@ -1,12 +1,12 @@
-//! The record of a run: holds that clients relied on and writes, and the check of both. No server, no clock.
-//! A client relies on a hold from its receipt to the end of its validity by the client's own clock, or to its
-//! release. All times are of one clock.
+//! The record of a run: the holds that clients relied on, the writes, and the check of both. A client relies
+//! on a hold from its receipt to the end of its validity by the client's own clock, or to its release. All
+//! times are of one clock.
 
 use std::collections::{BTreeMap, HashMap};
 
 use dlock_testkit::history::{At, History, Hold};
 
-/// A write, in the order of the store.
+/// A write, as the store has seen it.
 #[derive(Clone, Debug)]
 pub struct Write {
     pub resource: String,
@@ -26,29 +26,29 @@ pub struct Record {
 
 impl Record {
     /// Returns all violations.
-    pub fn wrong(&self) -> Vec<String> {
+    pub fn violations(&self) -> Vec<String> {
         [self.two_at_once(), self.out_of_order(), self.stale(), self.gate()].concat()
     }
 
-    /// Returns pairs of valid holds of one resource.
+    /// Returns pairs of holds of one resource that were valid at the same time.
     pub fn two_at_once(&self) -> Vec<String> {
         History { holds: self.holds.clone(), ..History::default() }.exclusion()
     }
 
     /// Returns fences that are not greater than the fence before.
     fn out_of_order(&self) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let mut violations = Vec::new();
         for (resource, holds) in self.in_order() {
             for pair in holds.windows(2).filter(|pair| fence(pair[0]) >= fence(pair[1])) {
-                wrong.push(format!("{resource}: fence order: {:?} and then {:?}", pair[0], pair[1]));
+                violations.push(format!("{resource}: fence order: {:?} and then {:?}", pair[0], pair[1]));
             }
         }
-        wrong
+        violations
     }
 
-    /// Returns accepted writes after a write of a later holder, or without a hold with that fence.
+    /// Returns accepted writes that follow a write of a later holder, or that have no hold with their fence.
     fn stale(&self) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let mut violations = Vec::new();
         let places: HashMap<(&str, i64), usize> = (self.in_order().into_values())
             .flat_map(|holds| holds.into_iter().enumerate())
             .map(|(place, hold)| ((hold.token.as_str(), fence(hold)), place))
@@ -56,16 +56,16 @@ impl Record {
         let mut latest: HashMap<&str, usize> = HashMap::new();
         for write in self.writes.iter().filter(|write| write.accepted) {
             let Some(&place) = places.get(&(write.hold.as_str(), write.fence)) else {
-                wrong.push(format!("no client had the hold of {write:?}"));
+                violations.push(format!("no client had the hold of {write:?}"));
                 continue;
             };
             let latest = latest.entry(&write.resource).or_default();
             if place < *latest {
-                wrong.push(format!("stale and accepted: {write:?}"));
+                violations.push(format!("stale and accepted: {write:?}"));
             }
             *latest = place.max(*latest);
         }
-        wrong
+        violations
     }
 
     /// Returns writes on which the store and the gate disagree.

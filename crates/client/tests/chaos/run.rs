@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use dlock_client::now;
 
 use crate::contender::{CONTENDERS, Contender, Counts, Stage, at};
-use crate::foreign_clients::{self, Other};
+use crate::foreign_clients::{self, ForeignClient};
 use crate::locks::Locks;
 use crate::masters::{Fault, Masters};
 use crate::record::Record;
@@ -19,15 +19,15 @@ use dlock_testkit::history::{At, Hold};
 use dlock_testkit::workers::SetAtTheEnd;
 use dlock_testkit::{Random, Server, ServerKind, until_within};
 
-/// Only a fault of the code reaches this limit: a client may be paused for seconds, with others behind it.
+/// Longer than any wait in a correct run, where clients may be paused for seconds, one after the other.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy)]
 pub enum Kind {
-    Ours,
+    Dlock,
     Unfenced,
     /// Redlock with `SET NX PX`.
-    Plain,
+    Redlock,
 }
 
 pub struct Run {
@@ -41,7 +41,7 @@ pub struct Run {
 }
 
 /// State of the fault injector.
-pub struct Scene<'a> {
+pub struct Injector<'a> {
     masters: &'a mut Masters,
     stage: &'a Stage,
     random: &'a mut Random,
@@ -49,7 +49,7 @@ pub struct Scene<'a> {
     restarts: Vec<At>,
 }
 
-pub struct Seen {
+pub struct Outcome {
     pub record: Record,
     counts: Counts,
     /// Number of holds by kind of client.
@@ -57,7 +57,7 @@ pub struct Seen {
     faults: BTreeMap<String, usize>,
     /// Number of times that masters lost a hold in use.
     forgotten: usize,
-    weather: (usize, usize),
+    pieces: (usize, usize),
 }
 
 impl Run {
@@ -69,51 +69,52 @@ impl Run {
         Run { masters, store, _network: network, random, locks, lease }
     }
 
-    /// Runs the clients during `act`.
-    pub fn during(&mut self, act: impl FnOnce(&mut Scene<'_>)) -> Seen {
+    /// Runs the clients while `inject` runs.
+    pub fn during(&mut self, inject: impl FnOnce(&mut Injector<'_>)) -> Outcome {
         let programs =
-            if matches!(self.locks, Kind::Ours) { foreign_clients::programs() } else { Vec::new() };
-        let stage = Stage::new(Store::new(&self.store), programs.iter().map(|it| foreign_clients::kind(it)));
+            if matches!(self.locks, Kind::Dlock) { foreign_clients::programs() } else { Vec::new() };
+        let foreign_kinds = programs.iter().map(|program| foreign_clients::kind(program));
+        let stage = Stage::new(Store::new(&self.store), foreign_kinds);
         let urls = self.masters.urls();
         let (locks, lease) = (self.locks, self.lease);
         let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
         let (holds, restarts) = thread::scope(|scope| {
             let (stage, urls) = (&stage, &urls);
             // Ends the clients after a panic too, or the test would hang.
-            let end = SetAtTheEnd(&stage.over);
+            let end = SetAtTheEnd(&stage.ended);
             let contenders: Vec<_> = (randoms.into_iter().enumerate())
                 .map(|(number, random)| {
                     scope.spawn(move || contend(number, stage, urls, locks, lease, random))
                 })
                 .collect();
             // Dropped after a panic too, like the guard above.
-            let (others, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
-                .map(|(place, program)| Other::start(CONTENDERS + place, program, urls, lease))
+            let (foreign, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
+                .map(|(place, program)| ForeignClient::start(CONTENDERS + place, program, urls, lease))
                 .unzip();
-            let others: Vec<_> =
-                others.into_iter().map(|other| scope.spawn(move || other.follow(stage))).collect();
-            let mut scene =
-                Scene { masters: &mut self.masters, stage, random: &mut self.random, restarts: Vec::new() };
-            act(&mut scene);
-            let restarts = scene.restarts;
+            let foreign: Vec<_> =
+                foreign.into_iter().map(|client| scope.spawn(move || client.follow(stage))).collect();
+            let (masters, random) = (&mut self.masters, &mut self.random);
+            let mut injector = Injector { masters, stage, random, restarts: Vec::new() };
+            inject(&mut injector);
+            let restarts = injector.restarts;
             drop((end, inputs));
-            let clients = contenders.into_iter().chain(others);
-            let holds = clients.flat_map(|one| one.join().expect("a client that is well"));
+            let clients = contenders.into_iter().chain(foreign);
+            let holds = clients.flat_map(|client| client.join().expect("no panic"));
             (holds.collect::<Vec<Hold>>(), restarts)
         });
-        let relied_on = |then: At| {
+        let relied_on = |time: At| {
             let grants = holds.iter().filter_map(|hold| hold.grant);
-            grants.into_iter().any(|grant| grant.at < then && then < grant.until)
+            grants.into_iter().any(|grant| grant.at < time && time < grant.until)
         };
-        let forgotten = restarts.into_iter().filter(|then| relied_on(*then)).count();
-        let Stage { store, counts, acquired: each, .. } = stage;
+        let forgotten = restarts.into_iter().filter(|time| relied_on(*time)).count();
+        let Stage { store, counts, acquired: counts_by_client, .. } = stage;
         let mut acquired = BTreeMap::new();
-        for (kind, count) in each {
+        for (kind, count) in counts_by_client {
             *acquired.entry(kind).or_default() += count.into_inner();
         }
         let record = Record { holds, writes: store.into_log() };
-        let (faults, weather) = (self.masters.faults.clone(), self.masters.weather());
-        Seen { record, counts, acquired, faults, forgotten, weather }
+        let (faults, pieces) = (self.masters.faults.clone(), self.masters.pieces());
+        Outcome { record, counts, acquired, faults, forgotten, pieces }
     }
 }
 
@@ -128,17 +129,17 @@ fn contend(
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let locks = match locks {
-            Kind::Ours => Locks::ours(urls, lease, true).await,
-            Kind::Unfenced => Locks::ours(urls, lease, false).await,
-            Kind::Plain => Locks::plain(urls, lease),
+            Kind::Dlock => Locks::dlock(urls, lease, true).await,
+            Kind::Unfenced => Locks::dlock(urls, lease, false).await,
+            Kind::Redlock => Locks::redlock(urls, lease),
         };
         Contender { number, stage, locks, random, holds: Vec::new() }.work().await
     })
 }
 
-impl Scene<'_> {
+impl Injector<'_> {
     /// Injects faults, each kind equally often. While a majority is up, every client must acquire something.
-    pub fn faults(&mut self, rounds: usize) {
+    pub fn inject(&mut self, rounds: usize) {
         let mut deck = Vec::new();
         for _ in 0..rounds {
             if deck.is_empty() {
@@ -158,31 +159,32 @@ impl Scene<'_> {
     /// Injects one fault, or two at a time, each on one master.
     fn round(&mut self, fault: Fault) {
         let place = self.random.below(5);
-        let mut struck = vec![(place, fault)];
+        let mut injected = vec![(place, fault)];
         if self.random.once_in(2) {
-            struck.push(((place + 1 + self.random.below(4)) % 5, *self.random.of(&Fault::ALL)));
+            injected.push(((place + 1 + self.random.below(4)) % 5, *self.random.of(&Fault::ALL)));
         }
-        let before = self.masters.weather();
-        for (place, fault) in &struck {
-            self.masters.strike(*place, *fault, self.random);
+        let before = self.masters.pieces();
+        for (place, fault) in &injected {
+            self.masters.inject(*place, *fault, self.random);
         }
-        self.all_clients_acquire(&format!("{struck:?}"));
-        let is_there = |fault| struck.iter().any(|(_, there)| *there == fault);
+        self.all_clients_acquire(&format!("{injected:?}"));
+        let is_injected = |fault| injected.iter().any(|(_, other)| *other == fault);
         until_within(TIMEOUT, "the network has delayed and lost messages", || {
-            let now = self.masters.weather();
-            (now.0 > before.0 || !is_there(Fault::Slow)) && (now.1 > before.1 || !is_there(Fault::Lossy))
+            let now = self.masters.pieces();
+            let has_delayed = now.0 > before.0 || !is_injected(Fault::Slow);
+            has_delayed && (now.1 > before.1 || !is_injected(Fault::Lossy))
         });
-        for (place, fault) in struck {
+        for (place, fault) in injected {
             self.masters.heal(place, fault);
         }
         self.masters.wait_out_grace();
     }
 
-    /// Kills masters while a client keeps a hold, and restarts them empty. Returns when the next client has
-    /// acquired it.
+    /// Kills masters while a client keeps a hold, and restarts them empty. Returns when another client has
+    /// acquired a lock.
     pub fn restart_under_a_hold(&mut self, count: usize) {
-        self.stage.stay.store(true, Relaxed);
-        let held = || self.stage.staying.load(Relaxed) > 0;
+        self.stage.keep_holds.store(true, Relaxed);
+        let held = || self.stage.keeping.load(Relaxed) > 0;
         until_within(TIMEOUT, "a client keeps a hold", held);
         self.restarts.push(at(now()));
         self.masters.restart_empty(count, self.random);
@@ -190,10 +192,10 @@ impl Scene<'_> {
         until_within(TIMEOUT, "another client acquires", || {
             self.acquired().iter().sum::<usize>() > before.iter().sum()
         });
-        self.stage.stay.store(false, Relaxed);
+        self.stage.keep_holds.store(false, Relaxed);
     }
 
-    /// Continues a short run until the clients had their own faults too.
+    /// Continues a short run until clients have had faults of their own.
     pub fn until_clients_failed(&self) {
         let Counts { refused, dropped, .. } = &self.stage.counts;
         until_within(TIMEOUT, "a stale write was refused, and an acquisition dropped", || {
@@ -215,9 +217,9 @@ impl Scene<'_> {
     }
 }
 
-impl Seen {
+impl Outcome {
     pub fn show(&self, server: &str, rounds: usize, violations: usize) {
-        let Seen { record, counts, acquired, faults, forgotten, weather } = self;
+        let Outcome { record, counts, acquired, faults, forgotten, pieces } = self;
         println!(
             "{server}: {rounds} rounds, {} acquisitions, {} writes",
             record.holds.len(),
@@ -225,7 +227,7 @@ impl Seen {
         );
         println!("  held by clients of each kind: {acquired:?}");
         println!("  faults: {faults:?}, holds forgotten: {forgotten}");
-        println!("  pieces late: {}, lost: {}", weather.0, weather.1);
+        println!("  pieces late: {}, lost: {}", pieces.0, pieces.1);
         println!("  clients: {counts:?}");
         println!("  violations: {violations}");
     }
@@ -233,9 +235,9 @@ impl Seen {
     /// Asserts that every kind of event happened: an uneventful run proves nothing.
     pub fn assert_everything_happened(&self) {
         for fault in Fault::ALL {
-            assert!(self.faults.contains_key(&format!("{fault:?}")), "no {fault:?}");
+            assert!(self.faults.contains_key(&format!("{fault:?}")), "{fault:?} was never injected");
         }
         assert!(self.forgotten > 0, "no master forgot a hold");
-        assert!(self.weather.0 > 0 && self.weather.1 > 0, "the network was fine");
+        assert!(self.pieces.0 > 0 && self.pieces.1 > 0, "the network delayed or lost no piece");
     }
 }

@@ -10,7 +10,7 @@ use dlock_testkit::{Conn, Server, Value};
 pub struct Store(Mutex<Inner>);
 
 struct Inner {
-    of: HashMap<String, Appended>,
+    resources: HashMap<String, Appended>,
     log: Vec<Write>,
     /// Connection to the server that gets the same writes in the same order.
     gated: Conn,
@@ -29,29 +29,29 @@ impl Store {
     pub fn new(gated: &Server) -> Store {
         let mut gated = gated.connect();
         gated.ok("FLUSHALL");
-        Store(Mutex::new(Inner { of: HashMap::new(), log: Vec::new(), gated }))
+        Store(Mutex::new(Inner { resources: HashMap::new(), log: Vec::new(), gated }))
     }
 
-    /// Writes once. Returns whether the store accepted it.
+    /// Writes once. Returns whether the store accepted the write.
     pub fn append(&self, resource: &str, fence: i64, hold: &str) -> bool {
-        let Inner { of, log, gated } = &mut *self.lock();
-        let of = of.entry(resource.to_string()).or_default();
-        let accepted = fence >= of.greatest;
-        of.greatest = fence.max(of.greatest);
+        let Inner { resources, log, gated } = &mut *self.lock();
+        let state = resources.entry(resource.to_string()).or_default();
+        let accepted = fence >= state.greatest;
+        state.greatest = fence.max(state.greatest);
         let append = format!("DLOCK.FENCED gate:{resource} {fence} RPUSH log:{resource} {hold}");
         let answer = gated.say(&append);
         let passed = !matches!(&answer, Value::Error(why) if why.starts_with("STALEFENCE "));
         if passed {
-            of.passed += 1;
-            assert_eq!(answer, of.passed, "the list contains the accepted writes only");
+            state.passed += 1;
+            assert_eq!(answer, state.passed, "the list contains the accepted writes only");
         }
         log.push(Write { resource: resource.to_string(), fence, hold: hold.to_string(), accepted, passed });
         accepted
     }
 
-    /// Returns whether a greater fence has written.
+    /// Returns whether a write with a greater fence has arrived.
     pub fn is_past(&self, resource: &str, fence: i64) -> bool {
-        self.lock().of.get(resource).is_some_and(|of| of.greatest > fence)
+        self.lock().resources.get(resource).is_some_and(|state| state.greatest > fence)
     }
 
     pub fn into_log(self) -> Vec<Write> {
