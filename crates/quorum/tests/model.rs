@@ -2,11 +2,11 @@
 //! 3 members. A master is the server of a member. Messages are lost, delayed, reordered and duplicated;
 //! masters crash; holds end. A hold outlives all its masters, if they crash one after the other.
 //!
-//! It checks three rules of progress: asked in order, one contender acquires; no client overtakes a waiter;
-//! no client keeps a part of the quorum while it waits for a missing master. It does not cover whole attempts
-//! (see `rules/attempts.rs`), more than 3 masters, clocks with different rates, or shared holds.
+//! It checks three rules of progress: if clients ask the masters in order, one acquires; no client overtakes
+//! a waiter; no client keeps a partial hold while it waits for a missing master. It does not cover whole
+//! attempts (see `rules/attempts.rs`), more than 3 masters, clocks with different rates, or shared holds.
 //!
-//! Each rule is broken once, and the checker must find the violation; otherwise it would prove nothing.
+//! Each rule is broken once, and the checker must find the violation: otherwise the search proves nothing.
 //! Worlds that take longer than a few seconds are ignored: `make model` runs them.
 #![allow(clippy::disallowed_methods, reason = "prints how long each world took")]
 
@@ -22,7 +22,7 @@ mod model {
 }
 
 use model::names::client_orders;
-use model::properties::{BROKEN, EXCLUSION, NO_OVERTAKING, NO_PART_KEPT, ONE_ACQUIRES, ORDER, UNIQUE};
+use model::properties::{BROKEN, EXCLUSION, NO_OVERTAKING, NO_PARTIAL_HOLD, ONE_ACQUIRES, ORDER, UNIQUE};
 use model::run::{holds, holds_always, holds_so_far, holds_some, violates, violates_deep};
 use model::world::{Broken, Script, Time, World};
 
@@ -38,8 +38,8 @@ const ONCE: Script = Script {
 };
 const WAITS: Script = Script { waits: true, ..ONCE };
 /// Moves to the next queue when a master is silent.
-const WAITS_NOT_LONG: Script = Script { timeouts: true, ..WAITS };
-/// Overtakes a hold that the first master has alone, but no client that waits there.
+const WAITS_WITH_TIMEOUTS: Script = Script { timeouts: true, ..WAITS };
+/// Overtakes a hold that only the first master has, but no client that waits there.
 const LOOKS: Script = Script { looks: true, ..ONCE };
 const IN_ORDER: Script = Script { in_order: true, ..ONCE };
 const EXTENDS: Script = Script { extensions: 1, ..ONCE };
@@ -92,7 +92,7 @@ fn restoring(extensions: u8, others: &[Script], crashes: u8) -> World {
     World { held: true, crashes, grace: 2, ..plain(&clients, 2) }
 }
 
-/// Turns symmetry reduction off. Ten times the states must have the same outcome, or the reduction is wrong.
+/// Turns symmetry reduction off. The world then has ten times the states, and must have the same outcome.
 fn by_name(world: World) -> World {
     World { by_name: true, client_orders: vec![(0..world.clients.len()).collect()], ..world }
 }
@@ -129,11 +129,11 @@ worlds! {
     retried: |name| holds(name, plain(&[RETRIES, ONCE], 1));
     extended: |name| holds(name, plain(&[EXTENDS, ONCE], 2));
 
-    outliving_all_masters: |name| holds_some(name, World { grace: 0, ..restoring(2, &[], 3) });
+    a_hold_outlives_all_masters: |name| holds_some(name, World { grace: 0, ..restoring(2, &[], 3) });
     restoring_after_a_break: |name| holds(name, World { breaks: 1, ..restoring(2, &[], 1) });
 
-    #[ignore] restoring_beside_another: |name| holds_so_far(name, restoring(2, &[ONCE], 1));
-    #[ignore] restoring_beside_another_after_two_crashes: |name|
+    #[ignore] restoring_with_a_contender: |name| holds_so_far(name, restoring(2, &[ONCE], 1));
+    #[ignore] restoring_with_a_contender_after_two_crashes: |name|
         holds_so_far(name, restoring(3, &[ONCE], 2));
     #[ignore] restoring_with_a_duplicate: |name|
         holds_so_far(name, World { duplicates: 1, ..restoring(2, &[ONCE], 1) });
@@ -154,7 +154,7 @@ worlds! {
     #[ignore] fenced_queued_both: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 2));
     #[ignore] fenced_queued_and_timed: |name| holds_so_far(name, timed_fences(&[WAITS; 2], 1));
     #[ignore] queued_longer: |name| holds_so_far(name, plain(&[WAITS; 2], 2));
-    #[ignore] queued_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_NOT_LONG, ONCE], 1));
+    #[ignore] queued_moving_on: |name| holds_so_far(name, timed_fences(&[WAITS_WITH_TIMEOUTS, ONCE], 1));
     #[ignore] looking_past_a_waiter: |name| holds_so_far(name, plain(&[WAITS, LOOKS, ONCE], 1));
     #[ignore] fenced_looking_past_a_waiter: |name| holds_so_far(name, timed_fences(&[WAITS, LOOKS, ONCE], 1));
     #[ignore] in_order_and_retried: |name|
@@ -208,8 +208,8 @@ worlds! {
     refuted_token_used_again: |name| {
         violates(name, EXCLUSION, broken(Broken::TokenUsedAgain, plain(&[RELEASES_TWICE, ONCE], 1)));
     };
-    refuted_part_kept: |name|
-        violates(name, NO_PART_KEPT, broken(Broken::KeepsAPart, by_name(plain(&[RETRIES, ONCE], 1))));
+    refuted_partial_hold_kept: |name|
+        violates(name, NO_PARTIAL_HOLD, broken(Broken::KeepsPartialHold, by_name(plain(&[RETRIES, ONCE], 1))));
     refuted_no_look: |name|
         violates(name, NO_OVERTAKING, broken(Broken::NoLook, plain(&[WAITS, LOOKS, ONCE], 1)));
     refuted_all_at_once: |name| violates(name, ONE_ACQUIRES, fences(&[ONCE; 3], 0));

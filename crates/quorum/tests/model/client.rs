@@ -1,4 +1,4 @@
-//! A client: carries messages to and from the machines of `quorum`, the code under test.
+//! A client: passes messages to and from the state machines of `dlock-quorum`, the code under test.
 
 use super::master::{Answer, Ask, Message, Token, as_fence};
 use super::world::{Broken, MASTERS, Script, State, World};
@@ -9,9 +9,9 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client {
     pub round: u8,
-    /// The greatest fence that was complete when its acquisition began.
+    /// The greatest fence of the acquisitions that were complete when this one began.
     greatest_before: u8,
-    /// The waiters at the first master when its acquisition began.
+    /// The waiters at the first master when this acquisition began.
     pub ahead: SmallVec<[Token; 2]>,
     pub phase: Phase,
 }
@@ -32,10 +32,10 @@ pub enum Phase {
         /// Remaining validity of the hold.
         left: Duration,
         extension: Option<Box<Extension>>,
-        /// How many extensions were begun, and whether one of them counted.
+        /// The number of extensions begun, and whether one of them counted.
         extensions: u8,
         extended: bool,
-        /// How many of them were begun when an operator broke the hold.
+        /// The number of extensions begun before an operator broke the hold.
         broken_at: Option<u8>,
     },
     Done,
@@ -83,14 +83,13 @@ impl Client {
         matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.votes().flatten().any(|v| v == vote))
     }
 
-    /// Whether the client keeps its grants until it asks again, although another client has a part of the
-    /// quorum.
-    pub fn keeps_a_part(&self) -> bool {
+    /// Whether the client keeps its grants until it asks again, although another client has a grant too.
+    pub fn keeps_partial_hold(&self) -> bool {
         let Phase::Acquiring { machine, paused: true, .. } = &self.phase else { return false };
         machine.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
     }
 
-    pub fn dropped_one_ahead(&self) -> bool {
+    pub fn dropped_a_member_ahead(&self) -> bool {
         matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.ahead().next().is_some())
     }
 
@@ -115,7 +114,7 @@ impl State {
                 self.clients[client].ahead = self.masters[0].queue.clone();
                 Round::at_once(world.plan(client), &[Member(0)], world.now())
             }
-            false if world.clients[client].in_order || world.is(Broken::KeepsAPart) => {
+            false if world.clients[client].in_order || world.is(Broken::KeepsPartialHold) => {
                 let order: Vec<Member> = world.quorum().members().collect();
                 Round::in_order(world.plan(client), &order, world.now())
             }
@@ -140,8 +139,8 @@ impl State {
             && world.clients[client].timeouts
         {
             for Outgoing { to, what } in sends.clone() {
-                let answered = !matches!(what, Request::Leave | Request::Release);
-                asked[usize::from(to.0)] = answered.then_some(Ask::new(what, 0));
+                let is_answered = !matches!(what, Request::Leave | Request::Release);
+                asked[usize::from(to.0)] = is_answered.then_some(Ask::new(what, 0));
             }
         }
         self.post(world, client, 0, sends);
@@ -169,8 +168,8 @@ impl State {
         }
     }
 
-    /// An answer arrives, or (under `timeouts`) is given up.
-    pub fn hear(&mut self, world: &World, master: usize, message: Message, mut vote: Vote) {
+    /// Passes an answer to the client. `Vote::Unknown` means that the client stops waiting for it.
+    pub fn receive(&mut self, world: &World, master: usize, message: Message, mut vote: Vote) {
         if message.what == Ask::Look && world.is(Broken::NoLook) {
             vote = Vote::Refused(Refusal::NotHeld);
         }
@@ -190,14 +189,14 @@ impl State {
                     Ask::Wait => machine.waited(member, vote.map(|_| ()), world.now()),
                     what => machine.answered(member, what.into(), vote, world.now()),
                 };
-                self.follow(world, client, progress);
+                self.carry_out(world, client, progress);
             }
-            Phase::Holding { .. } => self.extension_heard(world, member, message, vote),
+            Phase::Holding { .. } => self.extension_answered(world, member, message, vote),
             Phase::Idle | Phase::Done => {}
         }
     }
 
-    fn follow(&mut self, world: &World, client: usize, progress: Progress) {
+    fn carry_out(&mut self, world: &World, client: usize, progress: Progress) {
         let Phase::Acquiring { machine, paused, .. } = &mut self.clients[client].phase else { return };
         *paused = progress.verdict == Verdict::TryAgain;
         let greatest = machine.votes().filter_map(fence_of).max();
@@ -229,7 +228,7 @@ impl State {
         self.send(world, client, sends);
     }
 
-    /// Gives up, or ends the hold. The masters see no difference.
+    /// Gives up the acquisition, or releases the hold. The masters get the same requests in both cases.
     pub fn release(&mut self, world: &World, client: usize) {
         let sends = match &mut self.clients[client].phase {
             Phase::Acquiring { machine, .. } => machine.give_up(),
@@ -239,14 +238,14 @@ impl State {
         self.clients[client].next_round(world.clients[client]);
     }
 
-    /// The refuted way to wait: a grant of the queue is a vote.
+    /// Only under [`Broken::ValidFromReceipt`]: counts the grant of a waiter as a vote.
     fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
         let (mut machine, sends) = Round::at_once(world.plan(client), &[], world.now());
         let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());
         self.clients[client].phase =
             Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };
         self.send(world, client, sends.into_iter().skip(1).collect::<Vec<_>>());
-        self.follow(world, client, progress);
+        self.carry_out(world, client, progress);
     }
 }
 

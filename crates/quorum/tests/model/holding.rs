@@ -1,4 +1,4 @@
-//! A client that holds: extensions, and what ends a hold.
+//! Holds of clients: their beginning, extensions, restorations and breaks.
 
 use super::client::Phase;
 use super::master::{Ask, Hold, Message};
@@ -7,7 +7,8 @@ use dlock_quorum::Instant;
 use dlock_quorum::{Extended, Extension, Member, Outgoing, Quorum, Refusal, Request, Vote};
 
 impl State {
-    /// Without a clock a hold has no expiry: the adversary ends it at the masters, and the client goes on.
+    /// Begins a hold. Without a clock, the client begins its next round at once: holds at the masters may end
+    /// at any time.
     pub fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
         let left = valid_until.saturating_since(world.now());
         self.clients[client].phase =
@@ -21,8 +22,8 @@ impl State {
         let Phase::Holding { left, extension, extensions, .. } = &mut self.clients[client].phase else {
             return;
         };
-        let one = Quorum::new(1).unwrap();
-        let quorum = if world.is(Broken::ExtendedByOne) { one } else { world.quorum() };
+        let single = Quorum::new(1).unwrap();
+        let quorum = if world.is(Broken::ExtendedByOne) { single } else { world.quorum() };
         let (new, _) = Extension::new(quorum, world.lease(), world.after(*left), world.now());
         *left = new.held_until().saturating_since(world.now());
         *extension = Some(Box::new(new));
@@ -32,7 +33,7 @@ impl State {
         self.post(world, client, serial, sends);
     }
 
-    pub fn extension_heard(&mut self, world: &World, member: Member, message: Message, mut vote: Vote) {
+    pub fn extension_answered(&mut self, world: &World, member: Member, message: Message, mut vote: Vote) {
         let client = usize::from(message.token.client);
         let Phase::Holding { left, extension, extensions, extended, broken_at } =
             &mut self.clients[client].phase
@@ -43,7 +44,7 @@ impl State {
         let mut restored = Vec::new();
         match message.what {
             Ask::Extend(serial) if serial == *extensions => {}
-            // Only under broken rules.
+            // The answer to a restoration counts only under broken rules.
             Ask::Restore if message.answer.is_some() => {}
             _ => return,
         }
@@ -64,7 +65,7 @@ impl State {
                 *extended = true;
                 self.history.revived |= broken_at.is_some_and(|at| at < *extensions);
                 restored.extend(running.restore(world.now()));
-                // Later answers show which masters to ask for the hold again.
+                // The extension stays: its later answers show which other masters have lost the hold.
                 if !world.held {
                     *extension = None;
                 }
@@ -76,7 +77,7 @@ impl State {
         }
     }
 
-    /// The first client has acquired the lock, with an answer of every master.
+    /// Gives the first client a hold on every master.
     pub fn hold_everywhere(&mut self, world: &World) {
         let (token, fence) = (self.token(world, 0), 1);
         for master in &mut self.masters {

@@ -17,12 +17,12 @@ pub struct Master {
     pub hold: Option<Hold>,
     /// The greatest fence that the master has issued.
     pub last: u8,
-    /// Ticks without new grants.
+    /// The remaining ticks without new grants.
     pub grace: u8,
-    /// Whether it has crashed under a hold that began before; only where holds are restored.
+    /// Whether the master has crashed, in a world where holds are restored.
     pub forgot: bool,
     pub queue: SmallVec<[Token; 2]>,
-    /// Sorted, each message once, delivered in any order; a lost message is one that stays.
+    /// Sorted and without duplicates. Messages are delivered in any order. A lost message is one that stays.
     pub wire: SmallVec<[Message; 8]>,
 }
 
@@ -30,17 +30,17 @@ pub struct Master {
 pub struct Hold {
     pub token: Token,
     pub fence: u8,
-    /// Ticks of the lease that are left.
+    /// The remaining ticks of the lease.
     pub left: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
     pub token: Token,
-    /// The acquisition that asks; tokens differ by it too, but for one broken rule.
+    /// The acquisition of the client. Tokens contain it too, except under [`Broken::TokenUsedAgain`].
     pub round: u8,
     pub what: Ask,
-    /// None on the way to the master.
+    /// `None` means a request, which is on the way to the master.
     pub answer: Option<Answer>,
 }
 
@@ -197,20 +197,20 @@ impl Master {
     /// Removes messages without effect: answers that no client reads, and requests for a token that neither
     /// holds nor waits here and never will again.
     pub fn sweep(&mut self, is_current: impl Fn(&Message) -> bool) {
-        let mut asks: SmallVec<[Token; 4]> =
+        let mut active: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();
         let acquires = |message: &&Message| {
             message.answer.is_none() && matches!(message.what, Ask::Acquire | Ask::Wait | Ask::Restore)
         };
-        asks.extend(self.wire.iter().filter(acquires).map(|message| message.token));
+        active.extend(self.wire.iter().filter(acquires).map(|message| message.token));
         self.wire.retain(|message| {
-            is_current(message) || (message.answer.is_none() && asks.contains(&message.token))
+            is_current(message) || (message.answer.is_none() && active.contains(&message.token))
         });
     }
 }
 
 impl World {
-    /// Ticks of a lease; without a clock a lease ends when the adversary says so.
+    /// The ticks of a lease. Without a clock, the number has no meaning: a hold may end at any time.
     pub fn ttl(&self) -> u8 {
         match self.time {
             Time::Ticks { ttl } => ttl,

@@ -1,20 +1,20 @@
-//! States that differ only in how clients and masters are named are one state.
+//! Symmetry reduction: states that differ only in the numbers of clients and masters count as one.
 
 use super::client::{Client, Phase};
 use super::world::{MASTERS, Script, State, World};
 use std::cmp::Ordering;
 
 impl World {
-    /// The least of the states that differ only in how clients and masters are named.
+    /// Returns the least of the states that differ from `state` only in the numbers of clients and masters.
     pub fn normal_form(&self, mut state: State) -> State {
         let alike = self.first_alike();
         let mut least: Option<State> = None;
         for order in &self.client_orders[1..] {
-            let mut named = state.clone();
-            named.rename_clients(order);
-            named.sort_masters(alike);
-            if least.as_ref().is_none_or(|least| named < *least) {
-                least = Some(named);
+            let mut renumbered = state.clone();
+            renumbered.renumber_clients(order);
+            renumbered.sort_masters(alike);
+            if least.as_ref().is_none_or(|least| renumbered < *least) {
+                least = Some(renumbered);
             }
         }
         state.sort_masters(alike);
@@ -23,21 +23,21 @@ impl World {
 }
 
 impl State {
-    fn rename_clients(&mut self, order: &[usize]) {
-        let name = |client: &mut u8| {
+    fn renumber_clients(&mut self, order: &[usize]) {
+        let renumber = |client: &mut u8| {
             *client = order.iter().position(|&from| from == usize::from(*client)).unwrap_or(0) as u8;
         };
         for master in &mut self.masters {
-            master.hold.iter_mut().for_each(|hold| name(&mut hold.token.client));
-            master.queue.iter_mut().for_each(|waiter| name(&mut waiter.client));
-            master.wire.iter_mut().for_each(|message| name(&mut message.token.client));
+            master.hold.iter_mut().for_each(|hold| renumber(&mut hold.token.client));
+            master.queue.iter_mut().for_each(|waiter| renumber(&mut waiter.client));
+            master.wire.iter_mut().for_each(|message| renumber(&mut message.token.client));
             master.wire.sort_unstable();
         }
         self.clients = order.iter().map(|&from| self.clients[from].clone()).collect();
         self.clients
             .iter_mut()
             .flat_map(|client| &mut client.ahead)
-            .for_each(|token| name(&mut token.client));
+            .for_each(|token| renumber(&mut token.client));
     }
 
     fn sort_masters(&mut self, from: usize) {
@@ -80,7 +80,7 @@ impl Client {
     }
 }
 
-/// Every order of the clients in which each has the script of the one it stands for, the given order first.
+/// Returns the permutations that exchange clients with equal scripts, the identity first.
 pub fn client_orders(scripts: &[Script]) -> Vec<Vec<usize>> {
     let mut orders = vec![vec![]];
     for client in 0..scripts.len() {

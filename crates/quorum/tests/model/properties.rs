@@ -7,15 +7,15 @@ use super::world::{MASTERS, Script, State, Time, World};
 use dlock_quorum::{Refusal, Vote};
 use stateright::Property;
 
-pub const EXCLUSION: &str = "no two clients hold with validity left";
-pub const UNIQUE: &str = "no two acquisitions have one fence";
-pub const ORDER: &str = "a fence is above all that were complete before its acquisition began";
-pub const STRICT_ORDER: &str = "a fence is above all that were complete before";
+pub const EXCLUSION: &str = "no two clients have valid holds";
+pub const UNIQUE: &str = "no two acquisitions have the same fence";
+pub const ORDER: &str = "a fence is greater than all that completed before its acquisition began";
+pub const STRICT_ORDER: &str = "a fence is greater than all that completed before it";
 
-pub const NO_OVERTAKING: &str = "no client acquires before one that has waited since before it began";
-pub const NO_PART_KEPT: &str =
-    "a client whose turn has not come keeps no grant beside a refusal until it asks again";
-pub const BROKEN: &str = "a hold that was broken is not extended";
+pub const NO_OVERTAKING: &str = "no newcomer acquires before an earlier waiter";
+pub const NO_PARTIAL_HOLD: &str =
+    "a client that asks all masters at once keeps no grant after a refusal until it asks again";
+pub const BROKEN: &str = "a broken hold is not extended";
 pub const ONE_ACQUIRES: &str = "when all clients are done, one has acquired";
 
 pub fn of(world: &World) -> Vec<Property<World>> {
@@ -50,9 +50,9 @@ pub fn of(world: &World) -> Vec<Property<World>> {
         properties.push(Property::always(NO_OVERTAKING, |_, state: &State| !state.history.overtaken));
     }
     if world.clients.iter().any(Script::retries_without_turn) {
-        properties.push(Property::always(NO_PART_KEPT, |world: &World, state: &State| {
+        properties.push(Property::always(NO_PARTIAL_HOLD, |world: &World, state: &State| {
             let mut clients = state.clients.iter().zip(&world.clients);
-            !clients.any(|(client, script)| script.retries_without_turn() && client.keeps_a_part())
+            !clients.any(|(client, script)| script.retries_without_turn() && client.keeps_partial_hold())
         }));
     }
     if world.time == (Time::None { lapses: 0 }) {
@@ -91,12 +91,12 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
         ));
     }
     if world.held && world.crashes > 0 {
-        properties.push(Property::sometimes("a master holds what it forgot", |_, state: &State| {
+        properties.push(Property::sometimes("a master has a restored hold", |_, state: &State| {
             restored(state) > 0
         }));
     }
     if world.held && usize::from(world.crashes) >= MASTERS {
-        // Its majority consists of restored holds.
+        // A majority of the masters has a restored hold.
         properties.push(Property::sometimes("a hold outlives all its masters", |_, state: &State| {
             let all_forgot = state.masters.iter().all(|master| master.forgot);
             all_forgot && restored(state) >= 2 && state.clients[0].holds()
@@ -111,8 +111,8 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
         }));
     }
     if world.fence_ahead > 1 {
-        properties.push(Property::sometimes("a master is dropped for being ahead", |_, state: &State| {
-            state.clients.iter().any(Client::dropped_one_ahead)
+        properties.push(Property::sometimes("a member with a clock ahead is dropped", |_, state: &State| {
+            state.clients.iter().any(Client::dropped_a_member_ahead)
         }));
     }
     properties
@@ -120,9 +120,9 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
 
 /// The number of masters with a restored hold of the first client.
 fn restored(state: &State) -> usize {
-    let has_again =
+    let is_restored =
         |master: &&Master| master.forgot && master.hold.as_ref().is_some_and(|hold| hold.token.client == 0);
-    state.masters.iter().filter(has_again).count()
+    state.masters.iter().filter(is_restored).count()
 }
 
 fn on_the_wire(state: &State, which: impl Fn(&Message) -> bool) -> bool {

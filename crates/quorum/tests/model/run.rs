@@ -1,4 +1,4 @@
-//! One world, searched to the end or to its first violation.
+//! Searches of one world, to the end or to the first violation.
 
 use super::world::World;
 use stateright::{Checker, CheckerBuilder, Expectation, HasDiscoveries, Model, Property};
@@ -13,7 +13,7 @@ pub fn holds(name: &str, world: World) {
     assert!(is_finished(&found), "{name}: more steps than DLOCK_MODEL_STEPS");
 }
 
-/// As [`holds`], without the expected events: two of three clients never acquire.
+/// Like [`holds`], but without the expected events: in this world, two of three clients never acquire.
 pub fn holds_always(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).spawn_bfs().join();
@@ -25,7 +25,7 @@ pub fn holds_always(name: &str, world: World) {
         .for_each(|property| found.assert_no_discovery(property.name));
 }
 
-/// As [`holds`], until every expected event has happened.
+/// Like [`holds`], but the search stops when every expected event has happened.
 pub fn holds_some(name: &str, world: World) {
     let begin = Instant::now();
     let expected = |property: &Property<World>| property.expectation == Expectation::Sometimes;
@@ -35,8 +35,8 @@ pub fn holds_some(name: &str, world: World) {
     found.assert_properties();
 }
 
-/// As [`holds`], in a world that may be too large for the machine: no property is violated in the searched
-/// part.
+/// Like [`holds`], but for a world that may be too large to search to the end: no property may be violated in
+/// the searched part.
 pub fn holds_so_far(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
@@ -51,7 +51,7 @@ pub fn holds_so_far(name: &str, world: World) {
     }
 }
 
-/// Checks that a broken rule violates `property`, in as few steps as possible.
+/// Checks that a broken rule violates `property`. Finds the shortest sequence of steps.
 pub fn violates(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_bfs().join();
@@ -59,7 +59,7 @@ pub fn violates(name: &str, property: &'static str, world: World) {
     show(name, property, &found);
 }
 
-/// As [`violates`], by a search that goes deep first: the violation needs many steps.
+/// Like [`violates`], but searches depth first, because the violation needs many steps.
 pub fn violates_deep(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_dfs().join();
@@ -68,16 +68,16 @@ pub fn violates_deep(name: &str, property: &'static str, world: World) {
 }
 
 fn show(name: &str, property: &'static str, found: &impl Checker<World>) {
-    let path = found.discovery(property).unwrap_or_else(|| panic!("{name}: the broken rule is not seen"));
+    let path = found.discovery(property).unwrap_or_else(|| panic!("{name}: found no violation"));
     let steps = path.into_actions();
-    println!("    after {} steps no more: {property}", steps.len());
+    println!("    violated after {} steps: {property}", steps.len());
     if std::env::var_os("DLOCK_MODEL_SHOW").is_some() {
         steps.iter().for_each(|step| println!("    {step:?}"));
     }
 }
 
-/// Memory is what runs out first (a state costs about 500 bytes, and five steps lead to a new one), so the
-/// limit is a number of steps.
+/// The limit is a number of steps, because memory runs out first: a state takes about 500 bytes, and one in
+/// five steps leads to a new state.
 fn checker(world: World) -> CheckerBuilder<World> {
     world.checker().target_state_count(limit())
 }

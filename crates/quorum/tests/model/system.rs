@@ -12,7 +12,7 @@ pub enum Step {
     Begin {
         client: usize,
     },
-    /// A message arrives; `again` if it will once more.
+    /// A message arrives. If `again`, a copy stays on the wire.
     Deliver {
         master: usize,
         message: Message,
@@ -39,7 +39,7 @@ pub enum Step {
     Release {
         client: usize,
     },
-    /// Without a clock: a hold ends, by its lease, by an eviction, by an operator.
+    /// Without a clock: a hold ends, for example by its lease, an eviction or an operator.
     Lapse {
         master: usize,
     },
@@ -82,23 +82,23 @@ impl Model for World {
                 if again {
                     state.duplicates -= 1;
                 } else {
-                    state.masters[master].wire.retain(|kept| *kept != message);
+                    state.masters[master].wire.retain(|other| *other != message);
                 }
                 match message.answer {
                     None => state.masters[master].carry_out(self, message),
-                    Some(answer) => state.hear(self, master, message, Vote::from(answer)),
+                    Some(answer) => state.receive(self, master, message, Vote::from(answer)),
                 }
             }
             Step::RefuseAhead { master, message } => {
                 state.fence_ahead -= 1;
                 let refused = Message { answer: Some(Answer::FenceAhead), ..message };
-                state.masters[master].wire.retain(|kept| *kept != message);
+                state.masters[master].wire.retain(|other| *other != message);
                 state.masters[master].post(refused);
             }
             Step::TimeOut { client, master, what } => {
                 let (token, round) = (state.token(self, client), state.clients[client].round);
                 let lost = Message { token, round, what, answer: None };
-                state.hear(self, master, lost, Vote::Unknown);
+                state.receive(self, master, lost, Vote::Unknown);
             }
             Step::AskAgain { client } => state.ask_again(self, client),
             Step::Extend { client } => state.extend(self, client),
@@ -133,8 +133,8 @@ impl Model for World {
 
 impl World {
     fn steps_at_master(&self, state: &State, master: usize, steps: &mut Vec<Step>) {
-        let at = &state.masters[master];
-        for &message in &at.wire {
+        let at_master = &state.masters[master];
+        for &message in &at_master.wire {
             steps.push(Step::Deliver { master, message, again: false });
             if state.duplicates > 0 {
                 steps.push(Step::Deliver { master, message, again: true });
@@ -144,7 +144,7 @@ impl World {
                 steps.push(Step::RefuseAhead { master, message });
             }
         }
-        if state.lapses > 0 && at.hold.is_some() {
+        if state.lapses > 0 && at_master.hold.is_some() {
             steps.push(Step::Lapse { master });
         }
         if state.crashes > 0 {

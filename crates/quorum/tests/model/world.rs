@@ -28,7 +28,7 @@ pub struct World {
     pub rising_fences: bool,
     /// How many messages may be delivered twice.
     pub duplicates: u8,
-    /// How many times a master may crash and restart empty, at any time, also all at once.
+    /// How many times a master may crash and restart empty. All masters may crash at the same time.
     pub crashes: u8,
     /// Ticks without grants after a crash.
     pub grace: u8,
@@ -100,7 +100,7 @@ pub enum Broken {
     /// A client with `looks` does not check for waiters at the first master.
     NoLook,
     /// A client that asks all masters at once keeps a partial hold until it asks again.
-    KeepsAPart,
+    KeepsPartialHold,
     /// One answer is enough for an extension.
     ExtendedByOne,
     /// In an extension, a master that lost the hold is asked at once to restore it, and its grant is a vote.
@@ -212,7 +212,7 @@ impl World {
 }
 
 impl State {
-    /// Forgets messages that can have no effect any longer.
+    /// Removes messages that can have no effect.
     pub fn sweep(&mut self) {
         let clients = self.clients.clone();
         for master in &mut self.masters {
