@@ -1,13 +1,26 @@
 // An outage, or data at the key, is an error and no lock that another client holds.
 
 import assert from "node:assert/strict";
-import { afterEach, beforeEach, test } from "node:test";
+import os from "node:os";
+import { afterEach, beforeEach, mock, test } from "node:test";
 import { Lock, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
 import { mastersFor, onEach, until } from "./support.mjs";
 
+const HOUR = 3_600_000;
+
 const usual = { ...times };
 afterEach(() => Object.assign(times, usual));
+
+const [wall, uptime] = [Date.now, os.uptime];
+let suspended = 0;
+mock.method(Date, "now", () => wall() + suspended);
+mock.method(os, "uptime", () => uptime() + suspended / 1000);
+
+/** Advances the clock of the clients, as if the machine had been suspended for `ms`. */
+function suspend(ms) {
+  suspended += ms;
+}
 
 onEach((bench) => {
   const { masters, proxies, quorumOf, isHeldAt, isWaitedFor } = mastersFor(bench);
@@ -120,15 +133,17 @@ onEach((bench) => {
 
   test("a wait that ends while the server is silent is NoAnswerError", async () => {
     const [master, proxy] = [masters[0], proxies[0]];
-    await master.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
-    const waits = new Lock(await bench.client(proxy.url), "foo", { retryDelay: 10 }).acquire({
-      timeout: 3000,
-    });
-    const outcome = waits.catch((why) => why);
+    // Only the timeout ends the wait.
+    times.keep = 2 * HOUR;
+    await master.ask("DLOCK.ACQUIRE", "foo", "holder", HOUR);
+    const lock = new Lock(await bench.client(proxy.url), "foo", { retryDelay: 10 });
+    const outcome = lock.acquire({ timeout: HOUR }).catch((why) => why);
     await until("it waits", () => master.waiters());
-    times.answer = 1000;
+    const before = proxy.accepted;
     proxy.refuse = true;
     proxy.drop();
+    await until("the client reconnects", () => proxy.accepted > before);
+    suspend(HOUR);
     const why = await outcome;
     assert(why instanceof NoAnswerError, why);
     proxy.refuse = false;
