@@ -110,8 +110,8 @@ export class Members {
     return this.reach.filter(isUsable).length < this.majority;
   }
 
-  /** Returns the first hexadecimal digits of a digest of the last known run ids; undefined while a run id was
-   * never known. Clients with the same members compute the same digest, in every language. */
+  /** Returns the first hexadecimal digits of a digest of the last known run ids; undefined until the run id of
+   * each member has been known. Clients with the same members compute the same digest, in every language. */
   digest(): string | undefined {
     const ids = this.all().map((member) => this.lastRunId(member));
     if (ids.includes(undefined)) return undefined;

@@ -12,8 +12,8 @@ const LONGEST_PAUSE = 2000;
 // While an ACQUIRE has no answer, the pause may grow to this part of the time that the request is owed.
 const LONGEST_PART = 1 / 20;
 
-/** Returns the time after which nothing is left of a request for a lease, ms: neither the hold, nor a queue
- * position that became a hold at its end. */
+/** Returns the time in ms after which a server retains nothing of a request for this lease: neither a hold, nor
+ * a queue position. A position can become a hold just before it expires. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }
@@ -35,7 +35,7 @@ export class Owed implements Task {
     private readonly request: () => Steps<number>,
     /** Time after which the hold or position has expired by itself, ms. */
     private readonly lasts: number,
-    /** Number of answers that are missing until the request is confirmed. */
+    /** Number of further answers that confirm the request. */
     private missing: number,
     /** Returns false while an earlier ACQUIRE without an answer may reach the server after the request. Then
      * an answer confirms nothing, and the request is sent again. */

@@ -40,7 +40,7 @@ export class QueueChoice {
   readonly contended = new ContendedKeys();
   /** The queue where other clients were met, and when. */
   readonly #met = new KeyMemory<{ queue: number; when: number }>();
-  /** Until then the client does not look again for other clients. */
+  /** The time until which the client does not look for other clients again. */
   readonly #lookedUntil = new KeyMemory<number>();
   readonly #watches = new Map<string, QueueWatch>();
 

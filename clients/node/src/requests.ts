@@ -104,7 +104,8 @@ export class QueuePosition {
     return this.#notify && this.wait.registry.isSubscribed;
   }
 
-  /** Returns whether to ask again after an error, on terms that the server may accept. */
+  /** Changes the terms after an error that other terms may avoid. Returns whether it did, so that the caller
+   * asks again. */
   askDifferently(why: unknown): boolean {
     if (word(why) === "NOPERM" && this.#notify) {
       // The user has no right to the channel.
@@ -112,7 +113,7 @@ export class QueuePosition {
       return true;
     }
     if (word(why) === "ERR" && this.keep > this.lease) {
-      // Above the server's `dlock.max-ttl`, which limits the lease too.
+      // The server limits the time to its `dlock.max-ttl`, and the lease is within that.
       this.keep = this.lease;
       return true;
     }

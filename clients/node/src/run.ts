@@ -19,7 +19,7 @@ import {
 } from "./steps.js";
 import { times } from "./waits.js";
 
-// Time limit of an answer to a command of a background task, ms.
+// Time limit of each answer to a background task, ms.
 const BACKGROUND_ANSWER = 1000;
 // Longest timer, ms. Timers stop while the machine is suspended, so the clock is read again after this time.
 const TICK = 1000;
@@ -32,8 +32,7 @@ export interface Where {
 }
 
 /** Drives the generator `steps` and returns its result. When `signal` is aborted, throws `Aborted` into the
- * generator once. Still carries out the steps that the generator then yields to clean up. At its end, throws
- * the signal's reason. */
+ * generator once, carries out the clean-up steps that the generator yields, and throws the signal's reason. */
 export async function run<T>(
   steps: Steps<T>,
   where: Where,
@@ -112,7 +111,7 @@ function begin(steps: Steps<void>, where: Where, limit: number): void {
   run(steps, where, undefined, limit).catch((why) => process.emitWarning(why));
 }
 
-/** Sends the owed requests in the background, and waits until `step.enough` is true, at most for
+/** Sends the owed requests in the background. Resolves once `step.enough` returns true, or after
  * `times.patience`. */
 function owe(step: Owe, where: Where): Promise<void> {
   const enough = new Promise<void>((resolve) => {
@@ -126,8 +125,8 @@ function owe(step: Owe, where: Where): Promise<void> {
   return pause(enough, times.patience);
 }
 
-/** Wakes the task whenever its `wakeAt` is reached, until it is finished. The timer does not keep the process
- * alive. */
+/** Wakes the task each time its `wakeAt` has come, until the task is finished. The timer does not keep the
+ * process alive. */
 function watch(task: Task, where: Where, isFinished = () => task.finished()): void {
   let timer: NodeJS.Timeout | undefined;
   const arm = () => {

@@ -74,7 +74,8 @@ export class Ask {
     readonly members: readonly number[],
     readonly steps: (member: number) => Steps<unknown>,
     readonly enough: (answers: Answers) => boolean,
-    /** Takes each answer that arrives after the outcome. Returns steps to begin over all members, if any. */
+    /** Called with each answer that arrives after the outcome. Returns steps to carry out in the background,
+     * over all members; undefined for none. */
     readonly late: (member: number, answer: unknown) => Steps<void> | undefined = () => undefined,
   ) {}
 }
