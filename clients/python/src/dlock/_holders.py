@@ -7,7 +7,7 @@ Tokens = dict[bytes, int]
 
 
 class Holders:
-    """The holders at each member. None at a member that does not show them."""
+    """The holders at each member. None stands for a member that does not show them."""
 
     def __init__(self, tokens: list[Tokens | None], majority: int) -> None:
         self._tokens = tokens

@@ -70,7 +70,8 @@ class QueuePosition:
         return self._notify and self.wait.registry.ready
 
     def ask_differently(self, answer: Any) -> bool:
-        """Returns whether to ask again after an error, on terms that the server may accept."""
+        """Changes the terms after an error that other terms may avoid. Returns whether it did, so that the
+        caller asks again."""
         if isinstance(answer, NoPermissionError) and self._notify:
             # The user has no right to the channel: the wait continues without messages.
             self._notify = False
@@ -189,8 +190,8 @@ class Contention:
         return queue if now() + QUEUE_KEPT_FOR < until + age else None
 
     def begin_look(self, key: bytes) -> bool:
-        """Returns whether to look for other clients at a later queue now: one attempt at a time does, once
-        per `CONTENDED_FOR` seconds."""
+        """Returns whether the caller must look for other clients at a later queue now. Returns True at most
+        once per `CONTENDED_FOR` seconds."""
         if now() < self._looked_until.get(key, 0.0):
             return False
         if len(self._looked_until) >= MAX_RESOURCES:
