@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError
 import dlock
 import dlock.asyncio
 from dlock._owners import of_thread
+from dlock._steps import SINGLE
 
 
 def waiters(r, name):
@@ -188,6 +189,67 @@ def test_a_hold_that_the_client_takes_back_is_no_deadlock(r, server, proxy):
         lock.release()
     finally:
         r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+
+
+@pytest.mark.parametrize("kind", ["lock", "redlock"])
+def test_an_acquisition_whose_answer_is_lost_changes_the_name_of_the_owner(r, server, proxy, kind):
+    client = redis.Redis.from_url(proxy.url, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
+    if kind == "lock":
+        lock = dlock.Lock(client, "foo", timeout=600)
+    else:
+        lock = dlock.Redlock(dlock.Quorum([client]), "foo", timeout=600)
+    name = of_thread().terms()
+    proxy.match, proxy.cut_replies = b"ACQUIRE", 1
+    with pytest.raises(redis.RedisError):
+        lock.acquire(blocking=False)
+    assert of_thread().terms() != name
+
+
+@pytest.mark.parametrize("kind", ["lock", "redlock"])
+def test_a_hold_whose_release_the_server_refused_is_no_deadlock(r, server, kind):
+    def make():
+        if kind == "lock":
+            return dlock.Lock(r, "foo", timeout=600)
+        return dlock.Redlock(dlock.Quorum([r]), "foo", timeout=600)
+
+    held = make()
+    held.acquire()
+    name = of_thread().terms()
+    r.execute_command("ACL", "SETUSER", "default", "-dlock.release")
+    try:
+        with pytest.raises(redis.RedisError):
+            held.release()
+        assert of_thread().terms() != name
+
+        def permit_release():
+            until("a client waits", lambda: waiters(r, "foo") or outcome)
+            r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+
+        outcome = []
+        helper = threading.Thread(target=permit_release)
+        helper.start()
+        other = make()
+        try:
+            # Until the background has released the hold.
+            assert other.acquire()
+        finally:
+            outcome.append("over")
+            helper.join()
+        other.release()
+    finally:
+        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+
+
+def test_a_release_that_a_late_acquire_may_follow_changes_the_name_of_the_owner(r, server, monkeypatch):
+    lock = dlock.Lock(r, "foo", timeout=60)
+    lock.acquire()
+    lock.local.hold.orphaned.add(SINGLE)
+    # The background repeats the release for 1 ms only.
+    monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
+    lock.local.hold.lease = 1
+    name = of_thread().terms()
+    lock.release()
+    assert of_thread().terms() != name
 
 
 def test_a_hold_that_is_lost_is_no_deadlock_while_its_lease_lasts_on_the_server(r, server):
