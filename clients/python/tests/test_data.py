@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from conftest import FOREIGN_TOKEN
+from redis.exceptions import ResponseError
 
 import dlock
+from dlock._protocol import send_unless_data
 
 FILL = {
     "list": ["RPUSH", "foo", "a"],
@@ -77,6 +79,24 @@ def test_a_quorum_grants_when_one_member_holds_data(members):
     members.direct[0].rpush("foo", "a")
     with members.lock(timeout=10) as lock:
         assert lock.owned()
+
+
+def reading_a_string():
+    """Returns the steps of a request that found a string, which they now read."""
+    steps = send_unless_data(("DLOCK.PTTL", "foo"), "foo")
+    next(steps)
+    assert steps.throw(ResponseError("WRONGTYPE")) == ("TYPE", "foo")
+    assert steps.send("string") == ("GET", "foo")
+    return steps
+
+
+def test_a_request_is_repeated_when_a_string_at_its_key_has_been_replaced():
+    assert reading_a_string().throw(ResponseError("WRONGTYPE")) == ("DLOCK.PTTL", "foo")
+
+
+def test_any_other_error_of_reading_a_string_is_raised():
+    with pytest.raises(ResponseError, match="LOADING"):
+        reading_a_string().throw(ResponseError("LOADING"))
 
 
 def test_a_lock_of_another_library_is_taken_in_a_quorum(members):

@@ -215,9 +215,34 @@ def inspected(tokens):
     }
 
 
+def seen(*tokens):
+    """Returns the holders of which the members show these tokens; None for a member that shows none."""
+    return Holders([None if there is None else dict.fromkeys(there, 5) for there in tokens], 2)
+
+
 def test_partial_holders_leave_out_the_own_token_and_a_holder_with_a_majority():
-    holders = Holders([{b"a": 5}, None, {b"a": 5, b"own": 5, b"b": 5}], 2)
-    assert holders.partial_holders(2, b"own") == {b"b": 5}
+    assert seen([b"a"], None, [b"a", b"own", b"b"]).partial_holders(2, b"own") == {b"b": 5}
+
+
+def test_a_holder_has_a_majority_only_at_members_that_show_it():
+    assert seen([b"a"], [], [b"a", b"b"]).has_majority()
+    assert not seen([b"a"], None, [b"b"]).has_majority()
+
+
+@pytest.mark.parametrize(
+    "holders, can_move",
+    [
+        (seen([b"a"], [b"a"], [b"b"]), True),
+        (seen([b"a"], [b"b"], [b"b"]), False),
+        (seen([b"a"], [], []), False),
+        (seen([], [b"b"], [b"b"]), True),
+        # A member with unknown holders may have any of them.
+        (seen([b"a"], [b"b"], None), True),
+        (seen(None, [b"b"], [b"b"]), True),
+    ],
+)
+def test_a_queue_can_move_if_a_holder_there_may_have_a_majority(holders, can_move):
+    assert holders.queue_can_move(0) == can_move
 
 
 @pytest.mark.parametrize("is_last, held, left", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])
