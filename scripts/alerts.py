@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Each alert of contrib/ fires, in a real Prometheus that scrapes a real exporter of three real servers, and each
-query of the dashboard answers with data; redis_exporter reads INFO dlock.
+"""Checks that each alert of contrib/ fires in a real Prometheus, which scrapes a real exporter of three real servers;
+that each query of the dashboard returns data; and that redis_exporter reads INFO dlock.
 
-scripts/alerts.py PROMETHEUS REDIS_EXPORTER DLOCK SERVER MODULE, in the project's folder. The rules are those of contrib/, with shorter
-windows: minutes become seconds, and nothing is waited `for`. scripts/test-contrib.sh calls it; promtool tests the true
-times."""
+scripts/alerts.py PROMETHEUS REDIS_EXPORTER DLOCK SERVER MODULE, in the project's folder. The rules of contrib/ get
+windows of 20 s instead of minutes, and no `for`: promtool tests them with their true times. scripts/test-contrib.sh
+calls this script."""
 
 import json
 import re
@@ -48,8 +48,8 @@ def start(stack, *command):
     return process
 
 
-class Lock:
-    """A server with the module, in a folder of its own, which the fence mark is written to."""
+class Server:
+    """A server with the module. Its folder contains the fence mark."""
 
     def __init__(self, stack, folder, *options):
         self.port, self.dir = free_port(), folder / f"server-{free_port()}"
@@ -76,7 +76,7 @@ class Prometheus:
     def __init__(self, stack, folder, exporter):
         rules = Path("contrib/prometheus/dlock.rules.yml").read_text()
         rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
-        # Long enough for every alert to be seen, short enough to be seen to end.
+        # With windows of 20 s, each alert lasts long enough to be seen, and ends before the next check.
         (folder / "rules.yml").write_text(re.sub(r"\[\d+m\]", "[20s]", rules))
         (folder / "prometheus.yml").write_text(
             json.dumps(
@@ -120,10 +120,10 @@ class Prometheus:
         print(f"   the dashboard's {len(queries)} queries answer with data")
 
 
-def expect_redis_exporter(stack, lock):
+def expect_redis_exporter(stack, server):
     port = free_port()
     start(
-        stack, REDIS_EXPORTER, "-redis.addr", f"redis://127.0.0.1:{lock.port}", "-web.listen-address",
+        stack, REDIS_EXPORTER, "-redis.addr", f"redis://127.0.0.1:{server.port}", "-web.listen-address",
         f"127.0.0.1:{port}", "-script", "contrib/redis_exporter/dlock.lua",
     )  # fmt: skip
 
@@ -136,56 +136,56 @@ def expect_redis_exporter(stack, lock):
 
 
 def main(stack, folder):
-    quiet = ("--notify-keyspace-events", "Kd")
-    locks = [Lock(stack, folder, *quiet) for _ in range(3)]
-    lock = locks[0]
+    without_warnings = ("--notify-keyspace-events", "Kd")
+    servers = [Server(stack, folder, *without_warnings) for _ in range(3)]
+    server = servers[0]
     exporter = free_port()
-    urls = [word for one in locks for word in ("-s", f"redis://127.0.0.1:{one.port}")]
+    urls = [word for one in servers for word in ("-s", f"redis://127.0.0.1:{one.port}")]
     exporting = start(stack, DLOCK, "exporter", "--listen", f"127.0.0.1:{exporter}", *urls)
     prometheus = Prometheus(stack, folder, exporter)
     until("the metrics", lambda: prometheus.get("query", query="count(dlock_up) == 3")["data"]["result"])
-    # What an alert says of counters needs one scrape before.
+    # An alert about the rate of a counter needs two scrapes.
     until("a second scrape", lambda: prometheus.get("query", query="rate(dlock_grants_total[20s])")["data"]["result"])
     assert prometheus.firing() == set(), prometheus.firing()
-    print("   none fires while all is well")
+    print("   no alert fires while all is well")
 
     # A client waits for more than 10 s; the other alerts are raised meanwhile.
-    lock("DLOCK.ACQUIRE", "slow", "holder", "600000")
-    waiting = lock.send("DLOCK.ACQUIRE", "slow", "waiter", "600000", "BLOCK", "0")
+    server("DLOCK.ACQUIRE", "slow", "holder", "600000")
+    waiting = server.send("DLOCK.ACQUIRE", "slow", "waiter", "600000", "BLOCK", "0")
     waits = time.monotonic()
-    lock("DLOCK.ACQUIRE", "short", "t", "1")
+    server("DLOCK.ACQUIRE", "short", "t", "1")
     prometheus.expect("DlockExpiries")
     for token in ("a", "b"):
-        lock("DLOCK.ACQUIRE", "shared", token, "600000", "SHARED")
-    lock("DLOCK.ACQUIRE", "shared", "a", "600000", "QUEUE", "600000")
-    reply = lock("DLOCK.ACQUIRE", "shared", "b", "600000", "QUEUE", "600000")
+        server("DLOCK.ACQUIRE", "shared", token, "600000", "SHARED")
+    server("DLOCK.ACQUIRE", "shared", "a", "600000", "QUEUE", "600000")
+    reply = server("DLOCK.ACQUIRE", "shared", "b", "600000", "QUEUE", "600000")
     assert reply.startswith("-DEADLOCK"), reply
     prometheus.expect("DlockDeadlocks")
-    lock("CONFIG", "SET", "dlock.max-queued", "0")
-    reply = lock("DLOCK.ACQUIRE", "slow", "refused", "600000", "QUEUE", "600000")
+    server("CONFIG", "SET", "dlock.max-queued", "0")
+    reply = server("DLOCK.ACQUIRE", "slow", "refused", "600000", "QUEUE", "600000")
     assert reply.startswith("-QUEUEFULL"), reply
     prometheus.expect("DlockQueueRefusals")
     until("a wait of more than 10 s", lambda: time.monotonic() - waits > 11)
-    lock("DLOCK.RELEASE", "slow", "holder")
+    server("DLOCK.RELEASE", "slow", "holder")
     assert waiting.recv(1) == b":"
     prometheus.expect("DlockSlowWaits")
     prometheus.expect_dashboard()
-    expect_redis_exporter(stack, lock)
+    expect_redis_exporter(stack, server)
 
-    lock("CONFIG", "SET", "notify-keyspace-events", "")
+    server("CONFIG", "SET", "notify-keyspace-events", "")
     prometheus.expect("DlockWarning")
-    lock("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", "1")
-    lock("SET", "too", "much")
+    server("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", "1")
+    server("SET", "too", "much")
     prometheus.expect("DlockEvictions")
-    lock("CONFIG", "SET", "maxmemory", "0", "dlock.restart-grace", "60000")
-    lock("DLOCK.ACQUIRE", "forgotten", "t", "60000")
-    lock("FLUSHALL")
+    server("CONFIG", "SET", "maxmemory", "0", "dlock.restart-grace", "60000")
+    server("DLOCK.ACQUIRE", "forgotten", "t", "60000")
+    server("FLUSHALL")
     prometheus.expect("DlockGrace")
-    shutil.rmtree(lock.dir)
+    shutil.rmtree(server.dir)
     prometheus.expect("DlockFenceMarkFailing")
-    locks[1].process.kill()
+    servers[1].process.kill()
     prometheus.expect("DlockServerDown")
-    locks[2].process.kill()
+    servers[2].process.kill()
     prometheus.expect("DlockNoQuorum")
     exporting.kill()
     prometheus.expect("DlockNotWatched")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Lists comment lines of more than 110 columns in Rust files, and fails if it finds one: columns.sh [FILE...]. rustfmt does
-# not wrap comments.
+# Lists comment lines of more than 110 columns in Rust files, and fails if it finds one: columns.sh [FILE...]. rustfmt
+# does not wrap comments.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

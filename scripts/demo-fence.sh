@@ -1,5 +1,5 @@
 #!/bin/sh
-# Plays contrib/fencing/demo.py on a server of its own, which listens on a socket in a temporary folder.
+# Runs contrib/fencing/demo.py with a server of its own, which listens on a socket in a temporary folder.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -18,12 +18,12 @@ umask 022
 rm -rf "$dist"
 mkdir -p "$work"
 
-# No file of TREE has the time of this build: dated TREE
+# Gives all files of TREE the time of the commit: dated TREE
 dated() {
     find "$1" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 }
 
-# The newest symbols of the C library that FILE wants: glibc FILE
+# Prints the version of the C library that FILE requires: glibc FILE
 glibc() {
     objdump -T "$1" | sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -uV | tail -n 1
 }
@@ -46,7 +46,7 @@ deb() {
 
 say "dlock $version for $arch"
 DESTDIR=$work/$name PREFIX=/ ZSH=zsh/site-functions scripts/install.sh
-# Not before: crates with C in them are built anew when it changes, that is, with each commit.
+# Exported only after the build: cargo rebuilds crates with C code when it changes, that is, for each commit.
 export SOURCE_DATE_EPOCH
 mkdir -p "$work/$name/share/dlock"
 cp -R contrib "$work/$name/share/dlock/"

@@ -35,16 +35,16 @@ def stage(source):
     """Copies the documents and the files that they link. The index becomes mdbook's summary."""
     index = pathlib.Path("docs/README.md").read_text()
     summary = re.sub(r"^#+ ", "# ", index, flags=re.M)
-    summary = re.sub(r"^(- \[.*?\])\((.*?)\).*", lambda at: f"{at[1]}({plain('docs', at[2])})", summary, flags=re.M)
-    chapters = [pathlib.Path("docs/README.md")] + [plain("docs", target) for target in links(index)]
+    summary = re.sub(r"^(- \[.*?\])\((.*?)\).*", lambda at: f"{at[1]}({project_path('docs', at[2])})", summary, flags=re.M)
+    chapters = [pathlib.Path("docs/README.md")] + [project_path("docs", target) for target in links(index)]
     for chapter in chapters:
         copy(chapter, source)
         for target in filter(None, links(chapter.read_text())):
-            copy(plain(chapter.parent, target), source)
+            copy(project_path(chapter.parent, target), source)
     (source / "SUMMARY.md").write_text(summary.replace("# Documents\n", "# dlock\n", 1) + "\n[All documents](docs/README.md)\n")
 
 
-def plain(folder, target):
+def project_path(folder, target):
     path = (pathlib.Path(folder) / target).resolve()
     return path.relative_to(pathlib.Path.cwd())
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# ROUNDS of stopped holders for each form of contrib/fencing on each database, then what each form costs: fencing.sh ROUNDS
+# Stops holders ROUNDS times for each form of contrib/fencing on each database, then measures the cost of each form:
+# fencing.sh ROUNDS
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -64,7 +64,7 @@ for file in "$work"/archives/*.deb; do
     dpkg -x "$file" "$work/tree"
 done
 
-# The program acts by its name, and is the server under this one.
+# The program chooses its function by its name: a link with this name is the server.
 [ -e "$work/tree/usr/bin/$program" ] || fail "$name: $package does not contain $program"
 ln -s "$program" "$work/tree/usr/bin/server"
 loader=$(cd "$work" && find tree -name 'ld-linux*.so.*' ! -type l -print -quit)

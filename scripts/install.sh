@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the module and the command, and installs them: PREFIX=/usr/local scripts/install.sh
 #
-# DESTDIR goes before every path, for packages. ZSH is the folder of zsh's completions below share/, which Debian calls
-# zsh/vendor-completions.
+# DESTDIR is put before every path, for packages. ZSH is the folder of zsh's completions below share/, which is
+# zsh/vendor-completions in Debian.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -16,7 +16,7 @@ for file in libdlock.so dlock; do
 done
 
 install -D -m 755 "$built/dlock" "$to/bin/dlock"
-# Redis loads no module that cannot be executed.
+# Redis does not load a module that is not executable.
 install -D -m 755 "$built/libdlock.so" "$to/lib/redis/modules/libdlock.so"
 
 share=$to/share

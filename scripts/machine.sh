@@ -19,7 +19,7 @@ mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'C
     awk -v suite="$suite" '$1 == suite && $2 == "main" { print $3; exit }')
 : "${mirror:=http://deb.debian.org/debian}"
 
-# A program in a tree that is not booted, on this machine's network: in_tree TREE COMMAND...
+# Runs a command in a tree that is not booted, on this machine's network: in_tree TREE COMMAND...
 in_tree() {
     tree=$1
     shift
@@ -27,8 +27,8 @@ in_tree() {
         DEBIAN_FRONTEND=noninteractive "$@"
 }
 
-# Makes the smallest Debian with systemd and these packages: keep_tree PACKAGE... It is $kept, a tar file that stays for
-# the next time.
+# Makes the smallest Debian with systemd and these packages: keep_tree PACKAGE... Sets $kept to its tar file, which is
+# reused the next time.
 keep_tree() {
     kept=$top/build/machine/$suite-$(echo "$*" | md5sum | cut -c 1-8).tar
     [ ! -e "$kept" ] || return 0
@@ -105,7 +105,7 @@ SCRIPT
     done
 }
 
-# A program in the machine that is booted.
+# Runs a command in the booted machine: inside COMMAND...
 inside() {
     nsenter --target "$init" --pid --mount --uts --ipc --net --cgroup --root --wd /usr/bin/env -i \
         PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"

@@ -53,7 +53,7 @@ class Terminal:
 
 
 class Recording:
-    """What terminals, one above the other, show over time."""
+    """The contents of terminals over time. The picture shows them one above the other."""
 
     def __init__(self, *terminals):
         self.terminals, self.frames, self.start = terminals, [], time.monotonic()
@@ -75,7 +75,7 @@ class Recording:
             f'width="{width:.0f}" role="img"><title>{html.escape(about)}</title>',
             "<style>text{font:14px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}"
             f"g.f{{visibility:hidden;animation:f {total:.1f}s step-end infinite}}",
-            # Where nothing moves, as on paper: the last one.
+            # Without animation, for example on paper, the last frame is visible.
             "g.f:last-of-type{visibility:visible}",
         ]
         ends = [at for at, _ in self.frames[1:]] + [total]
@@ -100,7 +100,7 @@ class Recording:
 
 
 def runs(line, top):
-    """The parts of a line that look alike."""
+    """Yields the parts of a line that have one style each, as SVG."""
     column, fill, back, bold = 0, FRONT, None, False
     for part in re.split(r"(\x1b\[[\d;]*m)", line):
         if part.startswith("\x1b"):

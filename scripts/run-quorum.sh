@@ -25,7 +25,7 @@ for _ in 1 2 3 4 5; do
     while answers "$port"; do port=$((port + 1)); done
     dir=$top/build/run/$port
     mkdir -p "$dir"
-    # Nothing is kept, and no grace period, so that no lock of the last run is still held.
+    # Without persistence, no lock of the last run is still held, so that no grace period is needed.
     "$(redis_server)" --port "$port" --bind 127.0.0.1 --dir "$dir" --logfile log --save '' --appendonly no \
         --notify-keyspace-events KEgd --loadmodule "$top/target/release/libdlock.so" &
     servers+=($!)

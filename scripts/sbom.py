@@ -25,7 +25,7 @@ def cargo_metadata():
 
 
 def linked(nodes, roots):
-    """The ids of what `roots` depend on, but for what only builds or tests them."""
+    """Returns the packages that `roots` link, by id, with their dependencies. Those of builds and tests are left out."""
     found, todo = {}, list(roots)
     while todo:
         at = todo.pop()
@@ -46,7 +46,7 @@ def component(package):
         "purl": f"pkg:cargo/{package['name']}@{package['version']}",
     }
     if package["license"]:
-        # Some crates still write the "or" of old.
+        # Some crates have the old form "MIT/Apache-2.0".
         what["licenses"] = [{"expression": package["license"].replace("/", " OR ")}]
     return what
 

@@ -15,8 +15,8 @@ has_libclang() {
     return 1
 }
 
-# The server is part of redis-tools, one program that acts by its name. The package redis-server adds a service, which
-# would start now and at each boot, on the port where people want to try dlock. So it is not installed.
+# The server is part of redis-tools, whose one program chooses its function by its name. The package redis-server adds a
+# service, which would start now and at each boot, on the port on which users want to try dlock. So it is not installed.
 missing=
 command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc libc6-dev"
 has_libclang || missing="$missing libclang-dev"

@@ -16,6 +16,6 @@ FROM valkey/valkey:8.0-bookworm
 COPY --from=build /dlock/target/release/libdlock.so /usr/lib/redis/modules/libdlock.so
 COPY --from=build /dlock/target/release/dlock /usr/local/bin/dlock
 COPY packaging/docker/server.conf /etc/dlock/server.conf
-# Not `dlock status`: a server in its grace period grants no new lock but renews holds, and must not be replaced.
+# Does not use `dlock status`: a server in its grace period grants no new lock, but is healthy and must not be replaced.
 HEALTHCHECK --interval=5s --timeout=2s CMD ["valkey-cli", "-e", "DLOCK.PTTL", "health", "check"]
 CMD ["valkey-server", "/etc/dlock/server.conf"]
