@@ -1,5 +1,5 @@
 //! The background job: ends leases and waits when they are due, and makes the writes that server callbacks
-//! must not make. The timer runs the job, or a tick of the event loop that finds the timer overdue.
+//! must not make. The timer runs the job; if the timer is overdue, a tick of the event loop does.
 //!
 //! Only commands and this job write. Before each task the job asks the server whether it would accept a
 //! client's ACQUIRE of the key at this moment. While it would not, no lock is granted; holds still end unless
@@ -117,13 +117,13 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     }
     match task {
         Task::Serve(name) => {
-            on(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
+            with_target(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
         }
         Task::ServeBehind(began, db) => m.with(|s| s.background.serve(&s.waiting, db, began)),
         // The key was not deleted: it moved to another node.
         Task::Vanished(_) if elsewhere => {}
         Task::Vanished(name) => {
-            let served = on(m, ctx, &name, |target| target.operate(|turn| turn.vanished()));
+            let served = with_target(m, ctx, &name, |target| target.operate(|turn| turn.vanished()));
             if !served {
                 effects::announce_freed(ctx, &name);
             }
@@ -140,16 +140,16 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             undelivered(m, ctx, &name, &token, waiter);
         }
         Task::Over(name, waiter, outcome) => {
-            on(m, ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], outcome)));
+            with_target(m, ctx, &name, |target| target.operate(|turn| turn.dismiss(&[waiter], outcome)));
         }
         Task::EndedHolds(name, ended_holds) => account_ended_holds(m, ctx, name, ended_holds),
         Task::Restored(name) => {
-            on(m, ctx, &name, |target| target.operate(|turn| turn.restored()));
+            with_target(m, ctx, &name, |target| target.operate(|turn| turn.restored()));
         }
         Task::GraceOver => grace::over(m, ctx, "its time has passed"),
         Task::Due(name, slot) => {
             let mut stale = true;
-            on(m, ctx, &name, |target| {
+            with_target(m, ctx, &name, |target| {
                 if target.lock().is_some_and(|lock| lock.slot() == Some(slot)) {
                     stale = false;
                     target.operate(|turn| turn.advance());
@@ -164,7 +164,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
 
 /// Runs an operation on a resource. If the key holds another data type, refuses some of the waiters instead,
 /// and returns false.
-fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
+fn with_target(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Target<'_>)) -> bool {
     ctx.select_db(name.db);
     let key = ctx.string(&name.key);
     match Target::open_in_background(m, ctx, key.name(), key.bytes()) {
@@ -189,14 +189,14 @@ fn on(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnOnce(Targe
 }
 
 fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, token: &Token, waiter: WaiterId) {
-    on(m, ctx, name, |target| {
+    with_target(m, ctx, name, |target| {
         log::undelivered(m, ctx, name, token, target.lock());
         target.operate(|turn| turn.undelivered(token.as_bytes(), waiter));
     });
 }
 
 /// Ends the holds of a closed connection on one resource, at most [`EndedHolds::SLICE`] of them. A new task
-/// at the end of the queue ends the rest.
+/// for the background job ends the rest.
 fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bindings) {
     let Some((key, first)) = holds.pop_first() else { return };
     let mut tokens = vec![first];
@@ -211,7 +211,7 @@ fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bi
     }
     let name = Name::new(db, &key).to_owned();
     let tokens = tokens.iter().map(Token::as_bytes);
-    on(m, ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
+    with_target(m, ctx, &name, |target| target.operate(|turn| turn.disconnect(tokens, client)));
 }
 
 /// Counts a slice of the holds that ended together, and unbinds their tokens from their connections. A token

@@ -18,7 +18,7 @@ pub fn start() {
     anchor();
 }
 
-/// Returns the anchor that relates this server clock to others.
+/// Returns the identity of this server clock.
 pub fn anchor() -> Anchor {
     *ANCHOR
         .get_or_init(|| Anchor { boot: boot(), offset: (wall_micros() / 1000 - boot_micros() / 1000) as i64 })
@@ -54,7 +54,7 @@ fn time_namespace() -> Option<i128> {
     let namespace = |of| fs::read_link(format!("/proc/self/ns/{of}")).ok();
     let own = namespace("time");
     if own != namespace("time_for_children") {
-        // The figures below are those of the child processes.
+        // The offsets below would be those of the child processes.
         return None;
     }
     if own.is_none() {

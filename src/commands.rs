@@ -111,15 +111,15 @@ pub fn write_probe<'a>(_: &'a Module, mut ctx: Ctx<'a>, _: &Args<'a>) -> Done {
     Ok(())
 }
 
-// The log of a master, or the append only file: it contains effects, and plain commands that were logged
-// verbatim. Replaying makes no decisions: see [`dlock_core::plain`].
+// Commands from a log: the replication stream of the master, or the append only file. A log contains effects,
+// and plain commands that were logged verbatim. Replaying makes no decisions: see [`dlock_core::plain`].
 
 /// Returns whether the running command comes from a log.
 fn is_replayed(m: &Module, ctx: Ctx<'_>) -> bool {
     m.with(|s| s.followers.may_read) && comes_from_a_log(ctx)
 }
 
-/// Like [`is_replayed`], if this server may read a log.
+/// Like [`is_replayed`], for a caller that has checked `may_read`.
 fn comes_from_a_log(ctx: Ctx<'_>) -> bool {
     ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING)
 }

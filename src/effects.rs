@@ -75,13 +75,13 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Opens a key that holds a value of another type: a string that counts as held has no value of ours.
+    /// Opens a key with a value of another type. A string that counts as held is opened without its value.
     #[cold]
     fn open_string(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: &'a [u8]) -> Result<Self, String> {
         if held_by_string(m, ctx, raw) {
             return Ok(Target { held_by_string: true, ..Target::new(m, ctx, raw, name, Key::none()) });
         }
-        // The string may have expired since the first open. Its waiter must not get WRONGTYPE for that.
+        // The string may have expired since the first open, and a waiter must not get WRONGTYPE for that.
         Target::open(m, ctx, raw, name)
     }
 
@@ -199,11 +199,11 @@ impl<'a> Target<'a> {
     /// Answers the waiters that have left the queue, and rearms the timer for the waiters that remain.
     #[inline(never)]
     fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
-        let Some(rest) = step.rare.take() else { return };
-        if rest.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
+        let Some(rare) = step.rare.take() else { return };
+        if rare.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
             self.m.rearm_timer();
         }
-        let answers = rest.outcomes.into_iter();
+        let answers = rare.outcomes.into_iter();
         answers.for_each(|(waiter, outcome)| waiters::answer(self.m, waiter, outcome, now));
     }
 }
@@ -238,21 +238,21 @@ impl Target<'_> {
     #[inline(never)]
     fn log_form(&self, change: &Change, now: Instant) -> LogForm {
         let Target { m, ctx, key, fresh, plain, .. } = self;
-        // An operation, and an effect, always leave one of the two.
+        // After an operation, or an applied effect, one of the two exists.
         let Some(lock) = key.value().or(fresh.as_deref()) else { return LogForm::Verbatim };
         let anchor = clock::anchor();
         // A command that needs no earlier entry of the log can be read anywhere.
         if plain.is_some_and(|plain| plain.suffices(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
-        let counts = followers::next_can_build_on(*ctx);
+        let next_can_build_on = followers::next_can_build_on(*ctx);
         m.with(|s| {
             let known = &mut s.followers.known;
-            if plain.is_some_and(|plain| counts && plain.suffices(known, lock, anchor)) {
+            if plain.is_some_and(|plain| next_can_build_on && plain.suffices(known, lock, anchor)) {
                 return LogForm::Verbatim;
             }
             let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());
-            *known = counts.then_some(Known { written_by: anchor, at: now.millis(), last });
+            *known = next_can_build_on.then_some(Known { written_by: anchor, at: now.millis(), last });
             bytes.clear();
             codec::write_effect(lock, change, last, now, anchor, &mut bytes);
             LogForm::Effect(bytes)
@@ -278,9 +278,9 @@ impl Target<'_> {
 
 /// Applies an effect: from the master on a replica, or from the append only file.
 ///
-/// A replica with an append only file logs the effect again. If the effect was written by the clock of
-/// another boot, it is rewritten by this server's clock: a reader of the file could relate the two only by
-/// wall clocks.
+/// A replica with an append only file logs the effect again. If the effect has times of another machine's
+/// clock, it is rewritten with times of this server's clock: a reader of the file could convert the former
+/// only by wall clocks.
 pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
@@ -299,7 +299,7 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
     let change = part.filter(|_| is_crowd).map_or(Change::Whole, Change::Part);
     let is_readable = m.with(|s| {
         s.fences.raise(fence.max(last));
-        // The timer is not armed: a replica ends no hold by itself, and a loading server not yet.
+        // The timer is not armed: neither a replica nor a loading server ends a hold by itself.
         s.schedule(lock, name.db, &name.key);
         !is_foreign && s.followers.can_read(position)
     });
@@ -364,7 +364,8 @@ const KEYS_PER_TICK: usize = 256;
 /// passed. A deletion ends the hold, and the queue is served.
 ///
 /// The server deletes a key past its TTL when a command names it, or by chance, which takes minutes among
-/// many keys with a TTL. The keys are opened for writing, which its statistics do not count as reads.
+/// many keys with a TTL. The keys are opened for writing, because the server's statistics count the keys that
+/// are opened for reading.
 pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
     if !ctx.may_write() {
         return;
@@ -381,8 +382,8 @@ pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Marks EPHEMERAL holds on one resource as bound to no connection. Neither stored nor replicated: a stored
-/// hold says that it is bound, but not to which connection.
+/// Marks EPHEMERAL holds on one resource as bound to no connection. The mark needs neither storing nor
+/// replication: the stored bytes of a hold do not say to which connection it is bound.
 pub fn orphan(ctx: Ctx<'_>, name: &Name<'_>, tokens: impl Iterator<Item = Token>) {
     ctx.select_db(name.db);
     let raw = ctx.string(&name.key);

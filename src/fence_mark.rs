@@ -29,8 +29,8 @@ pub fn start(m: &Module, ctx: Ctx<'_>) {
     write_now(m, ctx);
 }
 
-/// Writes a higher mark after a load, if the load took longer than the mark reaches, or brought fences above
-/// it.
+/// Writes a higher mark after a load, if the current one no longer suffices: the load took long, or it
+/// brought greater fences.
 pub fn loaded(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
     let wanted = m.with(|s| s.mark.thread.is_none() && s.fences.wants_mark(now));
@@ -41,7 +41,7 @@ pub fn loaded(m: &Module, ctx: Ctx<'_>) {
 }
 
 /// Applies CONFIG SET of `dlock.fence-mark`, or of an option that names the file. A write to the previous
-/// file in progress may finish.
+/// file that is in progress continues.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     let file = path_of_this_server(ctx);
     m.with(|s| {
@@ -148,20 +148,20 @@ fn carry_out(order: Order, file: &Path) -> Result<Done, String> {
     Ok(done)
 }
 
-// The file: in the server's folder, read whole, replaced whole, and never through a symbolic link, which
-// another user of the machine could have planted.
+// The file is in the server's folder. It is read and replaced as a whole, and never through a symbolic link,
+// which another user of the machine could have created.
 
 /// Returns the path of a file of this server: in its folder, named after its port, because servers may share
 /// a folder. The port comes from INFO, which works where CONFIG is renamed.
 fn path_of_this_server(ctx: Ctx<'_>) -> PathBuf {
     let port = ctx.info_number("server", "tcp_port").unwrap_or(0);
-    // Absolute, for threads: CONFIG SET dir changes the working folder.
+    // Absolute, because CONFIG SET dir changes the working folder, perhaps while the thread writes.
     std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.fence"))
 }
 
 /// Returns the first `most` + 1 bytes of a file. `None` means that there is no file.
 fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
-    // O_NONBLOCK: opening a pipe would wait for its writer.
+    // Without O_NONBLOCK, opening a pipe would wait for its writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
     let file = match opened {
         Err(why) if why.kind() == ErrorKind::NotFound => return Ok(None),
@@ -183,9 +183,9 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     temporary.file.write_all(text.as_bytes())?;
     temporary.file.sync_data()?;
     fs::rename(&temporary.path, path)?;
-    // Another file may have this name by now: nothing to remove on drop.
+    // After the rename there is nothing to remove on drop.
     temporary.path.clear();
-    // The change of the name is on the disk with the folder.
+    // Syncing the folder writes the new name to the disk.
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
@@ -204,7 +204,7 @@ impl TemporaryFile {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}
             done => return done,
         }
-        // Most likely left by a crash.
+        // The existing file was most likely left by a crash.
         let _ = fs::remove_file(&path);
         match TemporaryFile::create(path) {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}

@@ -1,11 +1,11 @@
 //! Whether anything follows the log of this server, or listens to its events.
 //!
 //! Building an effect costs about as much as the rest of a command. It is skipped while nothing can ever read
-//! it. The server says whether that is so: the append only file is off, there is no replica and no
-//! replication backlog, and the server is no node of a cluster, which streams slots to other nodes. A new
-//! follower first gets a snapshot from a forked child (of the server, or of a rewrite of the file), and reads
-//! the log from there on. The server announces a fork before the next command runs. So effects are sent from
-//! each fork and each CONFIG SET on, until the server has been asked again.
+//! the effect: the append only file is off, there is no replica and no replication backlog, and the server is
+//! not a node of a cluster, which sends slots to other nodes. A new follower first gets a snapshot from a
+//! forked child (of the server, or of a rewrite of the file), and reads the log from there on. The server
+//! announces a fork before the next command runs. So from each fork and each CONFIG SET on, the module builds
+//! effects, until it has asked the server again.
 //!
 //! While nothing follows, the module has the server replicate the running command itself. It reaches nothing,
 //! but counts as a change for the save points of the RDB file.
@@ -24,7 +24,7 @@ pub struct Followers {
     pub may_follow: bool,
     /// Whether this server may read a log itself: its master's, or the append only file.
     pub may_read: bool,
-    /// The knowledge that all readers have after the log up to here. `None` means that a reader may begin
+    /// The state that all readers have derived from the log so far. `None` means that a reader may begin
     /// here.
     pub known: Option<Known>,
     /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
@@ -39,7 +39,7 @@ impl Default for Followers {
 }
 
 impl Followers {
-    /// Asks the server again, as far as followers, listeners and a log to read are possible.
+    /// Asks the server again, except for facts that are known to be excluded until the next event.
     pub fn update(&mut self, ctx: Ctx<'_>) {
         // The count includes this module.
         self.alone = self.alone.or_else(|| Some(ctx.count_modules() == Some(1)));
@@ -53,8 +53,8 @@ impl Followers {
         self.alone != Some(true)
     }
 
-    /// Returns whether the readers of this server's log can read a command that stands at this position in
-    /// the log that the server reads itself. If they can, moves their knowledge on to the end of the command.
+    /// Returns whether a command that this server reads from a log can be passed on verbatim: the readers of
+    /// its own log have the state that the command builds on. If so, advances their state past the command.
     pub fn can_read(&mut self, position: &LogPosition) -> bool {
         let can = position.builds_on.is_none() || position.builds_on == self.known;
         if can {
@@ -66,15 +66,16 @@ impl Followers {
 
 /// Position of a command in a log.
 pub struct LogPosition {
-    /// Knowledge that a reader needs for the command. `None` means none: the command is complete.
+    /// The state of the log that a reader needs for the command. `None` if it needs none.
     pub builds_on: Option<Known>,
+    /// The state of the log after the command. `None` if the command does not change it.
     pub leads_to: Option<Known>,
 }
 
 /// Returns whether every reader of the log reads the running command's entry before the next entry, so that
-/// the next one can build on it. Not in a cluster, which also sends its log by slots, and not in a script, a
-/// transaction or a call of another module: that module decides whether the call is logged, and no flag
-/// says so.
+/// the next one can build on it. False in a cluster, which also sends its log by slots, in a script or
+/// transaction, and in a call of another module: that module decides whether the call is logged, and no flag
+/// shows its decision.
 pub fn next_can_build_on(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }

@@ -30,8 +30,8 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Begins a grace period because the server removed holds, and their clients do not know. Not during the load
-/// of a start, as a grace period begins when the load ends.
+/// Begins a grace period because the server removed holds without notice to their clients. Does nothing
+/// during the load of a start, because a grace period begins when that load ends.
 pub fn forgot(m: &Module, ctx: Ctx<'_>, why: &str) {
     if !m.with(|s| s.grace.is_loading()) {
         begin(m, ctx, why);

@@ -18,8 +18,8 @@ fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
 /// Records the holds that an operation has ended.
 #[inline(never)]
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
-    let Some(rest) = &mut step.rare else { return };
-    for (why, hold) in rest.incidents.drain(..) {
+    let Some(rare) = &mut step.rare else { return };
+    for (why, hold) in rare.incidents.drain(..) {
         note(m, ctx, Note::of_hold(why.into(), name, &hold, now), now);
     }
     for event in &step.events {
@@ -75,7 +75,7 @@ pub fn refused(m: &Module, ctx: Ctx<'_>, what: What, name: &Name<'_>, request: &
     note(m, ctx, Note { client: Some(ClientId(ctx.client_id())), ..refused }, clock::now());
 }
 
-/// Records a grant that reached no client. `lock` may still have its hold.
+/// Records a grant that reached no client, with its hold if the lock still has it.
 pub fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, token: &Token, lock: Option<&Lock>) {
     let now = clock::now();
     let undelivered = match lock.and_then(|lock| lock.at(now).hold_of(token.as_bytes())) {

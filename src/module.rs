@@ -165,8 +165,8 @@ impl State {
     /// Counts the events of a step, and records which holds are bound to which connection.
     pub fn account(&mut self, name: &Name<'_>, step: &mut Step) {
         self.stats.count(&step.events);
-        if let Some(rest) = &mut step.rare {
-            self.background.account(name, rest);
+        if let Some(rare) = &mut step.rare {
+            self.background.account(name, rare);
         }
     }
 

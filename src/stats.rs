@@ -80,7 +80,7 @@ impl Default for Times {
     fn default() -> Self {
         // Two significant digits, up to a year: 20 KB that never grow.
         let longest = 366 * 86_400_000;
-        let all = Histogram::new_with_max(longest, 2).expect("the bounds are right");
+        let all = Histogram::new_with_max(longest, 2).expect("the range is valid");
         Times { all, counts: [0; BOUNDS.len() + 1], sum: 0 }
     }
 }

@@ -97,8 +97,7 @@ impl Upcalls for Module {
         let reader = Reader { now, anchor: clock::anchor(), origin };
         let written = reader.admit(bytes, bounds).inspect_err(|_| {
             if bounds.is_none() {
-                // The value comes from the master or from a file, so it was accepted before: an effect is
-                // lost.
+                // A value from the master or from a file was accepted before, so its refusal loses an effect.
                 self.with(|s| s.stats.effects_skipped += 1);
             }
         })?;

@@ -307,7 +307,7 @@ pub fn gone(m: &Module, handle: Handle) {
         s.background.note(Task::Serve(waiter.name));
         Some(())
     });
-    // A handle must be used once only, and that of an answered waiter has been used.
+    // A handle may be used only once, and the handle of an answered waiter has been used.
     if left.is_some() {
         unblock(m, handle, None);
         m.rearm_timer();

@@ -79,10 +79,10 @@ fn answer<'a>(
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
-        // Without a waiter the check finds nothing to do.
+        // If no client waits, the check does nothing.
         background::check_string_later(m, &name);
     }
-    // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK tries once.
+    // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK does not wait.
     let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
     let acquired = match (acquired, queued, parsed.queue) {
         (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
@@ -105,7 +105,7 @@ fn answer<'a>(
             Err(Error::Deadlock(vec![own.clone(), other, own]).into())
         }
         Acquired::Queued(position) => {
-            // A call for a position that the token has already can end it sooner.
+            // If the token had this position before, the call may have given it an earlier end.
             m.rearm_timer();
             match block {
                 Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait),
@@ -132,8 +132,8 @@ fn plain<'a>(parsed: &command::Acquire<'a>, args: &[&[u8]]) -> Option<Plain<'a>>
     command::Acquire::is_plain(args).then_some(Plain::Acquire(token, ttl))
 }
 
-/// Checks what QUEUE needs, except room in the queue. The result is boxed, because it is large and most calls
-/// have none.
+/// Checks the requirements of QUEUE, except for room in the queue. The result is boxed, because it is large
+/// and most calls have none.
 fn queued(
     m: &Module,
     ctx: Ctx<'_>,
@@ -165,7 +165,7 @@ fn queued(
 }
 
 /// Checks that an EPHEMERAL hold can be bound to this client. Scripts, guards and calls of other modules run
-/// on an internal client, and no server tells which connection it works for.
+/// on an internal client, and no server tells the module for which connection that client works.
 fn can_be_ephemeral(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
     if !ctx.is_connected(client) {
         return Err(Error::NoConnection.into());

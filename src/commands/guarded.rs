@@ -1,8 +1,8 @@
 //! GUARD and FENCED: run another command only if the sender still holds the lock.
 //!
 //! The server runs the command within the same step: with the client's rights, replicated as if it had been
-//! sent alone, and unable to block. The state is not borrowed meanwhile, because the command may be one of
-//! ours.
+//! sent alone, and unable to block. The state is not borrowed meanwhile, because the command may be a command
+//! of this module.
 
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
@@ -32,15 +32,15 @@ pub fn fenced<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         ctx.set_number(args.key, parsed.fence.get(), true)?;
     }
     let done = run(m, ctx, args, checks);
-    // The command may have lowered or deleted the gate, which must not forget a fence. Setting it fails
-    // only if the gate has just moved to another node of the cluster; it was raised before it moved.
+    // The command may have lowered or deleted the gate, so the gate is set again. That fails only if the gate
+    // has just moved to another node of the cluster, and it was raised before it moved.
     if !matches!(raises(), Ok(false) | Err(Error::StaleFence(_))) {
         let _ = ctx.set_number(args.key, parsed.fence.get(), false);
     }
     done
 }
 
-/// Commands that need another treatment than most.
+/// The kind of a guarded command, which decides about its checks.
 enum Kind {
     Plain,
     /// Redis 7.0 refuses it in scripts, because it can block. In a guard no command blocks.

@@ -16,7 +16,7 @@ use crate::{clock, effects};
 type ShowToken = fn(&[u8]) -> Cow<'_, [u8]>;
 
 /// Returns how tokens are shown: whole to a user that may write the key, shortened to any other. On Redis 7.0
-/// a command within a guard cannot tell its user.
+/// the module cannot determine the user of a command within a guard.
 fn show_token(m: &Module, ctx: Ctx<'_>, args: &Args<'_>) -> ShowToken {
     let user_is_unknown = m.with(|s| s.guarding) && !ctx.calls_run_as_user();
     if !user_is_unknown && ctx.user().may_write(args.key) { |token| token.into() } else { shortened }

@@ -25,8 +25,8 @@ const CANCEL_TARGET: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT",
 /// Flags, and ACL categories.
 type Access = (&'static str, &'static str);
 
-// A token proves that its client is the owner, so commands with a token are kept out of SLOWLOG. That costs
-// nothing for a whole command; redacting the token would copy all arguments of each call.
+// A token proves that its client is the owner, so commands with a token are kept out of SLOWLOG. The flag
+// costs nothing; redacting only the token would copy all arguments of each call.
 const WRITES: Access = ("write fast no-slowlog", "write fast dlock");
 const READS: Access = ("readonly fast no-slowlog", "read fast dlock");
 // The keys of the guarded command are keys of the guard, too.

@@ -37,7 +37,7 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
 /// back through [`Upcalls::reply_reclaimed`]. `None` means that the client has disconnected or has its reply.
 pub fn unblock<M: Upcalls>(_: Ctx<'_>, handle: Handle, answer: Option<Box<M::Answer>>) {
     let answer = answer.map_or(std::ptr::null_mut(), Box::into_raw);
-    // SAFETY: the handle came from `block` and is used for this once; the server gives the box back to
+    // SAFETY: the handle came from `block` and is used once for this; the server gives the box back to
     // `on_free`.
     unsafe { api!(RedisModule_UnblockClient(handle.0, answer.cast())) };
 }
@@ -60,7 +60,7 @@ unsafe extern "C" fn on_reply<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// CLIENT UNBLOCK: replies as after a timeout.
+/// The server calls this for CLIENT UNBLOCK: replies with null, as after a timeout.
 unsafe extern "C" fn on_unblocked<M: Upcalls>(
     ctx: *mut rm::RedisModuleCtx,
     _: *mut *mut rm::RedisModuleString,

@@ -65,7 +65,7 @@ impl<'a> Ctx<'a> {
         Ctx(ctx, PhantomData)
     }
 
-    /// `text` begins with the error word.
+    /// Replies with an error. `text` begins with the error word, such as ERR.
     pub fn reply_error(self, text: &str) {
         let text = c_string(text);
         // SAFETY: (here and in every method below) the context is valid by construction, and pointers into
@@ -310,7 +310,7 @@ impl Reply {
         }
     }
 
-    /// Returns the error text, including the error word. `None` if the reply is no error.
+    /// Returns the error text, including the error word. `None` if the reply is not an error.
     pub(super) fn error(&self) -> Option<String> {
         // SAFETY: the reply is valid.
         let kind = unsafe { api!(RedisModule_CallReplyType(self.0)) };

@@ -54,11 +54,11 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// Switches the notice of each turn of the event loop on or off. It costs some time in each turn, and mostly
-/// no client waits.
+/// Switches the notice of each turn of the event loop on or off. The notice costs time in each turn, so it is
+/// off while no client waits.
 ///
-/// May be switched off in a notice, while the server iterates over its listeners: this listener is the last
-/// of ours, and the server only keeps a pointer to the next one.
+/// May be called in a notice, while the server iterates over its listeners: this listener is the module's
+/// last one, and the server only has a pointer to the listener after it.
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {

@@ -152,7 +152,7 @@ pub(super) fn keep_deleted<V>(value: *mut V, delete: impl FnOnce()) -> Option<Bo
     DELETED.store(value.cast(), Ordering::Relaxed);
     delete();
     let freed = DELETED.swap(std::ptr::null_mut(), Ordering::Relaxed).is_null();
-    // SAFETY: the server gave the box back to `free`, which left it alone.
+    // SAFETY: the server gave the box back to `free`, which did not free it.
     (freed && !value.is_null()).then(|| unsafe { Box::from_raw(value) })
 }
 
@@ -165,8 +165,8 @@ unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     guard((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
 }
 
-/// The key leaves the keyspace for any reason but a flush or [`keep_deleted`]: DEL, RENAME away, an
-/// overwrite, eviction.
+/// The key leaves the keyspace for any reason but a flush or [`keep_deleted`]: DEL, RENAME to another name,
+/// an overwrite, eviction.
 unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
     if DELETED.load(Ordering::Relaxed).cast_const() == value {
         return;
@@ -197,7 +197,8 @@ unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_i
     });
 }
 
-/// From Redis 7.2 on nothing needs to be written. An RDB file without locks then loads without the module.
+/// For Redis 7.2 and later, which do not require that anything is written. So a server without the module can
+/// load an RDB file without locks.
 unsafe extern "C" fn aux_save_if_any<M: Upcalls>(io: *mut rm::RedisModuleIO, when: c_int) {
     if enter(0, |module: &M| module.stored_numbers()[0]) > 0 {
         // SAFETY: as above.

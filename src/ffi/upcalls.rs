@@ -10,8 +10,8 @@ use super::user::Waited;
 /// The module as the server calls it. Many of the server's callbacks carry no data of the module, so each
 /// gets the one value of the process and passes it on.
 ///
-/// The server calls from its main thread, one call at a time. But some functions of the server call back in
-/// here before they return.
+/// The server calls from its main thread, one call at a time. But some functions of the server call the
+/// module back before they return.
 pub trait Upcalls: Sized + 'static {
     /// The value of a key. Any thread of the server may free it.
     type Value: Send;
@@ -50,7 +50,7 @@ pub trait Upcalls: Sized + 'static {
     fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Self::Value>, String>;
     fn save(&self, value: &Self::Value) -> Vec<u8>;
     fn effect(&self, value: &Self::Value) -> Vec<u8>;
-    /// Feeds everything that must be equal on a replica.
+    /// Adds everything to the digest that must be equal on a replica.
     fn digest(&self, value: &Self::Value, add: &mut dyn FnMut(&[u8]));
     /// Returns the bytes of memory that a value takes.
     fn memory(&self, value: &Self::Value) -> usize;

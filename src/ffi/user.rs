@@ -120,8 +120,8 @@ impl<'a> Ctx<'a> {
     }
 
     /// Returns whether the client of this context has a user. The client of another module has none, and
-    /// asking for its name ends the server. A call in the user's name reports that before anything else, so
-    /// an unknown command suffices.
+    /// asking for its name crashes the server. A call in the user's name fails with ENOTSUP if there is no
+    /// user, before the server looks for the command, so an unknown command suffices.
     fn has_user(self) -> bool {
         // SAFETY: the context is valid; no command has this name, so there is usually no reply.
         unsafe {
@@ -146,7 +146,7 @@ impl Waited {
     pub fn refused(self, ctx: Ctx<'_>) -> Option<String> {
         const READS_AND_WRITES: u32 =
             rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;
-        // A call of another module can wait, too. It has no user, and asking for its name ends the server.
+        // A call of another module can wait, too. It has no user, and asking for its name crashes the server.
         if !ctx.is_connected(ctx.client_id()) {
             return None;
         }

@@ -86,7 +86,7 @@ pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
     let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
     let servers_with = |holder: &Holder, fence: Option<u64>| {
         let is_same =
-            |other: &&&Holder| other.token == holder.token && fence.is_none_or(|it| it == other.fence);
+            |other: &&&Holder| other.token == holder.token && fence.is_none_or(|fence| fence == other.fence);
         all.iter().filter(is_same).count()
     };
     let first = *all.iter().rev().max_by_key(|holder| servers_with(holder, None))?;

@@ -1,5 +1,5 @@
-//! The subcommands that read the servers, and `break`. They acquire nothing. This file is `dlock status`: the
-//! state of each server by its INFO, which others read too.
+//! The subcommands that read the servers, and `break`. None of them acquires a lock. This file has `dlock
+//! status`, which shows the state of each server, and reads INFO for the other subcommands.
 
 pub mod doctor;
 pub mod exporter;
@@ -121,7 +121,7 @@ impl Info {
         self.is_master() && self.number("dlock_grace_ms_left") == 0
     }
 
-    /// Ignores warnings: they are about the configuration, which `doctor` checks, and no alarm.
+    /// Ignores warnings: they are about the configuration, which `doctor` checks, and not about an outage.
     fn is_well(&self) -> bool {
         self.can_grant() && self.text("dlock_fence_mark_status") != "failing"
     }

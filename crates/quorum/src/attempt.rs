@@ -40,7 +40,7 @@ pub struct Attempt {
     backoff: Backoff,
     /// The end of the current pause.
     pause: Option<Instant>,
-    /// The reason why the round failed, and its length, until it is reviewed.
+    /// The reason why the round failed, and the length of the round. Set until the failure is reviewed.
     failed: Option<(FailureReason, Duration)>,
     /// Whether the only purpose of this round is to find out if a majority can vote: see
     /// [`needs_last_round`].
@@ -220,8 +220,8 @@ impl Attempt {
     }
 
     /// Takes an answer that arrives after the lock was acquired. Returns whether other clients may wait at
-    /// `member`, a later queue. Look there also after a wait in another queue than the first: the clients of
-    /// that queue may have moved on.
+    /// `member`, a later queue, so that the driver has to look there. It looks even if this attempt waited in
+    /// a later queue itself, because the clients of that queue may have moved on.
     pub fn answered_late(&self, member: Member, vote: &Vote) -> bool {
         !matches!(self.meeting(), Meeting::LookAt(_))
             && self.round.as_ref().is_some_and(|round| round.is_refusal_of_later_queue(member, vote))

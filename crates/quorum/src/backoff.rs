@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// A sequence of growing pauses. Each is between half of a bound and the bound, which doubles up to a longest
-/// one.
+/// A sequence of growing pauses. Each is between half of a bound and the bound, which doubles with each pause
+/// until it is the longest one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     bound: Duration,
@@ -16,7 +16,7 @@ impl Backoff {
         Backoff { bound: first.min(longest), longest }
     }
 
-    /// Returns the next pause. `random` is any number, drawn evenly from all.
+    /// Returns the next pause. `random` is a uniformly distributed random number.
     pub fn next(&mut self, random: u32) -> Duration {
         let pause = self.bound / 2 + fraction(self.bound - self.bound / 2, random);
         self.bound = self.bound.saturating_mul(2).min(self.longest);

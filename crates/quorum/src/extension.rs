@@ -25,7 +25,7 @@ pub struct Extension {
 /// The state of an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extended {
-    /// Outstanding answers can still decide it.
+    /// Outstanding answers can still decide the extension.
     Open,
     /// A majority has the new lease: the hold is valid until this instant.
     Until(Instant),

@@ -194,7 +194,7 @@ impl Holders {
 pub enum Others {
     /// No hold. The release of a predecessor was in flight.
     Gone,
-    /// A hold that was left behind. Its queue does not move, so waiters there are no reason to join them.
+    /// A hold that was left behind. The queue there does not move, so waiters in it need not be joined.
     Leftover,
     /// The hold of a client in its turn there.
     Queue,
@@ -248,17 +248,17 @@ impl QueueWatch {
     pub fn must_leave(&mut self, holders: &Holders) -> bool {
         let there = holders.at(self.queue);
         let is_young = |holder: &Holder| holder.age < PARTIAL_HOLD_MAX_AGE;
-        let is_excused = match self.stay {
+        let may_stay = match self.stay {
             Stay::WhileItMoves => false,
             Stay::UntilHoldersAreStale => there.is_some_and(|there| there.iter().any(is_young)),
             Stay::Always | Stay::AsHolder => true,
         };
-        let is_stuck = !is_excused && !holders.queue_can_move(self.quorum, self.queue);
+        let is_stuck = !may_stay && !holders.queue_can_move(self.quorum, self.queue);
         let tokens = |there: &Vec<Holder>| there.iter().map(|holder| holder.token.clone()).collect();
         let stuck: Option<Vec<String>> = there.filter(|_| is_stuck).map(tokens);
-        let still = stuck.is_some() && stuck == self.stuck;
+        let is_still_stuck = stuck.is_some() && stuck == self.stuck;
         self.stuck = stuck;
-        still
+        is_still_stuck
     }
 }
 
@@ -272,8 +272,8 @@ impl Round {
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // This client waited in a later queue than the first, like other clients. If each returned to the
-        // first queue alone, it would keep the head of the later queue from a majority.
+        // This client waited in a later queue than the first, like other clients. If it alone returned to the
+        // first queue, its hold there would keep the head of the later queue from a majority.
         let stays = self.unnamed().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }

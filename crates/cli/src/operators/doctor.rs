@@ -122,13 +122,13 @@ fn check_count(members: usize, findings: &mut Vec<Finding>) {
 async fn check_clocks(client: &Client, findings: &mut Vec<Finding>) {
     let begun = now();
     let clocks: Vec<(String, i128)> = client.ask(&["TIME"]).await.into_iter().filter_map(clock).collect();
-    // The first answer is older than the last by up to this time.
-    let most = (MAX_SKEW + now().saturating_since(begun)).as_micros() as i128;
+    // The servers read their clocks at different times, at most the duration of the request apart.
+    let max_difference = (MAX_SKEW + now().saturating_since(begun)).as_micros() as i128;
     let mut sorted: Vec<i128> = clocks.iter().map(|(_, time)| *time).collect();
     sorted.sort();
     for (server, time) in &clocks {
         let ahead = time - sorted[sorted.len() / 2];
-        if ahead.abs() > most {
+        if ahead.abs() > max_difference {
             let by = Duration::from_secs(ahead.unsigned_abs() as u64 / 1_000_000);
             let direction = if ahead > 0 { "ahead of" } else { "behind" };
             let what = format!("its clock is {} {direction} the others'", humantime::format_duration(by));
@@ -235,7 +235,7 @@ async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
     }
     let answers = client.ask(&["CLIENT", "LIST"]).await;
     let own = client.library_name();
-    // Without a digest, the run id of a member is not known.
+    // Without a digest, this client does not know the run ids of all members.
     let Some(own) = members_in(&own).filter(|own| own.contains('-')) else { return };
     let mut others = BTreeMap::new();
     for Inspected { server, answer } in &answers {
@@ -243,7 +243,7 @@ async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
             let field = |name| line.split(' ').find_map(|field| field.strip_prefix(name));
             let (Some(address), Some(library)) = (field("addr="), field("lib-name=")) else { continue };
             match members_in(library) {
-                // This client has not reached all of its members yet, so there is no digest.
+                // That client has not reached all of its members yet, so its name has no digest.
                 Some(members) if own.starts_with(members) => {}
                 Some(members) => {
                     others.entry(members.to_owned()).or_insert_with(|| (server.clone(), address.to_owned()));

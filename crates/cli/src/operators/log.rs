@@ -90,6 +90,7 @@ impl Seen {
     }
 }
 
+/// The key by which entries are sorted. Later entries of a server have a greater one.
 fn at(entry: &Logged) -> (u64, u64) {
     (entry.time_ms, entry.id)
 }

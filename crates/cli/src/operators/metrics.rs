@@ -147,8 +147,8 @@ impl Text {
         }
     }
 
-    /// Appends the resources with the most waiters. Not all resources, because each is a time series of its
-    /// own.
+    /// Appends the resources with the most waiters. Their number is limited, because each resource is a time
+    /// series of its own.
     async fn hottest(&mut self, client: &Client, most: usize) {
         let mut locks = list::find_contended(client).await;
         locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms)));

@@ -178,7 +178,7 @@ async fn break_lock(client: &Client, resource: &[u8]) -> String {
     let name = cell(String::from_utf8_lossy(resource));
     match silent {
         0 => format!("{name}: ended {ended} holds"),
-        _ => format!("{name}: ended {ended} holds; {silent} servers did not answer and may still hold it"),
+        _ => format!("{name}: ended {ended} holds; {silent} servers did not answer, and may have more"),
     }
 }
 

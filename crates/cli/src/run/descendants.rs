@@ -1,9 +1,9 @@
 //! Finds every process that the program has started, in any process group or session.
 //!
 //! A process group of its own would be easier to signal, but it would take the program out of its pipeline
-//! and away from the keys of the terminal, and processes that a script starts with `timeout` or `setsid`
-//! leave it. So the program stays in dlock's group, and dlock is the subreaper of its descendants
-//! (`PR_SET_CHILD_SUBREAPER`): orphans become children of dlock, so none escapes.
+//! and away from the keys of the terminal. Besides, processes that a script starts with `timeout` or `setsid`
+//! leave their group. So the program stays in dlock's group, and dlock is the subreaper of its descendants
+//! (`PR_SET_CHILD_SUBREAPER`): orphans become children of dlock, so that it finds all of them.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 /// The descendants of this process that it did not inherit.
 pub struct Descendants {
-    /// Children from before: a process that becomes dlock by `exec` may already have some.
+    /// The children at the start: a process that becomes dlock by `exec` may already have some.
     inherited: HashSet<Pid>,
 }
 

@@ -67,7 +67,7 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
         let state = State::of(&masters);
         let known = state != State::NoQuorum;
         let held = lock_state::holder(&masters).filter(|_| state == State::Held);
-        let (leader, fence) = held.map(|it| (it.holder, it.fence)).unzip();
+        let (leader, fence) = held.map(|holding| (holding.holder, holding.fence)).unzip();
         let identity = (known, leader.as_ref().map(|leader| leader.token.clone()));
         if last.as_ref() != Some(&identity) {
             last = Some(identity);

@@ -115,8 +115,8 @@ impl Drop for Program {
 /// Executes the program if [`Program::start`] started this process for it. Returns `None` otherwise, and an
 /// exit code if the program cannot be executed.
 ///
-/// dlock executes itself first, and sets up the process here. Between fork and exec, where this is usually
-/// done, it would take `unsafe` code.
+/// dlock executes itself first, and sets up the process here. Setting it up between fork and exec, as is
+/// usual, would need `unsafe` code.
 pub fn become_program() -> Option<ExitCode> {
     let mut words = std::env::args_os();
     if words.next().as_deref() != Some(OsStr::new(STARTING)) {
