@@ -2,7 +2,7 @@
 --
 --   sed 's/TABLE_NAME/invoice/g' sqlite-triggers.sql | sqlite3 -bail shop.db
 --
--- The table must have a rowid.
+-- The table must have a rowid, and no column of that name.
 
 -- Runs once. Leave it out if the table has the column.
 ALTER TABLE "TABLE_NAME" ADD COLUMN fence INTEGER NOT NULL DEFAULT 0;

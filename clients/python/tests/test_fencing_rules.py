@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import subprocess
+import sys
 import threading
 
 import psycopg
@@ -127,6 +129,62 @@ def test_a_fence_ends_with_its_transaction(connection):
         write(connection, "", UPDATE)
 
 
+def test_carry_needs_a_transaction_in_sqlite(database):
+    """Outside of one, the fence would be committed, and every program would use it."""
+    if not isinstance(database, SQLite):
+        pytest.skip("for SQLite")
+    with contextlib.closing(database.connect()) as connection:
+        with pytest.raises(RuntimeError, match="needs a transaction"), fencing.carry(connection.cursor(), 11):
+            pass
+        with pytest.raises(REFUSED, match="carries no fence"):
+            write(connection, "", UPDATE)
+
+
+def test_carry_of_django_ends_after_an_error_of_a_model(database):
+    pytest.importorskip("django")
+    engines = {
+        PostgreSQL: {"ENGINE": "postgresql", "NAME": "postgres"},
+        MariaDB: {"ENGINE": "mysql", "NAME": "shop"},
+        SQLite: {"ENGINE": "sqlite3", "NAME": str(database.folder / "shop.db")},
+    }
+    settings = {"HOST": "127.0.0.1", "PORT": getattr(database, "port", 0), "USER": "root"}
+    settings |= engines[type(database)]
+    settings["ENGINE"] = f"django.db.backends.{settings['ENGINE']}"
+    program = f"""
+import django, pymysql
+from django.conf import settings
+pymysql.version_info = 2, 2, 7, "final", 0  # the version of mysqlclient that Django asks for
+pymysql.install_as_MySQLdb()
+settings.configure(DATABASES={{"default": {settings!r}}})
+django.setup()
+from django.db import Error, connection, models, transaction
+from dlock import fencing
+class Invoice(models.Model):
+    total = models.IntegerField()
+    class Meta:
+        app_label, db_table = "shop", "invoice"
+def write(fence):
+    with transaction.atomic(), connection.cursor() as cursor, fencing.carry(cursor, fence):
+        Invoice(pk=42, total=fence).save()
+def write_without_a_fence():
+    Invoice(pk=42, total=0).save()
+write(11)
+for attempt in lambda: write(10), write_without_a_fence:
+    try:
+        attempt()
+        print("written")
+    except Error as error:
+        print(str(error).splitlines()[0])
+print(Invoice.objects.get().total)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    refused, unfenced, total = done.stdout.splitlines()
+    assert "is below" in refused
+    assert "carries no fence" in unfenced
+    assert total == "11"
+
+
 def test_a_savepoint_that_is_rolled_back_takes_the_gate_along(connection):
     cursor = connection.cursor()
     begin(connection)
@@ -190,6 +248,27 @@ def test_a_deleted_row_leaves_no_fence_to_an_insert(connection):
     write(connection, 12, DELETE)
     write(connection, 9, "INSERT INTO invoice (id, total) VALUES (42, 7)")
     assert rows(connection, "SELECT total, fence FROM invoice") == [(7, 9)]
+
+
+def test_triggers_compare_an_insert_with_no_other_row(connection):
+    """The limit that README.md states: a new row has no fence, so that an overtaken holder may insert it."""
+    write(connection, 9, INSERT)
+    assert rows(connection, "SELECT id, fence FROM invoice ORDER BY id") == [(42, 10), (43, 9)]
+
+
+def test_rows_of_two_locks_need_the_fence_of_each(connection):
+    """The holder of both locks has the fence 9 of one, whose row has no later fence, and 11 of the other."""
+    write(connection, 8, INSERT)
+    both = UPDATE, "UPDATE invoice SET total = 1 WHERE id = 43"
+    with pytest.raises(REFUSED, match="dlock: "):
+        write(connection, 9, *both)
+    cursor = connection.cursor()
+    begin(connection)
+    for fence, statement in zip((11, 9), both):
+        with fencing.carry(cursor, fence):
+            cursor.execute(statement)
+    connection.commit()
+    assert rows(connection, "SELECT id, total, fence FROM invoice ORDER BY id") == [(42, 1, 11), (43, 1, 9)]
 
 
 def test_a_replaced_row_is_checked(database, connection):
@@ -412,6 +491,16 @@ def test_a_fence_stays_in_its_transaction_behind_pgbouncer(database):
         passed(first, 11)
         with pytest.raises(REFUSED, match="fence 10 is below 11"):
             passed(second, 10)
+
+
+def test_install_leaves_no_moment_without_the_trigger_of_the_gate(database):
+    if not isinstance(database, MariaDB):
+        pytest.skip("the files of the others run in one transaction, or replace nothing")
+    query = "SELECT created FROM information_schema.triggers WHERE trigger_name = 'dlock_gate_rises'"
+    with contextlib.closing(database.connect()) as connection:
+        [before] = rows(connection, query)
+        database.install()
+        assert rows(connection, query) == [before]
 
 
 def test_install_can_run_again(database):

@@ -208,6 +208,21 @@ def test_each_transaction_of_a_fenced_sqlalchemy_session_begins_at_the_gate(shop
     engine.dispose()
 
 
+def test_fence_session_is_too_late_for_a_session_that_has_begun(shop):
+    """Its transaction would not pass the gate."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    from sqlalchemy.orm import Session
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{shop}")
+    with Session(engine) as session:
+        session.execute(sqlalchemy.text("SELECT 1"))
+        with pytest.raises(RuntimeError, match="has not passed the gate"):
+            fencing.fence_session(session, Held())
+        session.rollback()
+        fencing.fence_session(session, Held())
+    engine.dispose()
+
+
 def test_fence_session_fences_no_factory_of_sessions():
     orm = pytest.importorskip("sqlalchemy.orm")
     for factory in orm.sessionmaker(), orm.scoped_session(orm.sessionmaker()), orm.Session:

@@ -23,8 +23,8 @@ _CARRY = {
     "mysql": "SET @dlock_fence = {0}",
     "sqlite": "INSERT OR REPLACE INTO dlock_carried (id, fence) VALUES (1, {0})",
 }
+# In PostgreSQL, the end of the transaction drops the fence.
 _DROP = {
-    "postgresql": None,  # the end of the transaction drops the fence
     "mysql": "SET @dlock_fence = NULL",
     "sqlite": "DELETE FROM dlock_carried",
 }
@@ -53,16 +53,22 @@ def pass_gate(cursor: Any, name: str | bytes, fence: int | None) -> None:
 def carry(cursor: Any, fence: int | None) -> Iterator[None]:
     """Lets the statements of the block write to tables with triggers. Begin the transaction before the block,
     and commit it after the block. ``cursor`` is one that `pass_gate` accepts."""
+    database, _, inner_cursor = _library(cursor)
     _execute(cursor, _CARRY, str(fence))
     try:
+        if database == "sqlite" and not cursor.connection.in_transaction:
+            raise RuntimeError("carry needs a transaction: without one, every program would use this fence")
         yield
     finally:
-        _execute(cursor, _DROP)
+        if database in _DROP:
+            # After an error of a model, Django's wrapper refuses statements until the rollback.
+            inner_cursor.execute(_DROP[database])
 
 
 def fence_session(session: Any, lock: Any) -> None:
     """Lets each transaction of this SQLAlchemy ``Session`` begin at the gate with the lock's name, with the
-    fence that ``lock`` has at that time. After a refusal, the session must roll back.
+    fence that ``lock`` has at that time. After a refusal, the session must roll back. If the session is in a
+    transaction already, this function raises ``RuntimeError``.
 
     Of a ``scoped_session``, pass the session that a call of it returns; of an ``AsyncSession``, its
     ``sync_session``."""
@@ -81,6 +87,8 @@ def fence_session(session: Any, lock: Any) -> None:
 
     if not isinstance(session, Session):
         raise TypeError(f"fence_session needs a Session of SQLAlchemy, not a {type(session).__name__}")
+    if session.in_transaction():
+        raise RuntimeError("the session is in a transaction that has not passed the gate: end it first")
     event.listen(session, "after_begin", pass_first)
 
 
@@ -97,26 +105,24 @@ def atomic(lock: Any, using: str | None = None) -> Iterator[None]:
         yield
 
 
-def _execute(cursor: Any, statements: dict[str, str] | dict[str, str | None], *values: Any) -> None:
-    """Executes the statement for the database of a cursor, if there is one."""
-    database, marker = _library(cursor)
-    statement = statements[database]
-    if statement is None:
-        return
-    result = cursor.execute(statement.format(marker, marker), values)
+def _execute(cursor: Any, statements: dict[str, str], *values: Any) -> None:
+    """Executes the statement for the database of a cursor."""
+    database, marker, _ = _library(cursor)
+    result = cursor.execute(statements[database].format(marker, marker), values)
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError("dlock.fencing has no asyncio: await the statement of contrib/fencing yourself")
 
 
-def _library(cursor: Any) -> tuple[str, str]:
-    """Returns the database of a cursor, and how its library marks a parameter."""
+def _library(cursor: Any) -> tuple[str, str, Any]:
+    """Returns the database of a cursor, how its library marks a parameter, and the cursor itself: of Django's
+    wrapper, the one inside."""
     for ancestor in type(cursor).__mro__:
         package = ancestor.__module__.partition(".")[0]
         if package == "django":
-            return cursor.db.vendor, "%s"
+            return cursor.db.vendor, "%s", cursor.cursor
         if package in _LIBRARIES:
-            return _LIBRARIES[package]
+            return (*_LIBRARIES[package], cursor)
     kind = type(cursor)
     raise TypeError(f"dlock.fencing does not know the cursor {kind.__module__}.{kind.__qualname__}")
 
