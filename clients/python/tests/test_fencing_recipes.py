@@ -88,6 +88,19 @@ def test_objects_count_two_writes_of_one_holder():
     assert s3.body == b"41\n111"
 
 
+def test_objects_count_a_write_once_if_its_answer_is_lost():
+    """botocore repeats a request without an answer, and the second one gets 412."""
+
+    class Lossy(S3):
+        def put_object(self, **arguments):
+            super().put_object(**arguments)
+            super().put_object(**arguments)
+
+    s3 = Lossy(b"40\n100")
+    recipe("replace")(s3, "invoice-42", 41, lambda content: b"%d" % (int(content) + 10))
+    assert s3.body == b"41\n110"
+
+
 def test_objects_report_other_errors():
     class Denied(S3):
         def put_object(self, **_):
@@ -109,13 +122,14 @@ def postgresql():
 
 
 def test_an_http_api_answers_by_the_fence(postgresql):
-    put_invoice = recipe("put_invoice")
+    request = recipe("request")
+    postgresql.execute("DELETE FROM dlock_gate")
 
     def put(fence, write=lambda connection: None):
         with contextlib.closing(postgresql.connect()) as connection:
-            return put_invoice({"Dlock-Fence": fence}, connection, write)
+            return request({"Dlock-Fence": fence}, connection, write)
 
-    assert put_invoice({}, None, None) == 428
+    assert request({}, None, None) == 428
     for wrong in "", "x", "0", "-1", "4_1", " 41", "41\n", "041", "41.0", str(2**53), str(2**63), "٤١":
         assert put(wrong) == 400
     assert [put(fence) for fence in ("41", "41", str(2**53 - 1), "41")] == [200, 200, 200, 412]
@@ -126,6 +140,23 @@ def test_an_http_api_answers_by_the_fence(postgresql):
 
     with pytest.raises(psycopg.errors.CheckViolation, match="positive"):
         put(str(2**53 - 1), write=violate)
+
+
+def test_an_http_api_refuses_a_write_after_the_next_holder_has_read(postgresql):
+    postgresql.execute(
+        "DELETE FROM dlock_gate", "DROP TABLE IF EXISTS total", "CREATE TABLE total AS SELECT 100 AS value"
+    )
+
+    def send(fence, statement):
+        with contextlib.closing(postgresql.connect()) as connection:
+            return recipe("request")({"Dlock-Fence": fence}, connection, lambda c: c.execute(statement))
+
+    read = "SELECT value FROM total"
+    assert [send(fence, read) for fence in ("41", "42")] == [200, 200]
+    assert send("41", "UPDATE total SET value = 110") == 412
+    assert send("42", "UPDATE total SET value = 120") == 200
+    with contextlib.closing(postgresql.connect()) as connection:
+        assert connection.execute(read).fetchall() == [(120,)]
 
 
 def add_slowly(path, fence, amount, is_inside, go_on):
