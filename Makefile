@@ -74,7 +74,7 @@ model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
 fencing: setup ## stop holders ROUNDS=200 times for each form of contrib/fencing, on each database; what each form costs
 	@scripts/fencing.sh $(or $(ROUNDS),200)
 
-demo-fence: setup ## show what a stopped holder does without a fence, and with one (SQLite; under a minute)
+demo-fence: setup ## show what a stopped holder does without a fence, and with one (SQLite; the first build takes minutes)
 	@scripts/demo-fence.sh
 
 docs: ## offline pages of all documents, with their links checked (installs mdbook)

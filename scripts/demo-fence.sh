@@ -4,7 +4,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-cargo build --release --quiet -p dlock-module --lib
+cargo build --release -p dlock-module --lib # not quiet: the first build takes minutes
 [ -x target/python/bin/python ] && target/python/bin/python -c 'import dlock' 2>/dev/null || python_client test
 
 folder=$(mktemp -d)
