@@ -2,10 +2,11 @@
 // for a random time. Safety does not depend on this file, as each round has a token of its own.
 
 import { now } from "./clock.js";
+import { LateError } from "./errors.js";
 import type { Members } from "./members.js";
 import type { QueueChoice } from "./queue-choice.js";
 import { QuorumHold } from "./quorum-hold.js";
-import type { Acquisition, Granted, Request } from "./requests.js";
+import { type Acquisition, type Granted, MAX_LATE, type Request } from "./requests.js";
 import { Round, type Won } from "./round.js";
 import { Begin, type Owe, Sleep, type Steps } from "./steps.js";
 
@@ -51,6 +52,7 @@ export class QuorumAttempt implements Acquisition {
     let turn: Turn = waits && choice.contended.has(name) ? "queued" : "at once";
     let isLastRound = false;
     let splitVotes = 0;
+    let late = 0;
     yield* members.identifyMembers(end);
     // An acquisition that does not wait respects no queue: it cannot delay the waiters for long.
     let order = waits ? choice.order(name) : [];
@@ -68,7 +70,12 @@ export class QuorumAttempt implements Acquisition {
       this.#failed.push(round);
       const final = round.finalError();
       if (final !== undefined) throw final;
-      const isTaken = round.isTaken();
+      const isTaken = round.mayBeTaken();
+      if (round.isLate && isTaken) {
+        late += 1;
+        if (late === MAX_LATE) throw new LateError(`${name}: the ttl is too short for these servers`, name);
+        continue;
+      }
       if (!isTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
       if (waits && now() >= end) {
         if (round.hasMajorityAnswered()) return null;
@@ -120,7 +127,7 @@ export class QuorumAttempt implements Acquisition {
   *#next(turn: Turn, round: Round, length: number, end: number): Steps<[Turn, readonly number[]]> {
     const { members, choice } = this;
     const { name } = this.request;
-    const isTaken = round.isTaken();
+    const isTaken = round.mayBeTaken();
     const wasQueued = turn === "queued";
     const queue = round.queue();
     const next = round.nextQueue();

@@ -38,6 +38,8 @@ function isRefusal(answer: unknown): boolean {
 export class Round {
   /** The answers to ACQUIRE by member: a fence, null, "foreign" or an error. */
   answers: Answers = new Map();
+  /** Whether a majority granted, but the lease ended before the round did, or no majority confirmed it. */
+  isLate = false;
   readonly holds: MemberHolds;
   readonly token = freshToken();
   /** Run id of the server that gave each answer, by member. */
@@ -173,10 +175,9 @@ export class Round {
     return earlier.some((member) => this.#hasWaited || this.isRefusedBy(member)) ? queue : undefined;
   }
 
-  /** Returns whether another client may hold the lock, so that waiting makes sense. Otherwise too few members
-   * could vote, or a majority granted too late. */
-  isTaken(): boolean {
-    if (this.grants() >= this.members.majority) return this.#isBehind;
+  /** Returns whether a majority of the members could vote, so that another client may hold the lock.
+   * Otherwise no client can acquire it now. */
+  mayBeTaken(): boolean {
     const isAble = (member: number) => {
       if (!this.answers.has(member)) return this.members.mayVote(member);
       return this.#isGrantedBy(member) || this.isRefusedBy(member);
@@ -248,7 +249,8 @@ export class Round {
     for (let tries = 0; tries < TRIES; tries++) {
       if (!members.hasMajority()) break;
       yield* this.#ask(members.voters().filter((member) => !this.#isGrantedBy(member)));
-      if (this.grants() >= members.majority) return yield* this.#win(since);
+      const won = yield* this.#win(since);
+      if (won !== null || this.isLate) return won;
       // With another queue to go to, the round gives up early: if two clients each kept a part of the votes
       // until a missing member is back, no client could get a majority.
       const next = this.#hasWaited ? this.nextQueue() : undefined;
@@ -284,18 +286,18 @@ export class Round {
       if (grants >= members.majority) return true;
       if (grants + missing >= members.majority) return false;
       // This round cannot get a majority. Further answers may show whether another client can have one.
-      return this.hasMajorityAnswered() || !this.isTaken() || missing === 0;
+      return this.hasMajorityAnswered() || !this.mayBeTaken() || missing === 0;
     };
     const late = (member: number, answer: unknown) => this.#answeredLate(member, answer);
     const answers: Answers = yield new Ask(asked, vote.bind(this), enough, late);
     this.answers = new Map([...before, ...answers]);
   }
 
-  /** Takes an answer that arrives after the round was decided. If the round has won, a refusal by the member
+  /** Takes an answer that arrives after the votes were decided. If the round has won, a refusal by the member
    * of a later queue shows that other clients may wait there. Returns the steps that look there, also after a
    * wait in another queue than the first: the clients of that queue may have moved on. */
   #answeredLate(member: number, answer: unknown): Steps<void> | undefined {
-    const hasWon = this.grants() >= this.members.majority && !this.#isBehind;
+    const hasWon = this.grants() >= this.members.majority && !this.#isBehind && !this.isLate;
     const isLaterQueue = this.order.indexOf(member) > this.#queue;
     if (!hasWon || !isLaterQueue || !isRefusal(answer)) return undefined;
     return this.choice.lookForOthers(this.request, member, this.token);
@@ -307,13 +309,17 @@ export class Round {
     let from = since;
     if (this.fenced) {
       const confirmed = yield* this.#confirm();
-      if (confirmed === null) return null;
+      if (confirmed === null) {
+        this.isLate = true;
+        return null;
+      }
       from = confirmed;
     } else if (members.majority === 1) {
       this.#fence = this.answers.get(0) as number;
     }
     const validUntil = from + validity(this.request.lease);
-    if (now() >= validUntil) return null;
+    this.isLate = now() >= validUntil;
+    if (this.isLate) return null;
     return { token: this.token, fence: this.#fence, validUntil, holds: this.holds };
   }
 
@@ -336,8 +342,9 @@ export class Round {
         return since;
       }
       for (const [member, answer] of answers) {
-        // The next phase tries a greater fence. A member whose hold is gone (null) no longer counts.
-        if (typeof answer === "number" || answer === null) this.answers.set(member, answer);
+        // The next phase tries a greater fence. A member that failed, or whose hold is gone (null), no longer
+        // counts. A member that calls the fence too far ahead still does.
+        if (word(answer) !== "FENCEAHEAD") this.answers.set(member, answer);
       }
       if ([...answers.values()].some((answer) => word(answer) === "FENCEAHEAD"))
         this.#dropAhead(counted, fence);

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import os from "node:os";
 import { afterEach, beforeEach, mock, test } from "node:test";
-import { Lock, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "dlock";
+import { LateError, Lock, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
 import { mastersFor, onEach, until } from "./support.mjs";
 
@@ -123,6 +123,20 @@ onEach((bench) => {
     }
     await withoutMajority(new Lock(await quorumOf(places), "foo").acquire(), /NOPERM/);
   });
+
+  for (const fenced of [false, true]) {
+    const kind = fenced ? "fenced" : "plain";
+    test(`an acquisition is LateError when each majority arrives after its lease: ${kind}`, async () => {
+      // Each round finds the members free.
+      times.patience = 20_000;
+      const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
+      await lock.locked();
+      for (const proxy of proxies) proxy.delay = 150;
+      await assert.rejects(lock.tryAcquire(), LateError);
+      await assert.rejects(lock.acquire(), LateError);
+      await isHeldAt();
+    });
+  }
 
   test("a wait that another client's hold outlasts is ResourceLockedError", async () => {
     const hold = await new Lock(quorum, "foo").acquire();

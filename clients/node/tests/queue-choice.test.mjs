@@ -96,7 +96,7 @@ function acquire(replies) {
   );
   const { value: ask } = acquiring.next();
   const { answers, token } = answersTo(ask, replies);
-  return { choice, token, ask, next: acquiring.next(answers) };
+  return { choice, token, ask, acquiring, next: acquiring.next(answers) };
 }
 
 for (const [what, before, after, order] of [
@@ -132,6 +132,9 @@ test("a late answer is no reason to look for other clients unless a later queue 
   assert.equal(acquire({ 0: 5, 1: 6 }).ask.late(2, 7), undefined);
   assert.equal(acquire({ 0: 5, 2: 7 }).ask.late(1, new NoAnswerError("slow")), undefined);
   assert.equal(acquire({ 0: null, 1: null }).ask.late(2, null), undefined, "the round was lost");
+  const behind = acquire({ 0: null, 1: 6, 2: 7 });
+  behind.acquiring.next(["waiter"]);
+  assert.equal(behind.ask.late(2, null), undefined, "the round gave its majority back");
 });
 
 test("a late refusal is a reason to look after a wait in a later queue, too", () => {

@@ -65,7 +65,7 @@ for (const [what, last, isTaken] of [
     answers.set(2, last);
     assert(enough(answers));
     steps.next(answers);
-    assert.equal(round.isTaken(), isTaken);
+    assert.equal(round.mayBeTaken(), isTaken);
   });
 }
 
@@ -122,6 +122,20 @@ test("only members with a counted grant confirm", () => {
     ]),
     null,
   );
+});
+
+test("a confirm phase without answers is an outage", () => {
+  const phases = new ConfirmPhases([5, 7, 6]);
+  const down = new NoAnswerError("down");
+  assert.equal(
+    phases.answer([
+      [0, 7],
+      [1, down],
+      [2, down],
+    ]),
+    null,
+  );
+  assert(!phases.round.mayBeTaken());
 });
 
 test("a member with a clock ahead is dropped and reported", () => {

@@ -1,4 +1,5 @@
-"""An acquire that ends without an answer of a majority raises an error: "taken" would be a guess."""
+"""An acquire that ends without a majority that could vote, or with a majority too late, raises an error:
+"taken" would be a guess."""
 
 from __future__ import annotations
 
@@ -45,6 +46,18 @@ def test_an_acquire_raises_when_a_majority_is_in_its_grace_period(members):
     finally:
         for client in members.direct[:2]:
             client.config_set("dlock.restart-grace", 0)
+
+
+@pytest.mark.parametrize("fenced", [False, True], ids=["plain", "fenced"])
+@pytest.mark.parametrize("options", [{"blocking": False}, {}], ids=["try", "wait"])
+def test_an_acquire_raises_when_each_majority_arrives_after_its_lease(members, options, fenced):
+    with members.lock(timeout=10):
+        pass
+    for proxy in members.proxies:
+        proxy.delay = 0.15
+    with pytest.raises(dlock.LateError):
+        members.lock(timeout=0.1, fenced=fenced).acquire(**options)
+    members.until_free()
 
 
 @pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])

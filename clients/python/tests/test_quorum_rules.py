@@ -184,6 +184,18 @@ def test_a_late_refusal_of_a_later_queue_is_a_reason_to_look_there():
     assert looks(step, 2, None) == []
 
 
+def test_a_late_refusal_is_no_reason_to_look_after_a_round_that_gave_its_majority_back():
+    quorum = quorum_of(5)
+    this = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
+    steps = this.at_once()
+    step = next(steps)
+    # The first member refuses, and has a waiter.
+    steps.send({0: None, 1: 7, 2: 7, 3: 7})
+    with pytest.raises(StopIteration):
+        steps.send({0: [b"waiter"]})
+    assert looks(step, 4, None) == []
+
+
 def test_a_refusal_during_the_confirm_phase_is_a_reason_to_look_too():
     quorum = quorum_of(3)
     this = Round(quorum, REQUEST._replace(fenced=True), b"token", quorum.order(b"foo"))

@@ -108,6 +108,12 @@ def test_only_members_with_a_counted_grant_confirm():
     assert phases.answer({0: 7, 1: None}) is False
 
 
+def test_a_confirm_phase_without_answers_is_an_outage():
+    phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
+    assert phases.answer({0: 7, 1: ConnectionError("down"), 2: ConnectionError("down")}) is False
+    assert not phases.round.may_be_taken()
+
+
 def test_a_member_with_a_clock_ahead_is_dropped_and_reported():
     phases = ConfirmPhases({0: 5, 1: 900, 2: 6})
     assert phases.answer({0: AHEAD, 1: 900, 2: AHEAD}) is None

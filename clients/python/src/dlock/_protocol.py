@@ -66,7 +66,7 @@ class QueueFullError(LockError):
 
 
 class LateError(LockError):
-    """Each grant arrived after its lease had ended: the timeout is too short for this server."""
+    """Each grant, of the server or of a majority, arrived after its lease had ended: the timeout is too short."""
 
 
 class DataError(LockError):

@@ -13,9 +13,9 @@ from ._clock import now
 from ._hold import OwedRelease, UnansweredLeases
 from ._members import Confirmations, NoQuorumError, Quorum
 from ._owners import Owner
-from ._protocol import NO_ANSWER, Args, Key, Steps, error
+from ._protocol import NO_ANSWER, Args, Key, LateError, Steps, error
 from ._round import Request, Round
-from ._single_attempt import late_for
+from ._single_attempt import LATE, late_for
 from ._steps import Sleep
 
 # Number of further tries of an acquisition that does not wait, after split votes: no client has a majority.
@@ -124,15 +124,15 @@ class QuorumAttempt:
         pass
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
-        """Returns whether a majority granted the lock. Raises `NoQuorumError` if too few members could
-        vote."""
+        """Returns whether a majority granted the lock. Raises `NoQuorumError` if too few members could vote,
+        and `LateError` if a majority granted too late several times."""
         quorum, key = self._quorum, self._key
         yield from quorum.identify_members()
         # An acquisition that does not wait respects no queue: it cannot overtake the waiters for long.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         turn = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
-        splits = 0
+        splits = late = 0
         while True:
             began = now()
             round_ = self._begin(order)
@@ -156,6 +156,11 @@ class QuorumAttempt:
             if misuse is not None:
                 raise misuse
             is_taken = round_.may_be_taken()
+            if round_.is_late and is_taken:
+                late += 1
+                if late == LATE or self.token_given:
+                    raise error(LateError, "The timeout is too short for these servers", self._name)
+                continue
             if not blocking and is_taken and (yield from self._is_split(round_, splits)):
                 splits += 1
                 turn, order = IN_ORDER, quorum.order(key)

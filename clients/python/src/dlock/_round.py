@@ -52,6 +52,8 @@ class Round:
         self.terms = request.terms
         self.fence: int | None = None
         self.valid_until = 0.0
+        # True if a majority granted, but the lease ended before the round did, or no majority confirmed it.
+        self.is_late = False
         self.answers: Answers = {}
         self.confirmations = Confirmations(quorum)
         self.unanswered = UnansweredLeases()
@@ -65,6 +67,8 @@ class Round:
         # Index in the order of the member whose queue decides the turn.
         self._queue = 0
         self._has_waited = False
+        # Whether the round had a majority, and gives it back to clients that wait in a queue.
+        self._is_behind = False
 
     def at_once(self) -> Steps:
         """Asks all members at once. A majority counts only after the answer of the first member of the order,
@@ -77,7 +81,8 @@ class Round:
             return False
         if first is not None and self.has_refused(first):
             has_waiters = yield from self._quorum.has_waiters(self._request.key, first)
-            if has_waiters is not False:
+            self._is_behind = has_waiters is not False
+            if self._is_behind:
                 return False
         return (yield from self._won(since))
 
@@ -198,8 +203,8 @@ class Round:
             # With another queue to go to, the round gives up early: if two clients each kept a part of the
             # votes until a missing member is back, no client could get a majority.
             moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue])
-            is_late = self.grants() >= self._quorum.majority or (end is not None and now() >= end)
-            if is_late or (moves_on and tries >= BRIEF_TRIES):
+            has_ended = end is not None and now() >= end
+            if self.is_late or has_ended or (moves_on and tries >= BRIEF_TRIES):
                 return False
             yield Sleep(random.uniform(0.5, 1) * min(0.001 * 2**tries, LONGEST_PAUSE))
         return False
@@ -240,12 +245,12 @@ class Round:
         self.answers = {**before, **answers}
 
     def _answered_late(self, member: int, answer: Any) -> Steps | None:
-        """Takes an answer. If a majority has already granted, a refusal by the member of a later queue shows
-        that other clients may wait there. Returns the steps of a look, also after a wait in another queue
-        than the first: the clients of that queue may have moved on."""
-        has_majority = self.grants() >= self._quorum.majority
+        """Takes an answer. If the round has already won, a refusal by the member of a later queue shows that
+        other clients may wait there. Returns the steps of a look, also after a wait in another queue than the
+        first: the clients of that queue may have moved on."""
+        has_won = self.grants() >= self._quorum.majority and not self._is_behind and not self.is_late
         is_later_queue = member in self._order[self._queue + 1 :]
-        return self._look_at(member) if has_majority and is_later_queue and answer in REFUSED else None
+        return self._look_at(member) if has_won and is_later_queue and answer in REFUSED else None
 
     def _look_at(self, queue: int) -> Steps:
         if self._quorum.contention.begin_look(self._request.key):
@@ -272,12 +277,14 @@ class Round:
         if self._request.fenced:
             confirmed = yield from self._confirm()
             if confirmed is None:
+                self.is_late = True
                 return False
             since = confirmed
         elif self._quorum.majority == 1:
             self.fence = self.answers[0]
         self.valid_until = since + trusted(self._request.lease / 1000)
-        return now() < self.valid_until
+        self.is_late = now() >= self.valid_until
+        return not self.is_late
 
     def _confirm(self) -> Steps:
         """Sets one fence, the greatest that was granted, at a majority of the members. Returns the time from
@@ -308,8 +315,9 @@ class Round:
                 return since
             ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # The next pass tries a greater fence. A member whose hold is gone (None) no longer counts.
-                if isinstance(answer, int) or answer is None:
+                # The next phase tries a greater fence. A member that failed, or whose hold is gone (None), no
+                # longer counts. A member that calls the fence too far ahead still does.
+                if word(answer) != "FENCEAHEAD":
                     self.answers[member] = answer
             if ahead:
                 # The fence came from a clock that is ahead: continues without the members that granted it.
