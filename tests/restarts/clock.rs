@@ -1,7 +1,6 @@
-//! A wall clock that jumps or stops: leases, waits and fences do not depend on it, but a plain `SET NX PX`
-//! does.
+//! Leases, waits and fences do not depend on a wall clock that jumps or stops. A `SET NX PX` lock does.
 
-#![allow(clippy::disallowed_methods, reason = "leases and waits as their clients see them")]
+#![allow(clippy::disallowed_methods, reason = "measures leases and waits as their clients do")]
 
 mod load;
 mod namespaces;

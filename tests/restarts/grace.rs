@@ -1,4 +1,4 @@
-//! Restart grace: a server that may have forgotten holds grants no new lock until the longest of them has
+//! Restart grace: a server that may have lost holds grants no new lock until the longest of their leases has
 //! expired.
 
 mod flushed;
@@ -8,19 +8,19 @@ mod started;
 
 use dlock_testkit::{Conn, Options, Server, ServerKind, Value, until};
 
-/// Longer than any test: only [`end`] ends this grace period.
+/// Longer than any test: only [`end_grace`] ends this grace period.
 const LONG: &str = "dlock.restart-grace 600000";
 
 fn with_grace(kind: &ServerKind) -> Options {
     Server::options(kind).conf(LONG)
 }
 
-/// Asserts a GRACE reply with a plausible time.
+/// Asserts a GRACE reply with a plausible time in ms.
 #[track_caller]
 fn assert_grace(conn: &mut Conn, command: &str) {
     let answer = conn.say(command);
     let text = answer.error().strip_prefix("GRACE ").unwrap_or_else(|| panic!("{command}: {answer:?}"));
-    let (left, text) = text.split_once(' ').expect("a word of why");
+    let (left, text) = text.split_once(' ').expect("a time and a reason");
     let left: u64 = left.parse().expect("ms");
     assert!(
         text.contains("may have lost holds") && text.contains("CONFIG SET dlock.restart-grace 0"),
@@ -29,25 +29,26 @@ fn assert_grace(conn: &mut Conn, command: &str) {
     assert!((1..=600_000).contains(&left), "{command}: {left}");
 }
 
-fn left(server: &Server) -> i64 {
+/// Returns the remaining ms of the grace period; 0 if there is none.
+fn grace_left(server: &Server) -> i64 {
     server.number("dlock_grace_ms_left")
 }
 
 /// Ends the grace period as an operator does. Restores the option afterwards.
 #[track_caller]
-fn end(server: &Server) {
+fn end_grace(server: &Server) {
     let mut conn = server.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-    assert_eq!(left(server), 0);
+    assert_eq!(grace_left(server), 0);
     assert_eq!(conn.ok(&format!("CONFIG SET {LONG}")), "OK");
-    assert_eq!(left(server), 0, "a change of the option begins no grace");
+    assert_eq!(grace_left(server), 0, "a change of the option begins no grace period");
 }
 
 /// Returns the number of begun and ended grace periods, and the reason of the last.
-fn logged(server: &Server) -> (usize, usize, String) {
+fn logged_grace(server: &Server) -> (usize, usize, String) {
     let log = server.log();
     let begun: Vec<&str> =
-        log.lines().filter_map(|l| l.split_once("restart-grace begins: ")).map(|l| l.1).collect();
+        log.lines().filter_map(|line| Some(line.split_once("restart-grace begins: ")?.1)).collect();
     let over = log.lines().filter(|line| line.contains("restart-grace is over: ")).count();
     (begun.len(), over, begun.last().unwrap_or(&"").to_string())
 }

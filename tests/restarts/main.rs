@@ -1,5 +1,4 @@
-//! State that survives restarts, crashes, lost files and clock changes: holds and fences, and never a second
-//! holder.
+//! Restarts, crashes, lost files and clock changes: holds are kept, fences rise, and no lock has two holders.
 
 mod clock;
 mod crash;

@@ -21,9 +21,9 @@ fn path(server: &Server) -> PathBuf {
 fn stored(path: &PathBuf) -> i64 {
     let text = fs::read_to_string(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     let words: Vec<&str> = text.trim_end().split(' ').collect();
-    let ["dlock-fence-mark", "1", mark, rest] = words[..] else { panic!("{text:?}") };
-    let [mark, rest] = [mark, rest].map(|number| number.parse::<i64>().expect("a number"));
-    assert_eq!(mark + rest, (1 << 53) - 1, "{text:?}");
+    let ["dlock-fence-mark", "1", mark, check] = words[..] else { panic!("{text:?}") };
+    let [mark, check] = [mark, check].map(|number| number.parse::<i64>().expect("a number"));
+    assert_eq!(mark + check, (1 << 53) - 1, "{text:?}");
     mark
 }
 
@@ -33,10 +33,10 @@ fn status(server: &Server) -> String {
 
 #[track_caller]
 fn until_status(server: &Server, wanted: &str) {
-    until(&format!("the mark is {wanted}"), || status(server) == wanted);
+    until(&format!("the status of the mark is {wanted}"), || status(server) == wanted);
 }
 
-/// Returns the number of log lines with these words.
+/// Returns the number of log lines on the mark that contain these words.
 fn logged(server: &Server, words: &str) -> usize {
     let log = server.log();
     log.lines().filter(|line| line.contains("dlock.fence-mark: ") && line.contains(words)).count()

@@ -1,4 +1,4 @@
-//! Locks and fences over restarts, reloads and foreign bytes.
+//! Locks and fences over restarts and reloads, and bytes that this server did not write.
 
 mod bytes;
 mod effects;
@@ -7,7 +7,7 @@ mod restarts;
 
 use dlock_testkit::{Conn, Value, until};
 
-/// Formats a lock without its running times, to compare.
+/// Formats a lock without its remaining times, to compare it with another state.
 #[track_caller]
 fn state(conn: &mut Conn, key: &str) -> String {
     let lock = conn.ok(&format!("DLOCK.INSPECT {key}"));
@@ -28,9 +28,9 @@ fn state(conn: &mut Conn, key: &str) -> String {
     format!("{:?} {:?} {in_delay} {}", lock.field("mode"), lock.field("permits"), holders.join(" "))
 }
 
-/// Acquires one lock of every kind in two databases, which [`all`] reads.
+/// Acquires one lock of every kind in two databases, which [`all_states`] reads.
 #[track_caller]
-fn take_all_kinds(conn: &mut Conn) {
+fn acquire_all_kinds(conn: &mut Conn) {
     for command in [
         "SELECT 7",
         "DLOCK.ACQUIRE seven t 600000",
@@ -54,8 +54,9 @@ fn take_all_kinds(conn: &mut Conn) {
     until("only the delay is left", || conn.ok("DLOCK.HOLDS delayed t") == 0);
 }
 
+/// Returns the state of each lock of [`acquire_all_kinds`].
 #[track_caller]
-fn all(conn: &mut Conn) -> Vec<String> {
+fn all_states(conn: &mut Conn) -> Vec<String> {
     let mut all = Vec::new();
     for (db, keys) in [
         (7, &["seven", "plain"][..]),
@@ -87,7 +88,7 @@ impl Dumped {
     fn of(conn: &mut Conn, key: &str) -> Dumped {
         let answer = conn.ok(&format!("DUMP {key}"));
         let bytes = answer.bytes();
-        // Type, 0x81, and 8 bytes of module name; then string marker and length; the end marker follows.
+        // Type, 0x81, 8 bytes of module name; string marker, length and lock; end marker and foot.
         let (head, rest) = bytes.split_at(10);
         assert_eq!((head[0], head[1], rest[0]), (7, 0x81, 5), "{}", bytes.escape_ascii());
         let (length, start) = match rest[1] {
@@ -99,13 +100,13 @@ impl Dumped {
         Dumped { head: head.to_vec(), lock: lock.to_vec(), foot: end[1..].to_vec() }
     }
 
-    /// Returns the middle of a payload for these lock bytes.
+    /// Returns the part of a payload between head and foot, for these lock bytes.
     fn body(lock: &[u8]) -> Vec<u8> {
         let length = lock.len() as u16 | 0x4000;
         [&[5], &length.to_be_bytes()[..], lock, &[0]].concat()
     }
 
-    /// Returns a RESTORE payload with another middle.
+    /// Returns a RESTORE payload with this body.
     fn with(&self, body: &[u8]) -> Vec<u8> {
         [&self.head, body, &self.foot].concat()
     }

@@ -10,8 +10,9 @@ use dlock_testkit::{Conn, Random, Server, ServerKind, each_server, rounds, until
 /// Number of clock changes on each server.
 const ROUNDS: usize = 20;
 
-/// Acquires a SET NX PX lock for longer than the test. Returns whether it was lost.
-fn plain(conn: &mut Conn) -> bool {
+/// Acquires a SET NX PX lock with a TTL longer than the test. Returns true if the lock was free; after the first
+/// call this means that a clock change has ended it.
+fn set_nx_was_free(conn: &mut Conn) -> bool {
     conn.ok("SET plain x NX PX 600000") == "OK"
 }
 
@@ -25,7 +26,7 @@ fn clock_steps_under_load_cause_no_second_holder_and_no_lower_fence(kind: &Serve
     let since = Clock::start();
     let mut workers: Vec<Worker<'_>> =
         (0..6).map(|n| Worker::new(format!("client{n}"), &plan, since, random.branch())).collect();
-    assert!(plain(&mut conn));
+    assert!(set_nx_was_free(&mut conn));
     let mut lost = 0;
     during(
         &mut workers,
@@ -37,12 +38,12 @@ fn clock_steps_under_load_cause_no_second_holder_and_no_lower_fence(kind: &Serve
                     _ => clock.set_off_by(random.below(2 * HOUR as usize) as i64 - HOUR),
                 }
                 let before = granted.load(Ordering::Relaxed);
-                until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
-                lost += usize::from(plain(&mut conn));
+                until("30 more locks are granted", || granted.load(Ordering::Relaxed) > before + 30);
+                lost += usize::from(set_nx_was_free(&mut conn));
             }
         },
     );
-    assert!(lost > 0, "a plain lock has held, so the clock was hardly set");
+    assert!(lost > 0, "no clock change ended the SET NX PX lock, so the clock was hardly changed");
     let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.clone()).collect();
     assert!(denied.is_empty(), "{denied:#?}");
     let holds: Vec<_> = workers.into_iter().flat_map(|worker| worker.holds).collect();

@@ -5,16 +5,16 @@ use std::process::Command;
 use dlock_testkit::wall_clock::{HOUR, WallClock};
 use dlock_testkit::{Conn, Server, ServerKind, aof, each_server, until};
 
-/// Two weeks, in seconds.
-const AHEAD: &str = "1209600";
+/// Two weeks.
+const AHEAD_SECONDS: &str = "1209600";
 
-/// Returns the server in a time namespace whose boot-time clock is ahead. `None` if
-/// this machine does not allow time namespaces.
-fn ahead(kind: &ServerKind) -> Option<ServerKind> {
-    let unshare = ["/usr/bin/unshare", "--time", "--boottime", AHEAD];
-    let made = Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();
-    if !made.is_ok_and(|output| output.status.success()) {
-        eprintln!("!! skipped: no time namespace can be made here (as root it can)");
+/// Returns the server in a time namespace whose boot-time clock is ahead. `None` if this user may not create
+/// time namespaces.
+fn in_time_namespace(kind: &ServerKind) -> Option<ServerKind> {
+    let unshare = ["/usr/bin/unshare", "--time", "--boottime", AHEAD_SECONDS];
+    let created = Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();
+    if !created.is_ok_and(|output| output.status.success()) {
+        eprintln!("!! skipped: this user may not create a time namespace (root may)");
         return None;
     }
     let mut kind = kind.clone();
@@ -25,23 +25,23 @@ fn ahead(kind: &ServerKind) -> Option<ServerKind> {
 /// Starts a server whose boot-time clock is ahead and whose wall clock is an hour behind, and a server with
 /// this machine's clocks and an append only file.
 fn two_clocks(kind: &ServerKind) -> Option<(WallClock, Server, Server)> {
-    let (ahead, clock) = WallClock::of(&ahead(kind)?);
+    let (ahead, clock) = WallClock::of(&in_time_namespace(kind)?);
     clock.set_off_by(-HOUR);
-    let keeps_all = Server::options(kind).synced().start();
-    let slow = Server::start(&ahead);
-    Some((clock, slow, keeps_all))
+    let synced = Server::options(kind).synced().start();
+    let other_clocks = Server::start(&ahead);
+    Some((clock, other_clocks, synced))
 }
 
-/// Asserts that nearly all of 600,000 ms are left. `of` is a key, or a key and a token.
+/// Asserts that nearly all of 600,000 ms are left. `hold` is a key, or a key and a token.
 #[track_caller]
-fn lease_is_nearly_whole(conn: &mut Conn, of: &str) {
-    let left = conn.ok(&format!("DLOCK.PTTL {of}")).int();
-    assert!((500_000..=600_000).contains(&left), "{of}: {left}");
+fn assert_nearly_full_lease(conn: &mut Conn, hold: &str) {
+    let left = conn.ok(&format!("DLOCK.PTTL {hold}")).int();
+    assert!((500_000..=600_000).contains(&left), "{hold}: {left} ms left");
 }
 
 #[each_server]
-fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none(kind: &ServerKind) {
-    let Some(ahead) = ahead(kind) else { return };
+fn a_restart_in_another_time_namespace_neither_ends_nor_lengthens_a_lease(kind: &ServerKind) {
+    let Some(ahead) = in_time_namespace(kind) else { return };
     for aof in [true, false] {
         let conf = if aof { "appendonly yes" } else { "appendonly no" };
         let mut server = Server::options(kind).conf(conf).conf("appendfsync always").start();
@@ -58,7 +58,7 @@ fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none(kind: &S
             server.restart_with(|options| options.on(kind));
             let mut conn = server.connect();
             assert_eq!(conn.ok("DLOCK.ACQUIRE k t 1"), fence, "{conf}");
-            lease_is_nearly_whole(&mut conn, "k");
+            assert_nearly_full_lease(&mut conn, "k");
             let delay = conn.ok("DLOCK.INSPECT delayed").field("delay").int();
             assert!((500_000..=600_000).contains(&delay), "{conf}: {delay}");
         }
@@ -67,7 +67,7 @@ fn a_restart_in_another_time_namespace_ends_no_lease_and_lengthens_none(kind: &S
 
 #[each_server]
 fn a_replica_in_another_time_namespace_starts_leases_at_their_arrival(kind: &ServerKind) {
-    let Some(ahead) = ahead(kind) else { return };
+    let Some(ahead) = in_time_namespace(kind) else { return };
     let (master, replica) = (Server::start(kind), Server::start(&ahead));
     let mut conn = master.connect();
     let first = conn.ok("DLOCK.ACQUIRE first t 600000").int();
@@ -79,14 +79,14 @@ fn a_replica_in_another_time_namespace_starts_leases_at_their_arrival(kind: &Ser
     let mut conn = replica.connect();
     assert_eq!(conn.ok("DLOCK.ACQUIRE first t 1"), first);
     for key in ["first", "second"] {
-        lease_is_nearly_whole(&mut conn, key);
+        assert_nearly_full_lease(&mut conn, key);
     }
 }
 
-/// The replica's file used to contain times of its master's clock, an hour behind. So the leases had ended
-/// when the promoted replica restarted, and it granted the locks to other clients.
+/// The replica's file used to contain times of the master's clock, which is an hour behind. When the promoted
+/// replica restarted, it took the leases for expired and granted the locks to other clients.
 #[each_server]
-fn a_promoted_replica_restarts_with_leases_of_another_clock(kind: &ServerKind) {
+fn leases_from_a_master_with_another_clock_survive_promotion_and_restart(kind: &ServerKind) {
     let Some((_clock, master, mut replica)) = two_clocks(kind) else { return };
     replica.replicate(&master);
     replica.wait_rewritten();
@@ -109,13 +109,13 @@ fn a_promoted_replica_restarts_with_leases_of_another_clock(kind: &ServerKind) {
     let mut conn = replica.kill_and_restart();
     for (command, fence) in commands.iter().zip(answers).filter(|(command, _)| !command.contains(" gone")) {
         let words: Vec<&str> = command.split(' ').collect();
-        lease_is_nearly_whole(&mut conn, &words[1..3].join(" "));
+        assert_nearly_full_lease(&mut conn, &words[1..3].join(" "));
         assert_eq!(conn.ok(command), fence, "{command}");
     }
     assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
 }
 
-/// The restored lock is like one that migrated from another machine.
+/// MIGRATE between machines restores a lock in the same way.
 #[each_server]
 fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
     let Some((_clock, source, mut target)) = two_clocks(kind) else { return };
@@ -129,12 +129,12 @@ fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
         fence
     });
     let written = || aof::commands(target.dir()).iter().filter(|words| words[0] == b"DLOCK._SET").count();
-    until("the file has each lock by its own clock", || written() == locks.len());
+    until("the file has an effect for each restored lock", || written() == locks.len());
     target.kill_and_restart();
     let mut to = target.connect();
     to.ok("SELECT 3");
     for ((key, mode), fence) in locks.into_iter().zip(fences) {
-        lease_is_nearly_whole(&mut to, &format!("{key} t"));
+        assert_nearly_full_lease(&mut to, &format!("{key} t"));
         assert_eq!(to.ok(&format!("DLOCK.ACQUIRE {key} t 1 {mode}")), fence);
     }
 }

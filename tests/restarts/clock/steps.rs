@@ -1,4 +1,4 @@
-//! One step of the clock under holders and waiters of every kind, and steps while the server is down.
+//! A step of the wall clock while clients hold and wait for locks, and steps while the server is down.
 
 use std::time::{Duration, Instant};
 
@@ -23,15 +23,17 @@ impl Waiter {
     fn times_out(mut self, ms: u64) {
         assert!(self.conn.read().is_nil());
         let waited = self.sent.elapsed();
-        assert!(waited >= Duration::from_millis(ms), "over after {waited:?} instead of {ms} ms");
+        assert!(waited >= Duration::from_millis(ms), "a wait of {ms} ms timed out after {waited:?}");
     }
 
+    /// Returns the fence of the grant.
     #[track_caller]
     fn granted(mut self) -> i64 {
         self.conn.read().int()
     }
 
-    /// Asserts a grant by the end of a lease of `ms` requested at `since`, not earlier.
+    /// Asserts that the grant is not earlier than the end of a lease of `ms` requested at `since`. Returns the
+    /// fence.
     #[track_caller]
     fn granted_after(self, since: Instant, ms: u64) -> i64 {
         let fence = self.granted();
@@ -42,24 +44,25 @@ impl Waiter {
 }
 
 #[track_caller]
-fn assert_left(conn: &mut Conn, least: i64, most: i64) {
+fn assert_lease_left(conn: &mut Conn, least: i64, most: i64) {
     let left = conn.ok("DLOCK.PTTL long t").int();
     assert!((least..=most).contains(&left), "{left} ms left");
 }
 
-/// Runs `step` with all holders and waiters in place. `plain` checks two SET NX PX locks after the step: one
-/// of 10 minutes, and one of 300 ms, which should have ended.
+/// Runs `step` while clients hold and wait for locks, and checks that it affects none of them. `check_set_nx`
+/// checks two SET NX PX locks after the step: `plain` of 10 minutes, and `soon` of 300 ms, which should have
+/// expired.
 fn step_with_holders_and_waiters(
     kind: &ServerKind,
     step: impl Fn(&WallClock, &mut Conn),
-    plain: impl Fn(&mut Conn),
+    check_set_nx: impl Fn(&mut Conn),
 ) {
     let (kind, clock) = WallClock::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
     assert_eq!(conn.ok("SET plain x NX PX 600000"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE long t 600000").int() > 0);
-    let short = Instant::now();
+    let asked_short = Instant::now();
     let mut fences = Vec::new();
     for command in [
         "DLOCK.ACQUIRE short t 5000",
@@ -70,7 +73,7 @@ fn step_with_holders_and_waiters(
         fences.push(conn.ok(command).int());
     }
     let after_short = Waiter::send(&server, "DLOCK.ACQUIRE short u 600000 BLOCK 0");
-    let in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long u 600000 BLOCK 6000");
+    let timed = Waiter::send(&server, "DLOCK.ACQUIRE long u 600000 BLOCK 6000");
     let after_extended = Waiter::send(&server, "DLOCK.ACQUIRE extended u 600000 BLOCK 600000");
     let first = Waiter::send(&server, "DLOCK.ACQUIRE handed u 600000 BLOCK 0");
     until("four clients wait", || server.number("dlock_waiting") == 4);
@@ -89,65 +92,66 @@ fn step_with_holders_and_waiters(
     assert_eq!(conn.ok("DLOCK.RELEASE shared t"), 1);
     fences.push(writer.granted());
     // Leases and waits after the step are measured in the same way.
-    let extended = Instant::now();
+    let asked_extended = Instant::now();
     assert_eq!(conn.ok("DLOCK.EXTEND extended t 900"), 1);
-    let late = Instant::now();
+    let asked_late = Instant::now();
     fences.push(conn.ok("DLOCK.ACQUIRE late t 200").int());
     let after_late = Waiter::send(&server, "DLOCK.ACQUIRE late u 600000 BLOCK 0");
-    let late_in_vain = Waiter::send(&server, "DLOCK.ACQUIRE long v 600000 BLOCK 300");
+    let late_timed = Waiter::send(&server, "DLOCK.ACQUIRE long v 600000 BLOCK 300");
 
-    fences.push(after_late.granted_after(late, 200));
-    late_in_vain.times_out(300);
-    let (one, other) = (after_short.granted_after(short, 5000), after_extended.granted_after(extended, 900));
-    in_vain.times_out(6000);
-    plain(&mut conn);
-    assert_left(&mut conn, 500_000, 600_000);
+    fences.push(after_late.granted_after(asked_late, 200));
+    late_timed.times_out(300);
+    let short = after_short.granted_after(asked_short, 5000);
+    let extended = after_extended.granted_after(asked_extended, 900);
+    timed.times_out(6000);
+    check_set_nx(&mut conn);
+    assert_lease_left(&mut conn, 500_000, 600_000);
     assert_eq!(conn.ok("DLOCK.EXTEND long t 1200000"), 1);
-    assert_left(&mut conn, 1_100_000, 1_200_000);
+    assert_lease_left(&mut conn, 1_100_000, 1_200_000);
 
     assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
     let last = conn.ok("DLOCK.ACQUIRE last t 600000").int();
-    assert!(last > one && last > other && fences.iter().all(|fence| last > *fence));
+    assert!(last > short && last > extended && fences.iter().all(|fence| last > *fence));
     let fields = ["dlock_expiries", "dlock_timeouts", "dlock_handoffs", "dlock_waiting"];
     assert_eq!(server.numbers(fields), [3, 2, 6, 0]);
 }
 
 #[each_server]
-fn a_clock_step_an_hour_forward_changes_nothing(kind: &ServerKind) {
+fn a_clock_step_an_hour_forward_changes_no_lease_wait_or_fence(kind: &ServerKind) {
     let forward = |clock: &WallClock, conn: &mut Conn| {
         let before = seconds(conn);
         clock.set_off_by(HOUR);
         until("the server sees the step", || seconds(conn) >= before + HOUR);
     };
     step_with_holders_and_waiters(kind, forward, |conn| {
-        assert_eq!(conn.ok("EXISTS plain"), 0, "a plain lock of 10 minutes is lost");
-        assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "another client holds it");
+        assert_eq!(conn.ok("EXISTS plain"), 0, "the SET NX PX lock of 10 minutes has expired");
+        assert_eq!(conn.ok("SET plain other NX PX 600000"), "OK", "another client acquires it");
     });
 }
 
 #[each_server]
-fn a_clock_step_an_hour_back_changes_nothing(kind: &ServerKind) {
+fn a_clock_step_an_hour_back_changes_no_lease_wait_or_fence(kind: &ServerKind) {
     let back = |clock: &WallClock, conn: &mut Conn| {
         let before = seconds(conn);
         clock.set_off_by(-HOUR);
         until("the server sees the step", || seconds(conn) < before);
     };
     step_with_holders_and_waiters(kind, back, |conn| {
-        assert!(conn.ok("PTTL soon").int() > 3_000_000, "a plain lock of 300 ms lasts an hour");
+        assert!(conn.ok("PTTL soon").int() > 3_000_000, "the SET NX PX lock of 300 ms lasts an hour");
     });
 }
 
 #[each_server]
-fn a_stopped_clock_changes_nothing(kind: &ServerKind) {
+fn a_stopped_clock_changes_no_lease_wait_or_fence(kind: &ServerKind) {
     step_with_holders_and_waiters(kind, WallClock::freeze, |conn| {
         let left = conn.ok("PTTL soon").int();
-        assert!(left > 0, "a plain lock of 300 ms never ends");
+        assert!(left > 0, "the SET NX PX lock of 300 ms does not expire");
         assert!(conn.ok("PTTL soon").int().abs_diff(left) <= 1);
     });
 }
 
 #[each_server]
-fn leases_and_fences_are_right_after_a_restart_with_the_clock_set(kind: &ServerKind) {
+fn leases_stay_and_fences_rise_over_a_restart_with_a_clock_step(kind: &ServerKind) {
     for rewrite in [false, true] {
         let (kind, clock) = WallClock::of(kind);
         let mut server = Server::options(&kind).synced().conf("aof-use-rdb-preamble no").start();
@@ -160,9 +164,9 @@ fn leases_and_fences_are_right_after_a_restart_with_the_clock_set(kind: &ServerK
             clock.set_off_by(hours * HOUR);
             server.restart();
             let mut conn = server.connect();
-            assert_left(&mut conn, 540_000, 600_000);
+            assert_lease_left(&mut conn, 540_000, 600_000);
             let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-            assert!(fence > last, "{hours} h off: {fence} after {last}");
+            assert!(fence > last, "the clock is {hours} h off: fence {fence} after {last}");
             assert_eq!(conn.ok("DLOCK.RELEASE other t"), 1);
             last = fence;
         }

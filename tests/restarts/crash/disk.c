@@ -1,9 +1,9 @@
 /* Preloaded into a server. Simulates a disk that can be full, and records the data that would survive a power cut.
 
    The folder named by DISK contains two files. `room` is the number of bytes that may still be written (8 bytes; a
-   negative number means no limit). To `synced`, each fsync and fdatasync of a file appends the line "inode birth size",
-   with the size of the file at the call. The birth is the creation time in ns: it distinguishes the file from an earlier
-   one with the same inode. Standard output and error, the server's log, count as another disk. */
+   negative number means no limit). Each fsync and fdatasync of a file appends the line "inode birth size" to `synced`, with
+   the size of the file at the call. The birth is the creation time in ns: it distinguishes the file from an earlier one
+   with the same inode. Standard output and standard error, which are the server's log, are on no such disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

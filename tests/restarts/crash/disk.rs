@@ -11,10 +11,10 @@ use dlock_testkit::{Folder, ServerKind, preloaded};
 pub struct Disk(Folder);
 
 impl Disk {
-    /// Returns a new disk without a limit, and the server with `disk.c` preloaded.
+    /// Returns the server with `disk.c` preloaded, and its disk, which has no limit yet.
     pub fn of(kind: &ServerKind) -> (ServerKind, Disk) {
         let disk = Disk(Folder::fresh());
-        fs::write(disk.0.path().join("synced"), "").expect("a file");
+        fs::write(disk.0.path().join("synced"), "").expect("the file `synced` can be created");
         disk.leave_room_for(-1);
         (preloaded(kind, "tests/restarts/crash/disk.c", &[("DISK", disk.0.path())]), disk)
     }
@@ -24,24 +24,25 @@ impl Disk {
         // Written in place, because the server maps this file.
         let path = self.0.path().join("room");
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        std::io::Write::write_all(&mut file.expect("a file"), &bytes.to_ne_bytes()).expect("8 bytes");
+        let mut file = file.expect("the file `room` can be opened");
+        std::io::Write::write_all(&mut file, &bytes.to_ne_bytes()).expect("the limit can be written");
     }
 
-    /// Truncates each file of a dead server in `dir` to its last synced size. File names survive. Returns the
+    /// Truncates each file of a dead server in `dir` to its last synced size. Deletes no file. Returns the
     /// number of lost bytes.
     pub fn lose_power(&self, dir: &Path) -> u64 {
-        let synced = fs::read_to_string(self.0.path().join("synced")).expect("the shim's log");
+        let synced = fs::read_to_string(self.0.path().join("synced")).expect("disk.c has logged the syncs");
         // Last synced size of each file, by inode and creation time.
         let mut sizes = HashMap::new();
         for line in synced.lines() {
             let (file, size) = line.rsplit_once(' ').expect("a file and its size");
             sizes.insert(file.to_string(), size.parse().expect("a number"));
         }
-        cut(dir, &sizes)
+        truncate_to_synced(dir, &sizes)
     }
 }
 
-fn cut(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
+fn truncate_to_synced(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
     let entries =
         fs::read_dir(dir).expect("the server's folder").map(|entry| entry.expect("an entry").path());
     // The test wrote the configuration; the server's output and sanitizer reports are on another disk.
@@ -52,7 +53,7 @@ fn cut(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
     let mut lost = 0;
     for path in entries.filter(|path| !is_excluded(path)) {
         if path.is_dir() {
-            lost += cut(&path, sizes);
+            lost += truncate_to_synced(&path, sizes);
             continue;
         }
         // A child of the server may still remove its temporary file.
@@ -61,11 +62,8 @@ fn cut(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
         let file = format!("{} {}", found.ino(), birth.map_or(0, |birth| birth.as_nanos()));
         let kept = sizes.get(&file).copied().unwrap_or(0).min(found.len());
         lost += found.len() - kept;
-        OpenOptions::new()
-            .write(true)
-            .open(&path)
-            .and_then(|file| file.set_len(kept))
-            .expect("the file can be truncated");
+        let file = OpenOptions::new().write(true).open(&path);
+        file.and_then(|file| file.set_len(kept)).expect("the file can be truncated");
     }
     lost
 }

@@ -2,7 +2,7 @@
 
 use super::disk::Disk;
 use super::rounds::Rounds;
-use super::{always, with_grace};
+use super::{lossless, with_grace};
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, locks, until};
 
@@ -10,7 +10,7 @@ use dlock_testkit::{Server, ServerKind, Value, each_server, locks, until};
 fn a_full_disk_ends_the_server_and_loses_nothing_with_appendfsync_always(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     let rounds = Rounds { grants: 100, ..Rounds::of_synced("disk full, appendfsync always") };
-    let tally = rounds.run(always(&kind).start(), |server, random| {
+    let tally = rounds.run(lossless(&kind).start(), |server, random| {
         // Only a part of the last write fits.
         disk.leave_room_for(random.below(3_000) as i64);
         assert!(!server.expect_exit().success());
@@ -22,7 +22,7 @@ fn a_full_disk_ends_the_server_and_loses_nothing_with_appendfsync_always(kind: &
 #[each_server]
 fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
-    // The test compares the fences of the file, so no mark may be above them.
+    // A fence mark would raise the fence at the restart, and the test compares it with the fence before.
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
     let mut conn = server.connect();
     for command in
@@ -31,7 +31,7 @@ fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kin
         assert!(conn.ok(command).int() > 0);
     }
     let mut waiter = waiter(&server, "DLOCK.ACQUIRE short next 600000 BLOCK 0");
-    // Longer than it takes until the server notices the full disk.
+    // The server notices the full disk within these 4 s.
     assert_eq!(conn.ok("DLOCK.EXTEND short t 4000"), 1);
     disk.leave_room_for(0);
     conn.until_error("DLOCK.EXTEND kept t 600000", "MISCONF");
@@ -43,8 +43,8 @@ fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kin
     ] {
         assert!(conn.say(command).error().starts_with("MISCONF"), "{command}");
     }
-    assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "the hold is kept");
-    // After a crash the holder would be unknown: the next waiter keeps waiting beyond the first lease.
+    assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "the lock is still held");
+    // The server cannot write a grant, so it does not grant the lock to the waiter when the lease expires.
     until("the lease has expired", || conn.ok("DLOCK.HOLDS short t") == 0);
     conn.until_error("DLOCK.BREAK kept", "MISCONF");
     assert_eq!(server.numbers(["dlock_expiries", "dlock_waiting"]), [0, 1]);
@@ -61,7 +61,7 @@ fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kin
 }
 
 #[each_server]
-fn grace_covers_grants_lost_to_a_full_disk_with_appendfsync_everysec(kind: &ServerKind) {
+fn grace_prevents_two_holders_after_a_full_disk_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     let rounds = Rounds { grants: 100, ..Rounds::with_grace("disk full, appendfsync everysec") };
     let tally = rounds.run(with_grace(&kind).conf("appendonly yes").start(), |server, random| {
@@ -70,5 +70,5 @@ fn grace_covers_grants_lost_to_a_full_disk_with_appendfsync_everysec(kind: &Serv
         server.kill9();
         disk.leave_room_for(-1);
     });
-    assert!(tally.grace > 0);
+    assert!(tally.grace > 0, "no reply was GRACE");
 }

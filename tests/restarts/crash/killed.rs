@@ -2,14 +2,14 @@
 
 use super::disk::Disk;
 use super::rounds::{Rounds, Tally};
-use super::{always, with_grace};
+use super::{lossless, with_grace};
 use dlock_testkit::{Options, Random, Server, ServerKind, each_server, until};
 
 #[each_server]
 fn kill_9_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
     let tally =
-        Rounds::of_synced("kill -9, appendfsync always").run(always(kind).start(), |server, random| {
-            begin(server, random, "BGREWRITEAOF");
+        Rounds::of_synced("kill -9, appendfsync always").run(lossless(kind).start(), |server, random| {
+            maybe_write(server, random, "BGREWRITEAOF");
             server.kill9();
         });
     tally.assert_nothing_lost();
@@ -29,17 +29,17 @@ fn run_with_grace(
 }
 
 #[each_server]
-fn grace_covers_grants_lost_to_kill_9_with_appendfsync_everysec(kind: &ServerKind) {
+fn grace_prevents_two_holders_after_kill_9_with_appendfsync_everysec(kind: &ServerKind) {
     let options = with_grace(kind).conf("appendonly yes").conf("auto-aof-rewrite-min-size 100kb");
     run_with_grace("kill -9, appendfsync everysec", options, |server, random| {
-        begin(server, random, "BGREWRITEAOF");
+        maybe_write(server, random, "BGREWRITEAOF");
     });
 }
 
-/// In every second round the append only file is switched off for a while by CONFIG, which redis.conf does
-/// not know.
+/// In every second round, CONFIG SET switches the append only file off before the crash. The configuration
+/// file still has it on, so the server loads an old file without the last grants.
 #[each_server]
-fn grace_covers_grants_lost_to_kill_9_with_the_append_only_file_switched_off(kind: &ServerKind) {
+fn grace_prevents_two_holders_after_kill_9_with_the_append_only_file_switched_off(kind: &ServerKind) {
     let options = with_grace(kind).synced();
     let mut round = 0;
     let tally = run_with_grace("kill -9, appendonly switched off", options, |server, _| {
@@ -49,28 +49,28 @@ fn grace_covers_grants_lost_to_kill_9_with_the_append_only_file_switched_off(kin
         }
         assert_eq!(server.connect().ok("CONFIG SET appendonly no"), "OK");
         let before = server.number("dlock_grants");
-        until("grants are made that the file lacks", || server.number("dlock_grants") > before + 20);
+        until("the file lacks some grants", || server.number("dlock_grants") > before + 20);
     });
     assert!(!tally.lost.is_empty(), "the crashes lost no hold");
 }
 
 #[each_server]
-fn grace_covers_grants_lost_to_kill_9_with_snapshots_only(kind: &ServerKind) {
+fn grace_prevents_two_holders_after_kill_9_with_snapshots_only(kind: &ServerKind) {
     let tally = run_with_grace("kill -9, snapshots only", with_grace(kind), |server, random| {
         let save = *random.of(&["SAVE", "BGSAVE"]);
-        begin(server, random, save);
+        maybe_write(server, random, save);
     });
     assert!(!tally.lost.is_empty(), "the crashes lost no hold");
 }
 
 #[each_server]
-fn grace_covers_grants_lost_to_kill_9_without_persistence(kind: &ServerKind) {
-    let tally = run_with_grace("kill -9, nothing kept", with_grace(kind), |_, _| ());
+fn grace_prevents_two_holders_after_kill_9_without_persistence(kind: &ServerKind) {
+    let tally = run_with_grace("kill -9, no persistence", with_grace(kind), |_, _| ());
     assert!(!tally.lost.is_empty(), "the crashes lost no hold");
 }
 
-/// In every second round a background write is in progress at the crash, or was just before.
-fn begin(server: &Server, random: &mut Random, command: &str) {
+/// Starts a background write in half of the rounds, and waits for its end in half of these.
+fn maybe_write(server: &Server, random: &mut Random, command: &str) {
     if !random.once_in(2) {
         return;
     }
@@ -87,15 +87,16 @@ fn begin(server: &Server, random: &mut Random, command: &str) {
 #[each_server]
 fn a_power_cut_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
-    let tally = Rounds::of_synced("power cut, appendfsync always").run(always(&kind).start(), |server, _| {
-        server.kill9();
-        disk.lose_power(server.dir());
-    });
+    let tally =
+        Rounds::of_synced("power cut, appendfsync always").run(lossless(&kind).start(), |server, _| {
+            server.kill9();
+            disk.lose_power(server.dir());
+        });
     tally.assert_nothing_lost();
 }
 
 #[each_server]
-fn grace_covers_grants_lost_to_a_power_cut_with_weaker_settings(kind: &ServerKind) {
+fn grace_prevents_two_holders_after_a_power_cut_with_weaker_settings(kind: &ServerKind) {
     for (name, fsync) in [
         ("power cut, appendfsync everysec", "appendfsync everysec"),
         ("power cut, appendfsync no", "appendfsync no"),
@@ -107,7 +108,7 @@ fn grace_covers_grants_lost_to_a_power_cut_with_weaker_settings(kind: &ServerKin
             server.kill9();
             bytes += disk.lose_power(server.dir());
         });
-        assert!(tally.grace > 0);
+        assert!(tally.grace > 0, "no reply was GRACE");
         if fsync == "appendfsync no" {
             assert!(bytes > 0 && !tally.lost.is_empty(), "no data was lost although none was synced");
         }

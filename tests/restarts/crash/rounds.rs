@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
-use super::{LONGEST, attempts};
+use super::{GRACE_MS, attempts};
 use dlock_testkit::history::{History, Look};
 use dlock_testkit::workers::{Clock, Plan, Worker, during, history, look};
 use dlock_testkit::{Random, Server, Wire, until};
@@ -18,20 +18,20 @@ pub struct Rounds {
     pub leases: &'static [u64],
     /// Maximum number of grants in a round.
     pub grants: usize,
-    /// If true, the clients release all their holds after a restart, and nothing must be left.
-    pub all_is_given_back: bool,
+    /// If true, the clients release all their holds after each restart, and then no hold may be left.
+    pub releases_all: bool,
 }
 
 impl Rounds {
     /// Rounds of a server that loses no acknowledged command.
     pub fn of_synced(name: &'static str) -> Rounds {
-        Rounds { name, leases: &[100, 600_000, 600_000], grants: 300, all_is_given_back: true }
+        Rounds { name, leases: &[100, 600_000, 600_000], grants: 300, releases_all: true }
     }
 
     /// Rounds of a server that may lose holds. No lease is longer than the grace period, because a client may
     /// rely on a lost hold for the length of its lease.
     pub fn with_grace(name: &'static str) -> Rounds {
-        Rounds { name, leases: &[60, 250, LONGEST], grants: 300, all_is_given_back: false }
+        Rounds { name, leases: &[60, 250, GRACE_MS], grants: 300, releases_all: false }
     }
 
     /// Runs the rounds. `fault` must end the server while the clients work.
@@ -56,19 +56,19 @@ impl Rounds {
             unanswered += workers.iter().map(Worker::unanswered).sum::<usize>();
             server.restart();
             looks.append(&mut look(&mut server.connect(), &plan, clock));
-            if self.all_is_given_back {
+            if self.releases_all {
                 release_all(&server, &mut workers);
                 let mut conn = server.connect();
-                // A client measures a short lease from its request, the server from the grant, so the
-                // server's ends a moment later. A revived hold with a long lease stays.
-                until("no hold without a client is left", || {
+                // A short lease may still run, because the server counts it from the grant, which is later
+                // than the client's request. A released hold that came back has a long lease and stays.
+                until("the server has no hold any more", || {
                     look(&mut conn, &plan, clock).iter().all(|look| look.holders.is_empty())
                 });
             }
         }
         let tally = Tally::of(rounds, unanswered, workers, looks);
-        tally.tell(self.name, &server);
-        assert!(tally.wrong.is_empty(), "{:#?}", tally.wrong);
+        tally.print(self.name, &server);
+        assert!(tally.violations.is_empty(), "{:#?}", tally.violations);
         tally
     }
 }
@@ -89,11 +89,11 @@ pub struct Tally {
     /// Acknowledged holds missing after a restart.
     pub lost: Vec<String>,
     /// Released holds present after a restart.
-    pub back: Vec<String>,
+    pub reappeared: Vec<String>,
     /// Number of GRACE replies.
     pub grace: usize,
-    /// Violations: two holders, falling fences, unknown holders.
-    wrong: Vec<String>,
+    /// Violations: two holders, a falling fence, a holder that never asked.
+    violations: Vec<String>,
 }
 
 impl Tally {
@@ -109,26 +109,26 @@ impl Tally {
             grants,
             releases,
             lost: [history.lost(), denied].concat(),
-            back: history.reappeared(),
+            reappeared: history.reappeared(),
             grace,
-            wrong: [history.exclusion(), history.fences(), history.forged()].concat(),
+            violations: [history.exclusion(), history.fences(), history.forged()].concat(),
         }
     }
 
     #[track_caller]
     pub fn assert_nothing_lost(&self) {
         assert!(self.lost.is_empty(), "{:#?}", self.lost);
-        assert!(self.back.is_empty(), "{:#?}", self.back);
+        assert!(self.reappeared.is_empty(), "{:#?}", self.reappeared);
     }
 
-    /// Prints the figures past the capture of test output, for long runs.
-    fn tell(&self, name: &str, server: &Server) {
+    /// Prints the figures to stderr, because the output of a passing test is not shown.
+    fn print(&self, name: &str, server: &Server) {
         let Tally { rounds, unanswered, grants, releases, grace, .. } = self;
-        let (lost, back, wrong) = (self.lost.len(), self.back.len(), self.wrong.len());
+        let (lost, back, violations) = (self.lost.len(), self.reappeared.len(), self.violations.len());
         let kind = server.kind();
         let text = format!(
             "{name}, {} {}: {rounds} rounds, {grants} grants and {releases} releases acknowledged, {unanswered} \
-             requests unanswered, {grace} answers GRACE; {lost} holds lost, {back} back, {wrong} violations\n",
+             requests unanswered, {grace} replies GRACE; {lost} holds lost, {back} back, {violations} violations\n",
             kind.name, kind.version
         );
         io::stderr().write_all(text.as_bytes()).expect("stderr can be written");

@@ -3,25 +3,25 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{always, attempts};
+use super::{attempts, lossless};
 use dlock_testkit::{Random, Server, ServerKind, aof, each_server, locks_without_fence, parse, preloaded};
 
-/// A server, its append only file, and its locks at each length of the file.
-struct Written {
+/// A dead server, its append only file, and the locks after each command: at each length of the file.
+struct WrittenFile {
     server: Server,
     file: PathBuf,
     bytes: Vec<u8>,
     states: Vec<(usize, Vec<String>)>,
 }
 
-/// Runs commands of each kind and records the locks after each. The clock is stopped, so that verbatim
-/// commands depend on earlier ones.
-fn written(kind: &ServerKind, conf: &str) -> Written {
+/// Runs commands of each kind, and kills the server. The boot-time clock is stopped, so that a command that is
+/// logged verbatim takes its fence from the commands before it.
+fn write_file(kind: &ServerKind, conf: &str) -> WrittenFile {
     let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
     let server = Server::options(kind).synced().conf(conf).start();
     let file = aof::incremental(server.dir());
     let mut conn = server.connect();
-    let length = || fs::metadata(&file).expect("the file").len() as usize;
+    let length = || fs::metadata(&file).expect("the file exists").len() as usize;
     let mut states = vec![(0, locks_without_fence(&server))];
     for command in [
         "DLOCK.ACQUIRE a t 36000000",
@@ -46,27 +46,27 @@ fn written(kind: &ServerKind, conf: &str) -> Written {
         assert!(!conn.ok(command).is_nil(), "{command}");
         states.push((length(), locks_without_fence(&server)));
     }
-    let bytes = fs::read(&file).expect("the file");
+    let bytes = fs::read(&file).expect("the file can be read");
     assert_eq!(bytes.len(), length());
     server.kill9();
-    Written { server, file, bytes, states }
+    WrittenFile { server, file, bytes, states }
 }
 
 #[track_caller]
-fn assert_well(log: &str) {
+fn assert_no_crash(log: &str) {
     assert!(!log.contains("BUG REPORT START") && !log.contains("panicked at"), "{log}");
 }
 
 #[each_server]
 fn a_truncated_file_is_loaded_up_to_its_last_whole_command(kind: &ServerKind) {
-    let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
+    let WrittenFile { mut server, file, bytes, states } = write_file(kind, "aof-load-truncated yes");
     let mut random = Random::fresh();
     for _ in 0..attempts() {
         let length = random.below(bytes.len() + 1);
-        fs::write(&file, &bytes[..length]).expect("the file");
+        fs::write(&file, &bytes[..length]).expect("the file can be written");
         server.restart();
-        let (_, expected) = states.iter().rfind(|(at, _)| *at <= length).expect("the first is empty");
-        assert_eq!(locks_without_fence(&server), *expected, "cut at {length} of {}", bytes.len());
+        let (_, expected) = states.iter().rfind(|(at, _)| *at <= length).expect("the state at 0");
+        assert_eq!(locks_without_fence(&server), *expected, "truncated to {length} of {} bytes", bytes.len());
         server.kill9();
     }
     server.restart();
@@ -82,32 +82,32 @@ fn is_whole(mut bytes: &[u8]) -> bool {
 
 #[each_server]
 fn a_truncated_file_is_refused_with_aof_load_truncated_no(kind: &ServerKind) {
-    let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated no");
+    let WrittenFile { mut server, file, bytes, states } = write_file(kind, "aof-load-truncated no");
     let mut random = Random::fresh();
     for _ in 0..attempts() {
         let length = random.below(bytes.len());
         if is_whole(&bytes[..length]) {
             continue;
         }
-        fs::write(&file, &bytes[..length]).expect("the file");
+        fs::write(&file, &bytes[..length]).expect("the file can be written");
         let log = server.try_restart().expect_err("the server must not start");
-        assert_well(&log);
+        assert_no_crash(&log);
         assert!(log.contains("Unexpected end of file") || log.contains("fixed"), "{log}");
     }
-    fs::write(&file, &bytes).expect("the file");
+    fs::write(&file, &bytes).expect("the file can be written");
     server.restart();
-    assert_eq!(locks_without_fence(&server), states.last().expect("a state").1);
+    assert_eq!(locks_without_fence(&server), states.last().expect("there is a last state").1);
 }
 
 #[each_server]
-fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash(kind: &ServerKind) {
-    let Written { mut server, file, bytes, states } = written(kind, "aof-load-truncated yes");
+fn a_damaged_file_is_refused_or_loaded_without_a_crash(kind: &ServerKind) {
+    let WrittenFile { mut server, file, bytes, states } = write_file(kind, "aof-load-truncated yes");
     let mut random = Random::fresh();
     let label = bytes.windows(4).position(|word| word == b"host").expect("the label");
     let (mut refused, mut loaded) = (0, 0);
     for attempt in 0..attempts() * 2 {
         let mut damaged = bytes.clone();
-        // Damages a label (undetectable), the start of a command, or any place.
+        // Flips a bit of the label (which cannot be detected), of the start of a command, or of any byte.
         let (begin, _) = states[random.below(states.len() - 1)];
         let (at, bit) = match attempt {
             0 => (label, 0),
@@ -115,7 +115,7 @@ fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash(kind: &ServerKi
             _ => (random.below(bytes.len()), random.below(8)),
         };
         damaged[at] ^= 1 << bit;
-        fs::write(&file, &damaged).expect("the file");
+        fs::write(&file, &damaged).expect("the file can be written");
         match server.try_restart() {
             Ok(()) => {
                 loaded += 1;
@@ -124,32 +124,33 @@ fn a_damaged_file_is_refused_or_loaded_and_never_ends_in_a_crash(kind: &ServerKi
             }
             Err(log) => {
                 refused += 1;
-                assert_well(&log);
+                assert_no_crash(&log);
                 assert!(log.contains("append only file") || log.contains("AOF"), "{log}");
             }
         }
     }
     assert!(refused > 0 && loaded > 0, "{refused} refused, {loaded} loaded");
-    fs::write(&file, &bytes).expect("the file");
+    fs::write(&file, &bytes).expect("the file can be written");
     server.restart();
 }
 
-/// The server continues to load after a command of the file that failed, so the hold of that command is lost.
+/// A server reports a command of the file that fails, and loads the rest. The hold of that command is lost.
 #[each_server]
-fn a_hold_whose_effect_cannot_be_read_is_covered_by_the_grace_period(kind: &ServerKind) {
-    let mut server = always(kind).conf("dlock.restart-grace 36000000").start();
+fn a_lock_whose_effect_cannot_be_read_is_not_granted_in_the_grace_period(kind: &ServerKind) {
+    let mut server = lossless(kind).conf("dlock.restart-grace 36000000").start();
     let mut conn = server.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE k t 36000000").int() > 0);
     server.kill9();
     let file = aof::incremental(server.dir());
-    let mut bytes = fs::read(&file).expect("the file");
+    let mut bytes = fs::read(&file).expect("the file can be read");
     let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
-    // The argument begins with the last fence (8 bytes), followed by the version of the change.
+    // The effect begins with the last fence (8 bytes); the version and the mode share the next byte. $00
+    // stands for the length of the effect.
     let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$00\r\n".len() + 8;
     assert_eq!(bytes[version], 0x41, "version 4, exclusive");
     bytes[version] = 0x91;
-    fs::write(&file, bytes).expect("the file");
+    fs::write(&file, bytes).expect("the file can be written");
     server.restart();
     let mut conn = server.connect();
     assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the hold is lost");
@@ -168,26 +169,26 @@ fn a_damaged_snapshot_is_refused(kind: &ServerKind) {
     conn.ok("SAVE");
     let (file, before) = (server.dir().join("dump.rdb"), locks_without_fence(&server));
     server.kill9();
-    let bytes = fs::read(&file).expect("the snapshot");
+    let bytes = fs::read(&file).expect("the snapshot can be read");
     let mut random = Random::fresh();
     for attempt in 0..attempts() * 2 {
         let mut damaged = bytes.clone();
-        // After the signature and version, which another test covers.
+        // Leaves the signature and the version of the format (9 bytes) intact.
         let at = 9 + random.below(bytes.len() - 9);
         if attempt % 2 == 0 {
             damaged.truncate(at);
         } else {
             damaged[at] ^= 1 << random.below(8);
         }
-        fs::write(&file, &damaged).expect("the snapshot");
+        fs::write(&file, &damaged).expect("the snapshot can be written");
         let log = server.try_restart().expect_err("the server must not start");
-        // The server's message for a duplicate key looks like a crash: the damage made two keys equal.
+        // If the damage makes two keys equal, the server's own message looks like a crash report.
         if !log.contains("Duplicated key found in RDB file") {
-            assert_well(&log);
+            assert_no_crash(&log);
         }
         assert!(["Short read", "RDB", "rdb"].iter().any(|words| log.contains(words)), "{log}");
     }
-    fs::write(&file, &bytes).expect("the snapshot");
+    fs::write(&file, &bytes).expect("the snapshot can be written");
     server.restart();
     assert_eq!(locks_without_fence(&server), before);
 }

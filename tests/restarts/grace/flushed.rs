@@ -4,14 +4,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::{assert_grace, end, left, logged, with_grace};
+use super::{assert_grace, end_grace, grace_left, logged_grace, with_grace};
 use dlock_testkit::queue::{clients, granted, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
-/// Starts a server without a grace period in progress.
-fn running(kind: &ServerKind) -> (Server, Conn) {
+/// Starts a server and ends the grace period of its start.
+fn past_grace(kind: &ServerKind) -> (Server, Conn) {
     let server = with_grace(kind).start();
-    end(&server);
+    end_grace(&server);
     let conn = server.connect();
     (server, conn)
 }
@@ -19,25 +19,25 @@ fn running(kind: &ServerKind) -> (Server, Conn) {
 #[each_server]
 fn a_flush_of_held_locks_begins_grace(kind: &ServerKind) {
     for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHALL SYNC", "FLUSHDB", "FLUSHDB ASYNC", "SWAPDB 9 0"] {
-        let (server, mut conn) = running(kind);
+        let (server, mut conn) = past_grace(kind);
         let before = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         assert_eq!(conn.ok(flush), "OK");
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "{flush}");
-        // The server refuses the former holder too: it has no record of that holder any more.
+        // The server also refuses the former holder, because it has no record of the hold any more.
         for token in ["t", "other"] {
             assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
         }
-        let (begun, _, why) = logged(&server);
+        let (begun, _, why) = logged_grace(&server);
         assert_eq!(begun, 2, "{flush}");
         assert!(why.contains(if flush.starts_with("SWAP") { "swapped" } else { "flushed" }), "{why}");
-        end(&server);
+        end_grace(&server);
         assert!(conn.ok("DLOCK.ACQUIRE k other 1000").int() > before);
     }
 }
 
 #[each_server]
 fn a_flush_that_ends_no_hold_begins_no_grace(kind: &ServerKind) {
-    let (server, mut conn) = running(kind);
+    let (server, mut conn) = past_grace(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("SELECT 3"), "OK");
     for command in ["SET cached x", "FLUSHDB", "SWAPDB 4 5"] {
@@ -47,13 +47,13 @@ fn a_flush_that_ends_no_hold_begins_no_grace(kind: &ServerKind) {
     conn.ok("DLOCK.RELEASE k t");
     conn.ok("FLUSHDB");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    assert_eq!(logged(&server).0, 1, "{}", server.log());
+    assert_eq!(logged_grace(&server).0, 1, "{}", server.log());
 }
 
 #[each_server]
-fn waiters_stay_queued_and_are_served_when_grace_ends(kind: &ServerKind) {
+fn waiters_stay_queued_after_a_flush_and_are_served_when_grace_ends(kind: &ServerKind) {
     for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 9"] {
-        let (server, mut conn) = running(kind);
+        let (server, mut conn) = past_grace(kind);
         assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 2500"), "OK");
         conn.ok("DLOCK.ACQUIRE k t 2500");
         let mut first = waiter(&server, "DLOCK.ACQUIRE k first 2500 BLOCK 0");
@@ -64,67 +64,68 @@ fn waiters_stay_queued_and_are_served_when_grace_ends(kind: &ServerKind) {
         assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 2500 BLOCK 0");
         assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
         let fence = granted(&mut first);
-        assert!(asked.elapsed() >= Duration::from_millis(2500), "{flush}: two holders");
+        assert!(asked.elapsed() >= Duration::from_millis(2500), "{flush}: granted during the lost lease");
         assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
         assert!(granted(&mut second) > fence);
         until_no_waiters(&server);
-        until("the log says when it was over", || logged(&server).1 == 2);
+        until("the log reports the end of grace", || logged_grace(&server).1 == 2);
+    }
+}
+
+/// Begins a grace period by the loss of a hold in database 3.
+fn begin_grace(conn: &mut Conn) {
+    for command in ["SELECT 3", "DLOCK.ACQUIRE lost t 600000", "FLUSHDB", "SELECT 0"] {
+        conn.ok(command);
     }
 }
 
 #[each_server]
 fn a_release_in_grace_serves_the_queue_only_when_grace_ends(kind: &ServerKind) {
-    let (server, mut conn) = running(kind);
+    let (server, mut conn) = past_grace(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
-    let mut short = waiter(&server, "DLOCK.ACQUIRE k short 600000 BLOCK 2000");
-    assert_eq!(conn.ok("SELECT 3"), "OK");
-    conn.ok("DLOCK.ACQUIRE k t 600000");
-    assert_eq!(conn.ok("FLUSHDB"), "OK");
-    assert_eq!(conn.ok("SELECT 0"), "OK");
+    let mut timed = waiter(&server, "DLOCK.ACQUIRE k timed 600000 BLOCK 2000");
+    begin_grace(&mut conn);
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-    assert!(short.read().is_nil(), "the wait times out in grace too");
+    assert!(timed.read().is_nil(), "the wait times out in grace too");
     let shown = conn.ok("DLOCK.INSPECT k");
     assert_eq!((shown.field("mode"), shown.field("waiters")), (&"free".into(), &1.into()));
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
-    end(&server);
+    end_grace(&server);
     assert!(granted(&mut next) > fence);
     until_no_waiters(&server);
 }
 
 #[each_server]
 fn an_upgrade_that_waits_is_granted_after_grace(kind: &ServerKind) {
-    let (server, mut conn) = running(kind);
+    let (server, mut conn) = past_grace(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000 SHARED").int();
     conn.ok("DLOCK.ACQUIRE k other 600000 SHARED");
     let mut upgrade = waiter(&server, "DLOCK.ACQUIRE k t 600000 BLOCK 0");
-    assert_eq!(conn.ok("SELECT 3"), "OK");
-    conn.ok("DLOCK.ACQUIRE k t 600000");
-    assert_eq!(conn.ok("FLUSHDB"), "OK");
-    assert_eq!(conn.ok("SELECT 0"), "OK");
+    begin_grace(&mut conn);
     assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
     assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"shared");
     assert_eq!(clients(&mut conn, "k").len(), 1);
-    end(&server);
+    end_grace(&server);
     assert_eq!(upgrade.read(), fence);
     assert_eq!(conn.ok("DLOCK.INSPECT k").field("mode"), &"exclusive");
 }
 
 #[each_server]
-fn a_hold_moved_by_swapdb_goes_on_in_its_new_database(kind: &ServerKind) {
-    let (server, mut conn) = running(kind);
+fn a_hold_moved_by_swapdb_stays_valid_in_its_new_database(kind: &ServerKind) {
+    let (server, mut conn) = past_grace(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert_eq!(conn.ok("SWAPDB 0 9"), "OK");
     assert_eq!(conn.ok("SELECT 9"), "OK");
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
     assert_eq!(conn.ok("DLOCK.EXTEND k t 600000"), 1);
     assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
-    assert!(left(&server) > 0);
+    assert!(grace_left(&server) > 0);
 }
 
 #[each_server]
 fn every_queue_is_served_when_grace_ends(kind: &ServerKind) {
-    let (server, mut conn) = running(kind);
+    let (server, mut conn) = past_grace(kind);
     for request in ["DLOCK.ACQUIRE KEY t 600000", "DLOCK.ACQUIRE KEY next 600000 QUEUE 600000"] {
         let requests: Vec<String> = (0..500).map(|n| request.replace("KEY", &format!("k{n}"))).collect();
         let _ = conn.say_together(&requests);
@@ -132,6 +133,6 @@ fn every_queue_is_served_when_grace_ends(kind: &ServerKind) {
     assert_eq!(server.numbers(["dlock_held", "dlock_queued"]), [500, 500]);
     assert_eq!(conn.ok("FLUSHALL"), "OK");
     assert_eq!(server.numbers(["dlock_held", "dlock_queued"]), [0, 500]);
-    end(&server);
+    end_grace(&server);
     until("every waiter is granted its lock", || server.numbers(["dlock_held", "dlock_queued"]) == [500, 0]);
 }

@@ -1,11 +1,11 @@
-//! Bounds that the option sets: leases, and fences from outside.
+//! `dlock.restart-grace` bounds leases, and how far a confirmed fence may be ahead of the clock.
 
-use super::{assert_grace, left, logged, until_granted};
+use super::{assert_grace, grace_left, logged_grace, until_granted};
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
-fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
+fn a_lease_longer_than_the_grace_period_is_refused(kind: &ServerKind) {
     let server = Server::options(kind).conf("dlock.restart-grace 300").start();
     let mut conn = server.connect();
     let fence = until_granted(&mut conn, "DLOCK.ACQUIRE k t 300");
@@ -20,7 +20,7 @@ fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
         let error = conn.say(command).error().to_string();
         assert!(error.starts_with("ERR ") && error.contains("to 300"), "{command}: {error}");
     }
-    // A lower max-ttl is the bound.
+    // A lower dlock.max-ttl is the bound instead.
     assert_eq!(conn.ok("CONFIG SET dlock.max-ttl 100"), "OK");
     let error = conn.say("DLOCK.ACQUIRE k t 101").error().to_string();
     assert_eq!(
@@ -34,7 +34,7 @@ fn no_lease_is_longer_than_the_grace(kind: &ServerKind) {
 }
 
 #[each_server]
-fn leases_of_restore_are_bounded_by_the_grace(kind: &ServerKind) {
+fn restore_refuses_a_lease_longer_than_the_grace_period(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t 60000");
     let dump = conn.ok("DUMP k");
@@ -47,43 +47,43 @@ fn leases_of_restore_are_bounded_by_the_grace(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_fence_from_outside_is_accepted_at_most_half_the_grace_ahead(kind: &ServerKind) {
+fn confirm_refuses_a_fence_further_ahead_than_half_the_grace_period(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
-    // Far enough ahead that the duration of the test does not matter.
-    for (grace, ahead_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
+    for (grace, limit_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
         assert_eq!(conn.ok(&format!("CONFIG SET dlock.restart-grace {grace}")), "OK");
-        let beyond = fence + (ahead_s + 8) * 1_000_000;
+        // The clock does not advance by 8 s during the test.
+        let beyond = fence + (limit_s + 8) * 1_000_000;
         let error = conn.say(&format!("DLOCK.CONFIRM k t {beyond} 60000")).error().to_string();
-        assert!(error.starts_with("FENCEAHEAD ") && error.contains(&format!("{ahead_s}000 ms")), "{error}");
+        assert!(error.starts_with("FENCEAHEAD ") && error.contains(&format!("{limit_s}000 ms")), "{error}");
     }
     let within = fence + 49_000_000;
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {within} 60000")), within);
 }
 
 #[each_server]
-fn a_change_of_the_option_begins_no_grace_and_shortens_none(kind: &ServerKind) {
+fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE before t 600000");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    assert_eq!((left(&server), logged(&server).0), (0, 0));
+    assert_eq!((grace_left(&server), logged_grace(&server).0), (0, 0));
     assert_eq!(conn.ok("SELECT 3"), "OK");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("FLUSHDB"), "OK");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 100"), "OK");
-    assert!(left(&server) > 500_000, "the earlier value of the option bounds the lost leases");
+    assert!(grace_left(&server) > 500_000, "the earlier value of the option bounds the lost leases");
     assert_eq!(conn.ok("FLUSHALL"), "OK");
-    assert!(left(&server) > 500_000, "the grace period covers the holds that were lost first");
+    assert!(grace_left(&server) > 500_000, "the grace period covers the holds that were lost first");
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 100");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-    assert_eq!((left(&server), logged(&server).1), (0, 1));
+    assert_eq!((grace_left(&server), logged_grace(&server).1), (0, 1));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
 }
 
-/// Otherwise the lease could outlast the grace period of the next start.
+/// A longer lease could outlast the grace period of the next start.
 #[each_server]
-fn a_waiter_with_a_lease_above_the_new_grace_is_refused_at_its_turn(kind: &ServerKind) {
+fn a_waiter_is_refused_at_its_turn_when_its_lease_exceeds_a_lowered_limit(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     for (option, ask) in [
         ("dlock.restart-grace", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),

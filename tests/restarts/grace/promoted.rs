@@ -1,6 +1,6 @@
 //! Promotions: a replica may lack the last grants of its master.
 
-use super::{assert_grace, end, left, logged, with_grace};
+use super::{assert_grace, end_grace, grace_left, logged_grace, with_grace};
 use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
@@ -9,22 +9,22 @@ fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
     let mut conn = master.connect();
     conn.ok("DLOCK.ACQUIRE before t 600000");
     replica.replicate(&master);
-    let begun = logged(&replica).0;
-    assert_eq!(left(&replica), 0, "a replica grants nothing anyway");
+    let begun = logged_grace(&replica).0;
+    assert_eq!(grace_left(&replica), 0, "a replica has no grace period");
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     replica.wait_in_sync(&master);
     master.kill9();
     replica.promote();
     let mut conn = replica.connect();
-    assert!(left(&replica) > 500_000);
-    let (after, _, why) = logged(&replica);
+    assert!(grace_left(&replica) > 500_000);
+    let (after, _, why) = logged_grace(&replica);
     assert_eq!(after, begun + 1);
     assert!(why.contains("became a master"), "{why}");
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
     assert_eq!(conn.ok("DLOCK.RELEASE before t"), 1);
     assert_grace(&mut conn, "DLOCK.ACQUIRE before t 1000");
     assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000 BLOCK 0");
-    end(&replica);
+    end_grace(&replica);
     assert!(conn.ok("DLOCK.ACQUIRE before t 1000").int() > fence);
 }
 
@@ -33,49 +33,49 @@ fn a_replica_that_starts_or_loads_from_its_master_has_no_grace(kind: &ServerKind
     let master = Server::start(kind);
     master.connect().ok("DLOCK.ACQUIRE k t 600000");
     let mut replica = with_grace(kind).synced().start();
-    end(&replica);
+    end_grace(&replica);
     replica.replicate(&master);
-    let begun = logged(&replica).0;
+    let begun = logged_grace(&replica).0;
     replica.kill9();
     replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {}", master.port())));
     replica.wait_in_sync(&master);
     assert_eq!(replica.connect().ok("DLOCK.HOLDS k t"), 1);
-    assert_eq!((left(&replica), logged(&replica).0), (0, begun), "{}", replica.log());
+    assert_eq!((grace_left(&replica), logged_grace(&replica).0), (0, begun), "{}", replica.log());
 }
 
 #[each_server]
 fn grace_begins_anew_at_the_next_promotion_after_a_demotion(kind: &ServerKind) {
     let (master, server) = (Server::start(kind), with_grace(kind).start());
-    assert!(left(&server) > 0);
+    assert!(grace_left(&server) > 0);
     server.replicate(&master);
-    assert_eq!(left(&server), 0);
+    assert_eq!(grace_left(&server), 0);
     server.promote();
-    assert!(left(&server) > 500_000);
+    assert!(grace_left(&server) > 500_000);
     assert_grace(&mut server.connect(), "DLOCK.ACQUIRE k t 1000");
 }
 
 #[each_server]
 fn after_a_failover_the_new_master_has_grace_and_the_old_one_none(kind: &ServerKind) {
     let (master, replica) = (with_grace(kind).start(), with_grace(kind).start());
-    end(&master);
+    end_grace(&master);
     let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     replica.replicate(&master);
     master.fail_over(&replica);
     let mut conn = replica.connect();
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
     assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
-    assert_eq!(left(&master), 0);
+    assert_eq!(grace_left(&master), 0);
 }
 
 #[each_server]
-fn a_reload_keeps_what_is_held(kind: &ServerKind) {
+fn a_reload_keeps_every_hold_and_begins_a_grace_period(kind: &ServerKind) {
     let server = with_grace(kind).start();
-    end(&server);
+    end_grace(&server);
     let mut conn = server.connect();
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
-    // The server empties its data without a reason, so a grace period begins.
+    // The module cannot distinguish the reload from a flush, so a grace period begins.
     assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
@@ -84,7 +84,7 @@ fn a_reload_keeps_what_is_held(kind: &ServerKind) {
 fn a_replica_that_restarts_as_a_master_begins_a_grace_period(kind: &ServerKind) {
     let master = Server::start(kind);
     let mut replica = with_grace(kind).synced().start();
-    end(&replica);
+    end_grace(&replica);
     replica.replicate(&master);
     let fence = master.connect().ok("DLOCK.ACQUIRE received t 600000").int();
     replica.wait_in_sync(&master);

@@ -5,7 +5,7 @@
 use std::fs::{self, OpenOptions};
 use std::time::{Duration, Instant};
 
-use super::{assert_grace, end, left, logged, until_granted, with_grace};
+use super::{assert_grace, end_grace, grace_left, logged_grace, until_granted, with_grace};
 use dlock_testkit::{Options, Server, ServerKind, Value, aof, each_server, module_path, until};
 
 #[each_server]
@@ -23,24 +23,24 @@ fn a_start_without_data_begins_a_grace_period(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 0);
     assert_eq!(conn.ok("DLOCK.EXTEND k t 1000"), 0);
     assert!(conn.ok("DLOCK.CONFIRM k t 1 1000").is_nil());
-    assert!((500_000..=600_000).contains(&left(&server)));
+    assert!((500_000..=600_000).contains(&grace_left(&server)));
     assert_eq!(server.number("dlock_grace_refusals"), 4);
-    let (begun, over, why) = logged(&server);
+    let (begun, over, why) = logged_grace(&server);
     assert_eq!((begun, over), (1, 0), "{}", server.log());
     assert!(why.contains("nothing to load") && why.contains("600000 ms"), "{why}");
-    end(&server);
+    end_grace(&server);
     assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
-    assert_eq!(logged(&server).1, 1);
+    assert_eq!(logged_grace(&server).1, 1);
 }
 
 #[each_server]
-fn a_forgotten_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
+fn a_lost_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("dlock.restart-grace 1500").start();
     let mut conn = server.connect();
     until_granted(&mut conn, "DLOCK.ACQUIRE probe t 1");
-    // The clock decides the grant, whether or not the background job has logged the end.
+    // Grants resume by the clock; the background job logs the end of grace later.
     let until_logged = |server: &Server| {
-        until("the end of the grace period is logged", || logged(server).1 == logged(server).0)
+        until("the end of the grace period is logged", || logged_grace(server).1 == logged_grace(server).0)
     };
     until_logged(&server);
     for ttl in [1500, 700] {
@@ -50,17 +50,17 @@ fn a_forgotten_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
         conn = server.connect();
         assert_eq!(conn.ok("EXISTS k"), 0, "the hold is lost");
         let next = until_granted(&mut conn, "DLOCK.ACQUIRE k other 1500");
-        assert!(asked.elapsed() >= Duration::from_millis(ttl), "two holders");
+        assert!(asked.elapsed() >= Duration::from_millis(ttl), "granted during the lost lease");
         assert!(next > fence);
         assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
         until_logged(&server);
     }
-    assert_eq!(logged(&server).0, 3);
+    assert_eq!(logged_grace(&server).0, 3);
 }
 
-/// Creates one hold of each mode, then a crash that may have lost others.
-fn crashed(server: &mut Server) -> [i64; 3] {
-    end(server);
+/// Acquires one lock in each mode, and restarts the server after a crash. Returns the fences.
+fn acquire_and_crash(server: &mut Server) -> [i64; 3] {
+    end_grace(server);
     let mut conn = server.connect();
     let fences = [
         "DLOCK.ACQUIRE alone t 600000",
@@ -74,9 +74,9 @@ fn crashed(server: &mut Server) -> [i64; 3] {
 }
 
 #[each_server]
-fn a_loaded_hold_stays_with_its_token_in_grace(kind: &ServerKind) {
+fn a_loaded_hold_stays_valid_in_grace_and_other_requests_are_refused(kind: &ServerKind) {
     let mut server = with_grace(kind).conf("appendonly yes").start();
-    let [alone, shared, permits] = crashed(&mut server);
+    let [alone, shared, permits] = acquire_and_crash(&mut server);
     let mut conn = server.connect();
     // The loaded hold works as before.
     assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 REENTRANT"), alone);
@@ -87,14 +87,14 @@ fn a_loaded_hold_stays_with_its_token_in_grace(kind: &ServerKind) {
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM permits t {permits} 600000")), permits);
     assert_eq!(conn.ok("DLOCK.RELEASE alone t"), 1);
     assert_eq!(conn.ok("DLOCK.HOLDS alone t"), 3);
-    // Compatible requests are refused too: another client's hold may have been forgotten.
+    // Compatible requests are refused too: another client's hold may have been lost.
     for command in [
         "DLOCK.ACQUIRE alone other 1000",
         "DLOCK.ACQUIRE shared other 1000 SHARED",
         "DLOCK.ACQUIRE shared other 1000 BLOCK 0",
         "DLOCK.ACQUIRE permits other 1000 PERMITS 2",
         "DLOCK.ACQUIRE free t 1000",
-        // An upgrade is refused: another sharer may have been forgotten.
+        // An upgrade is refused: the hold of another sharer may have been lost.
         "DLOCK.ACQUIRE shared t 1000",
         "DLOCK.ACQUIRE shared t 1000 BLOCK 0",
     ] {
@@ -108,7 +108,7 @@ fn a_loaded_hold_stays_with_its_token_in_grace(kind: &ServerKind) {
     assert_grace(&mut conn, "DLOCK.ACQUIRE shared t 1000 SHARED");
     assert_eq!(conn.ok("DLOCK.BREAK permits"), 1);
     assert_grace(&mut conn, "DLOCK.ACQUIRE permits other 1000 PERMITS 2");
-    end(&server);
+    end_grace(&server);
     for command in ["DLOCK.ACQUIRE shared t 1000", "DLOCK.ACQUIRE alone other 1000 SHARED"] {
         assert!(conn.ok(command).int() > permits, "{command}");
     }
@@ -117,21 +117,21 @@ fn a_loaded_hold_stays_with_its_token_in_grace(kind: &ServerKind) {
 #[each_server]
 fn leases_expire_in_grace(kind: &ServerKind) {
     let mut server = with_grace(kind).conf("appendonly yes").start();
-    end(&server);
+    end_grace(&server);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 300");
     server.wait_written();
     let mut conn = server.kill_and_restart();
     until("the lease has expired", || conn.ok("EXISTS k") == 0);
-    assert!(left(&server) > 0);
+    assert!(grace_left(&server) > 0);
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 300");
 }
 
-/// Starts a server without a grace period in progress, with a hold of `k`.
+/// Starts a server, ends the grace period of its start, and acquires `k`.
 #[track_caller]
 fn holding(options: Options) -> Server {
     let server = options.start();
-    end(&server);
+    end_grace(&server);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     server
 }
@@ -145,7 +145,7 @@ fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKi
         let mut conn = server.connect();
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the hold was loaded");
         assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
-        let (begun, _, why) = logged(&server);
+        let (begun, _, why) = logged_grace(&server);
         assert_eq!(begun, starts, "{}", server.log());
         assert!(why.starts_with("the server started;"), "{why}");
         // A clean shutdown is followed by a grace period too.
@@ -167,14 +167,14 @@ fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
             fs::remove_dir_all(server.dir().join("appendonlydir")).expect("the folder can be removed");
         } else {
             let file = OpenOptions::new().write(true).open(aof::incremental(server.dir())).expect("the file");
-            let length = file.metadata().expect("its length").len();
-            file.set_len(length - 3).expect("the file can be cut");
+            let length = file.metadata().expect("the file exists").len();
+            file.set_len(length - 3).expect("the file can be truncated");
         }
         server.restart();
         let mut conn = server.connect();
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the grant was lost");
         assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
-        assert_eq!(logged(&server).0, 2, "{}", server.log());
+        assert_eq!(logged_grace(&server).0, 2, "{}", server.log());
     }
 }
 
@@ -182,9 +182,9 @@ fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
 fn a_module_that_is_loaded_into_a_running_server_begins_a_grace_period(kind: &ServerKind) {
     let server = Server::options(kind).without_module().start();
     let mut conn = server.connect();
-    let module = module_path().to_str().expect("a path of text");
+    let module = module_path().to_str().expect("the path is UTF-8");
     let load = ["MODULE", "LOADEX", module, "CONFIG", "dlock.restart-grace", "600000"];
     assert_eq!(conn.call(&load), Value::Simple("OK".into()));
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
-    until("the grace period has begun", || logged(&server).0 == 1);
+    until("the grace period has begun", || logged_grace(&server).0 == 1);
 }

@@ -11,18 +11,18 @@ fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &Se
     let server = Server::start(kind);
     let first = stored(&path(&server));
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-    assert!((1..=7_000_000).contains(&(first - fence)), "{first} for {fence}");
+    assert!((1..=7_000_000).contains(&(first - fence)), "mark {first}, fence {fence}");
     // The mark rises without grants.
     until("another mark is written", || stored(&path(&server)) > first);
     let further = stored(&path(&server));
     until("INFO shows the mark", || server.number("dlock_fence_mark") >= further);
-    assert!((further - first) >= 4_000_000, "{further} after {first}");
+    assert!((further - first) >= 4_000_000, "mark {further} after {first}");
     assert_eq!((status(&server), server.number("dlock_fences_beyond_mark")), ("ok".into(), 0));
     assert_eq!(logged(&server, ""), 0, "{}", server.log());
 }
 
 #[each_server]
-fn the_mark_rises_above_a_fence_from_outside(kind: &ServerKind) {
+fn the_mark_rises_above_a_confirmed_fence(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     let raised = fence + 9_500_000;
@@ -42,27 +42,27 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     let mut server = Server::start(kind);
     server.kill9();
     let (precious, mark) = (server.dir().join("precious"), path(&server));
-    fs::write(&precious, "precious").expect("a file");
+    fs::write(&precious, "precious").expect("the file can be written");
     let by_name = |ending: &str| server.dir().join(format!("dlock-{}.{ending}", server.port()));
-    let (old, now) = (by_name("tmp"), by_name("fence.tmp"));
-    for link in [&old, &now] {
-        symlink(&precious, link).expect("a link");
+    let (earlier_name, temporary) = (by_name("tmp"), by_name("fence.tmp"));
+    for link in [&earlier_name, &temporary] {
+        symlink(&precious, link).expect("the link can be created");
     }
     server.restart();
     assert_eq!(fs::read(&precious).expect("the file is still there"), b"precious");
     assert_eq!(status(&server), "ok");
     let found = fs::symlink_metadata(&mark).expect("the mark");
     assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
-    assert!(fs::symlink_metadata(&now).is_err(), "the temporary file is removed");
+    assert!(fs::symlink_metadata(&temporary).is_err(), "the temporary file is removed");
     // A folder blocks the temporary name, so the server uses another name.
     let first = stored(&mark);
-    fs::create_dir_all(now.join("below")).expect("a folder");
+    fs::create_dir_all(temporary.join("below")).expect("a folder");
     until("another mark is written", || stored(&mark) > first);
     assert_eq!(status(&server), "ok");
-    // A link in place of the mark file counts as no mark.
+    // A link in place of the mark file is neither read nor replaced.
     server.kill9();
     fs::rename(&mark, &precious).expect("the mark can be moved");
-    symlink(&precious, &mark).expect("a link");
+    symlink(&precious, &mark).expect("the link can be created");
     let before = fs::read(&precious).expect("the earlier mark");
     server.restart();
     assert_eq!(status(&server), "failing");
@@ -74,7 +74,7 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
 
 /// Writes the file while the server is down, and restarts the server.
 #[track_caller]
-fn found(server: &mut Server, bytes: &[u8]) {
+fn restart_with_mark(server: &mut Server, bytes: &[u8]) {
     server.kill9();
     fs::write(path(server), bytes).expect("the file can be written");
     server.restart();
@@ -93,7 +93,7 @@ fn an_invalid_mark_is_logged_and_replaced(kind: &ServerKind) {
         &[b'1'; 1 << 20],
     ];
     for (n, bytes) in garbage.into_iter().enumerate() {
-        found(&mut server, bytes);
+        restart_with_mark(&mut server, bytes);
         assert_eq!(logged(&server, "was damaged: fences go on from the clock alone"), n + 1);
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(stored(&path(&server)) > fence);
@@ -105,7 +105,7 @@ fn an_invalid_mark_is_logged_and_replaced(kind: &ServerKind) {
 fn the_mark_of_a_newer_module_is_not_replaced(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let newer = b"dlock-fence-mark 2 and more\n";
-    found(&mut server, newer);
+    restart_with_mark(&mut server, newer);
     assert_eq!(status(&server), "failing");
     assert_eq!(logged(&server, "a newer module wrote it"), 1);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
@@ -121,7 +121,7 @@ fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &Serv
         let mut server = Server::start(kind);
         server.kill9();
         let path = path(&server);
-        fs::remove_file(&path).expect("the mark file");
+        fs::remove_file(&path).expect("the mark can be removed");
         if pipe {
             let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
             assert!(made.success());
@@ -135,7 +135,8 @@ fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &Serv
     }
 }
 
-fn mark(number: u64) -> Vec<u8> {
+/// Returns the contents of a mark file.
+fn mark_file(number: u64) -> Vec<u8> {
     format!("dlock-fence-mark 1 {number} {}\n", (1 << 53) - 1 - number).into_bytes()
 }
 
@@ -144,7 +145,7 @@ fn a_mark_far_ahead_of_the_clock_is_used(kind: &ServerKind) {
     let mut server = Server::start(kind);
     // The year 2200.
     let far = 7_258_118_400_000_000;
-    found(&mut server, &mark(far));
+    restart_with_mark(&mut server, &mark_file(far));
     assert_eq!(logged(&server, "s ahead of the clock: fences go on above it"), 1);
     let mut conn = server.connect();
     let first = conn.ok("DLOCK.ACQUIRE k t 600000").int();
@@ -153,7 +154,7 @@ fn a_mark_far_ahead_of_the_clock_is_used(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), first + 1);
     assert!(stored(&path(&server)) > first);
     // The greatest possible mark leaves no further fence.
-    found(&mut server, &mark((1 << 53) - 1));
+    restart_with_mark(&mut server, &mark_file((1 << 53) - 1));
     let refused = server.connect().say("DLOCK.ACQUIRE k t 600000");
     assert_eq!(refused.error(), "ERR no fence is left below 2^53 on this server");
 }
@@ -174,14 +175,14 @@ fn servers_that_share_a_folder_have_separate_marks(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_mark_written_by_another_server_is_warned_of_and_raises_the_fences(kind: &ServerKind) {
+fn a_mark_written_by_another_server_is_logged_and_raises_the_fences(kind: &ServerKind) {
     let server = Server::start(kind);
-    let theirs = stored(&path(&server)) + 3_000_000;
+    let other_mark = stored(&path(&server)) + 3_000_000;
     // Writes the file as another server would.
-    fs::write(path(&server), mark(theirs as u64)).expect("the file can be written");
+    fs::write(path(&server), mark_file(other_mark as u64)).expect("the file can be written");
     until("the second writer is logged", || logged(&server, "is written by another server too") == 1);
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-    assert!(fence > theirs && stored(&path(&server)) > fence, "{fence} after {theirs}");
+    assert!(fence > other_mark && stored(&path(&server)) > fence, "{fence} after {other_mark}");
 }
 
 #[each_server]
@@ -197,7 +198,7 @@ fn the_mark_follows_the_dir_option(kind: &ServerKind) {
     assert!(stored(&file) > fence);
     let (old, first) = (stored(&path(&server)), stored(&file));
     until("the mark rises in the new folder", || stored(&file) > first);
-    assert_eq!(stored(&path(&server)), old, "and only there");
+    assert_eq!(stored(&path(&server)), old, "the mark in the old folder no longer rises");
     assert_eq!((status(&server), logged(&server, "")), ("ok".into(), 0));
 }
 
@@ -223,7 +224,7 @@ fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     assert_eq!(stored(&path(&server)), before, "the server does not write the file");
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
     until_status(&server, "ok");
-    // Fences up to the old mark may have been issued.
+    // The server may have issued fences up to the old mark.
     let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
     assert!(next > before && stored(&path(&server)) > next);
     assert_eq!(logged(&server, ""), 0, "{}", server.log());
@@ -233,14 +234,14 @@ fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
 fn a_module_loaded_at_run_time_writes_the_mark_before_the_first_grant(kind: &ServerKind) {
     let server = Server::options(kind).without_module().start();
     let mut conn = server.connect();
-    let module = dlock_testkit::module_path().to_str().expect("a path of text");
+    let module = dlock_testkit::module_path().to_str().expect("the path is UTF-8");
     assert_eq!(conn.call(&["MODULE", "LOAD", module]), Value::Simple("OK".into()));
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(stored(&path(&server)) > fence);
 }
 
 #[each_server]
-fn the_mark_recovers_from_a_removed_folder(kind: &ServerKind) {
+fn the_mark_is_written_again_when_its_removed_folder_is_back(kind: &ServerKind) {
     let folder = Folder::fresh();
     let dir = folder.path().join("below");
     fs::create_dir(&dir).expect("a folder");

@@ -17,7 +17,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
         let mut conn = server.connect();
         for _ in 0..=random.below(20) {
             let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-            assert!(fence > last, "{fence} after {last}, at restart {restart}");
+            assert!(fence > last, "fence {fence} after {last}, at restart {restart}");
             last = fence;
             if random.once_in(3) {
                 // A fence from another server with a clock slightly ahead.
@@ -30,15 +30,15 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
             fences += 1;
         }
         server.kill9();
-        assert!(stored(&path(&server)) >= last, "a fence beyond the mark: {last}");
-        // A day back, another day back, then correct again.
+        assert!(stored(&path(&server)) >= last, "the mark is below the fence {last}");
+        // Up to three days back; correct in every fifth round.
         let days = [0, -1, -2, -1, -3][(restart + 1) % 5];
         clock.set_off_by(days * DAY);
         server.restart();
-        assert_eq!(server.connect().ok("DBSIZE"), 0, "all is lost");
+        assert_eq!(server.connect().ok("DBSIZE"), 0, "all data is lost");
     }
     assert!(fences >= restarts(RESTARTS));
-    // The server did not use the wrong clock.
+    // The fences of these starts came from the mark, because the clock was behind it.
     assert!(logged(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
 }
 
@@ -56,7 +56,7 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
     assert!(next < fence - (DAY - 3600) * 1_000_000, "{next} after {fence}");
 }
 
-/// Such a file contains only keys, and no key holds the last fence.
+/// A file without preamble contains only keys. After the release, no key contains the last fence.
 #[each_server(shimmed)]
 fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     let mut server = Server::options(kind).synced().conf("aof-use-rdb-preamble no").start();
@@ -80,7 +80,7 @@ fn the_mark_of_a_replica_covers_the_fences_of_its_master(kind: &ServerKind) {
     let raised = fence + 9_000_000;
     assert_eq!(master.connect().ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
     replica.wait_in_sync(&master);
-    until("the replica's mark covers it", || replica.number("dlock_fence_mark") > raised);
+    until("the replica's mark covers the raised fence", || replica.number("dlock_fence_mark") > raised);
     drop(master);
     replica.kill9();
     clock.set_off_by(-DAY);

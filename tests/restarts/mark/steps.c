@@ -2,8 +2,8 @@
 
    The folder named by STEPS contains two files. `fault` is two numbers of 8 bytes: the step (1 create, 2 half of the write,
    3 write, 4 fdatasync, 5 rename, 6 fsync of the folder; 0 for none), and the action: -1 the server dies after the step, -2
-   it waits before the step until the test changes the file, and any other number is the errno that the step fails with. To
-   `done`, each completed step appends its name. */
+   it waits before the step until the test changes the file, and any other number is the errno that the step fails with.
+   Each completed step appends its name to `done`. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,8 +43,8 @@ static volatile long long *fault(void) {
     return file;
 }
 
-/* Returns whether the step may be taken. Waits while the action is -2; sets errno if the step must fail. */
-static int may(int step) {
+/* Returns 1 if the step may run, else 0. Waits while the action is -2; sets errno if the step must fail. */
+static int may_run(int step) {
     while (fault()[0] == step && fault()[1] == -2) usleep(1000);
     if (fault()[0] != step || fault()[1] < 0) return 1;
     errno = (int)fault()[1];
@@ -58,19 +58,19 @@ static void done(int step) {
     if (fault()[0] == step && fault()[1] == -1) kill(getpid(), SIGKILL);
 }
 
-static int is_mark(const char *path) {
+static int is_temporary_mark(const char *path) {
     const char *name = strrchr(path, '/');
     const char *end = strrchr(path, '.');
     return name && end && strncmp(name, "/dlock-", 7) == 0 && strcmp(end, ".tmp") == 0;
 }
 
-static int is_mark_fd(int fd) {
+static int is_temporary_mark_fd(int fd) {
     char link[64], path[4096];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
     if (length < 0) return 0;
     path[length] = 0;
-    return is_mark(path);
+    return is_temporary_mark(path);
 }
 
 int open64(const char *path, int flags, ...) {
@@ -78,20 +78,20 @@ int open64(const char *path, int flags, ...) {
     va_start(rest, flags);
     int mode = flags & O_CREAT ? va_arg(rest, int) : 0;
     va_end(rest);
-    if (!is_mark(path)) return REAL(open64)(path, flags, mode);
-    if (!may(CREATE)) return -1;
+    if (!is_temporary_mark(path)) return REAL(open64)(path, flags, mode);
+    if (!may_run(CREATE)) return -1;
     int fd = REAL(open64)(path, flags, mode);
     if (fd >= 0) done(CREATE);
     return fd;
 }
 
 ssize_t write(int fd, const void *bytes, size_t count) {
-    if (fd <= 2 || !is_mark_fd(fd)) return REAL(write)(fd, bytes, count);
-    if (!may(HALF)) return -1;
+    if (fd <= 2 || !is_temporary_mark_fd(fd)) return REAL(write)(fd, bytes, count);
+    if (!may_run(HALF)) return -1;
     ssize_t half = REAL(write)(fd, bytes, count / 2);
     if (half < 0) return half;
     done(HALF);
-    if (!may(WRITE)) return -1;
+    if (!may_run(WRITE)) return -1;
     ssize_t rest = REAL(write)(fd, (const char *)bytes + half, count - half);
     if (rest < 0) return rest;
     done(WRITE);
@@ -99,16 +99,16 @@ ssize_t write(int fd, const void *bytes, size_t count) {
 }
 
 int fdatasync(int fd) {
-    if (!is_mark_fd(fd)) return REAL(fdatasync)(fd);
-    if (!may(FDATASYNC)) return -1;
+    if (!is_temporary_mark_fd(fd)) return REAL(fdatasync)(fd);
+    if (!may_run(FDATASYNC)) return -1;
     int result = REAL(fdatasync)(fd);
     if (result == 0) done(FDATASYNC);
     return result;
 }
 
 int rename(const char *from, const char *to) {
-    if (!is_mark(from)) return REAL(rename)(from, to);
-    if (!may(RENAME)) return -1;
+    if (!is_temporary_mark(from)) return REAL(rename)(from, to);
+    if (!may_run(RENAME)) return -1;
     int result = REAL(rename)(from, to);
     if (result == 0) done(RENAME);
     return result;
@@ -117,7 +117,7 @@ int rename(const char *from, const char *to) {
 int fsync(int fd) {
     struct stat found;
     if (fd <= 2 || fstat(fd, &found) != 0 || !S_ISDIR(found.st_mode)) return REAL(fsync)(fd);
-    if (!may(FSYNC)) return -1;
+    if (!may_run(FSYNC)) return -1;
     int result = REAL(fsync)(fd);
     if (result == 0) done(FSYNC);
     return result;

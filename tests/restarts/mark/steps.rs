@@ -21,35 +21,35 @@ struct Faults(Folder);
 impl Faults {
     fn of(kind: &ServerKind) -> (ServerKind, Faults) {
         let faults = Faults(Folder::fresh());
-        faults.none();
+        faults.clear();
         (preloaded(kind, "tests/restarts/mark/steps.c", &[("STEPS", faults.0.path())]), faults)
     }
 
-    fn none(&self) {
+    fn clear(&self) {
         self.set(0, 0);
     }
 
     fn kill_after(&self, step: &str) {
-        self.at(step, -1);
+        self.inject(step, -1);
     }
 
     /// Blocks the server before a step until the fault is removed.
     fn wait_before(&self, step: &str) {
-        self.at(step, -2);
+        self.inject(step, -2);
     }
 
     /// Injects an error number, or one of the actions above, at a step.
-    fn at(&self, step: &str, what: i64) {
+    fn inject(&self, step: &str, action: i64) {
         let step = STEPS.iter().position(|name| *name == step).expect("a step");
-        self.set(step as i64 + 1, what);
+        self.set(step as i64 + 1, action);
     }
 
-    fn set(&self, step: i64, what: i64) {
+    fn set(&self, step: i64, action: i64) {
         // Written in place and at once, because the server maps this file.
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).open(self.0.path().join("fault"));
-        let bytes = [step.to_ne_bytes(), what.to_ne_bytes()].concat();
-        file.and_then(|file| file.write_all_at(&bytes, 0)).expect("a file");
+        let bytes = [step.to_ne_bytes(), action.to_ne_bytes()].concat();
+        file.and_then(|file| file.write_all_at(&bytes, 0)).expect("the fault can be set");
     }
 
     /// Returns all completed steps.
@@ -63,17 +63,17 @@ impl Faults {
 fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
-    assert_eq!(faults.done(), STEPS, "at the start");
+    assert_eq!(faults.done(), STEPS, "the start writes the mark once");
     let first = server.number("dlock_fence_mark");
     faults.wait_before("fsync");
-    until("a further one is written", || faults.done().len() == 2 * STEPS.len() - 1);
+    until("the next mark is written and renamed", || faults.done().len() == 2 * STEPS.len() - 1);
     assert!(stored(&path(&server)) > first, "the file has its final name");
-    // The background job checks ten times a second, and finds the write unfinished.
+    // The background job ends this lease. It also looks at the unfinished write, ten times a second.
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
     until("the background job has run", || conn.ok("EXISTS mark") == 0);
     assert_eq!(server.number("dlock_fence_mark"), first);
-    faults.none();
+    faults.clear();
     until("INFO shows the mark", || server.number("dlock_fence_mark") == stored(&path(&server)));
     assert_eq!(faults.done(), [STEPS, STEPS].concat());
 }
@@ -93,17 +93,17 @@ fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
             assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         }
         if n % 2 == 0 {
-            // In the writer thread, while grants continue.
+            // The writer thread kills the server while it grants locks.
             faults.kill_after(step);
             server.expect_exit();
         } else {
-            // At a start.
+            // The server dies while it starts.
             server.kill9();
             faults.kill_after(step);
-            assert!(server.try_restart().is_err(), "the server died: {step}");
+            assert!(server.try_restart().is_err(), "the server dies at {step}");
         }
         assert!(stored(&path(&server)) >= last, "{step}");
-        faults.none();
+        faults.clear();
         clock.set_off_by(-DAY);
         server.restart();
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
@@ -115,7 +115,7 @@ fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn each_failing_step_is_logged_once_and_tried_again(kind: &ServerKind) {
+fn each_failing_step_is_logged_once_and_retried(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     for (step, error, words) in [
         ("create", EROFS, "Read-only file system"),
@@ -125,16 +125,16 @@ fn each_failing_step_is_logged_once_and_tried_again(kind: &ServerKind) {
         ("rename", EACCES, "Permission denied"),
         ("fsync", EIO, "Input/output error"),
     ] {
-        // From the start.
-        faults.at(step, error);
+        // The fault exists before the start.
+        faults.inject(step, error);
         let server = Server::start(&kind);
         assert_eq!((status(&server), server.number("dlock_fence_mark")), ("failing".into(), 0), "{step}");
         assert_eq!(logged(&server, &format!("cannot be written: {words}")), 1, "{}", server.log());
         let mut conn = server.connect();
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(fence > 0, "{step}");
-        assert_eq!(server.number("dlock_fences_beyond_mark"), 0, "without a mark no fence is beyond it");
-        faults.none();
+        assert_eq!(server.number("dlock_fences_beyond_mark"), 0, "no mark, so no fence beyond the mark");
+        faults.clear();
         // Switching the option off and on retries at once.
         assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
         assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
@@ -146,16 +146,16 @@ fn each_failing_step_is_logged_once_and_tried_again(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn a_failing_disk_is_tried_again_while_the_server_runs(kind: &ServerKind) {
+fn the_mark_is_written_again_when_a_failing_disk_recovers(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
     let before = stored(&path(&server));
-    faults.at("write", ENOSPC);
+    faults.inject("write", ENOSPC);
     until_status(&server, "failing");
-    assert_eq!(stored(&path(&server)), before, "the mark of before stays");
+    assert_eq!(stored(&path(&server)), before, "the earlier mark stays");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    faults.none();
+    faults.clear();
     until_status(&server, "ok");
     let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
     assert!(stored(&path(&server)) > fence);
@@ -164,28 +164,28 @@ fn a_failing_disk_is_tried_again_while_the_server_runs(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn no_grant_waits_for_a_silent_disk_and_none_exceeds_the_mark(kind: &ServerKind) {
+fn grants_neither_wait_for_a_silent_disk_nor_exceed_the_mark(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
     faults.wait_before("fdatasync");
-    let (mut last, mut close, mut grants) = (0, 0, 0);
-    // The loop ends at the next status change; each command is answered meanwhile.
+    let (mut last, mut consecutive, mut grants) = (0, 0, 0);
+    // The loop ends when the server reports the silent disk. Until then it answers every command.
     while status(&server) == "ok" {
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         // After a crash the file would still contain the earlier mark.
         let mark = stored(&path(&server));
         assert!(fence > last && (fence <= mark || status(&server) != "ok"), "{fence} beyond {mark}");
-        close += i64::from(fence == last + 1);
+        consecutive += i64::from(fence == last + 1);
         (last, grants) = (fence, grants + 1);
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     }
-    assert!(close > 10, "the clock was followed for all of {grants} grants");
+    assert!(consecutive > 10, "the mark limited only {consecutive} of {grants} fences");
     assert_eq!(server.number("dlock_fences_beyond_mark"), 0);
     assert_eq!(logged(&server, "the disk does not answer"), 1);
     let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
-    assert!(fence > mark + 1_000_000, "the clock is followed again: {fence}, the mark is {mark}");
-    faults.none();
+    assert!(fence > mark + 1_000_000, "fences follow the clock again: {fence}, the mark is {mark}");
+    faults.clear();
     until_status(&server, "ok");
     until("the mark covers the granted fence", || stored(&path(&server)) > fence);
     assert_eq!(logged(&server, "is written again"), 1);

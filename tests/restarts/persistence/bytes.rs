@@ -5,17 +5,17 @@ use dlock_testkit::wall_clock::micros;
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Value, each_server, until};
 
 #[track_caller]
-fn server(kind: &ServerKind) -> (Server, Conn) {
+fn without_checksums(kind: &ServerKind) -> (Server, Conn) {
     let server = Server::options(kind).conf("rdbcompression no").start();
     let mut conn = server.connect();
-    // The server must not check the checksum: an attacker could compute a valid one.
+    // Forged bytes must pass the server's own check: an attacker could compute a valid checksum.
     assert_eq!(conn.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
     (server, conn)
 }
 
 #[each_server]
 fn dump_and_restore_keep_a_lock_unchanged(kind: &ServerKind) {
-    let (server, mut conn) = server(kind);
+    let (server, mut conn) = without_checksums(kind);
     for (key, command) in [
         ("plain", "DLOCK.ACQUIRE plain t 600000 DEPTH 3 LABEL host"),
         ("shared", "DLOCK.ACQUIRE shared a 600000 SHARED"),
@@ -40,16 +40,16 @@ fn dump_and_restore_keep_a_lock_unchanged(kind: &ServerKind) {
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [4; 2]);
 }
 
-/// The core's frozen bytes: a hold with count 3 and 29.9 s left.
+/// Restores a fixture of the core's tests: a hold with count 3 and 29.9 s left.
 #[each_server]
-fn frozen_bytes_are_restored(kind: &ServerKind) {
+fn the_bytes_of_a_frozen_fixture_are_restored(kind: &ServerKind) {
     let digits: String = include_str!("../../../crates/core/tests/fixtures/4/exclusive.hex")
         .lines()
         .filter(|line| !line.starts_with('#'))
         .collect();
     let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("two hexadecimal digits");
     let lock: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect();
-    let (_server, mut conn) = server(kind);
+    let (_server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE other t 600000");
     let payload = Dumped::of(&mut conn, "other").with(&Dumped::body(&lock));
     assert_eq!(restore(&mut conn, "k", &payload), "OK");
@@ -62,14 +62,14 @@ fn frozen_bytes_are_restored(kind: &ServerKind) {
 
 #[each_server]
 fn a_restored_lease_keeps_its_deadline(kind: &ServerKind) {
-    let (server, mut conn) = server(kind);
+    let (server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE k t 300");
     let payload = conn.ok("DUMP k").bytes().to_vec();
     conn.ok("DLOCK.RELEASE k t");
     assert_eq!(restore(&mut conn, "k", &payload), "OK");
     until("the restored hold ends", || conn.ok("EXISTS k") == 0);
     assert_eq!(server.number("dlock_expiries"), 1);
-    // A second RESTORE: the hold has expired, so no command shows it.
+    // After a second RESTORE, no command shows the hold, because it has expired.
     conn.send_batch(&[&[&b"RESTORE"[..], b"k", b"0", &payload][..], &[b"DLOCK.HOLDS", b"k", b"t"]]);
     assert_eq!((conn.read(), conn.read()), (Value::Simple("OK".into()), 0.into()));
     until("the background job removes the key", || conn.ok("EXISTS k") == 0);
@@ -78,8 +78,8 @@ fn a_restored_lease_keeps_its_deadline(kind: &ServerKind) {
 /// MIGRATE and replication cross machines whose clocks may differ.
 #[each_server]
 fn a_lease_restored_from_another_machine_starts_at_its_arrival(kind: &ServerKind) {
-    let (master, mut conn) = server(kind);
-    let (replica, mut look) = server(kind);
+    let (master, mut conn) = without_checksums(kind);
+    let (replica, mut replica_conn) = without_checksums(kind);
     replica.replicate(&master);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let dumped = Dumped::of(&mut conn, "k");
@@ -91,7 +91,7 @@ fn a_lease_restored_from_another_machine_starts_at_its_arrival(kind: &ServerKind
     let payload = dumped.with(&Dumped::body(&lock.bytes()));
     assert_eq!(restore(&mut conn, "moved", &payload), "OK");
     replica.wait_in_sync(&master);
-    for (place, conn) in [("master", &mut conn), ("replica", &mut look)] {
+    for (place, conn) in [("master", &mut conn), ("replica", &mut replica_conn)] {
         let left = conn.ok("DLOCK.PTTL moved").int();
         assert!((540_000..=600_000).contains(&left), "{place}: {left}");
     }
@@ -101,12 +101,12 @@ fn a_lease_restored_from_another_machine_starts_at_its_arrival(kind: &ServerKind
 /// gauges used to count the dropped lock for ever.
 #[each_server]
 fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
-    let (server, mut conn) = server(kind);
+    let (server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let payload = conn.ok("DUMP k").bytes().to_vec();
     let expired = [&b"RESTORE"[..], b"x", b"1", &payload, b"ABSTTL"];
     let live = [&b"RESTORE"[..], b"y", b"0", &payload];
-    // Other locks take the slot of the deleted one before the background job runs.
+    // Other locks take the place of the deleted one before the background job runs.
     let others = ["DLOCK.ACQUIRE z t 600000", "DLOCK.ACQUIRE x t 600000"]
         .map(|c| c.split(' ').map(str::as_bytes).collect::<Vec<_>>());
     conn.send_batch(&[&expired[..], &expired, &expired, &live, &[b"DEL", b"y"], &others[0], &others[1]]);
@@ -124,19 +124,19 @@ fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
 }
 
 #[each_server]
-fn every_truncation_is_refused(kind: &ServerKind) {
-    let (_server, mut conn) = server(kind);
+fn restore_refuses_every_truncated_payload(kind: &ServerKind) {
+    let (_server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE k a 600000 SHARED LABEL host");
     conn.ok("DLOCK.ACQUIRE k b 600000 SHARED");
     let dumped = Dumped::of(&mut conn, "k");
     let whole = Dumped::body(&dumped.lock);
     assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the undamaged bytes are valid");
-    // Streams that end early (the foot is part of the complete stream only), truncated locks in complete
-    // streams, and a lock with one byte too many.
-    let streams = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
+    // Bodies that end early, by more than the foot, which the server would read as their end; truncated locks in
+    // complete bodies; and a lock with one byte too many.
+    let bodies = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
     let longer = [dumped.lock.clone(), vec![0]].concat();
-    for body in streams.chain(locks).chain([Dumped::body(&longer)]) {
+    for body in bodies.chain(locks).chain([Dumped::body(&longer)]) {
         let refused = restore(&mut conn, "x", &dumped.with(&body));
         assert_eq!(refused.error(), "ERR Bad data format", "{}", body.escape_ascii());
         assert_eq!(conn.ok("EXISTS x"), 0);
@@ -163,8 +163,8 @@ fn assert_within_bounds(conn: &mut Conn, payload: &[u8]) {
 }
 
 #[each_server]
-fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
-    let (server, mut conn) = server(kind);
+fn a_lock_with_a_flipped_bit_is_refused_or_restored_within_bounds(kind: &ServerKind) {
+    let (server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE a a 600000 SHARED LABEL host DELAY 5000 EPHEMERAL");
     conn.ok("DLOCK.ACQUIRE a b 600000 SHARED");
     conn.ok("DLOCK.ACQUIRE b t 600000");
@@ -205,7 +205,7 @@ fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
         }
     }
     assert!(refused > 300 && accepted > 300, "{refused} refused, {accepted} accepted");
-    // No forged fence raised the counter beyond the bound.
+    // No forged fence raised the server's last fence beyond the bound.
     assert!(server.number("dlock_fence") <= micros(&mut conn) + 11_000_000);
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [4; 2]);
 }
@@ -214,13 +214,13 @@ fn every_flipped_bit_is_refused_or_within_bounds(kind: &ServerKind) {
 type Forgery<'a> = (&'a str, &'a dyn Fn(&mut Layout));
 
 #[each_server]
-fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why(kind: &ServerKind) {
-    let (server, mut conn) = server(kind);
+fn restore_refuses_values_beyond_the_bounds_and_logs_the_reason(kind: &ServerKind) {
+    let (server, mut conn) = without_checksums(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000 DELAY 1000").int();
     let dumped = Dumped::of(&mut conn, "k");
-    let written = Layout::of(&dumped.lock);
+    let valid = Layout::of(&dumped.lock);
     let bound = fence as u64 + 60_000_000;
-    // The core's tests cover every field.
+    // One example of each kind: the core's tests cover every field.
     let forgeries: &[Forgery<'_>] = &[
         ("version 5, this module reads 4", &|lock| lock.version = 5),
         ("impossible mode", &|lock| lock.mode = 8),
@@ -231,7 +231,7 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why(kind: &ServerKind) {
         ("longer than dlock.max-ttl", &|lock| lock.put[0].delay = 86_400_001),
     ];
     for (why, forge) in forgeries {
-        let mut forged = written.clone();
+        let mut forged = valid.clone();
         forge(&mut forged);
         let forged = forged.bytes();
         let logged = server.log().len();
@@ -249,8 +249,8 @@ fn bytes_beyond_the_bounds_are_refused_and_the_log_says_why(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_newer_encoding_is_refused_and_the_log_says_why(kind: &ServerKind) {
-    let (server, mut conn) = server(kind);
+fn restore_refuses_a_newer_encoding_and_logs_the_reason(kind: &ServerKind) {
+    let (server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut dumped = Dumped::of(&mut conn, "k");
     // The lowest bits of the module name are the encoding version.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{all, state, take_all_kinds};
+use super::{acquire_all_kinds, all_states, state};
 use dlock_testkit::{Options, Server, ServerKind, aof, each_server, encode, line};
 
 fn plain_aof(kind: &ServerKind) -> Options {
@@ -19,7 +19,7 @@ fn append(server: &Server, commands: &[Vec<Vec<u8>>]) {
     fs::write(&file, bytes).expect("the file can be written");
 }
 
-fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
+fn command(words: &[&[u8]]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.to_vec()).collect()
 }
 
@@ -27,8 +27,8 @@ fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
 fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     let mut server = plain_aof(kind).start();
     let mut conn = server.connect();
-    take_all_kinds(&mut conn);
-    // Several changes of one lock, so that the second replay starts from its end.
+    acquire_all_kinds(&mut conn);
+    // Several changes of one lock: the second replay repeats them on their final state.
     for command in [
         "DLOCK.ACQUIRE k t 600000",
         "DLOCK.ACQUIRE k t 600000 DEPTH 3",
@@ -38,7 +38,7 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     ] {
         assert!(conn.ok(command).int() > 0);
     }
-    let before = (all(&mut conn), state(&mut conn, "k"));
+    let before = (all_states(&mut conn), state(&mut conn, "k"));
     let fence = server.number("dlock_fence");
     server.kill9();
     let effects: Vec<Vec<Vec<u8>>> = aof::commands(server.dir());
@@ -46,13 +46,13 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     append(&server, &effects);
     server.restart();
     let mut conn = server.connect();
-    assert_eq!((all(&mut conn), state(&mut conn, "k")), before);
+    assert_eq!((all_states(&mut conn), state(&mut conn, "k")), before);
     assert_eq!(server.number("dlock_fence"), fence);
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [9, 10]);
 }
 
 #[each_server]
-fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
+fn a_malformed_effect_is_reported_and_ends_no_hold(kind: &ServerKind) {
     let mut server = plain_aof(kind).start();
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
@@ -62,32 +62,32 @@ fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
     let commands = aof::commands(server.dir());
     let effect = commands.iter().find(|command| command[0] == b"DLOCK._SET").expect("the grant's effect");
     let [_, _, change] = &effect[..] else { panic!("{}", line(effect)) };
-    let with = |at: usize, byte: u8| {
+    let with_byte = |at: usize, byte: u8| {
         let mut other = change.clone();
         other[at] = byte;
         other
     };
-    // The server knows the last fence from the replay.
+    // The server takes over the last fence of an effect that it cannot read otherwise.
     let later = fence + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
-    let bad = [
+    let malformed = [
         // The last fence (8 bytes) precedes the change.
-        (words(&[b"DLOCK._SET", b"x", b""]), "end too early"),
-        (words(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
-        (words(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),
-        (words(&[b"DLOCK._SET", b"x", &newer]), "version 5, this module reads 4"),
-        (words(&[b"DLOCK._SET", b"x", &with(8, 0x49)]), "impossible mode"),
-        (words(&[b"DLOCK._SET", b"x", &with(7, 0xff)]), "impossible last fence"),
-        (words(&[b"DLOCK._SET", b"text", change]), "WRONGTYPE"),
+        (command(&[b"DLOCK._SET", b"x", b""]), "end too early"),
+        (command(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
+        (command(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),
+        (command(&[b"DLOCK._SET", b"x", &newer]), "version 5, this module reads 4"),
+        (command(&[b"DLOCK._SET", b"x", &with_byte(8, 0x49)]), "impossible mode"),
+        (command(&[b"DLOCK._SET", b"x", &with_byte(7, 0xff)]), "impossible last fence"),
+        (command(&[b"DLOCK._SET", b"text", change]), "WRONGTYPE"),
     ];
-    append(&server, &bad.iter().map(|(command, _)| command.clone()).collect::<Vec<_>>());
+    append(&server, &malformed.iter().map(|(command, _)| command.clone()).collect::<Vec<_>>());
     server.restart();
     let log = server.log();
-    for (command, why) in &bad {
+    for (command, why) in &malformed {
         assert!(log.contains(why), "{}: {log}", line(command));
     }
-    assert_eq!(log.matches("sending an error to its").count(), bad.len(), "{log}");
-    assert_eq!(server.number("dlock_effects_skipped"), bad.len() as i64);
+    assert_eq!(log.matches("sending an error to its").count(), malformed.len(), "{log}");
+    assert_eq!(server.number("dlock_effects_skipped"), malformed.len() as i64);
     let mut conn = server.connect();
     assert_eq!((conn.ok("DLOCK.HOLDS k t"), conn.ok("EXISTS x")), (1.into(), 0.into()));
     assert_eq!(server.number("dlock_fence"), later);
@@ -95,12 +95,12 @@ fn a_malformed_effect_is_reported_and_ends_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_effect_with_words_missing_is_reported_or_refused(kind: &ServerKind) {
+fn an_effect_without_all_arguments_is_reported_or_refused(kind: &ServerKind) {
     for cut in [&[&b"DLOCK._SET"[..], b"x"][..], &[b"DLOCK._SET"]] {
         let mut server = plain_aof(kind).start();
         assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
         server.kill9();
-        append(&server, &[words(cut)]);
+        append(&server, &[command(cut)]);
         // Valkey 9 and later check the number of arguments themselves, and stop.
         match server.try_restart() {
             Ok(()) => {

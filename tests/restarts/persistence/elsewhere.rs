@@ -1,16 +1,16 @@
-//! Stored locks on other servers, without the module, and in MEMORY USAGE.
+//! Snapshots with locks on other servers and without the module, and MEMORY USAGE of a lock.
 
 use std::fs;
 
-use super::{all, take_all_kinds};
+use super::{acquire_all_kinds, all_states};
 use dlock_testkit::{Server, ServerKind, each_server};
 
 #[each_server]
 fn a_snapshot_loads_on_every_server_that_reads_its_format(writer_kind: &ServerKind) {
     let writer = Server::start(writer_kind);
     let mut conn = writer.connect();
-    take_all_kinds(&mut conn);
-    let before = all(&mut conn);
+    acquire_all_kinds(&mut conn);
+    let before = all_states(&mut conn);
     conn.ok("SAVE");
     each_server(|reader_kind| {
         let mut reader = Server::start(reader_kind);
@@ -18,14 +18,14 @@ fn a_snapshot_loads_on_every_server_that_reads_its_format(writer_kind: &ServerKi
         let copied = fs::copy(writer.dir().join("dump.rdb"), reader.dir().join("dump.rdb"));
         copied.expect("the snapshot can be copied");
         match reader.try_restart() {
-            Ok(()) => assert_eq!(all(&mut reader.connect()), before),
+            Ok(()) => assert_eq!(all_states(&mut reader.connect()), before),
             // A server reads its own format and older ones of its family, independent of the module.
             Err(log) => {
                 let other_format = ["RDB format version", "Wrong signature", "foreign"];
                 assert!(other_format.iter().any(|words| log.contains(words)), "{log}");
                 let newer = (writer_kind.is_valkey, &writer_kind.version)
                     != (reader_kind.is_valkey, &reader_kind.version);
-                assert!(newer, "{} does not read its own", writer_kind.name);
+                assert!(newer, "{} does not read its own snapshot", writer_kind.name);
             }
         }
     });
@@ -64,10 +64,10 @@ fn start_without_module(server: &mut Server, kind: &ServerKind) -> Result<(), St
 #[each_server]
 fn memory_usage_counts_token_label_and_holders(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
-    let mut usage = |key: &str, token: usize, options: &[&str]| {
-        let token = "t".repeat(token);
-        let ask = [&["DLOCK.ACQUIRE", key, &token, "600000"][..], options].concat();
-        assert!(conn.call(&ask).int() > 0);
+    let mut usage = |key: &str, token_length: usize, options: &[&str]| {
+        let token = "t".repeat(token_length);
+        let acquire = [&["DLOCK.ACQUIRE", key, &token, "600000"][..], options].concat();
+        assert!(conn.call(&acquire).int() > 0);
         conn.ok(&format!("MEMORY USAGE {key}")).int()
     };
     let label = "l".repeat(200);

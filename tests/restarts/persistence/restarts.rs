@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{all, state, take_all_kinds};
+use super::{acquire_all_kinds, all_states, state};
 use dlock_testkit::queue::first_hold;
 use dlock_testkit::{Options, Server, ServerKind, Value, each_server, until};
 
@@ -11,8 +11,8 @@ fn unmarked(kind: &ServerKind) -> Options {
     Server::options(kind).conf("dlock.fence-mark no")
 }
 
-/// Options with an append only file that loses nothing.
-fn always(kind: &ServerKind) -> Options {
+/// Options with `appendfsync always`, which loses no acknowledged command.
+fn lossless(kind: &ServerKind) -> Options {
     unmarked(kind).synced()
 }
 
@@ -25,7 +25,7 @@ fn rewrite(server: &Server, preamble: &str) {
 /// Asserts that the server has these locks, and that INFO counts their holds.
 #[track_caller]
 fn assert_has(server: &Server, locks: &[String]) {
-    assert_eq!(all(&mut server.connect()), locks);
+    assert_eq!(all_states(&mut server.connect()), locks);
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [8, 9]);
 }
 
@@ -33,8 +33,8 @@ fn assert_has(server: &Server, locks: &[String]) {
 fn every_kind_of_lock_survives_save_and_kill(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let mut conn = server.connect();
-    take_all_kinds(&mut conn);
-    let before = all(&mut conn);
+    acquire_all_kinds(&mut conn);
+    let before = all_states(&mut conn);
     conn.ok("SAVE");
     server.kill_and_restart();
     assert_has(&server, &before);
@@ -43,10 +43,10 @@ fn every_kind_of_lock_survives_save_and_kill(kind: &ServerKind) {
 #[each_server]
 fn every_kind_of_lock_survives_kill_with_each_form_of_append_only_file(kind: &ServerKind) {
     for preamble in [None, Some("yes"), Some("no")] {
-        let mut server = always(kind).start();
+        let mut server = lossless(kind).start();
         let mut conn = server.connect();
-        take_all_kinds(&mut conn);
-        let before = all(&mut conn);
+        acquire_all_kinds(&mut conn);
+        let before = all_states(&mut conn);
         if let Some(preamble) = preamble {
             rewrite(&server, preamble);
         }
@@ -58,10 +58,10 @@ fn every_kind_of_lock_survives_kill_with_each_form_of_append_only_file(kind: &Se
 
 #[each_server]
 fn every_kind_of_lock_survives_reloads_in_place(kind: &ServerKind) {
-    let server = always(kind).start();
+    let server = lossless(kind).start();
     let mut conn = server.connect();
-    take_all_kinds(&mut conn);
-    let before = all(&mut conn);
+    acquire_all_kinds(&mut conn);
+    let before = all_states(&mut conn);
     for reload in ["DEBUG RELOAD", "DEBUG LOADAOF", "DEBUG RELOAD"] {
         println!("{reload}");
         assert_eq!(conn.ok(reload), "OK");
@@ -73,8 +73,8 @@ fn every_kind_of_lock_survives_reloads_in_place(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again(kind: &ServerKind) {
-    let mut server = always(kind).start();
+fn a_hold_that_expired_before_the_restart_is_not_shown_after_it(kind: &ServerKind) {
+    let mut server = lossless(kind).start();
     let mut conn = server.connect();
     // During a pause the background job ends no lease, so the lock stays in the file.
     let answers = conn.say_together(&["DLOCK.ACQUIRE k t 30", "CLIENT PAUSE 60000 WRITE"]);
@@ -87,11 +87,10 @@ fn a_lease_that_ends_while_the_server_is_down_is_never_seen_again(kind: &ServerK
     assert_eq!(server.number("dlock_expiries"), 1);
 }
 
-/// Kinds of restart.
-const RETURNS: [&str; 6] = ["save", "aof", "preamble", "no preamble", "reload", "loadaof"];
+const RESTARTS: [&str; 6] = ["save", "aof", "preamble", "no preamble", "reload", "loadaof"];
 
 #[track_caller]
-fn go_through(server: &mut Server, how: &str) {
+fn restart_by(server: &mut Server, how: &str) {
     match how {
         "save" => drop(server.connect().ok("SAVE")),
         "preamble" => rewrite(server, "yes"),
@@ -107,7 +106,7 @@ fn go_through(server: &mut Server, how: &str) {
 /// clock, which alone would issue lower ones for some seconds.
 #[track_caller]
 fn with_raised_fence(kind: &ServerKind, how: &str) -> (Server, i64) {
-    let server = if how == "save" { unmarked(kind).start() } else { always(kind).start() };
+    let server = if how == "save" { unmarked(kind).start() } else { lossless(kind).start() };
     let mut conn = server.connect();
     let raised = conn.ok("DLOCK.ACQUIRE k t 600000").int() + 9_000_000;
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
@@ -116,9 +115,9 @@ fn with_raised_fence(kind: &ServerKind, how: &str) -> (Server, i64) {
 
 #[each_server]
 fn fences_rise_over_every_kind_of_restart(kind: &ServerKind) {
-    for how in RETURNS {
+    for how in RESTARTS {
         let (mut server, raised) = with_raised_fence(kind, how);
-        go_through(&mut server, how);
+        restart_by(&mut server, how);
         assert_eq!(server.number("dlock_fence"), raised, "{how}");
         assert_eq!(server.connect().ok("DLOCK.ACQUIRE other t 600000"), raised + 1, "{how}");
     }
@@ -128,10 +127,10 @@ fn fences_rise_over_every_kind_of_restart(kind: &ServerKind) {
 fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
     // A rewrite without a preamble writes only keys, so only the clock or the mark keeps fences rising: see
     // mark/restarts.rs.
-    for how in RETURNS.into_iter().filter(|how| *how != "no preamble") {
+    for how in RESTARTS.into_iter().filter(|how| *how != "no preamble") {
         let (mut server, raised) = with_raised_fence(kind, how);
         assert_eq!(server.connect().ok("DLOCK.RELEASE k t"), 1);
-        go_through(&mut server, how);
+        restart_by(&mut server, how);
         assert_eq!(server.connect().ok("DLOCK.ACQUIRE k t 600000"), raised + 1, "{how}");
     }
 }
@@ -140,7 +139,7 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
 /// server with an append only file writes its base before any lock exists, so it could not restart.
 #[each_server]
 fn a_server_without_grants_restarts(kind: &ServerKind) {
-    let mut server = always(kind).start();
+    let mut server = lossless(kind).start();
     server.restart();
     server.connect().ok("SAVE");
     server.restart_with(|options| options.conf("appendonly no"));
@@ -161,7 +160,7 @@ fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next(kind: &ServerK
     conn.ok(&format!("PEXPIREAT k {soon}"));
     conn.ok("SAVE");
     server.kill9();
-    until("the key's own TTL has passed", || wall_millis() > soon);
+    until("the native TTL has elapsed", || wall_millis() > soon);
     server.restart();
     let mut conn = server.connect();
     assert_eq!(conn.ok("EXISTS k"), 0);
@@ -171,7 +170,7 @@ fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next(kind: &ServerK
     assert_eq!(server.number("dlock_expiries"), 0);
 }
 
-#[allow(clippy::disallowed_methods, reason = "a key's own ttl runs by the wall clock")]
+#[allow(clippy::disallowed_methods, reason = "a native TTL runs by the wall clock")]
 fn wall_millis() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970").as_millis()
 }
@@ -180,12 +179,12 @@ fn wall_millis() -> u128 {
 fn a_clean_shutdown_loses_nothing(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("appendonly yes").start();
     let mut conn = server.connect();
-    take_all_kinds(&mut conn);
-    let before = all(&mut conn);
+    acquire_all_kinds(&mut conn);
+    let before = all_states(&mut conn);
     assert!(server.terminate().success());
     server.restart();
-    // The connection ended before the server did.
+    // The ephemeral hold ended with its connection, before the server ended.
     let without =
-        |lines: Vec<String>| lines.into_iter().filter(|l| !l.contains("ephemeral")).collect::<Vec<_>>();
-    assert_eq!(without(all(&mut server.connect())), without(before));
+        |lines: Vec<String>| lines.into_iter().filter(|line| !line.contains("ephemeral")).collect::<Vec<_>>();
+    assert_eq!(without(all_states(&mut server.connect())), without(before));
 }
