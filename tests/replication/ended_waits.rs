@@ -1,12 +1,13 @@
-//! A server that may no longer grant, as it became a replica or its cluster is down, ends every wait.
+//! A server that may no longer grant, because it became a replica or its cluster is down, ends every wait.
 
 use std::time::{Duration, Instant};
 
-use crate::cluster::nodes::{EVENLY, cluster, id};
+use crate::cluster::nodes::{EQUAL_SLOTS, cluster, node_id};
 use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until, until_within};
 
-/// The queue of the held lock `k`: a blocked client and, behind it, a position with messages on `c`.
+/// The queue of the held lock `k`: a blocked client and, behind it, a position with
+/// notifications on channel `c`.
 struct Queue {
     blocked: Conn,
     subscriber: Conn,
@@ -49,7 +50,7 @@ fn a_demotion_ends_every_wait(kind: &ServerKind) {
     queue.assert_ended(&old, "UNBLOCKED");
 }
 
-/// A demotion drops the tasks of the background job, so the queues cannot be kept.
+/// A demotion drops the tasks of the background job, and without them no queue can be served.
 #[each_server]
 fn a_demotion_ends_every_wait_when_the_server_is_promoted_again_at_once(kind: &ServerKind) {
     let server = Server::options(kind).conf("dlock.honour-strings yes").start();
@@ -65,7 +66,7 @@ fn a_demotion_ends_every_wait_when_the_server_is_promoted_again_at_once(kind: &S
 
 #[each_server]
 fn a_cluster_that_is_down_ends_every_wait(kind: &ServerKind) {
-    let [_, node, _] = cluster(kind, EVENLY);
+    let [_, node, _] = cluster(kind, EQUAL_SLOTS);
     let queue = Queue::of(&node);
     let mut conn = node.connect();
     let slot = conn.ok("CLUSTER KEYSLOT k").int();
@@ -73,12 +74,12 @@ fn a_cluster_that_is_down_ends_every_wait(kind: &ServerKind) {
     queue.assert_ended(&node, "CLUSTERDOWN");
 }
 
-/// Starts a replica of the second node. Each node is linked with each other one when this returns.
+/// Starts a replica of the second node. Returns once all nodes are linked with each other.
 fn cluster_replica(kind: &ServerKind, nodes: &[Server; 3]) -> Server {
     let replica = Server::options(kind).conf("cluster-enabled yes").start();
     let mut conn = replica.connect();
     conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
-    let replicate = format!("CLUSTER REPLICATE {}", id(&mut nodes[1].connect()));
+    let replicate = format!("CLUSTER REPLICATE {}", node_id(&mut nodes[1].connect()));
     until("the new node knows its master", || conn.say(&replicate) == "OK");
     replica.wait_in_sync(&nodes[1]);
     let is_linked = |node: &Server| {
@@ -93,7 +94,7 @@ fn cluster_replica(kind: &ServerKind, nodes: &[Server; 3]) -> Server {
 #[each_server]
 fn a_cluster_failover_ends_every_wait_of_the_old_master(kind: &ServerKind) {
     for failover in ["CLUSTER FAILOVER", "CLUSTER FAILOVER TAKEOVER"] {
-        let nodes = cluster(kind, EVENLY);
+        let nodes = cluster(kind, EQUAL_SLOTS);
         let (master, replica) = (&nodes[1], cluster_replica(kind, &nodes));
         let queue = Queue::of(master);
         let mut promoted = replica.connect();

@@ -2,8 +2,8 @@
 
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
-/// Returns whether the hold is ephemeral and its connection; `None` without a hold.
-fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
+/// Returns the fields `ephemeral` and `client` of the first hold. `None` if the lock is free.
+fn hold_fields(server: &Server, key: &str) -> Option<(i64, i64)> {
     match server.connect().ok(&format!("DLOCK.INSPECT {key}")) {
         Value::Nil => None,
         lock => {
@@ -13,34 +13,34 @@ fn shown(server: &Server, key: &str) -> Option<(i64, i64)> {
     }
 }
 
-/// The other master kept the hold alive meanwhile, so the closed connection no longer matters.
+/// Neither the new master nor, after the failback, the old one knows the connection of the hold.
 #[each_server]
-fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
+fn an_ephemeral_hold_outlives_its_connection_after_a_failover_and_a_failback(kind: &ServerKind) {
     let (first, second) = Server::with_replica(kind);
-    let take = |key: &str| {
+    let acquire = |key: &str| {
         let mut conn = first.connect();
         assert!(conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000 EPHEMERAL LABEL host")).int() > 0);
         conn
     };
-    let [early, late] = ["early", "late"].map(take);
-    assert!(shown(&first, "early").is_some_and(|(_, client)| client > 0));
+    let [early, late] = ["early", "late"].map(acquire);
+    assert!(hold_fields(&first, "early").is_some_and(|(_, client)| client > 0));
     second.wait_in_sync(&first);
     first.fail_over(&second);
     first.wait_in_sync(&second);
     assert_eq!(
-        [shown(&first, "early"), shown(&second, "early")],
+        [hold_fields(&first, "early"), hold_fields(&second, "early")],
         [Some((1, 0)); 2],
         "no server knows the connection"
     );
     drop(early);
-    ends_with_its_connection(&second);
+    assert_new_hold_ends_with_its_connection(&second);
     second.fail_over(&first);
     second.wait_in_sync(&first);
     drop(late);
-    // A hold acquired here now ends with its connection, after the other pending work.
-    ends_with_its_connection(&first);
+    // A hold acquired now ends with its connection. All earlier pending work is done before.
+    assert_new_hold_ends_with_its_connection(&first);
     for key in ["early", "late"] {
-        assert_eq!([shown(&first, key), shown(&second, key)], [Some((1, 0)); 2], "{key}");
+        assert_eq!([hold_fields(&first, key), hold_fields(&second, key)], [Some((1, 0)); 2], "{key}");
         assert_eq!(first.connect().ok(&format!("DLOCK.EXTEND {key} t 600000")), 1);
     }
     second.wait_in_sync(&first);
@@ -48,35 +48,35 @@ fn a_hold_of_the_other_master_survives_the_failback(kind: &ServerKind) {
     assert_eq!(first.number("dlock_disconnects"), 1);
 }
 
-fn ends_with_its_connection(master: &Server) {
+fn assert_new_hold_ends_with_its_connection(master: &Server) {
     let mut conn = master.connect();
     assert!(conn.ok("DLOCK.ACQUIRE fresh t 600000 EPHEMERAL").int() > 0);
     drop(conn);
     until("the fresh hold has ended", || master.connect().ok("EXISTS fresh") == 0);
 }
 
-/// Pending work of the old master belongs to the new one: here the end of a hold whose connection closed
-/// during the failover.
+/// A connection closes during the failover. The old master must not end its hold later, when it is master
+/// again.
 #[each_server]
-fn a_demoted_master_drops_its_pending_work(kind: &ServerKind) {
+fn a_demoted_master_does_not_end_an_ephemeral_hold_when_it_is_master_again(kind: &ServerKind) {
     let (first, second) = Server::with_replica(kind);
     let mut conn = first.connect();
     let mut holder = first.connect();
     assert!(holder.ok("DLOCK.ACQUIRE closing t 600000 EPHEMERAL").int() > 0);
     second.wait_in_sync(&first);
-    // The master waits for a silent replica and writes nothing meanwhile.
+    // The failover waits for the silent replica, and the master writes nothing meanwhile.
     second.pause();
     conn.ok("DLOCK.ACQUIRE other t 600000");
     conn.ok("FAILOVER");
     let id = holder.client_id();
     conn.ok(&format!("CLIENT KILL ID {id}"));
-    until("the holder is closed", || holder.closed());
+    until("the connection of the holder closes", || holder.closed());
     assert_eq!(first.info("master_failover_state"), "waiting-for-sync");
     second.resume();
     first.wait_failed_over(&second);
     first.wait_in_sync(&second);
     second.fail_over(&first);
     second.wait_in_sync(&first);
-    ends_with_its_connection(&first);
-    assert_eq!(shown(&first, "closing"), Some((1, 0)));
+    assert_new_hold_ends_with_its_connection(&first);
+    assert_eq!(hold_fields(&first, "closing"), Some((1, 0)));
 }

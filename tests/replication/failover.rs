@@ -13,12 +13,12 @@ use dlock_testkit::{
 
 fn until_more_grants(granted: &AtomicUsize) {
     let before = granted.load(Ordering::Relaxed);
-    until("the clients have gone on", || granted.load(Ordering::Relaxed) > before + 30);
+    until("30 more locks are granted", || granted.load(Ordering::Relaxed) > before + 30);
 }
 
-/// Runs clients, swaps the roles with `switch`, which loses nothing, and lets the clients continue on the new
-/// master.
-fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
+/// Runs clients, exchanges the roles with `switch`, which must lose no hold, and lets the clients continue on
+/// the new master.
+fn swap_roles_under_load(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
     let mut random = Random::fresh();
     let servers: [Server; 2] = Server::with_replica(kind).into();
     let mut load = Load::new(&mut random);
@@ -41,8 +41,8 @@ fn there_and_back(kind: &ServerKind, switch: impl Fn(&Server, &Server)) {
 }
 
 #[each_server]
-fn replicaof_with_paused_writes_loses_nothing(kind: &ServerKind) {
-    there_and_back(kind, |master, replica| {
+fn replicaof_with_paused_writes_loses_no_hold(kind: &ServerKind) {
+    swap_roles_under_load(kind, |master, replica| {
         let mut conn = master.connect();
         assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
         replica.wait_in_sync(master);
@@ -53,11 +53,11 @@ fn replicaof_with_paused_writes_loses_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn failover_loses_nothing(kind: &ServerKind) {
-    there_and_back(kind, Server::fail_over);
+fn failover_loses_no_hold(kind: &ServerKind) {
+    swap_roles_under_load(kind, Server::fail_over);
 }
 
-/// The last grants of a master may not have reached the replica: grace covers them.
+/// Options with a grace period, because the last grants of a master may not have reached its replica.
 fn with_grace(kind: &ServerKind) -> Options {
     // A restarted old master would issue fences above its mark, and the test compares the two servers.
     Server::options(kind).conf("dlock.restart-grace 300").conf("dlock.fence-mark no")
@@ -94,7 +94,7 @@ fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
         load.assert_sound();
         servers[0].restart();
         servers[0].replicate(&servers[1]);
-        take_long_ones(&servers[1]);
+        acquire_long_leases(&servers[1]);
         load.drain(&servers[1]);
         assert_equal(&servers[1], &servers[0]);
         assert_eq!(servers[1].connect().ok("FLUSHALL"), "OK");
@@ -103,13 +103,13 @@ fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
     }
 }
 
-/// The configuration of docs/choosing.md: the old master, cut off from its promoted replica, refuses writes.
-/// Its queue must not be granted what the new master grants.
+/// In the configuration of docs/choosing.md, an old master that is cut off from its promoted replica refuses
+/// writes. It must not grant its waiters locks that the new master may grant.
 #[each_server]
 fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
-    let with_grace = || Server::options(kind).conf("dlock.restart-grace 1000").conf("dlock.fence-mark no");
-    let mut servers = [with_grace().start(), with_grace().start()];
+    let options = || with_grace(kind).conf("dlock.restart-grace 1000");
+    let mut servers = [options().start(), options().start()];
     servers[1].replicate(&servers[0]);
     let mut load = with_short_leases(&mut random).waiting(vec!["", "BLOCK 3000"]);
     let mut left_waiting = 0;
@@ -118,16 +118,16 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
         assert_eq!(master.connect().ok("CONFIG SET min-replicas-to-write 1"), "OK");
         load.during_switch(master, |granted, port| {
             until_more_grants(granted);
-            // At least this client waits in its queue.
+            // At least this client waits at the old master.
             let mut conn = master.connect();
             conn.ok("DLOCK.ACQUIRE own holder 900");
-            let _waits = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
+            let _waiter = waiter(master, "DLOCK.ACQUIRE own waiter 900 BLOCK 0");
             replica.promote();
             port.store(replica.port(), Ordering::Relaxed);
             conn.until_error("DLOCK.ACQUIRE other x 1", "NOREPLICAS");
             left_waiting += master.number("dlock_waiting");
             let before = master.number("dlock_grants");
-            // Grace and the leases on the old master have ended by then.
+            // When these are granted, grace and the leases on the old master have ended.
             until_more_grants(granted);
             assert_eq!(master.number("dlock_grants"), before);
         });
@@ -141,8 +141,8 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
     assert!(left_waiting > 0, "no client was left waiting");
 }
 
-/// Acquires locks that both servers know.
-fn take_long_ones(master: &Server) {
+/// Acquires locks of every kind with long leases.
+fn acquire_long_leases(master: &Server) {
     let mut conn = master.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     for n in 0..20 {
@@ -151,8 +151,8 @@ fn take_long_ones(master: &Server) {
     }
 }
 
-/// Time for the sentinels, which check each second and confirm before they act.
-const SENTINELS: Duration = Duration::from_secs(60);
+/// The sentinels check each second, and agree with each other before they act.
+const SENTINEL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts three sentinels that watch `master`.
 fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
@@ -161,7 +161,7 @@ fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
     let start = |_| Server::options(kind).sentinel().conf(&monitor).confs(&timing).start();
     let sentinels: Vec<Server> = (0..3).map(start).collect();
     for sentinel in &sentinels {
-        until_within(SENTINELS, "the sentinels know each other and the replica", || {
+        until_within(SENTINEL_TIMEOUT, "the sentinels know each other and the replica", || {
             let master = sentinel.connect().ok("SENTINEL MASTER locks");
             *master.field("num-other-sentinels") == "2" && *master.field("num-slaves") == "1"
         });
@@ -169,7 +169,7 @@ fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
     sentinels
 }
 
-/// `None` if the connection breaks, as at a role change by a sentinel.
+/// Returns the role of the server. `None` if the connection breaks, as at a role change by a sentinel.
 fn role(server: &Server) -> Option<String> {
     let mut wire = Wire::connect(server.port()).ok()?;
     wire.send(&encode(&["ROLE"])).ok()?;
@@ -188,7 +188,7 @@ fn a_sentinel_failover_grants_no_lost_lock_and_demotes_the_old_master(kind: &Ser
         until_more_grants(granted);
         master.kill9();
         // Asks a sentinel for the master, as clients do.
-        until_within(SENTINELS, "a sentinel names the new master", || {
+        until_within(SENTINEL_TIMEOUT, "a sentinel names the new master", || {
             let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
             let named: u16 = named.items()[1].text().parse().expect("a port");
             port.store(named, Ordering::Relaxed);
@@ -200,13 +200,13 @@ fn a_sentinel_failover_grants_no_lost_lock_and_demotes_the_old_master(kind: &Ser
     master.restart();
     // On a very slow machine the sentinels swap the roles once more.
     let mut roles = [&replica, &master];
-    until_within(SENTINELS, "the sentinels have made the old master follow", || {
+    until_within(SENTINEL_TIMEOUT, "the sentinels have made the old master a replica", || {
         roles.reverse();
         roles.map(role) == ["master", "slave"].map(|role| Some(role.into()))
     });
     let [master, replica] = roles;
     replica.wait_in_sync(master);
-    take_long_ones(master);
+    acquire_long_leases(master);
     load.drain(master);
     assert_equal(master, replica);
     drop(sentinels);

@@ -1,18 +1,18 @@
-//! Effects are built only while a replica or the append only file follows. A new follower must miss none, and
-//! must get an effect before any grant that is logged verbatim.
+//! A server builds effects only while it has a follower: a replica or the append only file. A new follower
+//! must miss no change, and must get an effect before any grant that is logged verbatim.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use dlock_testkit::{Server, ServerKind, Stream, Value, aof, each_server, locks, until};
 
-fn quiet_server(kind: &ServerKind) -> Server {
+fn server_without_followers(kind: &ServerKind) -> Server {
     let server = Server::start(kind);
-    until("no replica and no file follows", || server.number("dlock_followed") == 0);
+    until("the server has no follower", || server.number("dlock_followed") == 0);
     server
 }
 
-/// Runs `act` while connections acquire, extend and release without a pause. Every key is held at the end.
+/// Runs `act` while connections acquire and release without a pause. Every key is held at the end.
 fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
     /// Stops the load when `act` returns or panics.
     struct Stop<'a>(&'a AtomicBool);
@@ -41,6 +41,7 @@ fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
     })
 }
 
+/// Asserts that the first grant in the log is an effect.
 #[track_caller]
 fn assert_readable(log: &[Vec<Vec<u8>>]) {
     let mut words = log.iter().map(|command| String::from_utf8_lossy(&command[0]).to_uppercase());
@@ -57,26 +58,28 @@ fn digests(server: &Server) -> Vec<String> {
 }
 
 #[each_server]
-fn a_replica_that_attaches_under_load_misses_nothing(kind: &ServerKind) {
+fn a_replica_that_attaches_under_load_misses_no_change(kind: &ServerKind) {
     for diskless in ["yes", "no"] {
-        let master = quiet_server(kind);
+        let master = server_without_followers(kind);
         master.connect().ok(&format!("CONFIG SET repl-diskless-sync {diskless}"));
-        // The time between the request and the fork, in which the stream is not read, is made longer.
+        // Lengthens the time between the request and the fork, in which the replica does not receive the
+        // stream.
         master.connect().ok("CONFIG SET repl-diskless-sync-delay 1");
         let replica = Server::start(kind);
         under_load(&master, || replica.replicate(&master));
         replica.wait_in_sync(&master);
         assert_eq!(master.number("dlock_followed"), 1);
-        let (ours, theirs) = (digests(&master), digests(&replica));
-        assert_eq!(ours, theirs);
-        assert!(ours.iter().all(|digest| digest.chars().any(|c| c != '0')), "held: {ours:?}");
+        let on_master = digests(&master);
+        assert_eq!(digests(&replica), on_master);
+        let is_held = |digest: &String| digest.chars().any(|c| c != '0');
+        assert!(on_master.iter().all(is_held), "every lock is held: {on_master:?}");
         assert_eq!(master.number("dlock_fence"), replica.number("dlock_fence"));
     }
 }
 
 #[each_server]
 fn a_stream_started_under_load_begins_with_an_effect(kind: &ServerKind) {
-    let master = quiet_server(kind);
+    let master = server_without_followers(kind);
     let sent = under_load(&master, || {
         let mut stream = Stream::of(&master);
         (0..500).map(|_| stream.read()).collect::<Vec<_>>()
@@ -85,8 +88,8 @@ fn a_stream_started_under_load_begins_with_an_effect(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_append_only_file_switched_on_under_load_misses_nothing(kind: &ServerKind) {
-    let mut server = quiet_server(kind);
+fn an_append_only_file_switched_on_under_load_misses_no_change(kind: &ServerKind) {
+    let mut server = server_without_followers(kind);
     under_load(&server, || {
         server.connect().ok("CONFIG SET appendfsync always");
         server.connect().ok("CONFIG SET appendonly yes");
@@ -100,9 +103,9 @@ fn an_append_only_file_switched_on_under_load_misses_nothing(kind: &ServerKind) 
     assert_eq!(digests(&server), before);
 }
 
-/// The replica continues from its position: the commands logged without a follower must be readable too.
+/// The replica continues from its position, so it must be able to read what was logged while it was away.
 #[each_server]
-fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
+fn a_reconnected_replica_misses_no_change(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("hz 100").start(), Server::start(kind));
     replica.replicate(&master);
     let mut conn = master.connect();
@@ -110,8 +113,8 @@ fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
     replica.wait_in_sync(&master);
     replica.pause();
     conn.ok("CLIENT KILL TYPE replica");
-    until("the replica is gone", || master.number("connected_slaves") == 0);
-    // The module looks for replicas in each tick.
+    until("the replica is disconnected", || master.number("connected_slaves") == 0);
+    // The module checks for replicas in each tick.
     master.wait_for_tick();
     conn.ok("DLOCK.ACQUIRE late t 600000");
     conn.ok("DLOCK.RELEASE early t");
@@ -122,7 +125,7 @@ fn a_reconnected_replica_misses_nothing(kind: &ServerKind) {
 }
 
 #[each_server]
-fn replicas_of_promoted_and_chained_replicas_miss_nothing(kind: &ServerKind) {
+fn a_replica_of_a_promoted_replica_misses_no_change(kind: &ServerKind) {
     let (master, middle) = Server::with_replica(kind);
     let last = Server::start(kind);
     last.replicate(&middle);
@@ -152,7 +155,7 @@ fn a_writable_replica_refuses_waits(kind: &ServerKind) {
 /// A change that is not replicated still counts for save points.
 #[each_server]
 fn save_points_count_commands_without_followers(kind: &ServerKind) {
-    let server = quiet_server(kind);
+    let server = server_without_followers(kind);
     let before = server.number("rdb_changes_since_last_save");
     server.connect().ok("DLOCK.ACQUIRE k a 60000");
     let after = server.number("rdb_changes_since_last_save");

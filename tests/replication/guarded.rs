@@ -1,4 +1,4 @@
-//! Replication of guarded commands: the same as of the command alone, and the gate.
+//! Guarded commands are replicated as the command alone; FENCED adds its gate.
 
 use dlock_testkit::{Server, ServerKind, Stream, each_server, line};
 

@@ -4,9 +4,9 @@
 use dlock_testkit::queue::{holders, waiter};
 use dlock_testkit::{Server, ServerKind, each_server, locks, until};
 
-/// Acquires this many locks whose leases end soon.
+/// Acquires `count` locks, and sends the commands `then` in the same write.
 #[track_caller]
-fn take_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
+fn acquire_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     let mut conn = server.connect();
     let grants = (0..count).map(|n| format!("DLOCK.ACQUIRE k{n} t {ttl}"));
     let commands: Vec<String> = grants.chain(then.iter().map(|command| command.to_string())).collect();
@@ -19,7 +19,7 @@ fn take_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
 fn leases_that_end_during_a_pause_are_removed_after_it_on_both_servers(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
     replica.replicate(&master);
-    take_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
+    acquire_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
     let mut conn = master.connect();
     until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
     assert_eq!((conn.ok("DBSIZE"), master.number("dlock_expiries")), (100.into(), 0));
@@ -36,7 +36,7 @@ fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &Server
     replica.replicate(&master);
     // The failover waits for a stopped replica: all leases end while it pauses the master.
     replica.pause();
-    take_many(&master, 100, 50, &["FAILOVER"]);
+    acquire_many(&master, 100, 50, &["FAILOVER"]);
     let mut conn = master.connect();
     until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
     assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
@@ -44,7 +44,7 @@ fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &Server
     replica.resume();
     master.wait_failed_over(&replica);
     let mut new = replica.connect();
-    until("the leases end there", || new.ok("DBSIZE") == 0);
+    until("the new master ends the leases", || new.ok("DBSIZE") == 0);
     assert_eq!([&replica, &master].map(|server| server.number("dlock_expiries")), [100, 0]);
     let fence = new.ok("DLOCK.ACQUIRE after t 600000").int();
     master.wait_in_sync(&replica);
@@ -54,14 +54,14 @@ fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &Server
 }
 
 #[each_server]
-fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean(kind: &ServerKind) {
+fn a_shutdown_that_waits_for_a_replica_is_clean_while_leases_expire(kind: &ServerKind) {
     let options = Server::options(kind).conf("appendonly yes").conf("shutdown-timeout 1");
     let (mut master, replica) = (options.start(), Server::start(kind));
     replica.replicate(&master);
     let fence = master.connect().ok("DLOCK.ACQUIRE long t 600000").int();
     replica.pause();
     // Some leases end within the second for which the server waits.
-    take_many(&master, 100, 300, &[]);
+    acquire_many(&master, 100, 300, &[]);
     assert!(master.terminate().success());
     let log = master.log();
     assert!(log.contains("Waiting for replicas before shutting down"), "{log}");
@@ -69,26 +69,26 @@ fn a_shutdown_that_waits_for_a_replica_while_leases_run_out_is_clean(kind: &Serv
     master.restart();
     let mut conn = master.connect();
     assert_eq!(conn.ok("DLOCK.ACQUIRE long t 600000"), fence);
-    until("the others have ended", || conn.ok("DBSIZE") == 1);
+    until("the other leases have ended", || conn.ok("DBSIZE") == 1);
     replica.wait_in_sync(&master);
     assert_eq!(locks(&replica), locks(&master));
 }
 
 #[each_server]
 fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
-    let (one, other) = (Server::start(kind), Server::start(kind));
-    other.connect().ok("DLOCK.ACQUIRE theirs t 600000");
-    // Demoted in the same turn: its timer is set for a lease that it must no longer end.
-    take_many(&one, 10, 50, &[]);
-    one.replicate(&other);
-    let mut conn = one.connect();
+    let (server, master) = (Server::start(kind), Server::start(kind));
+    master.connect().ok("DLOCK.ACQUIRE theirs t 600000");
+    // At its demotion, the server has a timer for these leases, which it must no longer end.
+    acquire_many(&server, 10, 50, &[]);
+    server.replicate(&master);
+    let mut conn = server.connect();
     assert_eq!((conn.ok("DBSIZE"), conn.ok("DLOCK.HOLDS theirs t")), (1.into(), 1.into()));
-    assert_eq!(one.numbers(["dlock_held", "dlock_holders"]), [1, 1]);
-    assert!(one.number("dlock_fence") >= other.number("dlock_fence"));
+    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [1, 1]);
+    assert!(server.number("dlock_fence") >= master.number("dlock_fence"));
 }
 
-/// The server ends the wait before the grant is delivered. The waiter claims the grant on the new master,
-/// which does not tell the old one. So the old one must not take the grant back when it is master again.
+/// The demotion ends the wait before the grant is delivered. The waiter claims the grant at the new master,
+/// and the old one does not learn of that. So it must not withdraw the grant when it is master again.
 #[each_server]
 fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind) {
     let (first, second) = Server::with_replica(kind);
@@ -99,12 +99,12 @@ fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", second.port());
     assert_eq!(conn.say_together(&["DLOCK.RELEASE k a", &replicaof])[0], 1);
     assert!(b.read().error().starts_with("UNBLOCKED "));
-    until("the new master knows the hold", || holders(&mut new, "k") == ["b"]);
+    until("the new master has the hold", || holders(&mut new, "k") == ["b"]);
     second.promote();
     first.wait_in_sync(&second);
     let fence = new.ok("DLOCK.ACQUIRE k b 1000").int();
     second.fail_over(&first);
-    // Runs after the other pending work.
+    // The background job ends this lease after all other pending work.
     conn.ok("DLOCK.ACQUIRE short t 1");
     until("the background job has run", || conn.ok("EXISTS short") == 0);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k b 1000"), fence);

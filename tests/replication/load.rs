@@ -1,4 +1,4 @@
-//! Random clients on a group of servers with one master, and the checks afterwards.
+//! Random clients of a group of servers with one master, and checks of their records.
 
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
@@ -17,11 +17,12 @@ pub struct Load {
 }
 
 impl Load {
-    /// A load with leases of all lengths, waiters, and connections that end with their holds.
+    /// A load with short and long leases, waits, and clients that disconnect at random.
     pub fn new(random: &mut Random) -> Load {
         Load::with(random, Plan::new(&[20, 100, 600_000, 600_000, 600_000]))
     }
 
+    /// A load with the leases of this plan.
     pub fn with(random: &mut Random, plan: Plan) -> Load {
         // Many more keys than clients contend for, so that many locks are held at the end.
         let keys =
@@ -49,7 +50,7 @@ impl Load {
         self
     }
 
-    /// Runs new clients during `run`. Afterwards they are gone, and their holds stay.
+    /// Runs new clients during `run`. The clients end with it; their holds stay.
     pub fn during<R>(&mut self, port: impl Fn() -> u16 + Sync, run: impl FnOnce(&AtomicUsize) -> R) -> R {
         self.generation += 1;
         let name = |n| format!("client{}.{n}", self.generation);
@@ -74,11 +75,11 @@ impl Load {
         self.during(|| port.load(Ordering::Relaxed), |granted| run(granted, &port))
     }
 
-    /// Waits until all short leases have ended on `master`, so that the rest stays as it is.
+    /// Waits until all short leases have ended on `master`. From then on its locks do not change.
     #[track_caller]
     pub fn drain(&self, master: &Server) {
         let mut conn = master.connect();
-        // This lease is longer than the short ones and begins after them.
+        // This lease is longer than the short ones and begins after them, so it ends last.
         until("a new lock is granted", || !matches!(conn.say("DLOCK.ACQUIRE mark t 301"), Value::Error(_)));
         until("the short leases have expired", || conn.ok("EXISTS mark") == 0);
     }
@@ -87,21 +88,22 @@ impl Load {
     #[track_caller]
     pub fn assert_sound(&self) {
         let History { holds, .. } = &self.history;
-        assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 50, "hardly anything was granted");
-        let wrong = [self.history.exclusion(), self.history.fences(), self.history.forged()].concat();
-        assert!(wrong.is_empty(), "{wrong:#?}");
+        let grants = holds.iter().filter(|hold| hold.grant.is_some()).count();
+        assert!(grants > 50, "the clients got only {grants} grants");
+        let violations = [self.history.exclusion(), self.history.fences(), self.history.forged()].concat();
+        assert!(violations.is_empty(), "{violations:#?}");
     }
 
-    /// Asserts in addition that the master lost no acknowledged hold and revived no released one.
+    /// Like [`Load::assert_sound`], and asserts that `master` has each acknowledged hold and no released one.
     #[track_caller]
     pub fn assert_kept(&mut self, master: &Server) {
         self.history.looks.extend(look(&mut master.connect(), &self.plan, self.clock));
         self.assert_sound();
-        let wrong = [self.history.lost(), self.history.reappeared(), self.denied.clone()].concat();
-        assert!(wrong.is_empty(), "{wrong:#?}");
+        let violations = [self.history.lost(), self.history.reappeared(), self.denied.clone()].concat();
+        assert!(violations.is_empty(), "{violations:#?}");
     }
 
-    /// Forgets the checked history.
+    /// Discards the checked history.
     #[track_caller]
     pub fn forget(&mut self) {
         self.history = History::default();
@@ -112,10 +114,10 @@ impl Load {
 /// Asserts that both servers hold the same locks.
 #[track_caller]
 pub fn assert_equal(master: &Server, replica: &Server) {
-    // New grants have fences above all that either server knows.
+    // Gives both servers the same last fence, above all earlier ones.
     assert!(master.connect().ok("DLOCK.ACQUIRE compared t 600000").int() > 0);
     replica.wait_in_sync(master);
     let (on_master, on_replica) = (locks(master), locks(replica));
-    assert!(on_master.len() > 6, "hardly anything is held: {on_master:?}");
+    assert!(on_master.len() > 6, "too few locks are held: {on_master:?}");
     assert_eq!(on_replica, on_master);
 }

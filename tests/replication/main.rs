@@ -1,7 +1,7 @@
 //! The replication stream, and replicas that apply it. `DLOCK_ROUNDS=50` makes the failovers and resyncs
 //! longer.
 
-#![allow(clippy::disallowed_methods, reason = "how long a test waits")]
+#![allow(clippy::disallowed_methods, reason = "tests limit their waits")]
 
 mod cluster;
 mod ended_waits;
@@ -18,7 +18,7 @@ mod replicas;
 mod resync;
 mod stream;
 
-/// Returns the number of failovers of each kind.
+/// Returns the number of failovers, or half the number of resyncs, in a test.
 fn rounds() -> usize {
     dlock_testkit::rounds(2)
 }

@@ -1,5 +1,5 @@
-//! A master with a newer module than its replica: the replica counts the effects that it cannot apply. Their
-//! holds are lost to it, so the grace period after its promotion must cover them, as it covers any lost hold.
+//! A replica whose master has a newer module counts the effects that it cannot apply. It lacks their holds,
+//! so its promotion begins a grace period, as after any loss of holds.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread;
 
 use dlock_testkit::{Server, ServerKind, aof, each_server, encode, parse, until};
 
-/// A fake master that is empty and sends given bytes. It ends with the test's process.
+/// A fake master without data, which sends the bytes of the test. It ends with the test's process.
 struct Master {
     port: u16,
     /// Stream to each replica that has connected.
@@ -17,8 +17,8 @@ struct Master {
 
 impl Master {
     fn start() -> Master {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let port = listener.local_addr().expect("its number").port();
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener.local_addr().expect("the listener has a port").port();
         let (send, replicas) = channel();
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -55,7 +55,7 @@ fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
             got.drain(..length);
             let word = command.items()[0].text().to_uppercase();
             if word == "PSYNC" || word == "SYNC" {
-                // An empty snapshot with a checksum of 0, which is not checked.
+                // An empty snapshot. A checksum of 0 is not checked.
                 let snapshot = [&b"REDIS0009\xff"[..], &[0; 8]].concat();
                 write!(stream, "+FULLRESYNC {} 0\r\n${}\r\n", "a".repeat(40), snapshot.len()).ok()?;
                 stream.write_all(&snapshot).ok()?;
@@ -67,7 +67,7 @@ fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
 }
 
 /// Returns the DUMP payload of a lock from a module with layout version 9.
-fn of_version_9(kind: &ServerKind) -> Vec<u8> {
+fn dump_of_version_9(kind: &ServerKind) -> Vec<u8> {
     let server = Server::options(kind).conf("rdbcompression no").start();
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
@@ -103,7 +103,7 @@ fn unknown_effects_of_a_newer_master_are_counted_and_promotion_begins_a_grace_pe
     }
     until_skipped(&replica, 2);
     // The master replicates a restored lock as RESTORE.
-    let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &of_version_9(kind)]);
+    let restore = encode(&[b"RESTORE", &b"restored"[..], b"0", &dump_of_version_9(kind)]);
     link.write_all(&restore).expect("the link is open");
     until_skipped(&replica, 3);
     assert_eq!((replica.number("dlock_fence"), conn.ok("DBSIZE")), (fence as i64, 0.into()));
@@ -111,10 +111,10 @@ fn unknown_effects_of_a_newer_master_are_counted_and_promotion_begins_a_grace_pe
     assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
 }
 
-/// An ACQUIRE that is logged verbatim gets its fence and its time from the effect before it. A replica that
-/// lacks that effect skips the ACQUIRE.
+/// A replica derives the fence and the time of a verbatim ACQUIRE from the effect before it. Without that
+/// effect, it skips the ACQUIRE.
 #[each_server]
-fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
+fn a_verbatim_grant_is_skipped_and_counted_when_the_effect_before_it_is_missing(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
     let mut conn = replica.connect();
     let mut link = master.link(&replica);
@@ -125,7 +125,7 @@ fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
         let server = Server::options(kind).conf("appendonly yes").start();
         server.connect().ok("DLOCK.ACQUIRE k t 600000");
         until("the effect is written", || !aof::commands(server.dir()).is_empty());
-        aof::commands(server.dir()).pop().expect("an effect").pop().expect("its bytes")
+        aof::commands(server.dir()).pop().expect("the effect").pop().expect("its bytes")
     };
     send(&[b"DLOCK._SET", b"k", &effect]);
     send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
@@ -134,7 +134,7 @@ fn a_grant_that_follows_an_unread_effect_is_counted(kind: &ServerKind) {
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
     until_skipped(&replica, 3);
-    // The replica no longer knows which fences were granted.
+    // The replica has skipped grants, so it cannot derive the fence of this one.
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
     until_skipped(&replica, 4);
     send(&[b"DLOCK._SET", b"k", &effect]);

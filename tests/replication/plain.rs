@@ -1,6 +1,6 @@
-//! The two most frequent commands are logged verbatim where readers derive the same holds, fences and
-//! deadlines from the effect before. A new reader gets an effect first. The clocks of these masters are
-//! stopped, so that all grants fall into one millisecond.
+//! A plain ACQUIRE or RELEASE is logged verbatim if readers (replicas and append only files) derive the same
+//! hold, fence and deadline from the effect before it. For a new reader the next grant is an effect. The
+//! clocks of these masters are stopped, so that all grants fall into one millisecond.
 
 mod nested;
 mod readers;
@@ -11,7 +11,7 @@ fn with_frozen_clock(kind: &ServerKind) -> Options {
     Server::options(&preloaded(kind, "tests/replication/frozen_clock.c", &[]))
 }
 
-/// Returns the log without the commands of the link, an effect as one word.
+/// Formats the commands of the log, except SELECT. Leaves out the bytes of effects.
 fn words(log: &[Vec<Vec<u8>>]) -> Vec<String> {
     let word = |command: &Vec<Vec<u8>>| match &command[..] {
         [name, key, _] if name == b"DLOCK._SET" => format!("effect {}", key.escape_ascii()),
@@ -73,7 +73,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
             "DLOCK.RELEASE g t ALL",
         ]
     );
-    // The commands after an effect continue from its clock and fence.
+    // The commands after an effect take their time and fence from it.
     let effect = sent.iter().find(|command| command[0] == b"DLOCK._SET").expect("an effect");
     let (last, change) = effect[2].split_first_chunk().expect("a fence");
     assert_eq!(u64::from_le_bytes(*last), first as u64);
@@ -81,7 +81,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
     assert_eq!((change.put[0].granted, change.put[0].deadline), (change.at, change.at + 600_001));
 }
 
-/// Slots move one by one, but the log position is not kept for each slot.
+/// A node has one log position for all slots, and slots move one by one.
 #[each_server(shimmed)]
 fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
     let node = with_frozen_clock(kind).conf("cluster-enabled yes").start();

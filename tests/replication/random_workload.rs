@@ -1,4 +1,4 @@
-//! A replica and its own replica equal the master after any workload.
+//! A replica and its own replica equal the master after a random workload.
 
 use dlock_testkit::{Random, Server, ServerKind, Value, each_server, locks, until};
 
@@ -42,7 +42,7 @@ fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
         let answers = conn.say_together(&commands);
         granted += answers.iter().filter(|answer| matches!(answer, Value::Int(n) if *n > 1 << 40)).count();
     }
-    // The short leases and delays have ended when a longer one has that began after them.
+    // The lease of `mark` is longer than the short leases and delays and begins after them, so it ends last.
     conn.ok("SELECT 9");
     conn.ok("DLOCK.ACQUIRE alone t 600000");
     conn.ok("DLOCK.ACQUIRE mark t 50");
@@ -55,15 +55,15 @@ fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
     assert!(on_master.iter().any(|line| line.contains("exclusive")), "{on_master:?}");
     assert_eq!(locks(&replica), on_master);
     assert_eq!(locks(&sub), on_master);
-    // A new replica gets the state by snapshot.
+    // A new replica loads the same state from a snapshot.
     let late = Server::start(kind);
     late.replicate(&master);
     assert_eq!(locks(&late), on_master);
-    // The append only file gives the same state.
+    // The master loads the same state from its append only file.
     master.connect().ok("DEBUG LOADAOF");
     assert_eq!(locks(&master), on_master);
     let log = dlock_testkit::aof::commands(master.dir());
-    let plain = |name: &[u8]| log.iter().filter(|command| command[0] == name).count();
-    let (grants, releases) = (plain(b"DLOCK.ACQUIRE"), plain(b"DLOCK.RELEASE"));
-    assert!(grants > 0 && releases > 20, "{grants} grants and {releases} releases as they came");
+    let count = |name: &[u8]| log.iter().filter(|command| command[0] == name).count();
+    let (grants, releases) = (count(b"DLOCK.ACQUIRE"), count(b"DLOCK.RELEASE"));
+    assert!(grants > 0 && releases > 20, "{grants} grants and {releases} releases are logged verbatim");
 }

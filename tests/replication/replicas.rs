@@ -1,4 +1,4 @@
-//! Replicas answer reads and change nothing by themselves.
+//! Replicas answer reads, and change no lock by themselves.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
@@ -38,7 +38,7 @@ fn a_replica_refuses_writes_and_answers_reads(kind: &ServerKind) {
 #[each_server]
 fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
-    // The master's background job cannot run before the demotion, so no end is sent.
+    // The pause keeps the master from ending the lease, so the replica receives no effect of its end.
     let answers = master.connect().say_together(&[
         "DLOCK.ACQUIRE k t 50",
         "DLOCK.ACQUIRE long t 600000",
@@ -48,8 +48,8 @@ fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     replica.wait_in_sync(&master);
     master.pause();
     let mut conn = replica.connect();
-    until("the lease has expired, to readers", || conn.ok("DLOCK.HOLDS k t") == 0);
-    // Many event-loop turns and several of its ten ticks a second.
+    until("readers no longer see the hold", || conn.ok("DLOCK.HOLDS k t") == 0);
+    // This takes many event-loop turns and several of the replica's ten ticks a second.
     for _ in 0..200 {
         assert_eq!(conn.ok("EXISTS k"), 1);
     }
@@ -68,7 +68,7 @@ fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     master.resume();
 }
 
-/// The greatest fence is ahead of the clock, and its lock is released: no key holds the fence.
+/// The greatest fence is ahead of the clock, and its lock is released: no key contains the fence.
 #[each_server]
 fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
@@ -89,7 +89,7 @@ fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind)
 }
 
 #[each_server]
-fn a_replicas_own_append_only_file_holds_its_masters_locks(kind: &ServerKind) {
+fn a_replicas_own_append_only_file_contains_its_masters_locks(kind: &ServerKind) {
     let master = Server::start(kind);
     let mut replica = Server::options(kind).synced().start();
     replica.replicate(&master);
@@ -99,16 +99,16 @@ fn a_replicas_own_append_only_file_holds_its_masters_locks(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE gone t 600000");
     conn.ok("DLOCK.RELEASE gone t");
     replica.wait_in_sync(&master);
-    // Its configuration names no master, so it starts as one.
+    // The configuration names no master, so the server starts as one.
     let mut conn = replica.kill_and_restart();
     assert_eq!(conn.ok("DLOCK.HOLDS k t"), 2);
     assert_eq!((conn.ok("DLOCK.ACQUIRE k t 600000"), conn.ok("EXISTS gone")), (fence.into(), 0.into()));
 }
 
-/// A replica recorded each lock that its master's clients deleted, for a background job that never ran there:
-/// the records grew without end, and a promotion published them all.
+/// A replica used to record each lock that its master's clients deleted, for a background job that never ran
+/// there: the records grew without end, and a promotion published them all.
 #[each_server]
-fn a_promoted_replica_publishes_no_events_of_its_masters_past(kind: &ServerKind) {
+fn a_promoted_replica_publishes_no_events_of_locks_deleted_before(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
     let mut conn = master.connect();
     for key in ["a", "b", "c"] {
@@ -129,10 +129,10 @@ fn a_promoted_replica_publishes_no_events_of_its_masters_past(kind: &ServerKind)
 fn a_promoted_replica_has_the_unclaimed_grants_and_no_positions(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
     let mut a = master.connect();
-    let ask = |token: &str| format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 500000 DELAY 600000");
+    let request = |token: &str| format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 500000 DELAY 600000");
     a.ok("DLOCK.ACQUIRE k a 600000");
     for token in ["b", "c", "d"] {
-        assert_eq!(a.ok(&ask(token)), Value::Nil);
+        assert_eq!(a.ok(&request(token)), Value::Nil);
     }
     a.ok("DLOCK.RELEASE k a");
     let fence = a.ok("DLOCK.INSPECT k").field("fence").int();
@@ -141,12 +141,12 @@ fn a_promoted_replica_has_the_unclaimed_grants_and_no_positions(kind: &ServerKin
     let mut b = replica.connect();
     assert_eq!((holders(&mut b, "k"), tokens(&mut b, "k")), (vec!["b".into()], vec![]));
     assert!((1..=500_000).contains(&b.ok("DLOCK.PTTL k b").int()));
-    // Each waiter joins again when it asks; the claim returns the same fence and sets the whole lease.
+    // Each waiter joins again when it asks; the claim returns the same fence and sets the full lease.
     for token in ["d", "c"] {
-        assert_eq!(b.ok(&ask(token)), Value::Nil);
+        assert_eq!(b.ok(&request(token)), Value::Nil);
     }
     assert_eq!(tokens(&mut b, "k"), ["d", "c"]);
-    assert_eq!(b.ok(&ask("b")).int(), fence);
+    assert_eq!(b.ok(&request("b")).int(), fence);
     assert!(b.ok("DLOCK.PTTL k b").int() > 500_000);
     assert_eq!(b.ok("DLOCK.RELEASE k b"), 1);
     assert_eq!(holders(&mut b, "k"), ["d"]);

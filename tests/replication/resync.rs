@@ -6,8 +6,9 @@ use crate::load::{Load, assert_equal};
 use crate::rounds;
 use dlock_testkit::{Random, Server, ServerKind, each_server, until};
 
-/// Runs clients that wait, disconnect and bind holds to their connections, while the link is cut repeatedly.
-fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), counter: &str) {
+/// Runs clients that wait, disconnect and bind holds to their connections, while `cut` breaks the replica's
+/// link repeatedly. `counter` is the INFO field that counts the resyncs.
+fn break_link_under_load(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), counter: &str) {
     let (master, replica) = (Server::options(kind).conf(conf).start(), Server::start(kind));
     replica.replicate(&master);
     let mut random = Random::fresh();
@@ -19,9 +20,9 @@ fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), cou
             for _ in 0..2 * rounds() {
                 let (before, grants) = (count(), granted.load(Ordering::Relaxed));
                 cut(&master);
-                until("the replica has joined again", || count() > before);
+                until("the replica has resynchronised", || count() > before);
                 replica.wait_in_sync(&master);
-                until("the clients have gone on", || granted.load(Ordering::Relaxed) > grants + 20);
+                until("20 more locks are granted", || granted.load(Ordering::Relaxed) > grants + 20);
             }
         },
     );
@@ -33,7 +34,7 @@ fn cut_again_and_again(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), cou
 #[each_server]
 fn a_partial_resync_under_load_makes_the_replica_equal(kind: &ServerKind) {
     let cut = |master: &Server| assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
-    cut_again_and_again(kind, "repl-backlog-size 10mb", cut, "sync_partial_ok");
+    break_link_under_load(kind, "repl-backlog-size 10mb", cut, "sync_partial_ok");
 }
 
 #[each_server]
@@ -41,10 +42,10 @@ fn a_full_resync_under_load_makes_the_replica_equal(kind: &ServerKind) {
     for conf in ["repl-diskless-sync yes", "repl-diskless-sync no"] {
         let cut = |master: &Server| {
             let mut conn = master.connect();
-            // The master no longer knows the replica's history.
+            // With another replication id, the master refuses a partial resync.
             assert_eq!(conn.ok("DEBUG CHANGE-REPL-ID"), "OK");
             assert!(conn.ok("CLIENT KILL TYPE replica").int() > 0);
         };
-        cut_again_and_again(kind, conf, cut, "sync_full");
+        break_link_under_load(kind, conf, cut, "sync_full");
     }
 }

@@ -15,24 +15,26 @@ pub struct Client<'a> {
     wires: HashMap<u16, Wire>,
     /// Last known port of the node of each key.
     nodes: HashMap<String, u16>,
+    /// Port of the first node to ask.
     first: u16,
     /// Holds with the port of the node that granted each.
     pub holds: Vec<(u16, Hold)>,
+    /// Extensions and releases that found no hold before the end of its lease.
     pub denied: Vec<String>,
-    /// Number of MOVED and ASK replies, and of TRYAGAIN replies.
+    /// Number of MOVED and ASK replies.
     pub redirected: usize,
-    pub again: usize,
+    /// Number of TRYAGAIN replies.
+    pub try_again: usize,
 }
 
 pub struct Answer {
     pub answer: Value,
-    /// Time at which the answering node was asked.
+    /// Time just before the request to the node that answered.
     sent: At,
     node: u16,
 }
 
 impl<'a> Client<'a> {
-    /// `first` is the port of the first node to ask.
     pub fn new(name: String, keys: &'a [String], first: u16, clock: Clock, random: Random) -> Client<'a> {
         Client {
             name,
@@ -45,13 +47,13 @@ impl<'a> Client<'a> {
             holds: Vec::new(),
             denied: Vec::new(),
             redirected: 0,
-            again: 0,
+            try_again: 0,
         }
     }
 
     /// Acquires a lock with or without a wait, extends it sometimes, and releases it. Returns true if it was
     /// granted.
-    pub fn take_one(&mut self) -> bool {
+    pub fn lock_once(&mut self) -> bool {
         const LEASE: u64 = 2_000;
         let key = self.random.of(self.keys).clone();
         let token = format!("{}-{}", self.name, self.holds.len());
@@ -102,33 +104,33 @@ impl<'a> Client<'a> {
             let port = |error: &[&str]| error[2].rsplit(':').next().and_then(|port| port.parse().ok());
             match error[0] {
                 "MOVED" => {
-                    node = port(&error).expect("a port");
+                    node = port(&error).expect("the reply names a port");
                     self.nodes.insert(key.to_string(), node);
                     self.redirected += 1;
                 }
                 "ASK" => {
-                    (node, asking) = (port(&error).expect("a port"), true);
+                    (node, asking) = (port(&error).expect("the reply names a port"), true);
                     self.redirected += 1;
                 }
                 "TRYAGAIN" => {
                     node = *self.nodes.get(key).unwrap_or(&self.first);
-                    self.again += 1;
+                    self.try_again += 1;
                 }
                 _ => return Answer { answer, sent, node },
             }
         }
-        panic!("{command} is sent from node to node without end");
+        panic!("{command} is redirected from node to node without end");
     }
 
     fn call(&mut self, node: u16, asking: bool, words: &[&str]) -> Value {
         let wire = self.wires.entry(node).or_insert_with(|| Wire::connect(node).expect("the node answers"));
         let mut bytes = if asking { encode(&["ASKING"]) } else { Vec::new() };
         bytes.extend(encode(words));
-        wire.send(&bytes).expect("the node goes on");
+        wire.send(&bytes).expect("the node is alive");
         let answers = (0..1 + usize::from(asking)).map(|_| {
             // Another client's lease may have to end first.
             let answer =
-                wire.value(Instant::now() + TIMEOUT + Duration::from_secs(20)).expect("the node goes on");
+                wire.value(Instant::now() + TIMEOUT + Duration::from_secs(20)).expect("the node is alive");
             answer.unwrap_or_else(|| panic!("{words:?} is never answered"))
         });
         answers.last().expect("a reply")

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use dlock_testkit::{Conn, Server, ServerKind, until};
 
-pub const EVENLY: [&str; 3] = ["0 5460", "5461 10922", "10923 16383"];
+pub const EQUAL_SLOTS: [&str; 3] = ["0 5460", "5461 10922", "10923 16383"];
 
 /// Starts a cluster with these slots for each node.
 pub fn cluster(kind: &ServerKind, slots: [&str; 3]) -> [Server; 3] {
@@ -30,21 +30,21 @@ pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Serv
     nodes
 }
 
-pub fn id(conn: &mut Conn) -> String {
+pub fn node_id(conn: &mut Conn) -> String {
     conn.ok("CLUSTER MYID").text()
 }
 
-/// Starts the migration of a key's slot and returns the slot. From now on keys move one by one.
-pub fn set_on_its_way(from: &mut Conn, to: &mut Conn, key: &str) -> i64 {
+/// Begins the migration of a key's slot and returns the slot. MIGRATE then moves its keys one by one.
+pub fn begin_migration(from: &mut Conn, to: &mut Conn, key: &str) -> i64 {
     let slot = from.ok(&format!("CLUSTER KEYSLOT {key}")).int();
-    to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
-    from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
+    to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", node_id(from)));
+    from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", node_id(to)));
     slot
 }
 
 /// Moves the `slots` lowest slots from one node to another with `redis-cli`.
 pub fn reshard(from: &Server, to: &Server, slots: usize) {
-    let [source, target] = [from, to].map(|node| id(&mut node.connect()));
+    let [source, target] = [from, to].map(|node| node_id(&mut node.connect()));
     let mut cli = Command::new("redis-cli");
     cli.args(["--cluster", "reshard", &format!("127.0.0.1:{}", from.port()), "--cluster-yes"]);
     cli.args(["--cluster-from", &source, "--cluster-to", &target, "--cluster-slots", &slots.to_string()]);

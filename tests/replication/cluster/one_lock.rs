@@ -3,19 +3,19 @@
 
 use std::time::{Duration, Instant};
 
-use super::nodes::{EVENLY, cluster, cluster_with, id, set_on_its_way};
+use super::nodes::{EQUAL_SLOTS, begin_migration, cluster, cluster_with, node_id};
 use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// MIGRATE looks like DEL on the source. A grant there would give the lock a second holder.
+/// To the module, MIGRATE looks like DEL on the source. A grant there would give the lock a second holder.
 #[each_server]
-fn a_waiter_is_redirected_when_its_slot_moves(kind: &ServerKind) {
-    let [_, source, target] = cluster(kind, EVENLY);
+fn a_waiter_is_told_to_ask_the_new_node_when_its_slot_moves(kind: &ServerKind) {
+    let [_, source, target] = cluster(kind, EQUAL_SLOTS);
     let (mut from, mut to) = (source.connect(), target.connect());
     let fence = from.ok("DLOCK.ACQUIRE k a 60000 SHARED").int();
     let mut b = waiter(&source, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let mut c = waiter(&source, "DLOCK.ACQUIRE k c 60000 SHARED BLOCK 0");
-    let slot = set_on_its_way(&mut from, &mut to, "k");
+    let slot = begin_migration(&mut from, &mut to, "k");
     // The source serves the queue while it has the key.
     assert_eq!(tokens(&mut from, "k"), ["b", "c"]);
     from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
@@ -29,9 +29,9 @@ fn a_waiter_is_redirected_when_its_slot_moves(kind: &ServerKind) {
     assert!(redirect.error().starts_with(&format!("ASK {slot} ")), "{redirect:?}");
     let mut b = target.connect();
     b.ok("ASKING");
-    assert_eq!(b.say("DLOCK.ACQUIRE k b 60000"), Value::Nil, "a holds it still, over there");
+    assert_eq!(b.say("DLOCK.ACQUIRE k b 60000"), Value::Nil, "a still holds the lock on the target");
     for conn in [&mut to, &mut from] {
-        let owner = id(&mut target.connect());
+        let owner = node_id(&mut target.connect());
         conn.ok(&format!("CLUSTER SETSLOT {slot} NODE {owner}"));
     }
     assert_eq!(holders(&mut to, "k"), ["a"]);
@@ -43,7 +43,7 @@ fn a_waiter_is_redirected_when_its_slot_moves(kind: &ServerKind) {
 
 #[each_server]
 fn a_release_serves_the_queue_in_a_cluster(kind: &ServerKind) {
-    let [_, node, _] = cluster(kind, EVENLY);
+    let [_, node, _] = cluster(kind, EQUAL_SLOTS);
     let mut a = node.connect();
     a.ok("DLOCK.ACQUIRE k a 2000");
     let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
@@ -54,13 +54,13 @@ fn a_release_serves_the_queue_in_a_cluster(kind: &ServerKind) {
     assert_eq!(holders(&mut a, "k"), ["c"]);
 }
 
-/// The importing node refused to grant in the background and lost the lease with the waiter: the lease ended
-/// only at the next request, and its key stayed until then.
+/// When an importing node refused to grant the lock to the waiter, it used to forget the expired lease too:
+/// the key stayed until the next request.
 #[each_server]
 fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
-    let [_, source, target] = cluster(kind, EVENLY);
+    let [_, source, target] = cluster(kind, EQUAL_SLOTS);
     let (mut from, mut to) = (source.connect(), target.connect());
-    set_on_its_way(&mut from, &mut to, "k");
+    begin_migration(&mut from, &mut to, "k");
     to.ok("ASKING");
     assert!(to.ok("DLOCK.ACQUIRE k a 3000").int() > 0);
     let mut b = target.connect();
@@ -68,16 +68,16 @@ fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     b.send(&["DLOCK.ACQUIRE", "k", "b", "60000", "BLOCK", "0"]);
     until("b waits", || target.number("dlock_waiting") == 1);
     assert!(b.read().error().starts_with("TRYAGAIN "));
-    until("the lease has ended, and the key is gone", || to.ok("DBSIZE") == 0);
+    until("the lease has ended and the key is removed", || to.ok("DBSIZE") == 0);
     assert_eq!(target.numbers(["dlock_expiries", "dlock_held"]), [1, 0]);
 }
 
-/// A client that gets TRYAGAIN would ask for ever.
+/// A client that gets TRYAGAIN in place of null would ask for ever.
 #[each_server]
 fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
-    let [_, source, target] = cluster(kind, EVENLY);
+    let [_, source, target] = cluster(kind, EQUAL_SLOTS);
     let (mut from, mut to) = (source.connect(), target.connect());
-    set_on_its_way(&mut from, &mut to, "k");
+    begin_migration(&mut from, &mut to, "k");
     to.ok("ASKING");
     assert!(to.ok("DLOCK.ACQUIRE k a 600000").int() > 0);
     to.ok("ASKING");
@@ -85,24 +85,24 @@ fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     assert_eq!(target.number("dlock_timeouts"), 1);
 }
 
-/// Servers refuse it for every module without support: the slot stays and nothing is lost.
+/// Servers refuse it for every module that does not support it. The slot stays with its locks.
 #[each_server]
 fn atomic_slot_migration_is_refused(kind: &ServerKind) {
     if !(kind.is_valkey && kind.is_at_least(9, 0)) {
-        return eprintln!("left out on {}: it moves no slot at once", kind.name);
+        return eprintln!("left out on {}: it has no CLUSTER MIGRATESLOTS", kind.name);
     }
-    let [_, source, target] = cluster(kind, EVENLY);
+    let [_, source, target] = cluster(kind, EQUAL_SLOTS);
     let mut from = source.connect();
     let fence = from.ok("DLOCK.ACQUIRE k a 60000").int();
     let slot = from.ok("CLUSTER KEYSLOT k").int();
-    let to = id(&mut target.connect());
+    let to = node_id(&mut target.connect());
     let refused = from.say(&format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {to}"));
     assert!(refused.error().contains("dlock does not support atomic slot migration"), "{refused:?}");
     assert_eq!(from.ok("DLOCK.ACQUIRE k a 60000"), fence);
 }
 
 /// Opens a connection that is subscribed to a sharded channel.
-fn sharded(server: &Server, channel: &str) -> Conn {
+fn sharded_subscriber(server: &Server, channel: &str) -> Conn {
     let mut conn = server.connect();
     conn.send(&["SSUBSCRIBE", channel]);
     conn.read();
@@ -111,49 +111,49 @@ fn sharded(server: &Server, channel: &str) -> Conn {
 
 /// Returns the kind and the text of the next message.
 #[track_caller]
-fn heard(conn: &mut Conn) -> (String, String) {
+fn next_message(conn: &mut Conn) -> (String, String) {
     let message = conn.read();
     (message.items()[0].text(), message.items()[2].text())
 }
 
 #[each_server]
 fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind: &ServerKind) {
-    let [one, node, _] = cluster(kind, EVENLY);
+    let [one, node, _] = cluster(kind, EQUAL_SLOTS);
     let mut a = node.connect();
     // The channel is in the slot of the key. Another client subscribes to the plain channel with that name.
-    let (mut sharded, mut plain) = (sharded(&node, "{k}c"), one.subscriber("{k}c"));
+    let (mut sharded, mut plain) = (sharded_subscriber(&node, "{k}c"), one.subscriber("{k}c"));
     a.ok("DLOCK.ACQUIRE k a 600000");
     assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY {k}c b"), Value::Nil);
     a.ok("DLOCK.RELEASE k a");
-    assert_eq!(heard(&mut sharded), ("smessage".into(), "b granted".into()));
-    // A channel in another slot, even of the same node, is a plain one that every node forwards.
+    assert_eq!(next_message(&mut sharded), ("smessage".into(), "b granted".into()));
+    // A message for a channel in another slot, even of the same node, is a plain one for the whole cluster.
     let other = "elsewhere";
     assert_ne!(a.ok("CLUSTER KEYSLOT k"), a.ok(&format!("CLUSTER KEYSLOT {other}")));
     let mut far = one.subscriber(other);
     assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k c 600000 QUEUE 600000 NOTIFY {other} c")), Value::Nil);
     assert_eq!(a.ok("DLOCK.RELEASE k b"), 1);
-    assert_eq!(heard(&mut far), ("message".into(), "c granted".into()));
-    // A sharded message is not published as a plain one too.
+    assert_eq!(next_message(&mut far), ("message".into(), "c granted".into()));
+    // The plain channel did not receive the sharded message: the next message there is this one.
     assert_eq!(one.connect().ok("PUBLISH {k}c end"), 1);
-    assert_eq!(heard(&mut plain), ("message".into(), "end".into()));
+    assert_eq!(next_message(&mut plain), ("message".into(), "end".into()));
 }
 
 /// A grant on the source would give the lock a second holder.
 #[each_server]
 fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
-    let [_, source, target] = cluster(kind, EVENLY);
+    let [_, source, target] = cluster(kind, EQUAL_SLOTS);
     let (mut from, mut to) = (source.connect(), target.connect());
     from.ok("DLOCK.ACQUIRE k a 600000");
-    let mut sharded = sharded(&source, "{k}c");
+    let mut sharded = sharded_subscriber(&source, "{k}c");
     let mut plain = source.subscriber("plain");
     for (token, channel) in [("b", "{k}c"), ("c", "plain")] {
         let ask = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 NOTIFY {channel} {token}");
         assert_eq!(from.ok(&ask), Value::Nil);
     }
-    set_on_its_way(&mut from, &mut to, "k");
+    begin_migration(&mut from, &mut to, "k");
     from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
-    assert_eq!(heard(&mut sharded), ("smessage".into(), "b refused".into()));
-    assert_eq!(heard(&mut plain), ("message".into(), "c refused".into()));
+    assert_eq!(next_message(&mut sharded), ("smessage".into(), "b refused".into()));
+    assert_eq!(next_message(&mut plain), ("message".into(), "c refused".into()));
     assert_eq!(source.numbers(["dlock_queued", "dlock_held"]), [0, 0]);
     // The token joins the queue of the target.
     to.ok("ASKING");
@@ -162,18 +162,19 @@ fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     assert_eq!(holders(&mut to, "k"), ["a"]);
 }
 
-/// More positions than one event-loop turn refuses. The lock is not free: it has moved.
+/// The queue has more positions than the server refuses in one event-loop turn. The lock has moved, so no
+/// event says that it is free.
 #[each_server]
 fn all_positions_of_a_long_queue_are_refused_and_none_is_granted(kind: &ServerKind) {
     let conf = ["cluster-node-timeout 5000", "notify-keyspace-events Kd"];
-    let [_, source, target] = cluster_with(kind, EVENLY, &conf);
+    let [_, source, target] = cluster_with(kind, EQUAL_SLOTS, &conf);
     let (mut from, mut to) = (source.connect(), target.connect());
     from.ok("DLOCK.ACQUIRE k a 600000");
     let asks: Vec<String> = (0..600).map(|n| format!("DLOCK.ACQUIRE k {n} 600000 QUEUE 600000")).collect();
     assert!(from.say_together(&asks).iter().all(Value::is_nil));
     assert_eq!(source.number("dlock_queued"), 600);
     let mut events = Events::subscribe(&source, "__keyspace@0__:k");
-    set_on_its_way(&mut from, &mut to, "k");
+    begin_migration(&mut from, &mut to, "k");
     from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
     until("all positions are refused", || source.number("dlock_queued") == 0);
     events.none();
@@ -181,41 +182,41 @@ fn all_positions_of_a_long_queue_are_refused_and_none_is_granted(kind: &ServerKi
 
 #[each_server]
 fn a_guard_is_redirected_to_the_node_of_its_keys(kind: &ServerKind) {
-    let nodes = cluster(kind, EVENLY);
+    let nodes = cluster(kind, EQUAL_SLOTS);
     let mut conns: Vec<Conn> = nodes.iter().map(|node| node.connect()).collect();
-    let word = |conn: &mut Conn, command: &str| match conn.say(command) {
+    let reply_word = |conn: &mut Conn, command: &str| match conn.say(command) {
         Value::Error(text) => text.split(' ').next().unwrap_or_default().to_owned(),
         answer => format!("{answer:?}"),
     };
-    let mut at_home = 0;
+    let mut owners = 0;
     for conn in &mut conns {
-        if word(conn, "DLOCK.ACQUIRE {a}k t MAX") == "MOVED" {
+        if reply_word(conn, "DLOCK.ACQUIRE {a}k t MAX") == "MOVED" {
             for command in ["DLOCK.GUARD {a}k t GET {a}x", "DLOCK.FENCED {a}g 5 GET {a}x"] {
-                assert_eq!(word(conn, command), "MOVED", "{command}");
+                assert_eq!(reply_word(conn, command), "MOVED", "{command}");
             }
             continue;
         }
-        at_home += 1;
+        owners += 1;
         conn.ok("DLOCK.GUARD {a}k t SET {a}x 1");
         conn.ok("DLOCK.FENCED {a}g 5 MSET {a}x 1 {a}y 2");
         for command in ["DLOCK.GUARD {a}k t GET {b}x", "DLOCK.FENCED {a}g 6 SET {b}x 1"] {
-            assert_eq!(word(conn, command), "CROSSSLOT", "{command}");
+            assert_eq!(reply_word(conn, command), "CROSSSLOT", "{command}");
         }
         assert_eq!(conn.ok("GET {a}g"), "5");
     }
-    assert_eq!(at_home, 1);
+    assert_eq!(owners, 1);
 }
 
-/// The other nodes may have promoted its replica, which grants the same lock. So the isolated node ends and
-/// grants nothing.
+/// The other nodes may have promoted the node's replica, which grants the same lock. So the isolated node
+/// ends no lease and grants no lock.
 #[each_server]
 fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
     let [one, node, two] =
-        cluster_with(kind, EVENLY, &["cluster-node-timeout 1000", "notify-keyspace-events Kd"]);
+        cluster_with(kind, EQUAL_SLOTS, &["cluster-node-timeout 1000", "notify-keyspace-events Kd"]);
     let mut conn = node.connect();
     let since = Instant::now();
     conn.ok("DLOCK.ACQUIRE k a 10000");
-    // This timeout is after the end of the lease.
+    // The wait times out after the end of the lease.
     let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 12000");
     let mut events = Events::subscribe(&node, "__keyspace@0__:k");
     for other in [&one, &two] {

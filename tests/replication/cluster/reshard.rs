@@ -14,11 +14,11 @@ use dlock_testkit::{Random, Server, ServerKind, each_server, locks, rounds, unti
 const SLOTS: usize = 60;
 
 /// Returns `count` names with this prefix in the slots that move.
-fn names(node: &Server, beginning: &str, count: usize) -> Vec<String> {
+fn names(node: &Server, prefix: &str, count: usize) -> Vec<String> {
     let mut conn = node.connect();
     let mut found = Vec::new();
     for n in 0.. {
-        let name = format!("{beginning}:{n}");
+        let name = format!("{prefix}:{n}");
         if conn.ok(&format!("CLUSTER KEYSLOT {name}")).int() < SLOTS as i64 {
             found.push(name);
         }
@@ -29,8 +29,8 @@ fn names(node: &Server, beginning: &str, count: usize) -> Vec<String> {
     found
 }
 
-/// Acquires holds of every kind that outlast the test.
-fn take(node: &Server, keys: &[String]) {
+/// Acquires locks of every kind for longer than the test.
+fn acquire_all(node: &Server, keys: &[String]) {
     let mut conn = node.connect();
     for (n, key) in keys.iter().enumerate() {
         let options = ["", "SHARED", "PERMITS 3", "DEPTH 4 LABEL host", "DELAY 50"][n % 5];
@@ -50,32 +50,32 @@ fn kept(node: &Server) -> Vec<String> {
 fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
     let clock = Clock::start();
-    // Some slots stay: a node without slots becomes a replica of their new node.
+    // Some slots stay, because a node without slots becomes a replica of their new node.
     let slots = [format!("0 {}", SLOTS + 9), format!("{} 8191", SLOTS + 10), "8192 16383".to_string()];
     let [here, there, other] = cluster(kind, [&slots[0], &slots[1], &slots[2]]);
     let (hot, long) = (names(&here, "hot", 4), names(&here, "kept", 20));
-    take(&here, &long);
+    acquire_all(&here, &long);
     let before = kept(&here);
     let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let mut clients: Vec<Client<'_>> = (0..6)
         .map(|n| Client::new(format!("client{n}"), &hot, other.port(), clock, random.branch()))
         .collect();
-    // These clients wait behind lasting holds and move with them.
-    let mut behind: Vec<Client<'_>> = (0..4)
-        .map(|n| Client::new(format!("behind{n}"), &long[n..=n], here.port(), clock, random.branch()))
+    // Each of these clients waits for one long hold, and follows it to its new node.
+    let mut waiting: Vec<Client<'_>> = (0..4)
+        .map(|n| Client::new(format!("waiting{n}"), &long[n..=n], here.port(), clock, random.branch()))
         .collect();
     thread::scope(|scope| {
         let _end = SetAtTheEnd(&over);
         for client in &mut clients {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    granted.fetch_add(usize::from(client.take_one()), Ordering::Relaxed);
+                    granted.fetch_add(usize::from(client.lock_once()), Ordering::Relaxed);
                 }
             });
         }
-        for (client, key) in behind.iter_mut().zip(&long) {
+        for (client, key) in waiting.iter_mut().zip(&long) {
             scope.spawn(move || {
-                client.ask(key, &format!("DLOCK.ACQUIRE {key} behind 600000 BLOCK 0")).answer.int()
+                client.ask(key, &format!("DLOCK.ACQUIRE {key} waiting 600000 BLOCK 0")).answer.int()
             });
         }
         until("four clients wait", || here.number("dlock_waiting") >= 4);
@@ -83,20 +83,20 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
         for _ in 0..rounds(2) {
             let [from, to] = sides;
             let grants = granted.load(Ordering::Relaxed);
-            until("the clients go on", || granted.load(Ordering::Relaxed) > grants + 20);
+            until("20 more locks are granted", || granted.load(Ordering::Relaxed) > grants + 20);
             reshard(from, to, SLOTS);
             assert_eq!(kept(to), before);
             assert!(kept(from).is_empty());
             sides.reverse();
         }
         let grants = granted.load(Ordering::Relaxed);
-        until("the clients go on", || granted.load(Ordering::Relaxed) > grants + 20);
+        until("20 more locks are granted", || granted.load(Ordering::Relaxed) > grants + 20);
         over.store(true, Ordering::Relaxed);
-        // Waiters behind the moved holds are granted the lock on its new node.
+        // The new nodes grant the moved locks to these waiters once the long holds are released.
         let mut conn = sides[0].connect();
         until("the waiters have followed their locks", || {
-            let waiting = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
-            long[..4].iter().map(waiting).sum::<usize>() == 4
+            let waiters = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();
+            long[..4].iter().map(waiters).sum::<usize>() == 4
         });
         for key in &long[..4] {
             for token in ["t", "u"] {
@@ -104,19 +104,20 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
             }
         }
     });
-    let redirected: usize = clients.iter().chain(&behind).map(|client| client.redirected).sum();
-    let again: usize = behind.iter().map(|client| client.again).sum();
-    assert!(redirected > 0 && again >= 4, "{redirected} redirected, {again} asked to try again");
+    let redirected: usize = clients.iter().chain(&waiting).map(|client| client.redirected).sum();
+    let try_again: usize = waiting.iter().map(|client| client.try_again).sum();
+    assert!(redirected > 0 && try_again >= 4, "{redirected} redirects, {try_again} TRYAGAIN");
     let denied: Vec<String> = clients.iter().flat_map(|client| client.denied.iter().cloned()).collect();
     assert!(denied.is_empty(), "{denied:#?}");
     let mut all = History::default();
-    // Fences rise on one node only: a lock that is free while its slot moves takes none along.
+    // Fences rise on each node, but not from node to node: the last fence of a free lock does not move with
+    // it.
     let mut by_node: BTreeMap<u16, History> = BTreeMap::new();
     for (node, hold) in clients.into_iter().flat_map(|client| client.holds) {
         by_node.entry(node).or_default().holds.push(hold.clone());
         all.holds.push(hold);
     }
     let fences = by_node.values().flat_map(History::fences);
-    let wrong: Vec<String> = all.exclusion().into_iter().chain(fences).collect();
-    assert!(wrong.is_empty() && by_node.len() == 2, "{wrong:#?}");
+    let violations: Vec<String> = all.exclusion().into_iter().chain(fences).collect();
+    assert!(violations.is_empty() && by_node.len() == 2, "{violations:#?}");
 }

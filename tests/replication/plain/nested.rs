@@ -1,4 +1,4 @@
-//! Grants inside transactions, scripts, functions and guards are effects, and no reader continues from them.
+//! Grants inside transactions, scripts, functions and guards are effects, and so is the next grant.
 
 use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Conn, Server, ServerKind, Stream, compiled, each_server, locks};
@@ -6,8 +6,8 @@ use dlock_testkit::{Conn, Server, ServerKind, Stream, compiled, each_server, loc
 const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function(keys) \
                         return redis.call('DLOCK.ACQUIRE', keys[1], 't', 600000) end)";
 
-/// A server may not replicate the command of such a call, and does not report it. A release needs no earlier
-/// effect.
+/// The server may leave the command of such a call out of the log, without a notice to the module. A release
+/// does not depend on an earlier effect.
 #[each_server(shimmed)]
 fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -34,33 +34,33 @@ fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
         (&[&["DLOCK.GUARD", "d", "t", "DLOCK.ACQUIRE", "e", "t", "600000"]], &["effect e"]),
     ];
     for (n, (commands, expected)) in nested.into_iter().enumerate() {
-        let own = ["before", "beside", "first behind", "second behind"].map(|when| format!("{n} {when}"));
-        let take = |conn: &mut Conn, key: &str| {
+        let own = ["before-1", "before-2", "after-1", "after-2"].map(|when| format!("{n}-{when}"));
+        let acquire = |conn: &mut Conn, key: &str| {
             assert!(conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int() > 0);
         };
-        own[..2].iter().for_each(|key| take(&mut conn, key));
+        own[..2].iter().for_each(|key| acquire(&mut conn, key));
         commands.iter().for_each(|command| assert!(!conn.call(command).is_nil()));
-        own[2..].iter().for_each(|key| take(&mut conn, key));
+        own[2..].iter().for_each(|key| acquire(&mut conn, key));
         let sent = words(&stream.drain());
         let sent = sent.iter().map(String::as_str).filter(|word| !["MULTI", "EXEC"].contains(word));
         let of_own = [
-            format!("effect {n} before"),
-            format!("DLOCK.ACQUIRE {n} beside t 600000"),
-            format!("effect {n} first behind"),
-            format!("DLOCK.ACQUIRE {n} second behind t 600000"),
+            format!("effect {n}-before-1"),
+            format!("DLOCK.ACQUIRE {n}-before-2 t 600000"),
+            format!("effect {n}-after-1"),
+            format!("DLOCK.ACQUIRE {n}-after-2 t 600000"),
         ];
         let of_own = of_own.each_ref().map(String::as_str);
         let expected = [&of_own[..2], expected, &of_own[2..]].concat();
-        // The first grant of each round continues from the round before.
+        // The form of the first grant depends on the round before.
         assert_eq!(sent.skip(1).collect::<Vec<_>>(), expected[1..]);
     }
     replica.wait_in_sync(&master);
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
 }
 
-/// The lock is held on this server only. The next grant continues from it here, but not on the replicas.
+/// Only the master has the hidden grant, so replicas could not derive the fence of a verbatim grant after it.
 #[each_server(shimmed)]
-fn commands_hidden_from_replicas_do_not_mislead_readers(kind: &ServerKind) {
+fn a_grant_after_a_command_hidden_from_replicas_is_an_effect(kind: &ServerKind) {
     let caller = compiled("tests/caller.c");
     let master = with_frozen_clock(kind).conf(&format!("loadmodule {}", caller.display())).start();
     let replica = Server::start(kind);

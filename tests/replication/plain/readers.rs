@@ -1,4 +1,4 @@
-//! Readers of the log from any position end with the holds of the master, whatever they held before.
+//! Readers that start at any position of the log end with the holds of the master, whatever they held before.
 
 use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_without_fence, until};
@@ -6,7 +6,7 @@ use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_w
 #[each_server(shimmed)]
 fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     let master = with_frozen_clock(kind).synced().start();
-    // The clocks of the readers run, and one of them keeps a file.
+    // The clocks of the replicas run, and one of them has an append only file.
     let replica = Server::options(kind).conf("appendonly yes").start();
     let sub = Server::start(kind);
     replica.replicate(&master);
@@ -45,8 +45,8 @@ fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
         conn.ok("DLOCK.RELEASE a t");
         let before = locks_without_fence(&server);
         let log = words(&aof::commands(server.dir()));
-        let behind = log.iter().position(|word| word == "effect c").expect("an effect");
-        assert_eq!(log[behind..], ["effect c", "DLOCK.ACQUIRE d t 600000", "DLOCK.RELEASE a t"]);
+        let effect = log.iter().position(|word| word == "effect c").expect("the effect is logged");
+        assert_eq!(log[effect..], ["effect c", "DLOCK.ACQUIRE d t 600000", "DLOCK.RELEASE a t"]);
         server.kill_and_restart();
         assert_eq!(locks_without_fence(&server), before, "preamble {preamble}");
         assert_eq!(skipped(&server), 0);
@@ -94,7 +94,7 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     grant_both(&mut conn, ["c", "d"]);
     assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
     old.wait_in_sync(&new);
-    // The clock of the new master is behind the grants of the old one.
+    // The locks of the old master differ, because the stopped clock of the new one is behind their grants.
     let of_new = |server: &Server| -> Vec<String> {
         locks_without_fence(server)
             .into_iter()
@@ -105,30 +105,30 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     assert_eq!(of_new(&new).len(), 2);
 }
 
-/// A writable replica: writes of its clients do not change the outcome of the master's commands.
+/// Clients of a writable replica have acquired the same locks before.
 #[each_server(shimmed)]
 fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
     let replica = Server::options(kind).conf("replica-read-only no").conf("appendonly yes").start();
     replica.replicate(&master);
-    let (mut conn, mut its) = (master.connect(), replica.connect());
+    let (mut conn, mut replica_conn) = (master.connect(), replica.connect());
     grant(&mut conn, "a");
     replica.wait_in_sync(&master);
     for key in ["b", "c"] {
-        assert!(its.ok(&format!("DLOCK.ACQUIRE {key} stranger 600000 DEPTH 2 LABEL x")).int() > 0);
+        assert!(replica_conn.ok(&format!("DLOCK.ACQUIRE {key} stranger 600000 DEPTH 2 LABEL x")).int() > 0);
     }
     grant(&mut conn, "b");
     grant(&mut conn, "c");
     conn.ok("DLOCK.RELEASE c t");
     replica.wait_in_sync(&master);
     assert_eq!(locks_without_fence(&replica), locks_without_fence(&master));
-    // Its own file gives the same locks, although its readers needed additional effects.
+    // The replica's own file gives the same locks, although it contains additional effects.
     replica.wait_rewritten();
-    its.ok("DEBUG LOADAOF");
+    replica_conn.ok("DEBUG LOADAOF");
     assert_eq!((locks_without_fence(&replica), skipped(&replica)), (locks_without_fence(&master), 0));
 }
 
-/// The link breaks after the effect that the next grant continues from. WAIT works as usual.
+/// The link breaks between an effect and a grant that depends on it. WAIT works as usual.
 #[each_server(shimmed)]
 fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
     let (master, replica) = (with_frozen_clock(kind).start(), Server::start(kind));
@@ -139,16 +139,16 @@ fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
     let before = master.number("sync_partial_ok");
     assert_eq!(conn.ok("CLIENT KILL TYPE replica"), 1);
     grant_both(&mut conn, ["b", "c"]);
-    until("the replica is back", || master.number("sync_partial_ok") > before);
+    until("the replica has reconnected", || master.number("sync_partial_ok") > before);
     conn.ok("DLOCK.RELEASE b t");
     assert_eq!(conn.ok("WAIT 1 0"), 1);
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
 }
 
-/// SAVE and FLUSHALL write a snapshot without a child process: the log continues as before, and the master
-/// itself may read on from that snapshot.
+/// SAVE writes a snapshot without a child process: the log continues as before. After a restart as a replica,
+/// the old master reads on from that snapshot.
 #[each_server(shimmed)]
-fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
+fn an_old_master_reads_on_from_its_snapshot_as_a_replica(kind: &ServerKind) {
     let (mut old, new) = (with_frozen_clock(kind).conf("save 3600 1000").start(), Server::start(kind));
     new.replicate(&old);
     let mut conn = old.connect();
@@ -171,26 +171,26 @@ fn an_old_master_continues_its_log_from_its_snapshot(kind: &ServerKind) {
     assert_eq!(locks_without_fence(&new), before);
 }
 
-/// Its own file differs from its master's log.
+/// The replica's own file differs from its master's log.
 #[each_server(shimmed)]
 fn a_replica_continues_its_masters_log_after_loading_its_file(kind: &ServerKind) {
     let (master, replica) =
         (with_frozen_clock(kind).start(), Server::options(kind).conf("appendonly yes").start());
     replica.replicate(&master);
-    let (mut conn, mut its) = (master.connect(), replica.connect());
+    let (mut conn, mut replica_conn) = (master.connect(), replica.connect());
     grant_both(&mut conn, ["a", "b"]);
     replica.wait_in_sync(&master);
     replica.wait_rewritten();
-    its.ok("BGREWRITEAOF");
+    replica_conn.ok("BGREWRITEAOF");
     replica.wait_rewritten();
     grant(&mut conn, "c");
     replica.wait_in_sync(&master);
     assert_eq!(words(&aof::commands(replica.dir())), ["effect c"]);
-    its.ok("DEBUG LOADAOF");
+    replica_conn.ok("DEBUG LOADAOF");
     grant(&mut conn, "d");
     replica.wait_in_sync(&master);
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
-    its.ok("DEBUG RELOAD");
+    replica_conn.ok("DEBUG RELOAD");
     grant(&mut conn, "e");
     replica.wait_in_sync(&master);
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));

@@ -10,8 +10,8 @@ use dlock_testkit::{Conn, Random, Server, ServerKind, each_server, rounds, until
 /// Number of clock changes on each server.
 const ROUNDS: usize = 20;
 
-/// Acquires a SET NX PX lock with a TTL longer than the test. Returns true if the lock was free; after the first
-/// call this means that a clock change has ended it.
+/// Acquires a SET NX PX lock with a TTL longer than the test. Returns true if the lock was free; after the
+/// first call this means that a clock change has ended it.
 fn set_nx_was_free(conn: &mut Conn) -> bool {
     conn.ok("SET plain x NX PX 600000") == "OK"
 }

@@ -32,8 +32,8 @@ impl Waiter {
         self.conn.read().int()
     }
 
-    /// Asserts that the grant is not earlier than the end of a lease of `ms` requested at `since`. Returns the
-    /// fence.
+    /// Asserts that the grant is not earlier than the end of a lease of `ms` requested at `since`. Returns
+    /// the fence.
     #[track_caller]
     fn granted_after(self, since: Instant, ms: u64) -> i64 {
         let fence = self.granted();

@@ -14,8 +14,8 @@ struct WrittenFile {
     states: Vec<(usize, Vec<String>)>,
 }
 
-/// Runs commands of each kind, and kills the server. The boot-time clock is stopped, so that a command that is
-/// logged verbatim takes its fence from the commands before it.
+/// Runs commands of each kind, and kills the server. The boot-time clock is stopped, so that a command that
+/// is logged verbatim takes its fence from the commands before it.
 fn write_file(kind: &ServerKind, conf: &str) -> WrittenFile {
     let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
     let server = Server::options(kind).synced().conf(conf).start();
