@@ -14,12 +14,12 @@ fn a_fence_follows_the_clock(kind: &ServerKind) {
     let before = micros(&mut conn);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     let after = micros(&mut conn);
-    // The server clock is anchored to the millisecond.
-    assert!((before - 2_000..=after + 2_000).contains(&fence), "{before} {fence} {after}");
+    // The origin of the server clock is a whole millisecond.
+    assert!((before - 2_000..=after + 2_000).contains(&fence), "fence {fence} between {before} and {after}");
 }
 
 #[each_server]
-fn tokens_and_labels_have_any_bytes_and_tokens_are_compared_whole(kind: &ServerKind) {
+fn tokens_and_labels_may_contain_any_bytes_and_tokens_are_compared_whole(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     let long = [b'x'; 255];
     let tokens: [&[u8]; 6] = [b"a", b"A", b"a\0", b"\0\r\n\xff\x80", b" ", &long];
@@ -38,7 +38,7 @@ fn tokens_and_labels_have_any_bytes_and_tokens_are_compared_whole(kind: &ServerK
     }
 }
 
-/// The age was once derived from the fence, so a raised fence gave a grant in the future.
+/// The age used to be derived from the fence, so a raised fence put the grant in the future.
 #[each_server]
 fn confirm_keeps_the_age_of_the_hold(kind: &ServerKind) {
     let mut server = Server::options(kind).synced().start();
@@ -51,7 +51,7 @@ fn confirm_keeps_the_age_of_the_hold(kind: &ServerKind) {
     let before = age(&mut conn);
     assert!(before >= 30, "{before}");
     let mut conn = server.kill_and_restart();
-    assert!(age(&mut conn) >= before, "the restarted server stores the age");
+    assert!(age(&mut conn) >= before, "the age survives the restart");
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     let longest = server.number("dlock_held_ms_max");
     assert!((before..60_000).contains(&longest), "{longest}");
@@ -63,11 +63,11 @@ fn inspect_shows_the_connection_of_each_hold(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut holder) = (server.connect(), server.connect());
     assert!(holder.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    let shown = |conn: &mut Conn| {
+    let connection = |conn: &mut Conn| {
         let hold = first_hold(conn, "k");
         (hold.field("client").int(), hold.field("addr").text())
     };
-    let (client, addr) = shown(&mut conn);
+    let (client, addr) = connection(&mut conn);
     assert_eq!(client, holder.client_id());
     assert!(addr.starts_with("127.0.0.1:"), "{addr}");
     // The hold of a waiter belongs to the waiter's connection, not to the connection that released the lock.
@@ -75,9 +75,9 @@ fn inspect_shows_the_connection_of_each_hold(kind: &ServerKind) {
     let waiting = clients(&mut conn, "k")[0];
     holder.ok("DLOCK.RELEASE k t");
     granted(&mut waiter);
-    assert_eq!(shown(&mut conn).0, waiting);
+    assert_eq!(connection(&mut conn).0, waiting);
     drop(waiter);
-    until("the connection is gone", || shown(&mut conn) == (0, String::new()));
+    until("INSPECT shows no address", || connection(&mut conn) == (0, String::new()));
 }
 
 #[each_server]
@@ -100,7 +100,7 @@ fn inspect_and_waiters_show_at_most_1000_entries(kind: &ServerKind) {
     }
 }
 
-/// Valkey 9 finds internal clients by their id too, and crashed when asked for the address of one.
+/// Valkey 9 also finds internal clients by their id, and used to crash when the module asked for the address.
 #[each_server]
 fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
@@ -127,7 +127,7 @@ fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
 }
 
 #[each_server]
-fn watch_and_client_side_caching_report_a_change_and_no_denial(kind: &ServerKind) {
+fn watch_and_client_side_caching_report_changes_and_no_refused_request(kind: &ServerKind) {
     let server = Server::start(kind);
     let [mut watcher, mut cache, mut other] = [(); 3].map(|()| server.connect());
     cache.hello3();

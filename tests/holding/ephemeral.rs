@@ -10,16 +10,16 @@ use dlock_testkit::{Conn, Events, Server, ServerKind, Stream, each_server, until
 #[each_server]
 fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
-    let mut look = server.connect();
+    let mut observer = server.connect();
     type End = fn(Conn, &mut Conn);
     let ways: [(&str, End); 4] = [
         ("close", |conn, _| drop(conn)),
         ("QUIT", |mut conn, _| {
             let _ = conn.say("QUIT");
         }),
-        ("CLIENT KILL by another", |mut conn, look| {
+        ("CLIENT KILL by another client", |mut conn, observer| {
             let id = conn.client_id();
-            assert_eq!(look.say(&format!("CLIENT KILL ID {id}")), 1);
+            assert_eq!(observer.say(&format!("CLIENT KILL ID {id}")), 1);
         }),
         ("CLIENT KILL of itself", |mut conn, _| {
             let id = conn.client_id();
@@ -33,38 +33,39 @@ fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
         let mut a = server.connect();
         let first = a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL").int();
         let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        end(a, &mut look);
+        end(a, &mut observer);
         assert!(granted(&mut b) > first, "{way}");
         assert_eq!(events.messages(), ["dlock.acquire", "dlock.disconnect", "dlock.acquire"], "{way}");
-        look.ok("DLOCK.RELEASE k b");
+        observer.ok("DLOCK.RELEASE k b");
     }
     assert_eq!(server.number("dlock_disconnects"), 4);
 }
 
 #[each_server]
 fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
-    let (server, mut look) = Server::connected(kind);
-    let mut raw = TcpStream::connect(("127.0.0.1", server.port())).expect("a connection");
+    let (server, mut observer) = Server::connected(kind);
+    let mut raw = TcpStream::connect(("127.0.0.1", server.port())).expect("the server accepts a connection");
     raw.write_all(b"DLOCK.ACQUIRE k a 60000 EPHEMERAL\r\n").expect("the request is sent");
-    until("a holds the lock", || holders(&mut look, "k") == ["a"]);
+    until("a holds the lock", || holders(&mut observer, "k") == ["a"]);
     // A socket with unread received bytes answers a close with RST.
     until("the reply has arrived", || raw.peek(&mut [0]).is_ok_and(|read| read == 1));
     raw.shutdown(Shutdown::Write).expect("the socket can be half closed");
     drop(raw);
-    until("the lock is free", || look.ok("EXISTS k") == 0);
+    until("the lock is free", || observer.ok("EXISTS k") == 0);
 }
 
-/// MEMORY USAGE left out the record of the connection, which is most of the memory of an ephemeral hold.
+/// MEMORY USAGE used to leave out the record of the connection, which is most of the memory of an ephemeral
+/// hold.
 #[each_server]
 fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
     const HOLDS: usize = 300;
-    let (server, mut look) = Server::connected(kind);
+    let (server, mut observer) = Server::connected(kind);
     let mut clients: Vec<Conn> = (0..HOLDS).map(|_| server.connect()).collect();
-    let mut take = |options: &str| {
+    let mut memory_usage_with = |options: &str| {
         for (n, conn) in clients.iter_mut().enumerate() {
             conn.ok(&format!("DLOCK.ACQUIRE key:{n} token 600000 {options}"));
         }
-        let counted: i64 = (0..HOLDS).map(|n| look.ok(&format!("MEMORY USAGE key:{n}")).int()).sum();
+        let counted: i64 = (0..HOLDS).map(|n| observer.ok(&format!("MEMORY USAGE key:{n}")).int()).sum();
         counted as f64
     };
     // The server frees query buffers after 2 s, and shrinks reply buffers from 16 KiB to 1 KiB after 5 s.
@@ -80,24 +81,24 @@ fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
         });
         server.number("used_memory") as f64
     };
-    let (plain, before) = (take(""), used());
-    let counted = take("EPHEMERAL") - plain;
+    let (plain, before) = (memory_usage_with(""), used());
+    let counted = memory_usage_with("EPHEMERAL") - plain;
     let taken = used() - before;
-    assert!((0.6..1.4).contains(&(taken / counted)), "{taken} bytes are taken and {counted} counted");
+    assert!((0.6..1.4).contains(&(taken / counted)), "MEMORY USAGE counts {counted} of {taken} bytes");
 }
 
-/// A write during a disconnect was replicated as the command that caused it, CLIENT KILL.
+/// A write during a disconnect used to be replicated as the command that caused it, CLIENT KILL.
 #[each_server]
 fn a_kill_inside_a_transaction_replicates_the_end_of_the_hold_and_no_kill(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
     let kill = format!("CLIENT KILL ID {}", a.client_id());
     let mut stream = Stream::of(&server);
-    let mut look = server.connect();
+    let mut observer = server.connect();
     for command in ["MULTI", "SET x 1", &kill, "EXEC"] {
-        look.ok(command);
+        observer.ok(command);
     }
-    until("the hold has ended", || look.ok("EXISTS k") == 0);
+    until("the hold has ended", || observer.ok("EXISTS k") == 0);
     let sent = stream.drain();
     let words: Vec<String> = sent.iter().map(|c| String::from_utf8_lossy(&c[0]).to_uppercase()).collect();
     assert!(!words.contains(&"CLIENT".into()), "{words:?}");

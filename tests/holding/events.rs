@@ -10,7 +10,7 @@ fn events_of(command: &str, events: &mut Events, conn: &mut Conn) -> Vec<String>
     let _ = conn.say(command);
     let published = events.so_far();
     let pairs = published.chunks(2).map(|pair| {
-        let [(keyspace, event), (keyevent, key)] = pair else { panic!("half an event: {published:?}") };
+        let [(keyspace, event), (keyevent, key)] = pair else { panic!("no pair: {published:?}") };
         assert_eq!(keyspace, &format!("__keyspace@0__:{key}"));
         assert_eq!(keyevent, &format!("__keyevent@0__:{event}"));
         format!("{key} {event}")
@@ -52,8 +52,8 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
         ("DLOCK.ACQUIRE k t 0", &[]),
         ("DLOCK._SET k x", &[]),
     ];
-    for (command, wanted) in cases {
-        assert_eq!(events_of(command, &mut events, &mut conn), wanted, "{command}");
+    for (command, expected) in cases {
+        assert_eq!(events_of(command, &mut events, &mut conn), expected, "{command}");
     }
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     events.so_far();
@@ -73,9 +73,9 @@ fn a_handoff_from_an_expired_hold_publishes_no_free_event(kind: &ServerKind) {
     assert_eq!(events.messages(), ["dlock.acquire", "dlock.expired", "dlock.acquire"]);
     // A delay comes between the expired hold and the grant to the waiter.
     conn.ok("DLOCK.ACQUIRE delayed t 600000 DELAY 30");
-    let mut waits = waiter(&server, "DLOCK.ACQUIRE delayed u 600000 BLOCK 0");
+    let mut waiter = waiter(&server, "DLOCK.ACQUIRE delayed u 600000 BLOCK 0");
     conn.ok("DLOCK.EXTEND delayed t 20");
-    granted(&mut waits);
+    granted(&mut waiter);
     assert_eq!(events.messages(), ["dlock.acquire", "dlock.extend", "dlock.expired", "dlock.acquire"]);
     conn.ok("DLOCK.ACQUIRE alone t 20 DELAY 30");
     until("the delay has ended", || conn.ok("EXISTS alone") == 0);

@@ -36,7 +36,7 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
     }
     assert!(conn.ok("INFO keyspace").text().contains("keys=1,expires=0"));
 
-    // Switches off native expiry, which must play no part.
+    // Without native expiry, the lease ends all the same.
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
     conn.ok("DLOCK.EXTEND k t 1");
     until("the lease ends", || conn.ok("DBSIZE") == 0);
@@ -53,24 +53,25 @@ fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.EXTEND k t 20"), 1);
     until("the shortened lease ends", || conn.ok("EXISTS k") == 0);
 
-    // The lease is longer now, or another hold follows: the old deadline passes without an effect.
-    for longer in [
+    // After each of these changes, the lease is longer or another hold follows: the old deadline has no
+    // effect.
+    for change in [
         "DLOCK.EXTEND k t 600000",
         "DLOCK.ACQUIRE k t 600000",
         "DLOCK.CONFIRM k t FENCE 600000",
         "DLOCK.RELEASE k t",
     ] {
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        let longer = longer.replace("FENCE", &fence.to_string());
+        let change = change.replace("FENCE", &fence.to_string());
         let replies = conn.say_together(&[
             "DLOCK.EXTEND k t 50",
-            &longer,
+            &change,
             "DLOCK.ACQUIRE k t 600000",
             "DLOCK.ACQUIRE mark t 60",
         ]);
         assert!(replies.iter().all(|reply| reply.int() > 0), "{replies:?}");
-        until("the old deadline is past", || conn.ok("EXISTS mark") == 0);
-        assert_eq!(conn.ok("DLOCK.INSPECT k").field("fence"), &replies[2], "{longer}");
+        until("the old deadline has passed", || conn.ok("EXISTS mark") == 0);
+        assert_eq!(conn.ok("DLOCK.INSPECT k").field("fence"), &replies[2], "{change}");
         conn.ok("DLOCK.BREAK k");
     }
     conn.ok("SELECT 0");
@@ -131,7 +132,8 @@ fn watch_sees_the_end_of_a_lease(kind: &ServerKind) {
     assert_eq!(watcher.ok("EXEC"), Value::Nil);
 }
 
-/// Commands in one write run in one event-loop turn, so the timer cannot run between them.
+/// Acquires a lock and lets its lease expire. The key still exists, because commands in one write run in one
+/// event-loop turn, without the timer.
 const EXPIRED: [&str; 3] = ["DLOCK.ACQUIRE k t 20 DEPTH 2 LABEL host", "DEBUG SLEEP 0.05", "EXISTS k"];
 
 #[each_server]
@@ -150,7 +152,7 @@ fn no_command_sees_an_expired_hold(kind: &ServerKind) {
     ] {
         let replies = conn.say_together(&[&EXPIRED[..], &[command]].concat());
         assert!(replies[0].int() > 0);
-        assert_eq!(replies[2], 1, "the key exists still, or this proves nothing: {command}");
+        assert_eq!(replies[2], 1, "the expired hold is not removed before {command}");
         assert_eq!(replies[3], reply, "{command}");
         until("the background job ends the hold", || conn.ok("EXISTS k") == 0);
     }
@@ -161,14 +163,14 @@ fn no_command_sees_an_expired_hold(kind: &ServerKind) {
 fn acquire_grants_an_expired_lock_to_any_token(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     for token in ["other", "t"] {
-        let again = format!("DLOCK.ACQUIRE k {token} 600000");
-        let replies = conn.say_together(&[&EXPIRED[..], &[&again, "DLOCK.INSPECT k"]].concat());
+        let acquire = format!("DLOCK.ACQUIRE k {token} 600000");
+        let replies = conn.say_together(&[&EXPIRED[..], &[&acquire, "DLOCK.INSPECT k"]].concat());
         assert_eq!(replies[2], 1);
         let (first, second, lock) = (replies[0].int(), replies[3].int(), &replies[4]);
-        assert!(second > first, "a new hold: {second} after {first}");
+        assert!(second > first, "the new hold has a greater fence: {second} after {first}");
         let [hold] = lock.field("holders").items() else { panic!("{lock:?}") };
         assert_eq!((hold.field("token"), hold.field("fence")), (&token.into(), &second.into()));
-        // The new hold keeps nothing of the old one.
+        // The new hold has neither the count nor the label of the old one.
         assert_eq!((hold.field("count"), hold.field("label")), (&1.into(), &"".into()));
         conn.ok("DLOCK.BREAK k");
     }

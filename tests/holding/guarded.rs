@@ -4,7 +4,7 @@
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 
 /// Returns the first word of an error.
-fn word(refused: &Value) -> &str {
+fn error_word(refused: &Value) -> &str {
     refused.error().split(' ').next().unwrap_or_default()
 }
 
@@ -45,9 +45,9 @@ fn guard_refuses_growing_commands_when_memory_is_full(kind: &ServerKind) {
     conn.ok("SET x 1");
     conn.ok("DLOCK.FENCED g 5 PING");
     conn.ok("CONFIG SET maxmemory 1");
-    assert_eq!(word(&conn.say("DLOCK.GUARD k t SET x 2")), "OOM");
-    assert_eq!(word(&conn.say("DLOCK.FENCED g 5 SET x 2")), "OOM");
-    assert_eq!(word(&conn.say("DLOCK.FENCED g 6 DEL x")), "OOM");
+    assert_eq!(error_word(&conn.say("DLOCK.GUARD k t SET x 2")), "OOM");
+    assert_eq!(error_word(&conn.say("DLOCK.FENCED g 5 SET x 2")), "OOM");
+    assert_eq!(error_word(&conn.say("DLOCK.FENCED g 6 DEL x")), "OOM");
     assert_eq!(conn.ok("DLOCK.GUARD k t GET x"), "1");
     assert_eq!(conn.ok("DLOCK.GUARD k t DEL x"), 1);
     assert_eq!(conn.ok("DLOCK.FENCED g 5 DLOCK.RELEASE k t"), 1);
@@ -57,7 +57,7 @@ fn guard_refuses_growing_commands_when_memory_is_full(kind: &ServerKind) {
 
 /// A gate that the command could lower would let a stale writer through.
 #[each_server]
-fn the_command_cannot_lower_its_own_gate(kind: &ServerKind) {
+fn a_fenced_command_cannot_lower_its_own_gate(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     let steps = [
         ("DEL g", "5"),
@@ -141,8 +141,8 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
     assert!(connected.contains("db=0") && !connected.contains("flags=x"), "{connected}");
 }
 
-/// During a slow script the server reads from and frees other clients. The sender of a guarded script was
-/// among them: the server crashed when it disconnected or sent its next command.
+/// During a slow script the server reads from and frees other clients. The sender of a guarded script is
+/// among them: the server used to crash when that client disconnected or sent its next command.
 #[each_server]
 fn scripts_and_functions_are_refused_and_guard_their_own_writes(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -193,7 +193,7 @@ fn a_guarded_command_may_remove_the_lock_of_its_guard(kind: &ServerKind) {
         conn.ok("DLOCK.ACQUIRE l t 600000");
         conn.ok(&format!("DLOCK.GUARD l t {end}"));
         let wanted = if end == "SET l x" { "WRONGTYPE" } else { "NOTHELD" };
-        assert_eq!(word(&conn.say("DLOCK.GUARD l t PING")), wanted, "{end}");
+        assert_eq!(error_word(&conn.say("DLOCK.GUARD l t PING")), wanted, "{end}");
         assert!(conn.ok("DBSIZE").int() < 2, "{end}");
     }
 }

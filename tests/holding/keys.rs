@@ -9,8 +9,8 @@ mod rewritten;
 
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value};
 
-/// A master with an append only file, its replica, and a listener on the master.
-struct World {
+/// A master with an append only file, its replica, and a subscriber to the master's events.
+struct Fixture {
     master: Server,
     replica: Server,
     conn: Conn,
@@ -18,15 +18,15 @@ struct World {
     last_fence: i64,
 }
 
-impl World {
+impl Fixture {
     #[track_caller]
-    fn new(kind: &ServerKind) -> World {
+    fn new(kind: &ServerKind) -> Fixture {
         let master = Server::options(kind).conf("appendonly yes").start();
         let replica = Server::start(kind);
         replica.replicate(&master);
         let events = Events::subscribe(&master, "__keyspace@*");
         let conn = master.connect();
-        World { master, replica, conn, events, last_fence: 0 }
+        Fixture { master, replica, conn, events, last_fence: 0 }
     }
 
     #[track_caller]
@@ -36,7 +36,7 @@ impl World {
 
     /// Acquires a lock that must be free, with a fence above all earlier ones. Discards the events.
     #[track_caller]
-    fn hold(&mut self, key: &str, token: &str) -> i64 {
+    fn acquire(&mut self, key: &str, token: &str) -> i64 {
         let fence = self.conn.ok(&format!("DLOCK.ACQUIRE {key} {token} 600000")).int();
         assert!(fence > self.last_fence, "{fence} after {}", self.last_fence);
         self.last_fence = fence;
@@ -46,7 +46,7 @@ impl World {
 
     /// Asserts the next events as "key event", and that no others follow.
     #[track_caller]
-    fn published(&mut self, wanted: &[&str]) {
+    fn assert_published(&mut self, wanted: &[&str]) {
         let published: Vec<String> = wanted.iter().map(|_| self.next_event()).collect();
         assert_eq!(published, wanted);
         self.events.none();
@@ -61,18 +61,18 @@ impl World {
     /// Asserts that the master, the replica and a server that loads the append only file have these locks in
     /// this database, and this total of locks and holders.
     #[track_caller]
-    fn agrees(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
+    fn assert_locks(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
         self.replica.wait_in_sync(&self.master);
-        look(&self.master, db, locks, held);
-        look(&self.replica, db, locks, held);
+        assert_server_has(&self.master, db, locks, held);
+        assert_server_has(&self.replica, db, locks, held);
         assert_eq!(self.conn.ok("DEBUG LOADAOF"), "OK");
-        look(&self.master, db, locks, held);
+        assert_server_has(&self.master, db, locks, held);
     }
 }
 
-/// Asserts the holder of each lock (`None`: free) and the gauges of INFO.
+/// Asserts the holder of each lock (`None` means free) and the gauges of INFO.
 #[track_caller]
-fn look(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
+fn assert_server_has(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
     let mut conn = server.connect();
     conn.ok(&format!("SELECT {db}"));
     for (key, holder) in locks {
@@ -82,7 +82,7 @@ fn look(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
             (lock @ Value::Array(_), Some(holder)) => {
                 assert_eq!(lock.field("holders").items()[0].field("token"), holder, "{key}");
             }
-            (lock, holder) => panic!("{key}: {holder:?} should hold it: {lock:?}"),
+            (lock, holder) => panic!("{key}: expected the holder {holder:?}, got {lock:?}"),
         }
     }
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [held; 2]);

@@ -5,35 +5,34 @@ use std::collections::BTreeMap;
 use dlock_testkit::queue::{first_hold, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// Returns the locks of a complete walk by key, as "mode holders waiters". No lock may appear twice while
-/// nothing changes.
+/// Lists all locks, by key, as "mode holders waiters". Asserts that no lock appears twice.
 #[track_caller]
-fn walk(conn: &mut Conn, options: &str) -> BTreeMap<String, String> {
-    let (mut cursor, mut locks) = ("0".to_string(), BTreeMap::new());
+fn list_all(conn: &mut Conn, options: &str) -> BTreeMap<String, String> {
+    let (mut cursor, mut found) = ("0".to_string(), BTreeMap::new());
     loop {
         let part = conn.ok(&format!("DLOCK.LIST {cursor} {options}"));
         for lock in part.items()[1].items() {
             let [mode, holders, waiters] = ["mode", "holders", "waiters"].map(|name| lock.field(name));
             let state = format!("{} {holders:?} {waiters:?}", mode.text());
-            let before = locks.insert(lock.field("key").text(), state);
-            assert_eq!(before, None, "{lock:?}");
+            let before = found.insert(lock.field("key").text(), state);
+            assert_eq!(before, None, "listed twice: {lock:?}");
         }
         cursor = part.items()[0].text();
         if cursor == "0" {
-            return locks;
+            return found;
         }
     }
 }
 
-/// Builds the result that [`walk`] returns.
-fn of<const N: usize>(locks: [(&str, &str); N]) -> BTreeMap<String, String> {
+/// Returns the expected result of [`list_all`].
+fn locks<const N: usize>(locks: [(&str, &str); N]) -> BTreeMap<String, String> {
     locks.map(|(key, state)| (key.to_string(), state.to_string())).into()
 }
 
 #[each_server]
 fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
-    assert_eq!(walk(&mut conn, ""), of([]));
+    assert_eq!(list_all(&mut conn, ""), locks([]));
     for n in 0..500 {
         conn.ok(&format!("SET data:{n} x"));
     }
@@ -48,29 +47,29 @@ fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
     until("the short leases have expired", || {
         conn.ok("DLOCK.PTTL lapsed") == -2 && conn.ok("DLOCK.PTTL late") == -2
     });
-    let _waits = ["DLOCK.ACQUIRE job:a u 1000 BLOCK 0", "DLOCK.ACQUIRE late u 1000 BLOCK 0"]
+    let _waiters = ["DLOCK.ACQUIRE job:a u 1000 BLOCK 0", "DLOCK.ACQUIRE late u 1000 BLOCK 0"]
         .map(|command| waiter(&server, command));
-    let all = of([
+    let all = locks([
         ("job:a", "exclusive 1 1"),
         ("job:b", "shared 2 0"),
         ("permits", "permits 1 0"),
         ("late", "free 0 1"),
     ]);
     for count in ["", "COUNT 1", "count 3", "COUNT 2147483647"] {
-        assert_eq!(walk(&mut conn, count), all, "{count}");
+        assert_eq!(list_all(&mut conn, count), all, "{count}");
     }
     assert_eq!(
-        walk(&mut conn, "MATCH job:[^a]*"),
-        of([("job:b", "shared 2 0")]),
-        "patterns are those of KEYS"
+        list_all(&mut conn, "MATCH job:[^a]*"),
+        locks([("job:b", "shared 2 0")]),
+        "the pattern works as in KEYS"
     );
-    let waited = of([("job:a", "exclusive 1 1"), ("late", "free 0 1")]);
-    assert_eq!(walk(&mut conn, "COUNT 1 WAITED"), waited);
-    assert_eq!(walk(&mut conn, "waited match j*"), of([("job:a", "exclusive 1 1")]));
+    let waited = locks([("job:a", "exclusive 1 1"), ("late", "free 0 1")]);
+    assert_eq!(list_all(&mut conn, "COUNT 1 WAITED"), waited);
+    assert_eq!(list_all(&mut conn, "waited match j*"), locks([("job:a", "exclusive 1 1")]));
     conn.ok("SELECT 1");
-    assert_eq!((walk(&mut conn, ""), walk(&mut conn, "WAITED")), (of([]), of([])));
+    assert_eq!((list_all(&mut conn, ""), list_all(&mut conn, "WAITED")), (locks([]), locks([])));
     conn.ok("SWAPDB 0 1");
-    let held = walk(&mut conn, "");
+    let held = list_all(&mut conn, "");
     assert_eq!(
         held.keys().collect::<Vec<_>>(),
         ["job:a", "job:b", "late", "permits"],
@@ -89,7 +88,7 @@ fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
     // The lock whose lease ends first was granted first.
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     until("the first hold is 5 ms old", || oldest(&mut conn) >= 5);
-    // Enough deadlines to be kept in rows.
+    // With this many holders, the lock stores its holds in rows by deadline.
     for n in 0..200 {
         conn.ok(&format!("DLOCK.ACQUIRE k sharer-{n} {} SHARED", 600_000 + n));
     }
@@ -99,7 +98,7 @@ fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
     assert_eq!(lock.field("holders"), &Value::Int(201));
     conn.ok("DLOCK.RELEASE k a");
     let (lock, after) = (listed(&mut conn, "k"), oldest(&mut conn));
-    assert!(lock.field("held").int() <= after, "the first holder has left: {lock:?} {after}");
+    assert!(lock.field("held").int() <= after, "the first holder has released the lock: {lock:?} {after}");
     conn.ok("DLOCK.ACQUIRE free t 1 DELAY 600000");
     until("the lock is in its delay", || conn.ok("DLOCK.PTTL free") == -2);
     let delayed = listed(&mut conn, "free");
@@ -119,6 +118,6 @@ fn list_shows_only_keys_that_the_user_may_read(kind: &ServerKind) {
         ("~*", &["mine:a", "theirs:b"]),
     ] {
         let mut app = server.user(&format!("+dlock.list {rules}"));
-        assert_eq!(walk(&mut app, "").into_keys().collect::<Vec<_>>(), shown, "{rules}");
+        assert_eq!(list_all(&mut app, "").into_keys().collect::<Vec<_>>(), shown, "{rules}");
     }
 }

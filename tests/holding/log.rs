@@ -3,13 +3,13 @@
 use dlock_testkit::queue::{clients, first_hold, granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// Starts a server that counts every hold and wait as long.
-fn server(kind: &ServerKind) -> Server {
+/// Starts a server that logs every hold and every wait as a long one.
+fn server_that_logs_all(kind: &ServerKind) -> Server {
     Server::options(kind).conf("dlock.log-slower-than 0").start()
 }
 
-/// Returns the incidents of a key, newest first.
-fn noted(conn: &mut Conn, key: &str) -> Vec<String> {
+/// Returns the kinds of the incidents of a key, newest first.
+fn incidents(conn: &mut Conn, key: &str) -> Vec<String> {
     let log = conn.ok(&format!("DLOCK.LOG KEY {key}"));
     log.items().iter().map(|entry| entry.field("what").text()).collect()
 }
@@ -20,15 +20,15 @@ fn newest(conn: &mut Conn, key: &str) -> Value {
 
 #[each_server]
 fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
-    let server = server(kind);
+    let server = server_that_logs_all(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE lease t 1");
-    until("the lease ends", || noted(&mut conn, "lease") == ["expired"]);
+    until("the lease ends", || incidents(&mut conn, "lease") == ["expired"]);
     conn.ok("DLOCK.ACQUIRE op t 600000");
     conn.ok("DLOCK.BREAK op");
-    assert_eq!(noted(&mut conn, "op"), ["broken"]);
+    assert_eq!(incidents(&mut conn, "op"), ["broken"]);
     server.connect().ok("DLOCK.ACQUIRE conn t 600000 EPHEMERAL");
-    until("the connection is gone", || noted(&mut conn, "conn") == ["disconnected"]);
+    until("the disconnect is logged", || incidents(&mut conn, "conn") == ["disconnected"]);
     for (key, command) in [
         ("del", "DEL del"),
         ("set", "SET set x"),
@@ -37,34 +37,34 @@ fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
     ] {
         conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000"));
         conn.ok(command);
-        assert_eq!(noted(&mut conn, key), ["vanished"], "{command}");
+        assert_eq!(incidents(&mut conn, key), ["vanished"], "{command}");
     }
     conn.ok("DLOCK.ACQUIRE long t 600000");
     conn.ok("DLOCK.RELEASE long t");
-    assert_eq!(noted(&mut conn, "long"), ["long-hold"]);
+    assert_eq!(incidents(&mut conn, "long"), ["long-hold"]);
     conn.ok("DLOCK.ACQUIRE waited t 600000");
     let mut next = waiter(&server, "DLOCK.ACQUIRE waited u 600000 BLOCK 0");
     conn.ok("DLOCK.RELEASE waited t");
     granted(&mut next);
-    assert_eq!(noted(&mut conn, "waited"), ["long-wait", "long-hold"]);
+    assert_eq!(incidents(&mut conn, "waited"), ["long-wait", "long-hold"]);
     conn.ok("DLOCK.ACQUIRE one t 600000");
     conn.ok("DLOCK.ACQUIRE two u 600000");
-    let _waits = waiter(&server, "DLOCK.ACQUIRE two t 600000 BLOCK 0");
+    let _waiter = waiter(&server, "DLOCK.ACQUIRE two t 600000 BLOCK 0");
     assert!(conn.say("DLOCK.ACQUIRE one u 600000 BLOCK 0").error().starts_with("DEADLOCK"));
-    assert_eq!(noted(&mut conn, "one"), ["deadlock"]);
+    assert_eq!(incidents(&mut conn, "one"), ["deadlock"]);
     conn.ok("CONFIG SET dlock.max-waiters 0");
     assert!(conn.say("DLOCK.ACQUIRE one v 600000 BLOCK 0").error().starts_with("QUEUEFULL"));
-    assert_eq!(noted(&mut conn, "one"), ["queue-full", "deadlock"]);
+    assert_eq!(incidents(&mut conn, "one"), ["queue-full", "deadlock"]);
     conn.ok("FLUSHALL");
-    assert_eq!(noted(&mut conn, "one")[0], "vanished");
+    assert_eq!(incidents(&mut conn, "one")[0], "vanished");
     conn.ok("CONFIG SET dlock.max-waiters 9");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut gone = waiter(&server, "DLOCK.ACQUIRE k u 600000 BLOCK 0");
     let id = clients(&mut conn, "k")[0];
     let both = conn.say_together(&["DLOCK.RELEASE k t", &format!("CLIENT KILL ID {id}")]);
     assert_eq!(both, [Value::Int(1), Value::Int(1)]);
-    until("the waiter is closed", || gone.closed());
-    until("the grant came back", || noted(&mut conn, "k").contains(&"undelivered".to_string()));
+    until("the connection of the waiter is closed", || gone.closed());
+    until("the log has the grant", || incidents(&mut conn, "k").contains(&"undelivered".to_string()));
     let log = conn.ok("DLOCK.LOG KEY k");
     let undelivered = log.items().iter().find(|entry| *entry.field("what") == "undelivered").unwrap();
     assert!(undelivered.field("client").int() == id && undelivered.field("fence").int() > 0, "{log:?}");
@@ -72,7 +72,7 @@ fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
 
 #[each_server]
 fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
-    let server = server(kind);
+    let server = server_that_logs_all(kind);
     let mut conn = server.connect();
     conn.hello3();
     conn.ok("SELECT 3");
@@ -88,17 +88,17 @@ fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
         assert_eq!(entry.field(field), &Value::Int(value), "{entry:?}");
     }
     assert!(entry.field("address").text().starts_with("127.0.0.1:"), "{entry:?}");
-    // The entry names the connection of the grant, whether or not the hold is bound to it, while that
-    // connection exists.
+    // An entry names the connection of the grant, even if the hold is not bound to it. It shows the address
+    // while that connection exists.
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("DEL k");
-    let (vanished, granted) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
-    assert_eq!(["client", "address"].map(|field| vanished.field(field).clone()), granted, "{vanished:?}");
+    let (vanished, expected) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
+    assert_eq!(["client", "address"].map(|field| vanished.field(field).clone()), expected, "{vanished:?}");
     let mut gone = server.connect();
     gone.ok("SELECT 3");
     let (id, _) = (gone.client_id(), gone.ok("DLOCK.ACQUIRE k t 600000"));
     drop(gone);
-    until("the connection is gone", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
+    until("the connection is closed", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
     conn.ok("DLOCK.BREAK k");
     let broken = newest(&mut conn, "k");
     assert_eq!((broken.field("client").int(), broken.field("address").text()), (id, String::new()));
@@ -107,9 +107,9 @@ fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
 
 #[each_server]
 fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
-    let server = server(kind);
+    let server = server_that_logs_all(kind);
     let mut conn = server.connect();
-    let again = |conn: &mut Conn| {
+    let hold_and_release = |conn: &mut Conn| {
         conn.ok("DLOCK.ACQUIRE k t 600000");
         conn.ok("DLOCK.RELEASE k t");
     };
@@ -117,7 +117,7 @@ fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
         let log = conn.ok(&format!("DLOCK.LOG {arguments}"));
         log.items().iter().map(|entry| entry.field("id").int()).collect()
     };
-    (0..200).for_each(|_| again(&mut conn));
+    (0..200).for_each(|_| hold_and_release(&mut conn));
     assert_eq!(ids(&mut conn, ""), (72..200).rev().collect::<Vec<_>>());
     assert_eq!(ids(&mut conn, "COUNT 2"), [199, 198]);
     conn.ok("CONFIG SET dlock.log-max-len 3");
@@ -125,15 +125,15 @@ fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
     assert_eq!(conn.say("DLOCK.LOG RESET"), "OK");
     assert_eq!(ids(&mut conn, ""), []);
     conn.ok("CONFIG SET dlock.log-max-len 0");
-    again(&mut conn);
+    hold_and_release(&mut conn);
     conn.ok("CONFIG SET dlock.log-max-len 3");
     conn.ok("CONFIG SET dlock.log-slower-than -1");
-    again(&mut conn);
+    hold_and_release(&mut conn);
     assert_eq!(ids(&mut conn, ""), []);
     conn.ok("CONFIG SET dlock.log-slower-than 600000");
-    again(&mut conn);
+    hold_and_release(&mut conn);
     assert_eq!(ids(&mut conn, ""), []);
-    // Many holds that end together are one entry; a long name is cut.
+    // Many holds that end together are one entry; a long name is truncated.
     for n in 0..300 {
         conn.ok(&format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
     }

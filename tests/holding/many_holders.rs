@@ -8,13 +8,13 @@ use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 /// More holds than one event-loop turn ends, and than one effect names.
 const MANY: i64 = 3000;
 
-/// Acquires a lock for `many` tokens in a transaction, because a script has no connection of its own.
+/// Acquires a lock for `count` tokens.
 #[track_caller]
-fn crowd(conn: &mut Conn, key: &str, many: i64, ttl: &str, options: &str) {
+fn acquire_for_many(conn: &mut Conn, key: &str, count: i64, ttl: &str, options: &str) {
     let commands: Vec<String> =
-        (0..many).map(|n| format!("DLOCK.ACQUIRE {key} token:{n} {ttl} {options}")).collect();
-    for some in commands.chunks(500) {
-        assert!(conn.say_together(some).iter().all(|reply| reply.int() > 0));
+        (0..count).map(|n| format!("DLOCK.ACQUIRE {key} token:{n} {ttl} {options}")).collect();
+    for batch in commands.chunks(500) {
+        assert!(conn.say_together(batch).iter().all(|reply| reply.int() > 0));
     }
 }
 
@@ -32,7 +32,7 @@ fn break_ends_many_holds_with_one_effect_and_one_event(kind: &ServerKind) {
     let before = server.number("used_memory");
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
     for (mode, broken) in [("SHARED", 1), ("PERMITS 5000", 2)] {
-        crowd(&mut conn, "k", MANY, "600000", mode);
+        acquire_for_many(&mut conn, "k", MANY, "600000", mode);
         assert_eq!(holders(&server, "k"), MANY);
         events.so_far();
         let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
@@ -49,12 +49,13 @@ fn break_ends_many_holds_with_one_effect_and_one_event(kind: &ServerKind) {
     until("the memory of the holds is freed", || server.number("used_memory") < before + 1_000_000);
 }
 
-/// Each hold was searched among all of them, and the whole lock was sent to the replicas for every few.
+/// The server used to search each hold among all of them, and to send the whole lock to the replicas for
+/// every few ended holds.
 #[each_server]
 fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     let (server, replica) = Server::with_replica(kind);
     let (mut conn, mut other) = (server.connect(), server.connect());
-    crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
+    acquire_for_many(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
     other.ok("DLOCK.ACQUIRE k stays 600000 SHARED");
     replica.wait_in_sync(&server);
     let before = server.number("master_repl_offset");
@@ -67,12 +68,12 @@ fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     assert!(each < 400, "{each} bytes for each hold went to the replica");
 }
 
-/// Broken, and acquired again by the same token and connection: pending work for the old hold keeps the new
-/// one bound.
+/// The same token and connection acquire the lock again after a BREAK. Pending work for the old hold must not
+/// unbind the new one.
 #[each_server]
 fn a_hold_acquired_again_after_a_break_is_bound_to_its_connection(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
-    crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
+    acquire_for_many(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
     let again = "DLOCK.ACQUIRE k token:0 600000 SHARED EPHEMERAL";
     let replies = conn.say_together(&["DLOCK.BREAK k", again]);
     assert!(replies[0] == MANY && replies[1].int() > 0);
@@ -88,24 +89,24 @@ fn many_expired_holds_are_hidden_at_once_and_removed_in_turns(kind: &ServerKind)
     let (server, replica) = Server::with_replica(kind);
     let mut conn = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-    crowd(&mut conn, "k", MANY, "86000000", "PERMITS 3001");
+    acquire_for_many(&mut conn, "k", MANY, "86000000", "PERMITS 3001");
     // In one transaction, so that no lease ends before the pause.
     let mut commands = vec!["MULTI".to_string()];
     commands.extend((0..MANY / 2).map(|n| format!("DLOCK.EXTEND k token:{n} 500")));
     commands.extend(["CLIENT PAUSE 600000 WRITE", "EXEC"].map(String::from));
     let replies = conn.say_together(&commands);
     assert_eq!(replies.last().expect("the reply to EXEC").items().len() as i64, MANY / 2 + 1);
-    for at in [&server, &replica] {
-        until("no expired hold is shown", || holders(at, "k") == MANY / 2);
+    for reader in [&server, &replica] {
+        until("no expired hold is shown", || holders(reader, "k") == MANY / 2);
     }
     let ended = server.number("dlock_expiries");
-    assert!(ended < 300, "{ended} have ended before the pause");
+    assert!(ended < 300, "{ended} holds have ended before the pause");
     assert_eq!(conn.ok("DLOCK.HOLDS k token:1"), 0);
     conn.ok("CLIENT UNPAUSE");
     until("the holds have ended", || server.number("dlock_expiries") == MANY / 2);
     assert_eq!((holders(&server, "k"), server.number("dlock_holders")), (MANY / 2, MANY / 2));
     let expired = events.messages().iter().filter(|event| *event == "dlock.expired").count();
-    assert_eq!(expired as i64, MANY / 2, "an event for each hold");
+    assert_eq!(expired as i64, MANY / 2, "each expired hold has an event");
     replica.wait_in_sync(&server);
     until("the replica has dropped the expired holds", || replica.number("dlock_holders") == MANY / 2);
 }
@@ -117,7 +118,7 @@ fn a_deleted_key_with_many_holders_leaves_no_state(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut other) = (server.connect(), server.connect());
     let before = server.number("used_memory");
-    crowd(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
+    acquire_for_many(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
     let held = server.number("used_memory");
     assert!(held > before + MANY * 100);
     assert_eq!(other.say("DEL k"), 1);
@@ -135,13 +136,14 @@ fn max_holders_per_key_bounds_the_holders(kind: &ServerKind) {
     let mut conn = server.connect();
     for mode in ["SHARED", "PERMITS 10"] {
         conn.ok("CONFIG SET dlock.max-holders-per-key 3");
-        crowd(&mut conn, "k", 3, "600000", mode);
+        acquire_for_many(&mut conn, "k", 3, "600000", mode);
         for block in ["", " BLOCK 0"] {
             let refused = conn.say(&format!("DLOCK.ACQUIRE k d 600000 {mode}{block}"));
             assert!(refused.error().starts_with("ERR one key may have 3 holders"), "{refused:?}");
             assert!(refused.error().contains("dlock.max-holders-per-key"), "{refused:?}");
         }
-        assert!(conn.ok(&format!("DLOCK.ACQUIRE k token:2 600000 {mode}")).int() > 0, "token:2 holds it");
+        // The token is already a holder.
+        assert!(conn.ok(&format!("DLOCK.ACQUIRE k token:2 600000 {mode}")).int() > 0);
         // Two clients more than the bound wait, and are granted the lock when it has room.
         conn.ok("DLOCK.BREAK k");
         conn.ok("DLOCK.ACQUIRE k alone 600000");

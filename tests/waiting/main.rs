@@ -1,5 +1,5 @@
-//! Waiting: order, timeouts, ends. Each grant is delivered or passes to the next waiter; each waiter
-//! gets one outcome.
+//! Waiting for a lock. Each grant is delivered or passes to the next waiter, and each waiter gets one
+//! outcome.
 
 mod order;
 mod queued;

@@ -11,6 +11,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
     let mut c = server.connect();
     c.send(&["DLOCK.ACQUIRE", "k", "c", "30000", "BLOCK", "300"]);
+    // The second request finds the position of the first.
     for _ in 0..2 {
         assert_eq!(a.ok("DLOCK.ACQUIRE k d 30000 QUEUE 30000"), Value::Nil);
     }
@@ -29,9 +30,10 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     assert_eq!(holders(&mut replica.connect(), "k"), ["d"]);
 }
 
-/// More waiters than one event-loop turn grants: the others follow, ahead of new requests.
+/// There are more waiters than one event-loop turn grants. The rest is granted in later turns, ahead of new
+/// requests.
 #[each_server]
-fn a_large_row_of_sharers_is_granted_together_and_not_overtaken(kind: &ServerKind) {
+fn many_waiting_sharers_are_all_granted_before_a_newcomer(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 600000");
     for n in 0..600 {

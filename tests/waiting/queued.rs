@@ -1,10 +1,10 @@
-//! QUEUE: positions that belong to their tokens: refused, moved, granted and claimed.
-//! `conformance/queue*.json` play the rest.
+//! QUEUE: positions that belong to tokens are refused, moved, granted and claimed. `conformance/queue*.json`
+//! test the rest.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// Adds a position for `token` to the queue of `k`, with messages on `channel`.
+/// Adds a position for `token` to the queue of `k`, with notifications on `channel`.
 #[track_caller]
 fn queue(conn: &mut Conn, token: &str) {
     let call = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 NOTIFY channel {token}");
@@ -28,6 +28,7 @@ fn the_rights_of_a_position_are_checked_at_request_and_at_grant(kind: &ServerKin
         queue(&mut a, "c");
         a.ok(&format!("ACL SETUSER app {withdrawal}"));
         a.ok("DLOCK.RELEASE k a");
+        // Without the right to the channel, its user cannot publish there.
         if is_published {
             assert_eq!(subscriber.message(), "b refused");
         }
@@ -40,7 +41,7 @@ fn the_rights_of_a_position_are_checked_at_request_and_at_grant(kind: &ServerKin
 }
 
 #[each_server]
-fn the_queue_stays_at_swapdb_and_an_unclaimed_grant_moves_with_its_database(kind: &ServerKind) {
+fn swapdb_leaves_the_queue_and_moves_an_unclaimed_grant(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     let mut subscriber = server.subscriber("channel");
     a.ok("DLOCK.ACQUIRE k a 600000");
@@ -66,7 +67,7 @@ fn a_granted_position_can_be_claimed_when_its_connection_closes_in_the_turn_of_t
     until("b waits", || server.number("dlock_waiting") == 1);
     assert_eq!(tokens(&mut a, "k"), ["b"]);
     assert_eq!(a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
-    until("the lease is that of the position", || (1..=500_000).contains(&a.ok("DLOCK.PTTL k b").int()));
+    until("the hold has the lease of QUEUE", || (1..=500_000).contains(&a.ok("DLOCK.PTTL k b").int()));
     assert_eq!(holders(&mut a, "k"), ["b"]);
     assert!(a.ok("DLOCK.ACQUIRE k b 600000").int() > 0);
     assert!(a.ok("DLOCK.PTTL k b").int() > 500_000);

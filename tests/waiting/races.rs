@@ -19,8 +19,8 @@ fn scene(kind: &ServerKind) -> Scene {
 impl Scene {
     /// Asserts that a crash and a restart keep these holders.
     #[track_caller]
-    fn assert_kept_by_a_crash(mut self, holder: &[&str]) {
-        assert_eq!(holders(&mut self.server.kill_and_restart(), "k"), holder);
+    fn assert_kept_by_a_crash(mut self, expected: &[&str]) {
+        assert_eq!(holders(&mut self.server.kill_and_restart(), "k"), expected);
     }
 }
 
@@ -31,7 +31,7 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_is_killed(kind: &ServerKind
         let mut events = Events::subscribe(&scene.server, "__keyspace@0__:k");
         let kill = format!("CLIENT KILL ID {}", scene.b_id);
         assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
-        scene.c_holds();
+        scene.assert_c_holds();
         assert!(scene.b.closed());
         // b was granted the lock, and its hold ended like any other.
         assert_eq!(events.messages(), ["dlock.release", "dlock.acquire", "dlock.release", "dlock.acquire"]);
@@ -49,14 +49,15 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_is_unblocked_with_an_error(
     release_and_unblock(kind, "ERROR", is_unblocked);
 }
 
-/// Redis 7.0 and earlier lose the reply of a module that leaves the wait to the server, and send the next
-/// reply in its place; 7.2 fails an assertion.
+/// If a module leaves the wait to the server, Redis 7.0 and earlier lose the reply and send the next one in
+/// its place, and 7.2 fails an assertion.
 #[each_server]
 fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);
 }
 
-/// Releases the lock and unblocks b in one write. `was_unblocked` recognises the reply if b was not granted.
+/// Releases the lock and unblocks b in one write. `was_unblocked` recognises the reply if b was not
+/// granted the lock.
 fn release_and_unblock(kind: &ServerKind, how: &str, was_unblocked: fn(&Value) -> bool) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
@@ -69,7 +70,7 @@ fn release_and_unblock(kind: &ServerKind, how: &str, was_unblocked: fn(&Value) -
             assert_eq!(holders(&mut scene.a, "k"), ["b"]);
             scene.a.ok("DLOCK.RELEASE k b");
         }
-        scene.c_holds();
+        scene.assert_c_holds();
         assert_eq!(scene.b.say("PING"), "PONG", "exactly one reply");
         scene.reset();
     }
@@ -91,13 +92,13 @@ fn a_waiter_unblocked_without_a_grant_gets_one_reply(kind: &ServerKind) {
         }
         assert_eq!(scene.b.say("PING"), "PONG", "exactly one reply");
         scene.a.ok("DLOCK.RELEASE k a");
-        scene.c_holds();
+        scene.assert_c_holds();
         scene.reset();
     }
 }
 
 #[each_server]
-fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
+fn a_release_at_the_timeout_gives_the_waiter_one_outcome(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         // The server reads the RELEASE after b's timeout has passed, and before it has ended b's wait.
@@ -105,7 +106,7 @@ fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
         assert_eq!(scene.a.say_together(&["DEBUG SLEEP 1.05", "DLOCK.RELEASE k a"])[1], 1);
         assert_eq!(scene.b.read(), Value::Nil);
         assert_eq!(scene.b.say("PING"), "PONG");
-        scene.c_holds();
+        scene.assert_c_holds();
         // The server grants to b in time, and b's timeout passes before the server writes the reply.
         scene.reset_to("DLOCK.ACQUIRE k a 600000", "BLOCK 1000");
         assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", "DEBUG SLEEP 1.05"])[0], 1);
@@ -115,7 +116,7 @@ fn a_release_at_the_timeout_gives_one_outcome(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_release_at_a_demotion_gives_one_outcome(kind: &ServerKind) {
+fn a_release_at_a_demotion_gives_each_waiter_one_outcome(kind: &ServerKind) {
     let master = Server::start(kind);
     let mut scene = scene(kind);
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", master.port());
@@ -135,7 +136,7 @@ fn a_release_at_a_demotion_gives_one_outcome(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_release_with_flushall_or_del_gives_one_outcome(kind: &ServerKind) {
+fn a_release_before_a_removal_gives_each_waiter_one_outcome(kind: &ServerKind) {
     let mut scene = scene(kind);
     for removal in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB", "DEL k", "UNLINK k", "SET k x", "RENAME k l"] {
         for _ in 0..rounds() {
@@ -165,7 +166,7 @@ fn a_removal_before_a_release_serves_the_queue_once(kind: &ServerKind) {
         let replies = scene.a.say_together(&[removal, "DLOCK.RELEASE k a"]);
         assert_eq!(replies[1], 0, "{removal}");
         granted(&mut scene.b);
-        until("b holds", || holders(&mut scene.a, "k") == ["b"]);
+        until("b holds the lock", || holders(&mut scene.a, "k") == ["b"]);
         assert_eq!(queue::tokens(&mut scene.a, "k"), ["c"]);
         scene.reset();
     }
@@ -180,7 +181,7 @@ fn a_grant_passes_to_the_next_waiter_when_holder_and_waiter_are_killed(kind: &Se
         let kills = [scene.a.client_id(), scene.b_id].map(|id| format!("CLIENT KILL ID {id}"));
         assert_eq!(killer.say_together(&kills), [1, 1].map(Value::Int));
         scene.a = killer;
-        scene.c_holds();
+        scene.assert_c_holds();
     }
 }
 
@@ -191,23 +192,23 @@ fn a_grant_passes_to_the_next_waiter_when_both_connections_of_its_token_are_kill
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         scene.a.ok("DLOCK.CANCEL k c");
-        let again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-        let again_id = queue::clients(&mut scene.a, "k")[1];
+        let retry = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        let retry_id = queue::clients(&mut scene.a, "k")[1];
         scene.c = waiter(&scene.server, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
-        let kills = [scene.b_id, again_id].map(|id| format!("CLIENT KILL ID {id}"));
+        let kills = [scene.b_id, retry_id].map(|id| format!("CLIENT KILL ID {id}"));
         assert_eq!(
             scene.a.say_together(&["DLOCK.RELEASE k a", &kills[0], &kills[1]]),
             [1, 1, 1].map(Value::Int)
         );
-        scene.c_holds();
-        drop(again);
+        scene.assert_c_holds();
+        drop(retry);
         scene.reset();
         // One of the two connections receives the reply, so the hold stays.
         scene.a.ok("DLOCK.CANCEL k c");
-        let mut again = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
+        let mut retry = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         let kill = format!("CLIENT KILL ID {}", scene.b_id);
         assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", &kill]), [1, 1].map(Value::Int));
-        granted(&mut again);
+        granted(&mut retry);
         assert_eq!(holders(&mut scene.a, "k"), ["b"]);
         scene.reset();
     }

@@ -8,7 +8,7 @@ use dlock_testkit::queue;
 use dlock_testkit::queue::{granted, holders, tokens, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// A master with a lease that ends while it refuses writes, and two waiters.
+/// A master that refuses writes, with a lease that ends meanwhile and two waiters.
 struct Scene {
     server: Server,
     conn: Conn,
@@ -19,7 +19,7 @@ struct Scene {
     events: Events,
 }
 
-/// `refuse` makes the server refuse writes with an error that begins with the given word.
+/// `refuse` makes the server refuse writes with an error that begins with `word`.
 fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Conn), word: &str) -> Scene {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").confs(conf).start();
     let mut conn = server.connect();
@@ -64,7 +64,7 @@ impl Scene {
 /// Tests the configuration that docs/choosing.md recommends. Both servers used to grant the lock, and both
 /// holds were valid until one lease ended.
 #[each_server]
-fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKind) {
+fn an_isolated_master_grants_no_lock_beside_its_promoted_replica(kind: &ServerKind) {
     let replica = Server::options(kind).conf("dlock.restart-grace 6000").start();
     let promote = |server: &Server, conn: &mut Conn| {
         replica.replicate(server);
@@ -75,17 +75,17 @@ fn an_isolated_master_grants_nothing_beside_its_promoted_replica(kind: &ServerKi
     scene.assert_the_lease_end_has_no_effect();
     // The promoted replica grants after its grace period.
     let mut z = replica.connect();
-    until("its grace period has ended", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
+    until("the replica grants the lock", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
     scene.assert_b_waits();
     scene.conn.ok("CONFIG SET min-replicas-to-write 0");
     scene.assert_b_is_granted();
 }
 
 #[each_server]
-fn nothing_is_granted_after_a_failed_save(kind: &ServerKind) {
+fn no_lock_is_granted_after_a_failed_save(kind: &ServerKind) {
     let fail = |server: &Server, conn: &mut Conn| {
         // A folder blocks the path of the file.
-        fs::create_dir_all(server.dir().join("no.rdb/in")).expect("a folder");
+        fs::create_dir_all(server.dir().join("no.rdb/in")).expect("the folder can be created");
         conn.ok("BGSAVE");
         until("the save has failed", || server.info("rdb_last_bgsave_status") == "err");
     };
@@ -96,7 +96,7 @@ fn nothing_is_granted_after_a_failed_save(kind: &ServerKind) {
 }
 
 #[each_server]
-fn nothing_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
+fn no_lock_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     let fill = |_: &Server, conn: &mut Conn| {
         conn.ok("DLOCK.ACQUIRE given a 60000");
         conn.ok("DLOCK.ACQUIRE brief a 1000");
@@ -118,17 +118,17 @@ fn nothing_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
 #[each_server]
 fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
-    let (mut conn, mut closes) = (server.connect(), server.connect());
+    let (mut conn, mut holder) = (server.connect(), server.connect());
     let others = ["j", "k\0", "k\0x", "k!"];
     for key in others.iter().chain(&["k"]) {
         for token in ["a", "\0", "\u{10ffff}"] {
             let call = ["DLOCK.ACQUIRE", key, token, "60000", "PERMITS", "3", "EPHEMERAL"];
-            assert!(closes.call(&call).int() > 0);
+            assert!(holder.call(&call).int() > 0);
         }
     }
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 PERMITS 3 BLOCK 0");
     conn.ok("CONFIG SET maxmemory 1");
-    drop(closes);
+    drop(holder);
     for key in others {
         until("the hold without waiters ends", || conn.call(&["EXISTS", key]) == 0);
     }
@@ -139,8 +139,8 @@ fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     assert_eq!(server.number("dlock_disconnects"), 15);
 }
 
-/// With an eviction policy the server evicts before each command. So the job must not take memory that
-/// exceeds the limit between two commands for a reason to grant nothing.
+/// With an eviction policy, the server evicts before each command, and memory may exceed the limit in
+/// between. The background job must grant locks all the same.
 #[each_server]
 fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
     let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
@@ -176,7 +176,8 @@ fn waits_time_out_in_a_pause_and_the_queue_is_served_after_it(kind: &ServerKind)
     assert_eq!(holders(&mut conn, "k"), ["a", "c"]);
 }
 
-/// The probe leaves no trace in statistics, logs or MONITOR.
+/// The module probes whether the server accepts writes. The probe leaves no trace in statistics, logs or
+/// MONITOR.
 #[each_server]
 fn the_write_probe_is_invisible_to_clients(kind: &ServerKind) {
     let server = Server::start(kind);

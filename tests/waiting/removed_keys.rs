@@ -1,5 +1,5 @@
-//! Keys removed under a queue, also by the end of a native TTL: the hold ends, the queue is served or
-//! refused, and there are never two holders.
+//! The key of a queue is removed by a command, an eviction or the end of a native TTL: the hold ends, the
+//! queue is served or refused, and the lock never has two holders.
 
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
@@ -21,19 +21,19 @@ fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
     assert_eq!(holders(&mut one, "l"), ["a"]);
     granted(&mut c);
     assert_eq!(holders(&mut zero, "l"), ["c"]);
-    // The moved lock is found by its deadline in its new database.
+    // The background job ends the lease of the moved lock in its new database.
     one.ok("DLOCK.EXTEND k a 30");
     until("the lease ends", || one.ok("EXISTS k") == 0);
     assert_eq!(server.number("dlock_holders"), 3);
 }
 
-/// SWAPDB of a database with itself moves nothing, but is replicated and announced like any other.
+/// SWAPDB of a database with itself moves nothing, but the server replicates it and reports it to modules.
 #[each_server]
 fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     let (server, replica) =
         (Server::options(kind).conf("dlock.restart-grace 4000").start(), Server::start(kind));
     let mut conn = server.connect();
-    until("its grace period has ended", || server.number("dlock_grace_ms_left") == 0);
+    until("the grace period has ended", || server.number("dlock_grace_ms_left") == 0);
     replica.replicate(&server);
     conn.ok("DLOCK.ACQUIRE k a 3000");
     conn.ok("DLOCK.ACQUIRE long a 4000");
@@ -45,29 +45,29 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     assert_eq!(replica.number("dlock_held"), server.number("dlock_held"));
     // After its promotion, the replica ends the holds that its master would have ended.
     replica.promote();
-    until("the leases end there", || replica.connect().ok("DBSIZE") == 0);
+    until("the promoted replica ends the leases", || replica.connect().ok("DBSIZE") == 0);
     assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
     conn.ok("FLUSHALL");
-    assert!(server.number("dlock_grace_ms_left") != 0, "a hold was flushed");
+    assert!(server.number("dlock_grace_ms_left") != 0, "the flush of a hold begins a grace period");
 }
 
 #[each_server]
-fn an_ephemeral_hold_is_found_after_swapdb(kind: &ServerKind) {
+fn an_ephemeral_hold_moved_by_swapdb_ends_with_its_connection(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL");
-    let mut look = server.connect();
-    look.ok("SWAPDB 0 1");
-    look.ok("SELECT 1");
-    assert_eq!(holders(&mut look, "k"), ["a"]);
+    let mut conn = server.connect();
+    conn.ok("SWAPDB 0 1");
+    conn.ok("SELECT 1");
+    assert_eq!(holders(&mut conn, "k"), ["a"]);
     drop(a);
-    until("the hold has ended", || look.ok("EXISTS k") == 0);
-    // Pending work for a hold moves with the hold.
+    until("the hold has ended", || conn.ok("EXISTS k") == 0);
+    // Here SWAPDB moves the hold after its connection has closed and before the background job ends it.
     let mut b = server.connect();
     b.ok("DLOCK.ACQUIRE k b 60000 EPHEMERAL");
     let kill = format!("CLIENT KILL ID {}", b.client_id());
-    let answers = look.say_together(&["MULTI", &kill, "SWAPDB 0 1", "EXEC"]);
+    let answers = conn.say_together(&["MULTI", &kill, "SWAPDB 0 1", "EXEC"]);
     assert_eq!(answers[3].items(), [Value::Int(1), Value::Simple("OK".into())]);
-    until("the hold has ended", || look.ok("EXISTS k") == 0);
+    until("the hold has ended", || conn.ok("EXISTS k") == 0);
 }
 
 #[each_server]
@@ -76,22 +76,22 @@ fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
     let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     a.ok("CONFIG SET maxmemory-policy allkeys-random");
-    // A command that may use memory makes the server evict first. One write, so that the new hold is not
-    // evicted too.
+    // A command that may use memory makes the server evict first. All commands are in one write, so that the
+    // new hold is not evicted too.
     let _ = a.say_together(&["CONFIG SET maxmemory 1", "SET x 1", "CONFIG SET maxmemory 0"]);
     assert!(granted(&mut b) > first);
     assert_eq!(holders(&mut a, "k"), ["b"]);
     until_no_waiters(&server);
 }
 
-/// A value of another type refuses the whole queue, in several event-loop turns, so that other clients are
-/// served meanwhile.
+/// When the key gets a value of another type, the server refuses the whole queue, in several event-loop
+/// turns, so that it serves other clients meanwhile.
 #[each_server]
-fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
+fn a_long_queue_is_refused_in_several_turns(kind: &ServerKind) {
     const MANY: i64 = 20_000;
     let (server, mut a) = Server::connected(kind);
     a.ok(&format!("CONFIG SET dlock.max-waiters-per-key {MANY}"));
-    let in_between = |_| {
+    let shows_a_part_refused = |_| {
         a.ok("DEL k");
         a.ok("DLOCK.ACQUIRE k a 600000");
         let queue: Vec<String> =
@@ -107,12 +107,12 @@ fn a_long_queue_is_refused_in_turns(kind: &ServerKind) {
         assert_eq!(a.read(), "OK");
         seen.iter().any(|queued| (1..MANY).contains(queued))
     };
-    // One try can be too slow to see an intermediate state.
-    assert!((0..10).any(in_between), "all positions were refused at once");
+    // In one try, INFO may be too slow to show an intermediate state.
+    assert!((0..10).any(shows_a_part_refused), "all positions were refused at once");
 }
 
-/// Starts a server that deletes an expired key only when a command names the key. In effect, every server
-/// with very many keys with a TTL does so.
+/// Starts a server that deletes an expired key only when a command names the key, as in effect a server with
+/// very many TTLs does.
 fn without_active_expiry(kind: &ServerKind) -> (Server, Conn) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -149,7 +149,7 @@ fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
     assert_eq!(holders(&mut conn, "k"), ["b"]);
 }
 
-/// There are more queues than the number of keys that one tick of the background job opens.
+/// There are more queues than one tick of the background job checks.
 #[each_server]
 fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
     let (server, mut conn) = without_active_expiry(kind);

@@ -13,7 +13,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// `b` waits on a connection prepared by `login`.
+    /// Creates the scene on this server. `login` prepares the connection of `b`.
     #[track_caller]
     pub fn on(server: Server, login: impl Fn(&mut Conn)) -> Scene {
         let mut a = server.connect();
@@ -33,8 +33,8 @@ impl Scene {
         self.reset_to("DLOCK.ACQUIRE k a 600000", "BLOCK 0");
     }
 
-    /// Starts again: the connection of `a` sends `acquire`, then `b` waits with this option, and `c` behind
-    /// it.
+    /// Creates the scene again: the connection of `a` sends `acquire`, then `b` waits with the option
+    /// `block`, and `c` behind `b`.
     #[track_caller]
     pub fn reset_to(&mut self, acquire: &str, block: &str) {
         for end in ["DLOCK.CANCEL k b", "DLOCK.CANCEL k c", "DLOCK.BREAK k"] {
@@ -48,7 +48,7 @@ impl Scene {
 
     /// Asserts that `c` was granted the lock, is the only holder, and that the queue is empty.
     #[track_caller]
-    pub fn c_holds(&mut self) {
+    pub fn assert_c_holds(&mut self) {
         let fence = granted(&mut self.c);
         assert_eq!(holders(&mut self.a, "k"), ["c"]);
         assert_eq!(self.a.ok("DLOCK.INSPECT k").field("fence"), &fence);

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
 use dlock_testkit::{Random, Server, ServerKind, Value, each_server, rounds};
 
-fn server(kind: &ServerKind) -> Server {
+fn honouring_server(kind: &ServerKind) -> Server {
     Server::options(kind).conf("dlock.honour-strings yes").start()
 }
 
 #[each_server]
 fn the_queue_is_served_whatever_removes_the_string(kind: &ServerKind) {
-    let server = server(kind);
+    let server = honouring_server(kind);
     let mut conn = server.connect();
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
     let removals: [&[&str]; 9] = [
@@ -46,7 +46,7 @@ fn the_queue_is_served_whatever_removes_the_string(kind: &ServerKind) {
 
 /// The critical section: at most one client may be inside.
 #[derive(Default)]
-struct Inside {
+struct Section {
     occupied: AtomicBool,
     /// Entries by clients that lock with SET NX.
     by_set_nx: AtomicUsize,
@@ -54,9 +54,9 @@ struct Inside {
     by_dlock: AtomicUsize,
 }
 
-impl Inside {
+impl Section {
     fn enter(&self, entries: &AtomicUsize) {
-        assert!(!self.occupied.swap(true, Ordering::SeqCst), "two holders");
+        assert!(!self.occupied.swap(true, Ordering::SeqCst), "two clients are in the critical section");
         entries.fetch_add(1, Ordering::Relaxed);
         std::thread::yield_now();
         self.occupied.store(false, Ordering::SeqCst);
@@ -64,7 +64,7 @@ impl Inside {
 }
 
 /// Acquires and releases the lock `times` times with SET NX, like a library without dlock.
-fn run_set_nx_client(server: &Server, inside: &Inside, token: &str, random: &mut Random, times: usize) {
+fn run_set_nx_client(server: &Server, section: &Section, token: &str, random: &mut Random, times: usize) {
     const RELEASE: &str = "if redis.call('type',KEYS[1]).ok=='string' and redis.call('get',KEYS[1])==ARGV[1] then \
                            return redis.call('del',KEYS[1]) else return 0 end";
     let mut conn = server.connect();
@@ -72,16 +72,16 @@ fn run_set_nx_client(server: &Server, inside: &Inside, token: &str, random: &mut
         while conn.call(&["SET", "k", token, "NX", "PX", "60000"]).is_nil() {
             std::thread::yield_now();
         }
-        inside.enter(&inside.by_set_nx);
+        section.enter(&section.by_set_nx);
         match random.below(3) {
-            // The client dies, or releases too late.
+            // The lock expires, as after the death of its client.
             0 => assert_eq!(conn.ok("PEXPIRE k 20"), 1),
             _ => assert_eq!(conn.call(&["EVAL", RELEASE, "1", "k", token]), 1),
         }
     }
 }
 
-fn run_dlock_client(server: &Server, inside: &Inside, token: &str, random: &mut Random, times: usize) {
+fn run_dlock_client(server: &Server, section: &Section, token: &str, random: &mut Random, times: usize) {
     let mut conn = server.connect();
     for _ in 0..times {
         if random.below(4) == 0 {
@@ -90,7 +90,7 @@ fn run_dlock_client(server: &Server, inside: &Inside, token: &str, random: &mut 
             server.connect().send(&command.split(' ').collect::<Vec<_>>());
         }
         assert!(conn.ok(&format!("DLOCK.ACQUIRE k {token} 60000 BLOCK 0")).int() > 0);
-        inside.enter(&inside.by_dlock);
+        section.enter(&section.by_dlock);
         match random.below(3) {
             0 => assert_eq!(conn.ok(&format!("DLOCK.EXTEND k {token} 20")), 1),
             1 => assert_eq!(conn.ok("DLOCK.BREAK k"), 1),
@@ -102,18 +102,18 @@ fn run_dlock_client(server: &Server, inside: &Inside, token: &str, random: &mut 
 #[each_server]
 fn set_nx_clients_and_dlock_clients_exclude_each_other(kind: &ServerKind) {
     let times = 30 * rounds(1);
-    let (server, inside, mut random) = (server(kind), Inside::default(), Random::fresh());
+    let (server, section, mut random) = (honouring_server(kind), Section::default(), Random::fresh());
     std::thread::scope(|scope| {
         for n in 0..6 {
-            let (server, inside, token) = (&server, &inside, format!("t{n}"));
+            let (server, section, token) = (&server, &section, format!("t{n}"));
             let mut random = random.branch();
             scope.spawn(move || match n % 2 {
-                0 => run_set_nx_client(server, inside, &token, &mut random, times),
-                _ => run_dlock_client(server, inside, &token, &mut random, times),
+                0 => run_set_nx_client(server, section, &token, &mut random, times),
+                _ => run_dlock_client(server, section, &token, &mut random, times),
             });
         }
     });
-    let all = [&inside.by_set_nx, &inside.by_dlock].map(|entries| entries.load(Ordering::Relaxed));
+    let all = [&section.by_set_nx, &section.by_dlock].map(|entries| entries.load(Ordering::Relaxed));
     assert_eq!(all, [3 * times; 2]);
     until_no_waiters(&server);
 }

@@ -3,9 +3,9 @@
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
-/// A disconnect, a timeout and CANCEL serve the waiters behind the ended wait.
+/// The wait of b ends by a disconnect and by a timeout, that of e by CANCEL.
 #[each_server]
-fn a_waiter_that_leaves_makes_way(kind: &ServerKind) {
+fn the_end_of_a_wait_serves_the_waiters_behind_it(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 30000 SHARED");
     let b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
@@ -40,7 +40,7 @@ fn commands_behind_a_blocked_acquire_run_after_it(kind: &ServerKind) {
 }
 
 /// Valkey 8.1 and later refuse to block a subscribed client for a module, and return a null pointer, which
-/// crashed the server.
+/// used to crash the server.
 #[each_server]
 fn a_subscribed_client_may_wait_where_its_server_allows_it(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);

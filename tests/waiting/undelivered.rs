@@ -20,23 +20,23 @@ fn as_bob(conn: &mut Conn) {
 }
 
 /// Rounds of each race, because the server's internal order varies.
-const TIMES: usize = 5;
+const ROUNDS: usize = 5;
 
 #[each_server]
 fn a_grant_to_a_deleted_user_passes_to_the_next_waiter(kind: &ServerKind) {
     for commands in [["ACL DELUSER bob", "DLOCK.RELEASE k a"], ["DLOCK.RELEASE k a", "ACL DELUSER bob"]] {
-        for _ in 0..TIMES {
+        for _ in 0..ROUNDS {
             let mut scene = scene(kind, as_bob);
             assert_eq!(scene.a.say_together(&commands), [Value::Int(1), Value::Int(1)]);
-            until("b is closed", || scene.b.closed());
-            scene.c_holds();
+            until("the server closes the connection of b", || scene.b.closed());
+            scene.assert_c_holds();
         }
     }
 }
 
 #[each_server]
 fn a_grant_passes_to_the_next_waiter_when_its_client_disconnects_in_the_same_turn(kind: &ServerKind) {
-    for _ in 0..TIMES {
+    for _ in 0..ROUNDS {
         let mut scene = scene(kind, |_| ());
         let another = scene.server.connect();
         // The server finds the closed connection and the release in one turn.
@@ -45,21 +45,21 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_disconnects_in_the_same_tur
         scene.a.send(&["DLOCK.RELEASE", "k", "a"]);
         scene.server.resume();
         assert_eq!(scene.a.read(), 1);
-        scene.c_holds();
+        scene.assert_c_holds();
     }
 }
 
-/// The published messages exceed the output limit of subscribers.
+/// The published message exceeds the output limit of subscribers.
 #[each_server]
 fn a_grant_to_a_subscriber_over_its_output_limit_passes_to_the_next_waiter(kind: &ServerKind) {
     if kind.is_valkey && kind.is_at_least(8, 1) {
         return eprintln!("left out on {}: it refuses to block a subscribed client", kind.name);
     }
-    // Short enough to be read in one turn.
+    // The script is short, so that the server reads it and the release in one turn.
     let publish = ["EVAL", "return redis.call('PUBLISH', 'channel', string.rep('x', 2000000))", "0"];
     let release = ["DLOCK.RELEASE", "k", "a"];
     for commands in [[&publish, &release], [&release, &publish]] {
-        for _ in 0..TIMES {
+        for _ in 0..ROUNDS {
             let mut scene = scene(kind, |conn| {
                 conn.hello3();
                 conn.send(&["SUBSCRIBE", "channel"]);
@@ -69,13 +69,13 @@ fn a_grant_to_a_subscriber_over_its_output_limit_passes_to_the_next_waiter(kind:
             assert_eq!(scene.a.call(&limit), "OK");
             scene.a.send_batch(&commands.map(|command| &command[..]));
             assert_eq!([scene.a.read(), scene.a.read()], [Value::Int(1), Value::Int(1)]);
-            until("b is closed", || scene.b.closed());
-            scene.c_holds();
+            until("the server closes the connection of b", || scene.b.closed());
+            scene.assert_c_holds();
         }
     }
 }
 
-/// SWAPDB moved the hold to another database.
+/// SWAPDB moves the hold to another database before the server finds the connection closed.
 #[each_server]
 fn an_undelivered_grant_moved_by_swapdb_is_released_in_its_new_database(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
@@ -95,13 +95,13 @@ fn an_undelivered_grant_moved_by_swapdb_is_released_in_its_new_database(kind: &S
 fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     // The pipelined command after the wait closes the connection in the turn of the grant.
-    for last in ["QUIT", "CLIENT KILL ID {id} SKIPME no"] {
-        for _ in 0..TIMES {
+    for closing in ["QUIT", "CLIENT KILL ID {id} SKIPME no"] {
+        for _ in 0..ROUNDS {
             a.ok("DLOCK.ACQUIRE k a 600000");
             let mut b = server.connect();
-            let last = last.replace("{id}", &b.client_id().to_string());
-            let last: Vec<&str> = last.split(' ').collect();
-            b.send_batch(&[&["DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"][..], &last]);
+            let closing = closing.replace("{id}", &b.client_id().to_string());
+            let closing: Vec<&str> = closing.split(' ').collect();
+            b.send_batch(&[&["DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"][..], &closing]);
             until("b waits", || clients(&mut a, "k").len() == 1);
             let _c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
             a.ok("DLOCK.RELEASE k a");
@@ -119,14 +119,14 @@ fn a_delivered_grant_stays_when_the_connection_closes_at_once(kind: &ServerKind)
 #[each_server]
 fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
-    for _ in 0..TIMES {
+    for _ in 0..ROUNDS {
         a.ok("DLOCK.ACQUIRE k a 600000");
         let mut cli = Command::new("redis-cli");
         cli.args(["-p", &server.port().to_string(), "DLOCK.ACQUIRE", "k", "b", "600000", "BLOCK", "0"]);
         let cli = cli.stdout(Stdio::piped()).spawn().expect("redis-cli runs");
         until("the client waits", || clients(&mut a, "k").len() == 1);
         a.ok("DLOCK.RELEASE k a");
-        let output = cli.wait_with_output().expect("the output");
+        let output = cli.wait_with_output().expect("the output can be read");
         assert!(String::from_utf8_lossy(&output.stdout).trim().parse::<u64>().is_ok(), "{output:?}");
         assert_still_holds(&server, "b");
         a.ok("DLOCK.RELEASE k b");
@@ -136,10 +136,10 @@ fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKin
 /// Asserts that the background job has finished its work and `token` still holds `k`.
 #[track_caller]
 fn assert_still_holds(server: &Server, token: &str) {
-    let mut look = server.connect();
-    look.ok("DLOCK.ACQUIRE behind x 20");
-    until("the background job has run", || look.ok("EXISTS behind") == 0);
-    assert_eq!(holders(&mut look, "k"), [token]);
+    let mut conn = server.connect();
+    conn.ok("DLOCK.ACQUIRE later x 20");
+    until("the background job has run", || conn.ok("EXISTS later") == 0);
+    assert_eq!(holders(&mut conn, "k"), [token]);
 }
 
 /// The server evicts the client that uses the most memory only after it wrote all replies, so the evicted
@@ -147,8 +147,8 @@ fn assert_still_holds(server: &Server, token: &str) {
 #[each_server]
 fn a_delivered_grant_stays_when_the_client_is_evicted(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());
-    // The memory limit for clients drops in the turn of the grant to b. b uses the most memory, for half a
-    // command.
+    // The memory limit for clients drops in the turn of the grant to b. b uses the most memory, because it
+    // has sent half of a large command.
     scene.a.ok("CLIENT NO-EVICT on");
     scene.a.ok("CONFIG SET maxmemory-clients 1gb");
     scene.b.send_raw(format!("*2\r\n$4\r\nECHO\r\n$900000\r\n{}", "x".repeat(500_000)).as_bytes());
@@ -156,7 +156,7 @@ fn a_delivered_grant_stays_when_the_client_is_evicted(kind: &ServerKind) {
     let evict = ["DLOCK.RELEASE k a", "CONFIG SET maxmemory-clients 1"];
     assert_eq!(scene.a.say_together(&evict), [Value::Int(1), Value::Simple("OK".into())]);
     granted(&mut scene.b);
-    until("b is closed", || scene.b.closed());
+    until("the server closes the connection of b", || scene.b.closed());
     scene.a.ok("CONFIG SET maxmemory-clients 0");
     assert_still_holds(&scene.server, "b");
 }

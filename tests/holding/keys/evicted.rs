@@ -1,48 +1,48 @@
 //! Eviction: an `allkeys-*` policy evicts locks, a `volatile-*` policy leaves them.
 
-use super::World;
+use super::Fixture;
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
 #[each_server]
 fn an_evicted_key_ends_its_hold(kind: &ServerKind) {
     for policy in ["allkeys-lru", "allkeys-lfu", "allkeys-random"] {
-        let mut world = World::new(kind);
+        let mut fixture = Fixture::new(kind);
         for key in ["a", "b", "c"] {
-            world.hold(key, "t");
+            fixture.acquire(key, "t");
         }
-        world.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
-        world.ok("CONFIG SET maxmemory 1");
-        until("all keys are evicted", || world.conn.ok("DBSIZE") == 0);
-        let mut events: Vec<String> = (0..6).map(|_| world.next_event()).collect();
+        fixture.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
+        fixture.ok("CONFIG SET maxmemory 1");
+        until("all keys are evicted", || fixture.conn.ok("DBSIZE") == 0);
+        let mut events: Vec<String> = (0..6).map(|_| fixture.next_event()).collect();
         events.sort();
         let wanted = ["a", "b", "c"].map(|key| [format!("{key} dlock.free"), format!("{key} evicted")]);
         assert_eq!(events, wanted.concat());
-        world.events.none();
-        world.ok("CONFIG SET maxmemory 0");
-        world.agrees(0, &[("a", None), ("b", None), ("c", None)], 0);
-        world.hold("a", "other");
+        fixture.events.none();
+        fixture.ok("CONFIG SET maxmemory 0");
+        fixture.assert_locks(0, &[("a", None), ("b", None), ("c", None)], 0);
+        fixture.acquire("a", "other");
     }
 }
 
 #[each_server]
 fn volatile_eviction_leaves_locks(kind: &ServerKind) {
     for policy in ["volatile-lru", "volatile-ttl", "volatile-random", "noeviction"] {
-        let mut world = World::new(kind);
-        world.ok("SET cached x EX 1000");
+        let mut fixture = Fixture::new(kind);
+        fixture.ok("SET cached x EX 1000");
         for key in ["a", "b"] {
-            world.hold(key, "t");
+            fixture.acquire(key, "t");
         }
-        world.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
-        world.ok("CONFIG SET maxmemory 1");
-        assert!(world.conn.say("SET more x").error().starts_with("OOM"));
-        let evicted = world.master.number("evicted_keys");
+        fixture.ok(&format!("CONFIG SET maxmemory-policy {policy}"));
+        fixture.ok("CONFIG SET maxmemory 1");
+        assert!(fixture.conn.say("SET more x").error().starts_with("OOM"));
+        let evicted = fixture.master.number("evicted_keys");
         assert_eq!(evicted, if policy == "noeviction" { 0 } else { 1 }, "{policy}");
-        world.ok("CONFIG SET maxmemory 0");
-        world.agrees(0, &[("a", Some("t")), ("b", Some("t"))], 2);
+        fixture.ok("CONFIG SET maxmemory 0");
+        fixture.assert_locks(0, &[("a", Some("t")), ("b", Some("t"))], 2);
     }
 }
 
-/// The holder is not notified, as after a flush.
+/// The holder is not notified, as with a flush.
 #[each_server]
 fn an_eviction_of_a_held_lock_is_counted_and_begins_grace(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
@@ -67,15 +67,16 @@ fn only_evictions_of_holds_are_counted(kind: &ServerKind) {
     conn.ok("RENAME k empty");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("SET cached x");
-    // A key deleted earlier in the same turn is no eviction.
+    // A key that a command deleted in the same turn does not count as evicted.
     let _ = conn.say_together(&["DEL k", "CONFIG SET maxmemory-policy allkeys-lru maxmemory 1"]);
     until("all keys are evicted", || conn.ok("DBSIZE") == 0);
     assert_eq!(server.numbers(["evicted_keys", "dlock_evictions", "dlock_grace_ms_left"]), [2, 0, 0]);
 }
 
-/// A lock removed by a command was not forgotten, even if another value of its key is evicted later.
+/// A lock that a command removed does not count as evicted, even if another value of its key is evicted
+/// later.
 #[each_server]
-fn a_string_at_a_former_lock_key_is_evicted_uncounted(kind: &ServerKind) {
+fn the_eviction_of_a_string_at_a_former_lock_key_is_not_counted(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("SET k cached EX 1000");

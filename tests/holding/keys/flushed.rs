@@ -1,11 +1,11 @@
 //! FLUSHDB and FLUSHALL, synchronous and ASYNC.
 
-use super::World;
+use super::Fixture;
 use dlock_testkit::{Server, ServerKind, each_server, until};
 
 #[each_server]
 fn a_flush_ends_every_hold_of_its_databases(kind: &ServerKind) {
-    let mut world = World::new(kind);
+    let mut fixture = Fixture::new(kind);
     for (flush, other_stays) in [
         ("FLUSHDB SYNC", true),
         ("FLUSHDB ASYNC", true),
@@ -15,29 +15,29 @@ fn a_flush_ends_every_hold_of_its_databases(kind: &ServerKind) {
         ("FLUSHALL", false),
     ] {
         for n in 0..20 {
-            world.hold(&format!("k{n}"), "t");
+            fixture.acquire(&format!("k{n}"), "t");
         }
-        world.ok("SELECT 3");
-        world.hold("other", "t");
-        world.ok("SELECT 0");
-        assert_eq!(world.ok(flush), "OK");
-        assert_eq!(world.ok("DLOCK.HOLDS k0 t"), 0);
-        assert_eq!(world.ok("DLOCK.RELEASE k1 t"), 0);
+        fixture.ok("SELECT 3");
+        fixture.acquire("other", "t");
+        fixture.ok("SELECT 0");
+        assert_eq!(fixture.ok(flush), "OK");
+        assert_eq!(fixture.ok("DLOCK.HOLDS k0 t"), 0);
+        assert_eq!(fixture.ok("DLOCK.RELEASE k1 t"), 0);
         let (stays, held) = if other_stays { (Some("t"), 1) } else { (None, 0) };
-        world.agrees(0, &[("k0", None), ("k19", None)], held);
-        world.agrees(3, &[("other", stays)], held);
-        // `hold` asserts that the fence still rises.
-        world.hold("k0", "other");
-        world.agrees(0, &[("k0", Some("other"))], held + 1);
-        world.ok("FLUSHALL");
+        fixture.assert_locks(0, &[("k0", None), ("k19", None)], held);
+        fixture.assert_locks(3, &[("other", stays)], held);
+        // `acquire` asserts that the fence still rises.
+        fixture.acquire("k0", "other");
+        fixture.assert_locks(0, &[("k0", Some("other"))], held + 1);
+        fixture.ok("FLUSHALL");
     }
 }
 
 #[each_server]
 fn a_lease_from_before_a_flush_does_not_end_a_later_hold(kind: &ServerKind) {
     for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB"] {
-        let mut world = World::new(kind);
-        let answers = world.conn.say_together(&[
+        let mut fixture = Fixture::new(kind);
+        let answers = fixture.conn.say_together(&[
             "DLOCK.ACQUIRE k t 50",
             "DLOCK.ACQUIRE other t 50",
             flush,
@@ -45,25 +45,25 @@ fn a_lease_from_before_a_flush_does_not_end_a_later_hold(kind: &ServerKind) {
             "DLOCK.ACQUIRE mark t 60",
         ]);
         assert!(answers[3].int() > answers[0].int());
-        until("the old deadline is past", || world.conn.ok("EXISTS mark") == 0);
-        world.agrees(0, &[("k", Some("t")), ("other", None)], 1);
-        assert_eq!(world.master.number("dlock_expiries"), 1);
+        until("the old deadline has passed", || fixture.conn.ok("EXISTS mark") == 0);
+        fixture.assert_locks(0, &[("k", Some("t")), ("other", None)], 1);
+        assert_eq!(fixture.master.number("dlock_expiries"), 1);
     }
 }
 
 #[each_server]
 fn a_flush_in_a_transaction_or_script_leaves_later_holds(kind: &ServerKind) {
-    let mut world = World::new(kind);
-    world.hold("k", "t");
+    let mut fixture = Fixture::new(kind);
+    fixture.acquire("k", "t");
     for command in ["MULTI", "FLUSHALL", "DLOCK.ACQUIRE k other 600000"] {
-        world.ok(command);
+        fixture.ok(command);
     }
-    assert!(world.ok("EXEC").items()[1].int() > 0);
-    world.agrees(0, &[("k", Some("other"))], 1);
+    assert!(fixture.ok("EXEC").items()[1].int() > 0);
+    fixture.assert_locks(0, &[("k", Some("other"))], 1);
 
     let text = "redis.call('FLUSHDB') return redis.call('DLOCK.ACQUIRE', KEYS[1], ARGV[1], 600000)";
-    assert!(world.conn.call(&["EVAL", text, "1", "k", "third"]).int() > 0);
-    world.agrees(0, &[("k", Some("third"))], 1);
+    assert!(fixture.conn.call(&["EVAL", text, "1", "k", "third"]).int() > 0);
+    fixture.assert_locks(0, &[("k", Some("third"))], 1);
 }
 
 #[each_server]
@@ -82,9 +82,9 @@ fn a_hundred_thousand_holds_are_flushed_in_the_background(kind: &ServerKind) {
     let before = server.number("dlock_fence");
     assert_eq!(conn.ok("FLUSHALL ASYNC"), "OK");
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [0, 0]);
-    // Filled again while the background thread still frees.
+    // Acquires the locks again while the background thread still frees the old ones.
     fill(&mut conn);
-    until("the background has freed them", || server.number("lazyfree_pending_objects") == 0);
+    until("all flushed locks are freed", || server.number("lazyfree_pending_objects") == 0);
     assert_eq!(conn.ok("DLOCK.HOLDS k77777 token:77777"), 1);
     assert!(conn.ok("DLOCK.INSPECT k1").field("fence").int() > before);
     assert_eq!(conn.ok("DBSIZE"), 100_000);

@@ -12,7 +12,7 @@ fn start(kind: &ServerKind) -> (Server, Conn) {
 
 /// Loads the file again, in place and by a restart. The server must accept all of it.
 #[track_caller]
-fn load(server: &mut Server, conn: &mut Conn) {
+fn reload(server: &mut Server, conn: &mut Conn) {
     assert_eq!(conn.ok("DEBUG LOADAOF"), "OK");
     *conn = server.kill_and_restart();
     let log = server.log();
@@ -20,30 +20,30 @@ fn load(server: &mut Server, conn: &mut Conn) {
 }
 
 #[each_server]
-fn a_hold_that_a_rename_ended_stays_ended(kind: &ServerKind) {
-    // Behaviour of the empty key after the rewrite, and before.
-    for (left, then) in [
+fn a_hold_that_ended_by_rename_or_move_is_not_restored_by_the_file(kind: &ServerKind) {
+    // A command before the rewrite that leaves an empty key, and one after it that names the empty key.
+    for (before, after) in [
         ("RENAME k empty", "RENAME empty held"),
         ("RENAMENX k empty", "RENAME empty held"),
         ("MOVE k 3", "MOVE back"),
     ] {
         let (mut server, mut conn) = start(kind);
         conn.ok("DLOCK.ACQUIRE k t 600000");
-        assert!(!conn.ok(left).is_nil());
+        assert!(!conn.ok(before).is_nil());
         conn.ok("DLOCK.ACQUIRE held t 600000");
         conn.ok("DLOCK.ACQUIRE other t 600000");
         server.rewrite();
-        if then == "MOVE back" {
+        if after == "MOVE back" {
             conn.ok("SELECT 3");
             assert_eq!(conn.ok("MOVE k 0"), 1);
             conn.ok("SELECT 0");
             assert_eq!(conn.ok("RENAME k held"), "OK");
         } else {
-            assert_eq!(conn.ok(then), "OK");
+            assert_eq!(conn.ok(after), "OK");
         }
         assert_eq!(conn.ok("DLOCK.HOLDS held t"), 0);
-        load(&mut server, &mut conn);
-        assert_eq!(conn.ok("DLOCK.HOLDS held t"), 0, "{left}: an ended hold comes back");
+        reload(&mut server, &mut conn);
+        assert_eq!(conn.ok("DLOCK.HOLDS held t"), 0, "{before}: the ended hold is not restored");
         assert_eq!(conn.ok("DLOCK.HOLDS other t"), 1);
         assert!(conn.ok("DLOCK.ACQUIRE held u 600000").int() > 0);
     }
@@ -62,14 +62,14 @@ fn an_empty_key_can_be_acquired_deleted_and_expired_after_a_rewrite(kind: &Serve
     conn.ok("DLOCK.ACQUIRE taken v 600000 SHARED");
     assert_eq!(conn.ok("DEL deleted"), 1);
     assert_eq!(conn.ok("SET over text"), "OK");
-    load(&mut server, &mut conn);
+    reload(&mut server, &mut conn);
     assert_eq!(conn.ok("DLOCK.ACQUIRE taken u 600000 SHARED"), fence);
     assert_eq!((conn.ok("DLOCK.HOLDS taken v"), conn.ok("EXISTS deleted")), (1.into(), 0.into()));
     assert_eq!(conn.ok("GET over"), "text");
-    // The remaining keys have no holder and disappear by themselves.
+    // The background job removes the remaining keys, which have no holder.
     for key in ["mortal", "stays"] {
         assert!(conn.ok(&format!("DLOCK.INSPECT {key}")).is_nil());
-        until("the key disappears", || conn.ok(&format!("EXISTS {key}")) == 0);
+        until("the key is removed", || conn.ok(&format!("EXISTS {key}")) == 0);
     }
     assert_eq!(server.numbers(["dlock_held", "dlock_expiries"]), [1, 0]);
 }
@@ -85,18 +85,18 @@ fn a_delay_without_a_holder_and_a_queue_survive_a_rewrite(kind: &ServerKind) {
     server.rewrite();
     assert_eq!(conn.ok("DLOCK.RELEASE held t"), 1);
     granted(&mut waiter);
-    load(&mut server, &mut conn);
+    reload(&mut server, &mut conn);
     assert_eq!((conn.ok("DLOCK.HOLDS held t"), conn.ok("DLOCK.HOLDS held w")), (0.into(), 1.into()));
     assert!(conn.ok("DLOCK.INSPECT delayed").field("delay").int() > 500_000);
     assert!(conn.ok("DLOCK.ACQUIRE delayed u 1000").is_nil());
 }
 
-/// The procedure of docs/upgrading.md.
+/// Follows the procedure of docs/upgrading.md.
 #[each_server]
 fn the_module_can_be_removed_when_none_of_its_keys_is_left(kind: &ServerKind) {
     let list = |cursor: &str| format!("SCAN {cursor} TYPE dlock-key COUNT 1000");
     let text = documents::read("docs/upgrading.md");
-    assert!(text.contains(&format!("`{}` lists", list("0"))), "the document lists them by another command");
+    assert!(text.contains(&format!("`{}` lists", list("0"))), "the document has another command");
     let (mut server, mut conn) = start(kind);
     conn.ok("SET a 1");
     conn.ok("DLOCK.ACQUIRE k t 600000");
