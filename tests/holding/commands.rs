@@ -14,7 +14,7 @@ fn a_fence_follows_the_clock(kind: &ServerKind) {
     let before = micros(&mut conn);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     let after = micros(&mut conn);
-    // The origin of the server clock is a whole millisecond.
+    // The server clock is set to a whole millisecond of the wall clock.
     assert!((before - 2_000..=after + 2_000).contains(&fence), "fence {fence} between {before} and {after}");
 }
 
