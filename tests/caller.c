@@ -1,6 +1,5 @@
-/* A module of somebody else. CALLER runs the command behind its first argument, the format of RedisModule_Call, and
-   answers what it answers; WAITS where it blocks, for the caller goes on meanwhile. What `!` is not in is replicated
-   by nobody. */
+/* Another module. `CALLER FORMAT COMMAND ARG...` runs a command by RedisModule_Call with this format. It returns the
+   command's reply, or WAITS if the command blocks. The server replicates the command only if the format has a `!`. */
 #include <stddef.h>
 
 typedef struct Ctx Ctx;
@@ -21,7 +20,7 @@ static int (*find)(const char *, void *);
 static int caller(Ctx *ctx, String **argv, int argc) {
     const char *format = text_of(argv[1], NULL);
     Reply *reply = call(ctx, text_of(argv[2], NULL), format, argv + 3, (size_t)(argc - 3));
-    /* The server does not know the command, or not the format. */
+    /* The server does not know the command or the format. */
     if (!reply) return reply_simple(ctx, "UNKNOWN");
     int done = type_of(reply) == PROMISE ? reply_simple(ctx, "WAITS") : reply_with(ctx, reply);
     free_reply(reply);
@@ -32,7 +31,7 @@ int RedisModule_OnLoad(Ctx *ctx, String **argv, int argc) {
     int (*create)(Ctx *, const char *, int (*)(Ctx *, String **, int), const char *, int, int, int);
     void (*attributes)(Ctx *, const char *, int, int);
     (void)argv, (void)argc;
-    /* Where every module finds the API. */
+    /* The first field of the context is the address of the function that finds API functions. */
     find = *(int (**)(const char *, void *))ctx;
     find("RedisModule_SetModuleAttribs", &attributes);
     find("RedisModule_CreateCommand", &create);

@@ -1,4 +1,4 @@
-"""Redlock over servers with dlock, with nothing but redis-py: python3 redlock.py redis://host:port ..."""
+"""Redlock on servers with dlock; needs redis-py only. Usage: python3 redlock.py redis://host:port ..."""
 
 import secrets
 import sys
@@ -9,14 +9,14 @@ import redis
 
 class Redlock:
     def __init__(self, urls, timeout=0.5):
-        # Each server has its own short time limit: one that is down must not eat up the lease.
+        # A short time limit for each server, so that one that is down does not use up the lease.
         self.servers = [
             redis.Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout) for url in urls
         ]
 
     def acquire(self, resource, ttl_ms):
-        """The token and the seconds it is good for from now, or None."""
-        token = secrets.token_hex(20)  # a fresh one for each acquisition
+        """Returns the token and the seconds for which it stays valid, or None."""
+        token = secrets.token_hex(20)  # a new token for each acquisition
         start = time.monotonic()
         votes = [self._ask(server, "DLOCK.ACQUIRE", resource, token, ttl_ms) for server in self.servers]
         drift = ttl_ms / 100 + 2
@@ -27,7 +27,7 @@ class Redlock:
         return None
 
     def release(self, resource, token):
-        """Everywhere, also where no answer came. How many servers held it."""
+        """Releases on all servers, also on those that did not answer. Returns how many had the hold."""
         return sum(self._ask(server, "DLOCK.RELEASE", resource, token, "ALL") or 0 for server in self.servers)
 
     @staticmethod
@@ -42,5 +42,5 @@ if __name__ == "__main__":
     lock = Redlock(sys.argv[1:])
     token, valid = lock.acquire("invoice:42", 10_000) or sys.exit("taken")
     print(f"held for {valid:.0f} s more")
-    print("a second one gets", lock.acquire("invoice:42", 10_000))
+    print("another client gets", lock.acquire("invoice:42", 10_000))
     print("released on", lock.release("invoice:42", token), "servers")

@@ -1,5 +1,5 @@
-//! Plays the contract as data, `conformance/*.json`, against real servers in RESP2 and RESP3.
-//! `conformance/README.md` defines the format; `clients/python/tests/test_conformance.py` plays the same
+//! Runs the scenarios of `conformance/*.json`, which define the commands, on real servers in RESP2 and RESP3.
+//! `conformance/README.md` defines the format; `clients/python/tests/test_conformance.py` runs the same
 //! files.
 
 use std::collections::HashMap;
@@ -10,9 +10,9 @@ use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, project, until
 use serde_json::{Value as Json, json};
 
 #[each_server]
-fn every_server_keeps_the_contract(kind: &ServerKind) {
+fn every_scenario_runs_on_every_server(kind: &ServerKind) {
     let mut files: Vec<_> = fs::read_dir(project().join("conformance"))
-        .expect("the folder of the contract")
+        .expect("the folder can be read")
         .map(|entry| entry.expect("a file").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect();
@@ -23,19 +23,19 @@ fn every_server_keeps_the_contract(kind: &ServerKind) {
     // The first line is a heading, and the indented lines explain the form above them.
     for form in help.items()[1..].iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")) {
         let command = form.split(' ').next().expect("a name");
-        assert!(texts.iter().any(|text| text.contains(command)), "no file plays {command}");
+        assert!(texts.iter().any(|text| text.contains(command)), "no scenario has {command}");
     }
     for (file, text) in files.iter().zip(&texts) {
         let scenario: Json =
             serde_json::from_str(text).unwrap_or_else(|why| panic!("{}: {why}", file.display()));
         let only = scenario["protocols"].as_array();
         for protocol in [2, 3].into_iter().filter(|p| only.is_none_or(|only| only.contains(&json!(p)))) {
-            play(&server, &scenario, protocol, &format!("{} in RESP{protocol}", file.display()));
+            run_scenario(&server, &scenario, protocol, &format!("{} in RESP{protocol}", file.display()));
         }
     }
 }
 
-fn play(server: &Server, scenario: &Json, protocol: u8, title: &str) {
+fn run_scenario(server: &Server, scenario: &Json, protocol: u8, title: &str) {
     let mut control = server.connect();
     let mut set = Vec::new();
     for (option, value) in scenario["options"].as_object().into_iter().flatten() {
@@ -43,24 +43,24 @@ fn play(server: &Server, scenario: &Json, protocol: u8, title: &str) {
         control.ok(&format!("CONFIG SET {option} {}", value.as_str().expect("an option's text")));
         set.push((option, before));
     }
-    let mut playing = Playing::new(server, protocol);
+    let mut run = Run::new(server, protocol);
     for (at, step) in scenario["steps"].as_array().expect("steps").iter().enumerate() {
-        playing.step(step, &format!("{title}, step {}: {step}", at + 1));
+        run.step(step, &format!("{title}, step {}: {step}", at + 1));
     }
-    drop(playing);
+    drop(run);
     until("no lock is left", || {
         // FLUSHALL grants the lock to clients that are still queued, so it may take several.
         control.ok("FLUSHALL");
         control.ok("DLOCK.LIST 0").items()[1].items().is_empty()
     });
     for (option, before) in set {
-        // A value may be empty.
+        // Not `ok`, because a value may be empty.
         assert_eq!(control.call(&["CONFIG", "SET", option, &before]), "OK");
     }
 }
 
-/// A scenario that is being played.
-struct Playing<'a> {
+/// The state of a scenario that runs.
+struct Run<'a> {
     server: &'a Server,
     protocol: u8,
     connections: HashMap<String, Conn>,
@@ -71,10 +71,10 @@ struct Playing<'a> {
     greatest_fence: i64,
 }
 
-impl<'a> Playing<'a> {
-    fn new(server: &'a Server, protocol: u8) -> Playing<'a> {
+impl<'a> Run<'a> {
+    fn new(server: &'a Server, protocol: u8) -> Run<'a> {
         let (connections, names, marks) = Default::default();
-        Playing { server, protocol, connections, names, marks, greatest_fence: 0 }
+        Run { server, protocol, connections, names, marks, greatest_fence: 0 }
     }
 
     #[allow(clippy::disallowed_methods, reason = "a client measures by its own clock")]
@@ -95,12 +95,12 @@ impl<'a> Playing<'a> {
         }
         if let Some(wanted) = words.get("answer") {
             let found = self.connection(&on).read();
-            assert!(self.fits(wanted, &found), "{title}: found {found:?}");
+            assert!(self.matches(wanted, &found), "{title}: found {found:?}");
         }
         if let Some(wanted) = words.get("until") {
             until(title, || {
                 let found = self.connection(&on).read();
-                self.fits(wanted, &found) || {
+                self.matches(wanted, &found) || {
                     self.connection(&on).send(command.as_ref().expect("a command to repeat"));
                     false
                 }
@@ -108,7 +108,7 @@ impl<'a> Playing<'a> {
         }
         for (mark, least) in step["after"].as_object().into_iter().flatten() {
             let least = Duration::from_millis(least.as_u64().expect("ms"));
-            assert!(self.marks[mark].elapsed() >= least, "{title}: too early");
+            assert!(self.marks[mark].elapsed() >= least, "{title}: the reply is too early");
         }
         if step["close"] == true || words.contains_key("lose") {
             self.connections.remove(&on);
@@ -127,38 +127,38 @@ impl<'a> Playing<'a> {
 
     fn command(&self, command: &Json) -> Vec<String> {
         match command {
-            Json::String(text) => text.split(' ').map(|word| self.filled(word)).collect(),
+            Json::String(text) => text.split(' ').map(|word| self.with_saved_values(word)).collect(),
             words => {
                 let words = words.as_array().expect("a text or an array of arguments").iter();
-                words.map(|word| self.filled(word.as_str().expect("text"))).collect()
+                words.map(|word| self.with_saved_values(word.as_str().expect("text"))).collect()
             }
         }
     }
 
     /// Replaces each name in braces with its saved value.
-    fn filled(&self, text: &str) -> String {
-        let put =
+    fn with_saved_values(&self, text: &str) -> String {
+        let replace =
             |text: String, (name, value): (&String, &String)| text.replace(&format!("{{{name}}}"), value);
-        self.names.iter().fold(text.to_string(), put)
+        self.names.iter().fold(text.to_string(), replace)
     }
 
-    fn fits(&mut self, wanted: &Json, found: &Value) -> bool {
+    fn matches(&mut self, wanted: &Json, found: &Value) -> bool {
         match wanted {
             Json::Null => found.is_nil(),
             Json::Bool(_) => panic!("no reply is true or false"),
             Json::Number(wanted) => *found == wanted.as_i64().expect("a whole number"),
-            Json::String(wanted) => *found == self.filled(wanted),
+            Json::String(wanted) => *found == self.with_saved_values(wanted),
             Json::Array(wanted) => match found {
                 Value::Array(items) | Value::Push(items) if items.len() == wanted.len() => {
-                    wanted.iter().zip(items).all(|(wanted, item)| self.fits(wanted, item))
+                    wanted.iter().zip(items).all(|(wanted, item)| self.matches(wanted, item))
                 }
                 _ => false,
             },
-            Json::Object(words) => words.iter().all(|(word, wanted)| self.fits_word(word, wanted, found)),
+            Json::Object(words) => words.iter().all(|(word, part)| self.matches_word(word, part, found)),
         }
     }
 
-    fn fits_word(&mut self, word: &str, wanted: &Json, found: &Value) -> bool {
+    fn matches_word(&mut self, word: &str, wanted: &Json, found: &Value) -> bool {
         let number = || wanted.as_i64().expect("a whole number");
         match (word, found) {
             ("any", _) => true,
@@ -175,10 +175,10 @@ impl<'a> Playing<'a> {
             ("map", Value::Array(_) | Value::Map(_)) => {
                 let named = wanted.as_object().expect("fields by their names");
                 matches!(found, Value::Map(_)) == (self.protocol == 3)
-                    && named.iter().all(|(name, wanted)| self.fits(wanted, found.field(name)))
+                    && named.iter().all(|(name, wanted)| self.matches(wanted, found.field(name)))
             }
             ("error" | "least" | "most" | "length" | "save" | "fence" | "map", _) => false,
-            _ => panic!("{word} is no pattern"),
+            _ => panic!("{word} is not a pattern"),
         }
     }
 

@@ -4,7 +4,7 @@ use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
 /// Returns the commands that the user may run on `lock:a`.
 #[track_caller]
-fn may(conn: &mut Conn) -> Vec<&'static str> {
+fn allowed(conn: &mut Conn) -> Vec<&'static str> {
     let all = [
         ("ACQUIRE", "lock:a t 600000"),
         ("EXTEND", "lock:a t 600000"),
@@ -35,16 +35,16 @@ fn may(conn: &mut Conn) -> Vec<&'static str> {
 fn key_patterns_separate_reading_from_writing(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut reader = server.user("%R~lock:* +@all");
-    assert_eq!(may(&mut reader), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]);
+    assert_eq!(allowed(&mut reader), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]);
     assert_eq!(server.connect().ok("DBSIZE"), 0);
     let mut writer = server.user("%W~lock:* +@all");
     assert_eq!(
-        may(&mut writer),
+        allowed(&mut writer),
         ["LIST", "LOG", "TOKEN", "HELP"],
-        "the reply to a change shows the earlier state, so it reads too"
+        "a change also reads, because its reply shows the earlier state"
     );
     let mut both = server.user("~lock:* +@all");
-    assert_eq!(may(&mut both).len(), 14);
+    assert_eq!(allowed(&mut both).len(), 14);
 }
 
 #[each_server]
@@ -53,8 +53,8 @@ fn acl_categories_contain_the_commands(kind: &ServerKind) {
     if !kind.is_valkey && !kind.is_at_least(7, 4) {
         // Redis 7.0 puts module commands in no category: rules have to name them, and "-@write" removes none.
         assert!(admin.say("ACL CAT dlock").error().contains("Unknown category"));
-        assert_eq!(may(&mut server.user("~* +@all -@write -@dangerous")).len(), 14);
-        assert!(may(&mut server.user("~* +@write +@read +@fast")).is_empty());
+        assert_eq!(allowed(&mut server.user("~* +@all -@write -@dangerous")).len(), 14);
+        assert!(allowed(&mut server.user("~* +@write +@read +@fast")).is_empty());
         return;
     }
     // Valkey 8 leaves module commands out of ACL CAT; COMMAND INFO names their categories on every server.
@@ -71,17 +71,17 @@ fn acl_categories_contain_the_commands(kind: &ServerKind) {
         "ACQUIRE", "EXTEND", "CONFIRM", "HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "CANCEL", "RELEASE",
         "TOKEN", "HELP",
     ];
-    assert_eq!(may(&mut server.user("~* +@dlock -@dangerous")), all_but_dangerous);
-    assert_eq!(may(&mut server.user("~* +@dlock")).len(), 14);
+    assert_eq!(allowed(&mut server.user("~* +@dlock -@dangerous")), all_but_dangerous);
+    assert_eq!(allowed(&mut server.user("~* +@dlock")).len(), 14);
     assert_eq!(
-        may(&mut server.user("~* +@dlock -@write")),
+        allowed(&mut server.user("~* +@dlock -@write")),
         ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST", "LOG", "TOKEN", "HELP"]
     );
-    assert_eq!(may(&mut server.user("~* +@read")), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST"]);
+    assert_eq!(allowed(&mut server.user("~* +@read")), ["HOLDS", "PTTL", "INSPECT", "WAITERS", "LIST"]);
     assert_eq!(
-        may(&mut server.user("~* +@write")),
+        allowed(&mut server.user("~* +@write")),
         ["ACQUIRE", "EXTEND", "CONFIRM", "CANCEL", "RELEASE", "BREAK"]
     );
-    assert_eq!(may(&mut server.user("~* +@dangerous")), ["LOG", "BREAK"]);
-    assert!(!may(&mut server.user("~* +@all -@blocking")).contains(&"ACQUIRE"));
+    assert_eq!(allowed(&mut server.user("~* +@dangerous")), ["LOG", "BREAK"]);
+    assert!(!allowed(&mut server.user("~* +@all -@blocking")).contains(&"ACQUIRE"));
 }

@@ -7,8 +7,8 @@ use std::{env, fs};
 
 use dlock_testkit::{Server, ServerKind, documents, each_server};
 
-/// Output of `make run` and `cargo build --release`.
-fn released() -> PathBuf {
+/// Builds the release and returns the path of its library.
+fn release_library() -> PathBuf {
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let target = project.join("target");
@@ -22,15 +22,15 @@ fn released() -> PathBuf {
 #[test]
 #[ignore = "builds the release, which takes minutes: `make test` runs it"]
 fn the_module_contains_no_path_of_its_build() {
-    let library = std::fs::read(released()).expect("the library");
-    let says = |text: &str| library.windows(text.len()).any(|bytes| bytes == text.as_bytes());
+    let library = std::fs::read(release_library()).expect("the library can be read");
+    let contains = |text: &str| library.windows(text.len()).any(|bytes| bytes == text.as_bytes());
     // The library contains the source paths of panics. The optimiser decides which paths of this project
     // remain.
-    let ours = ["src/module.rs", "src/ffi/ctx.rs", "src/waiters.rs", "src/effects.rs", "crates/core/src/"];
-    assert!(ours.into_iter().any(says) && says("/hdrhistogram-"), "the library names no source path at all");
+    let sources = ["src/module.rs", "src/ffi/ctx.rs", "src/waiters.rs", "src/effects.rs", "crates/core/src/"];
+    assert!(sources.into_iter().any(contains) && contains("/hdrhistogram-"), "no source path is left");
     let folders = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var).into_iter().flatten();
     for folder in folders.chain([env!("CARGO_MANIFEST_DIR").to_string(), "/.cargo".into()]) {
-        assert!(folder.len() < 3 || !says(&folder), "{folder}");
+        assert!(folder.len() < 3 || !contains(&folder), "the library contains {folder}");
     }
 }
 
@@ -39,8 +39,8 @@ fn the_module_contains_no_path_of_its_build() {
 fn every_package_has_the_license_of_the_project() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = |path: &str| fs::read_to_string(top.join(path)).unwrap_or_else(|why| panic!("{path}: {why}"));
-    for (file, begins) in [("LICENSE-MIT", "MIT License"), ("LICENSE-APACHE", "Apache License")] {
-        assert!(text(file).trim_start().starts_with(begins), "{file}");
+    for (file, beginning) in [("LICENSE-MIT", "MIT License"), ("LICENSE-APACHE", "Apache License")] {
+        assert!(text(file).trim_start().starts_with(beginning), "{file}");
         assert!(
             documents::read("README.md").contains(&format!("({file})")),
             "the README does not link {file}"
@@ -82,7 +82,7 @@ fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
     }
     let numbers: Vec<i64> = version.split('.').map(|part| part.parse().expect("a number")).collect();
     let listed = Server::start(kind).connect().ok("MODULE LIST");
-    let ours = listed.items().iter().find(|module| *module.field("name") == "dlock");
-    let shown = ours.expect("the module is loaded").field("ver").int();
+    let dlock = listed.items().iter().find(|module| *module.field("name") == "dlock");
+    let shown = dlock.expect("the module is loaded").field("ver").int();
     assert_eq!(shown, (numbers[0] * 100 + numbers[1]) * 100 + numbers[2]);
 }

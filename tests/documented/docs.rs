@@ -2,7 +2,7 @@
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 
-/// Name, arity, flags, and arguments of each command. `_SET` is for replicas only, but has documentation too.
+/// Name, arity, flags and syntax of each command. `_SET` is for replicas only, but has documentation too.
 const COMMANDS: [(&str, i64, &str, &str); 17] = [
     (
         "DLOCK.ACQUIRE",
@@ -29,7 +29,7 @@ const COMMANDS: [(&str, i64, &str, &str); 17] = [
     ("DLOCK._SET", 3, "write noscript skip_slowlog skip_monitor", "key change"),
 ];
 
-/// An additional command on servers without dry runs.
+/// The command of the write probe, which only servers without dry-run calls need.
 const MAY: (&str, i64, &str, &str) = ("DLOCK._MAY", 2, "write denyoom skip_slowlog skip_monitor", "key");
 
 /// Returns the flags of COMMAND INFO, except for the flags that every module command has.
@@ -42,15 +42,15 @@ fn flags(info: &Value) -> Vec<String> {
     flags
 }
 
-/// Formats arguments in the notation of the documents.
-fn form(arguments: &[Value]) -> Vec<String> {
+/// Formats arguments as the documents do.
+fn syntax(arguments: &[Value]) -> Vec<String> {
     let one = |argument: &Value| {
         let Value::Array(pairs) = argument else { panic!("{argument:?}") };
         let has = |name: &str| pairs.chunks(2).any(|pair| pair[0] == name);
         let kind = argument.field("type").text();
         let words = match kind.as_str() {
-            "oneof" => form(argument.field("arguments").items()).join(" | "),
-            "block" => form(argument.field("arguments").items()).join(" "),
+            "oneof" => syntax(argument.field("arguments").items()).join(" | "),
+            "block" => syntax(argument.field("arguments").items()).join(" "),
             "pure-token" => argument.field("token").text(),
             _ if has("token") => {
                 format!("{} {}", argument.field("token").text(), argument.field("name").text())
@@ -78,8 +78,8 @@ fn docs(conn: &mut Conn, name: &str) -> Value {
 #[each_server]
 fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
-    let asked = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
-    let commands: Vec<_> = COMMANDS.into_iter().chain(asked).collect();
+    let probe = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
+    let commands: Vec<_> = COMMANDS.into_iter().chain(probe).collect();
     for &(name, arity, wanted, arguments) in &commands {
         let docs = docs(&mut conn, name);
         assert!(docs.field("summary").text().len() > 8, "{docs:?}");
@@ -89,7 +89,7 @@ fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
         let shown = if arguments.is_empty() {
             String::new()
         } else {
-            form(docs.field("arguments").items()).join(" ")
+            syntax(docs.field("arguments").items()).join(" ")
         };
         assert_eq!(shown, arguments, "{name}");
 
@@ -105,7 +105,7 @@ fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
 }
 
 #[each_server]
-fn command_docs_and_help_show_the_same_forms(kind: &ServerKind) {
+fn command_docs_and_help_show_the_same_syntax(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     let help = conn.ok("DLOCK.HELP");
     for pair in help.items()[1..].chunks(2) {
@@ -114,7 +114,7 @@ fn command_docs_and_help_show_the_same_forms(kind: &ServerKind) {
         let docs = docs(&mut conn, name);
         assert_eq!(pair[1], format!("    {}.", docs.field("summary").text()));
         // HELP and COMMAND DOCS must contain the same words in capitals.
-        let (_, _, _, form) = COMMANDS.iter().find(|row| row.0 == name).expect("a command of the table");
+        let (_, _, _, syntax) = COMMANDS.iter().find(|row| row.0 == name).expect("a command of the table");
         let capitals = |text: &str| -> Vec<String> {
             let words = text.split(|c: char| !c.is_ascii_alphabetic());
             words
@@ -122,7 +122,7 @@ fn command_docs_and_help_show_the_same_forms(kind: &ServerKind) {
                 .map(str::to_string)
                 .collect()
         };
-        assert_eq!(capitals(line.trim_start_matches(name)), capitals(form), "{name}");
+        assert_eq!(capitals(line.trim_start_matches(name)), capitals(syntax), "{name}");
     }
 }
 
@@ -178,8 +178,8 @@ fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
         assert_eq!(flags.join(" "), key, "{command}");
     }
     let chain = ["DLOCK.GUARD", "k", "t"].repeat(100_000);
-    let asked = [&["COMMAND", "GETKEYS"][..], &chain, &["PING"]].concat();
-    assert_eq!(conn.call(&asked), ["k", "k"]);
+    let getkeys = [&["COMMAND", "GETKEYS"][..], &chain, &["PING"]].concat();
+    assert_eq!(conn.call(&getkeys), ["k", "k"]);
 }
 
 #[each_server]

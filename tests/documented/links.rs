@@ -40,7 +40,7 @@ fn links(path: &str, text: &str) -> Vec<(PathBuf, Option<String>)> {
         let (file, anchor) = target.split_once('#').map_or((target, None), |(file, to)| (file, Some(to)));
         let file = match file {
             "" => PathBuf::from(path),
-            file => plain(&Path::new(path).with_file_name(file)),
+            file => without_parent_parts(&Path::new(path).with_file_name(file)),
         };
         (file, anchor.map(str::to_owned))
     };
@@ -48,13 +48,13 @@ fn links(path: &str, text: &str) -> Vec<(PathBuf, Option<String>)> {
 }
 
 /// Removes `..` from a path.
-fn plain(path: &Path) -> PathBuf {
-    path.components().fold(PathBuf::new(), |mut plain, part| {
+fn without_parent_parts(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut resolved, part| {
         match part {
-            Component::ParentDir => assert!(plain.pop(), "{} leads out of the project", path.display()),
-            part => plain.push(part),
+            Component::ParentDir => assert!(resolved.pop(), "{} leads out of the project", path.display()),
+            part => resolved.push(part),
         }
-        plain
+        resolved
     })
 }
 
@@ -65,13 +65,13 @@ fn every_link_leads_to_a_file_and_to_a_heading_in_it() {
         for (file, anchor) in links(&path, &documents::read(&path)) {
             assert!(project().join(&file).exists(), "{path} links to {}", file.display());
             if let Some(anchor) = anchor {
-                let there = anchors(&documents::read(file.to_str().expect("UTF-8")));
-                assert!(there.contains(&anchor), "{path} links to {}#{anchor}: {there:?}", file.display());
+                let found = anchors(&documents::read(file.to_str().expect("UTF-8")));
+                assert!(found.contains(&anchor), "{path} links to {}#{anchor}: {found:?}", file.display());
             }
             followed += 1;
         }
     }
-    assert!(followed >= 80, "{followed} links were followed");
+    assert!(followed >= 80, "only {followed} links were followed");
 }
 
 #[test]
@@ -93,7 +93,6 @@ fn the_readme_has_at_most_150_lines() {
     assert!((50..=150).contains(&lines), "{lines} lines");
 }
 
-/// Documents name the command that repeats a figure.
 #[test]
 fn every_named_make_target_exists() {
     let makefile = documents::read("Makefile");
@@ -120,12 +119,12 @@ fn every_named_test_exists() {
     for path in documents::all() {
         let text = documents::read(&path);
         for name in text.split("--test ").skip(1).filter_map(|rest| rest.split([' ', '`', '\n']).next()) {
-            let is_there = |folder: &PathBuf| {
+            let is_in = |folder: &PathBuf| {
                 folder.join(name).join("main.rs").exists() || folder.join(format!("{name}.rs")).exists()
             };
             // NAME is a placeholder, and a path belongs to a Node test.
             assert!(
-                name == "NAME" || name.contains('/') || folders.iter().any(is_there),
+                name == "NAME" || name.contains('/') || folders.iter().any(is_in),
                 "{path}: --test {name}"
             );
             named.insert(name.to_owned());

@@ -1,4 +1,5 @@
-//! The server's view of the module: documentation, key specs, ACL, options, INFO, and no tokens.
+//! The documents, COMMAND DOCS and a running server agree on commands, rights, options, INFO, links and
+//! sessions.
 
 mod acl;
 mod built;

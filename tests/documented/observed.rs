@@ -6,7 +6,7 @@ use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 const INFO: &str = include_str!("../../docs/info.md");
 
-/// Returns the numeric fields of the section as pairs.
+/// Returns the numeric fields of INFO dlock as pairs.
 fn section(conn: &mut Conn) -> Vec<(String, u64)> {
     let text = conn.ok("INFO dlock").text();
     let is_not_a_number = |line: &str| {

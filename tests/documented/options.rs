@@ -37,17 +37,17 @@ fn config_get_and_set_cover_every_option_and_its_bounds(kind: &ServerKind) {
 
 #[each_server]
 fn the_fence_mark_can_be_switched_off_and_on(kind: &ServerKind) {
-    let switch = |server: &Server| server.connect().ok("CONFIG GET dlock.fence-mark").items()[1].text();
+    let value = |server: &Server| server.connect().ok("CONFIG GET dlock.fence-mark").items()[1].text();
     let server = Server::start(kind);
-    assert_eq!(switch(&server), "yes");
+    assert_eq!(value(&server), "yes");
     let mut conn = server.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
-    assert_eq!(switch(&server), "no");
+    assert_eq!(value(&server), "no");
     assert!(conn.say("CONFIG SET dlock.fence-mark 0").error().starts_with("ERR CONFIG SET failed"));
-    assert_eq!(switch(&Server::options(kind).conf("dlock.fence-mark no").start()), "no");
-    assert_eq!(switch(&Server::options(kind).module_args("fence-mark NO").start()), "no");
+    assert_eq!(value(&Server::options(kind).conf("dlock.fence-mark no").start()), "no");
+    assert_eq!(value(&Server::options(kind).module_args("fence-mark NO").start()), "no");
     let server = Server::options(kind).module_args("fence-mark no").conf("dlock.fence-mark yes").start();
-    assert_eq!(switch(&server), "yes");
+    assert_eq!(value(&server), "yes");
 }
 
 #[each_server]
@@ -56,7 +56,7 @@ fn config_rewrite_keeps_options_over_a_restart(kind: &ServerKind) {
     let mut conn = server.connect();
     conn.ok("CONFIG SET dlock.max-ttl 7000");
     assert_eq!(conn.ok("CONFIG REWRITE"), "OK");
-    let conf = fs::read_to_string(server.dir().join("server.conf")).expect("the server's own conf");
+    let conf = fs::read_to_string(server.dir().join("server.conf")).expect("server.conf can be read");
     assert!(conf.lines().any(|line| line == "dlock.max-ttl 7000"), "{conf}");
     // CONFIG REWRITE leaves out options with their default value.
     assert!(!conf.contains("dlock.max-waiters"), "{conf}");

@@ -40,7 +40,7 @@ fn words(line: &str) -> Vec<String> {
 
 /// Runs the redis-cli sessions of the documents, each document in a database of its own, on a server as `make
 /// run` starts it.
-fn try_the_sessions(conn: &mut Conn) {
+fn run_sessions(conn: &mut Conn) {
     let mut shown = Vec::new();
     let sessions = documents::all().into_iter().map(|path| (documents::blocks(&path, "text"), path));
     for (database, (lines, path)) in
@@ -58,7 +58,7 @@ fn try_the_sessions(conn: &mut Conn) {
             shown.push(path.clone());
         }
     }
-    assert!(shown.len() >= 16, "{} commands were tried", shown.len());
+    assert!(shown.len() >= 16, "only {} commands were run", shown.len());
     shown.dedup();
     assert_eq!(shown, ["README.md", "docs/commands.md", "docs/getting-started.md"]);
 }
@@ -67,9 +67,9 @@ fn try_the_sessions(conn: &mut Conn) {
 fn built_project() -> Folder {
     let folder = Folder::fresh();
     let built = folder.path().join("target/release");
-    fs::create_dir_all(&built).expect("a folder");
-    symlink(module_path(), built.join("libdlock.so")).expect("a link to the module");
-    fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("a copy");
+    fs::create_dir_all(&built).expect("the folder can be created");
+    symlink(module_path(), built.join("libdlock.so")).expect("the link can be created");
+    fs::write(folder.path().join("redis.conf.example"), EXAMPLE).expect("the file can be written");
     folder
 }
 
@@ -78,7 +78,7 @@ fn built_project() -> Folder {
 fn start(command: &mut Command, folder: &Folder, is_ready: impl Fn() -> bool) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(folder.path().join("log")).expect("a log");
     command.envs(environment(folder.path())).stdin(Stdio::null());
-    let command = command.stderr(log.try_clone().expect("a second handle")).stdout(log);
+    let command = command.stderr(log.try_clone().expect("the handle can be copied")).stdout(log);
     let mut child = command.spawn().expect("the program starts");
     until("the server is ready", || {
         assert!(child.try_wait().expect("its state").is_none(), "the server ended: {}", logged(folder));
@@ -103,14 +103,15 @@ impl MakeRun {
         let (folder, port) = (built_project(), Port::claim());
         let [bin, scripts] = ["bin", "scripts"].map(|name| folder.path().join(name));
         for folder in [&bin, &scripts] {
-            fs::create_dir(folder).expect("a folder");
+            fs::create_dir(folder).expect("the folder can be created");
         }
-        symlink("/bin/true", bin.join("cargo")).expect("a cargo that builds nothing");
+        // This cargo builds nothing.
+        symlink("/bin/true", bin.join("cargo")).expect("the link can be created");
         let server = format!("#!/bin/sh\nexec {} \"$@\"\n", kind.command.join(" "));
-        fs::write(bin.join("server"), server).expect("a server");
+        fs::write(bin.join("server"), server).expect("the file can be written");
         fs::set_permissions(bin.join("server"), Permissions::from_mode(0o755)).expect("the mode can be set");
         for (name, text) in [("run.sh", include_str!("../../scripts/run.sh")), ("common.sh", COMMON)] {
-            fs::write(scripts.join(name), text).expect("a script");
+            fs::write(scripts.join(name), text).expect("the file can be written");
         }
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("a PATH"));
         let mut command = Command::new("bash");
@@ -120,12 +121,12 @@ impl MakeRun {
         MakeRun { server, folder, port }
     }
 
-    /// Runs the command that `make run` suggests, and returns its output.
+    /// Runs the command of `make run`'s output that contains `part`, and returns its output.
     #[track_caller]
-    fn try_the_advice(&self, about: &str) -> String {
+    fn run_advice(&self, part: &str) -> String {
         let said = logged(&self.folder);
         let mut lines = said.lines().filter(|line| line.starts_with("  redis-cli"));
-        let line = lines.find(|line| line.contains(about)).unwrap_or_else(|| panic!("nothing: {said}"));
+        let line = lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no command: {said}"));
         let done = Command::new("sh").args(["-c", line]).output().expect("sh runs");
         String::from_utf8(done.stdout).expect("text").trim().to_string()
     }
@@ -143,24 +144,23 @@ const COMMON: &str = include_str!("../../scripts/common.sh");
 #[each_server]
 fn make_run_and_the_documented_sessions_run_as_shown(kind: &ServerKind) {
     let run = MakeRun::start(kind, &[]);
-    let fence = run.try_the_advice("DLOCK.ACQUIRE");
+    let fence = run.run_advice("DLOCK.ACQUIRE");
     assert!(fence.parse::<u64>().is_ok_and(|fence| fence > 1_000_000_000_000_000), "{fence}");
-    try_the_sessions(&mut Conn::open(run.port.number()));
+    run_sessions(&mut Conn::open(run.port.number()));
 }
 
-/// The session runs without an installed server in the PATH.
 #[each_server]
 fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind: &ServerKind) {
     let shown = documents::blocks("docs/getting-started.md", "sh");
     assert!(shown.iter().any(|line| line == "make run CONF=redis.conf.example"), "{shown:?}");
     let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);
-    let refused = run.try_the_advice("DLOCK.ACQUIRE");
+    let refused = run.run_advice("DLOCK.ACQUIRE");
     assert!(refused.starts_with("GRACE ") && refused.contains("dlock.restart-grace 0"), "{refused}");
-    assert_eq!(run.try_the_advice("dlock.restart-grace 0"), "OK");
-    assert!(run.try_the_advice("DLOCK.ACQUIRE").parse::<u64>().is_ok());
+    assert_eq!(run.run_advice("dlock.restart-grace 0"), "OK");
+    assert!(run.run_advice("DLOCK.ACQUIRE").parse::<u64>().is_ok());
     let mut conn = Conn::open(run.port.number());
     assert_eq!(conn.ok("CONFIG GET appendfsync").items()[1], "always");
-    try_the_sessions(&mut conn);
+    run_sessions(&mut conn);
 }
 
 /// Starts the example as its own comment says. Only the port differs.

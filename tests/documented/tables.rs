@@ -40,7 +40,7 @@ fn the_option_table_and_the_example_list_every_option_with_its_default(kind: &Se
         assert!(documented.iter().any(|line| line.starts_with(&row)), "docs/options.md lacks {row}");
         let (line, default) = (format!("\n{} ", pair[0]), format!("default {}", pair[1]));
         assert!(EXAMPLE.contains(&line), "the example lacks {line}");
-        assert!(EXAMPLE.contains(&default), "the example does not tell the {default} of {}", pair[0]);
+        assert!(EXAMPLE.contains(&default), "the example does not state the {default} of {}", pair[0]);
     }
 }
 

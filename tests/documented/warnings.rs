@@ -1,21 +1,21 @@
-//! Warnings for operators: shown in INFO while the cause lasts, logged when it begins.
+//! Warnings for operators: INFO shows a warning while its cause lasts, and the log shows when it begins.
 
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
 /// Returns the number of warnings and their words.
-fn warned(conn: &mut Conn) -> String {
+fn warnings(conn: &mut Conn) -> String {
     let info = conn.ok("INFO dlock").text();
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
     let (count, words) = (field("dlock_warnings:"), field("dlock_warning_words:"));
-    format!("{} {}", count.expect("a count"), words.expect("words"))
+    format!("{} {}", count.expect("a number of warnings"), words.expect("their words"))
 }
 
 #[each_server]
-fn a_warning_comes_and_goes_with_its_cause_and_is_logged_when_it_comes(kind: &ServerKind) {
+fn a_warning_is_shown_while_its_cause_lasts_and_logged_when_it_begins(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
-    let lines = |text: &str| server.log().matches(text).count();
-    assert_eq!(warned(&mut conn), "0 ");
+    let logged = |text: &str| server.log().matches(text).count();
+    assert_eq!(warnings(&mut conn), "0 ");
     for (cause, cure, word, text) in [
         ("maxmemory-policy allkeys-lru", "volatile-lru", "maxmemory-policy", "evicts locks that are held"),
         ("notify-keyspace-events Ed", "KEd", "notify-keyspace-events", "must contain K and d"),
@@ -23,37 +23,38 @@ fn a_warning_comes_and_goes_with_its_cause_and_is_logged_when_it_comes(kind: &Se
         ("dlock.fence-mark no", "yes", "fence-mark", "dlock.fence-mark is no"),
     ] {
         let (option, _) = cause.split_once(' ').expect("a value");
-        assert_eq!(lines(text), 0, "{cause}");
+        assert_eq!(logged(text), 0, "{cause}");
         for round in 1..=2 {
             assert_eq!(conn.ok(&format!("CONFIG SET {cause}")), "OK");
-            assert_eq!(warned(&mut conn), format!("1 {word}"), "{cause}");
+            assert_eq!(warnings(&mut conn), format!("1 {word}"), "{cause}");
+            // A change of another option does not log the warning again.
             assert_eq!(conn.ok("CONFIG SET hz 11"), "OK");
-            assert_eq!((warned(&mut conn), lines(text)), (format!("1 {word}"), round), "{cause}");
+            assert_eq!((warnings(&mut conn), logged(text)), (format!("1 {word}"), round), "{cause}");
             assert_eq!(conn.ok(&format!("CONFIG SET {option} {cure}")), "OK");
-            assert_eq!(warned(&mut conn), "0 ", "{cause}");
+            assert_eq!(warnings(&mut conn), "0 ", "{cause}");
         }
     }
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000 dlock.max-ttl 60000"), "OK");
-    assert_eq!(warned(&mut conn), "0 ", "the grace period covers the longest lease");
+    assert_eq!(warnings(&mut conn), "0 ", "the grace period covers the longest lease");
     for (events, suffices) in [("Kd", true), ("KA", true), ("KEAd", true), ("Kg", false), ("A", false)] {
         conn.ok(&format!("CONFIG SET notify-keyspace-events {events}"));
-        assert_eq!(warned(&mut conn), if suffices { "0 " } else { "1 notify-keyspace-events" }, "{events}");
+        assert_eq!(warnings(&mut conn), if suffices { "0 " } else { "1 notify-keyspace-events" }, "{events}");
     }
 }
 
 #[each_server]
-fn an_unwritable_mark_is_warned_of_until_it_is_written(kind: &ServerKind) {
+fn a_warning_is_shown_until_an_unwritable_mark_is_written(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     until("the mark is written", || server.info("dlock_fence_mark_status") == "ok");
-    // A folder blocks the path of the next file.
+    // A folder blocks the path of the next mark.
     let file = std::fs::read_dir(server.dir()).expect("the folder").map(|file| file.expect("a file").path());
     let file = file.into_iter().find(|file| file.to_string_lossy().contains("fence")).expect("the mark");
     std::fs::remove_file(&file).expect("the file can be removed");
     std::fs::create_dir_all(file.join("in-the-way")).expect("a folder");
-    until("the mark cannot be written", || warned(&mut conn) == "1 fence-mark");
+    until("the mark cannot be written", || warnings(&mut conn) == "1 fence-mark");
     std::fs::remove_dir_all(&file).expect("the file can be removed");
-    until("the mark can be written again", || warned(&mut conn) == "0 ");
+    until("the mark can be written again", || warnings(&mut conn) == "0 ");
 }
 
 #[each_server]
@@ -61,7 +62,7 @@ fn a_default_server_starts_with_warnings_and_the_example_without(kind: &ServerKi
     let conf = "maxmemory-policy allkeys-random";
     let server = Server::options(kind).conf(conf).conf("dlock.fence-mark no").start();
     let words = "3 maxmemory-policy,notify-keyspace-events,fence-mark";
-    assert_eq!(warned(&mut server.connect()), words);
+    assert_eq!(warnings(&mut server.connect()), words);
     let log = server.log();
     for text in ["evicts locks that are held", "must contain K and d", "dlock.fence-mark is no"] {
         assert_eq!(log.matches(text).count(), 1, "{text}: {log}");
@@ -72,17 +73,18 @@ fn a_default_server_starts_with_warnings_and_the_example_without(kind: &ServerKi
             options = options.conf(line);
         }
     }
-    assert_eq!(warned(&mut options.start().connect()), "0 ");
+    assert_eq!(warnings(&mut options.start().connect()), "0 ");
 }
 
-/// Hardened servers rename CONFIG. Two such servers in one folder wrote one mark file without a warning.
+/// Hardened servers rename CONFIG. Two such servers in one folder used to write the same mark file, without a
+/// warning.
 #[each_server]
 fn a_server_with_a_renamed_config_command_warns_and_uses_its_own_files(kind: &ServerKind) {
     let options = Server::options(kind).conf("rename-command CONFIG \"\"").conf("notify-keyspace-events Kd");
     let options = options.conf("maxmemory-policy allkeys-lru").conf("dlock.max-ttl 100");
     let server = options.conf("dlock.restart-grace 100").start();
     let mut conn = server.connect();
-    assert_eq!(warned(&mut conn), "1 maxmemory-policy");
+    assert_eq!(warnings(&mut conn), "1 maxmemory-policy");
     let file = server.dir().join(format!("dlock-{}.fence", server.port()));
     until("the server has written its mark", || file.exists());
 }

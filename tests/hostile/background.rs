@@ -15,14 +15,14 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     let id = conn.client_id();
     let requests: Vec<String> =
         (0..MANY).map(|n| format!("DLOCK.ACQUIRE crowd {n} 600000 PERMITS 100000 EPHEMERAL")).collect();
-    for some in requests.chunks(200) {
-        assert!(conn.say_together(some).iter().all(|reply| reply.int() > 0));
+    for batch in requests.chunks(200) {
+        assert!(conn.say_together(batch).iter().all(|reply| reply.int() > 0));
     }
-    let mut look = server.connect();
+    let mut operator = server.connect();
     let mut events = Events::subscribe(&server, "__keyevent@0__:*");
     // The lease and the connection have both ended when the background job runs.
     let kill = format!("CLIENT KILL ID {id}");
-    let answers = look.say_together(&["DLOCK.ACQUIRE other t 1", &kill, "DEBUG SLEEP 0.02"]);
+    let answers = operator.say_together(&["DLOCK.ACQUIRE other t 1", &kill, "DEBUG SLEEP 0.02"]);
     assert!(answers[0].int() > 0 && answers[1] == 1, "{answers:?}");
     let (mut disconnects, mut before) = (0, None);
     while disconnects < MANY || before.is_none() {
@@ -37,7 +37,7 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     until("all holds have ended", || server.number("dlock_holders") == 0);
 }
 
-/// The module used to keep a record of each deletion for ever: 81 MB after a million.
+/// The module used to keep a record of each deletion for ever: 81 MB after a million deletions.
 #[each_server]
 fn deleted_keys_leave_no_state(kind: &ServerKind) {
     const SCRIPT: &str = "for n = 1, tonumber(ARGV[1]) do redis.call('DLOCK.ACQUIRE', KEYS[1] .. n % tonumber(ARGV[2]), 't', \
@@ -78,11 +78,11 @@ fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
         assert_eq!(holder.ok(&format!("DLOCK.RELEASE k {token}")), 1);
     }
     let grown = server.number("used_memory") - before;
-    assert!(grown < 100_000, "{grown} bytes");
+    assert!(grown < 100_000, "the server uses {grown} more bytes");
 }
 
-/// At the limit of its user or container a server starts no thread. The module used to refuse every later
-/// command, until a restart.
+/// A server at the thread limit of its user or container cannot start a thread. The module then used to
+/// refuse every command until a restart.
 #[each_server]
 fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     let folder = Folder::fresh();

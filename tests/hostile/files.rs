@@ -39,22 +39,22 @@ fn files_in(dir: &Path, below: &Path, found: &mut Files) {
         if dir.join(&path).is_dir() {
             files_in(dir, &path, found);
         } else if name.ends_with(".rdb") || name.contains("appendonlydir") {
-            found.push((path.clone(), fs::read(dir.join(&path)).expect("a file")));
+            found.push((path.clone(), fs::read(dir.join(&path)).expect("the file can be read")));
         }
     }
 }
 
-fn put(dir: &Path, files: &Files) {
+fn write_files(dir: &Path, files: &Files) {
     let _ = fs::remove_dir_all(dir.join("appendonlydir"));
     for (path, bytes) in files {
         let path = dir.join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-        fs::write(path, bytes).expect("a file");
+        fs::create_dir_all(path.parent().expect("a folder")).expect("the folder can be created");
+        fs::write(path, bytes).expect("the file can be written");
     }
 }
 
-/// Returns a killed server and its files after [`LOCKS`] and `finish`.
-fn written(options: Options, finish: impl Fn(&Server)) -> (Server, Files) {
+/// Runs [`LOCKS`] and `finish`, kills the server, and returns it with its files.
+fn killed_server(options: Options, finish: impl Fn(&Server)) -> (Server, Files) {
     // With a checksum, the server would refuse every damaged file before the module reads it.
     let server = options.conf("rdbchecksum no").conf("rdbcompression no").start();
     let mut conn = server.connect();
@@ -89,7 +89,7 @@ impl Limit {
 /// Returns true if the log shows a crash in the module. Some files crash a server without the module: Redis
 /// 7.0 crashes on a SET without arguments in an append only file, and all servers on a key that appears twice
 /// in a snapshot. Memory damage is left to AddressSanitizer (`make asan`).
-fn is_our_crash(log: &str) -> bool {
+fn is_module_crash(log: &str) -> bool {
     let trace = log
         .split("STACK TRACE")
         .skip(1)
@@ -101,13 +101,13 @@ fn is_our_crash(log: &str) -> bool {
 /// check never ends if a module value lacks its end marker (Valkey 8.0.1, also without this module).
 const OWN_CHECK: &str = "Internal error in RDB reading";
 
-/// Restarts the server on one damaged copy of its files after the other.
+/// Restarts the server on many damaged copies of its files, one after the other.
 fn load_damaged(options: Options, finish: impl Fn(&Server)) {
     let mut random = Random::fresh();
-    let (mut server, files) = written(options, finish);
+    let (mut server, files) = killed_server(options, finish);
     server.restart();
-    let all = check(&server);
-    assert_eq!(all, 6, "the undamaged files contain six locks");
+    let undamaged = check(&server);
+    assert_eq!(undamaged, 6, "the undamaged files contain six locks");
     let (mut loaded, mut refused, mut changed) = (0, 0, 0);
     let mut limit = Limit::new();
     while limit.allows_another() {
@@ -116,8 +116,7 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
         }
         let mut damaged = files.clone();
         match (loaded + refused) % 4 {
-            // In every four files, one has a change that every server accepts, and one a change that none
-            // accepts.
+            // Every server accepts the first of these changes, and none accepts the second.
             0 => damaged.iter_mut().for_each(|(_, bytes)| relabel(bytes, &mut random)),
             1 => damaged.iter_mut().for_each(|(_, bytes)| bytes[0] ^= 0xff),
             _ => {
@@ -125,26 +124,26 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
                 damage(&mut damaged[at].1, b"token", &mut random);
             }
         }
-        put(server.dir(), &damaged);
+        write_files(server.dir(), &damaged);
         let began = Instant::now();
         match server.try_restart() {
             Ok(()) => {
                 loaded += 1;
-                changed += usize::from(check(&server) != all);
+                changed += usize::from(check(&server) != undamaged);
             }
             Err(log) => {
                 refused += 1;
                 // A server that does not start exits, unless its own check never ends: see OWN_CHECK.
                 let ended = began.elapsed() < Duration::from_secs(50) || log.contains(OWN_CHECK);
                 assert!(ended, "the server hangs:\n{log}");
-                assert!(!is_our_crash(&log), "{log}");
+                assert!(!is_module_crash(&log), "{log}");
             }
         }
     }
-    println!("{} loaded, {changed} of them with fewer locks, {refused} refused", loaded);
+    println!("{loaded} loaded, {changed} of them with fewer locks, {refused} refused");
     assert!(refused > 0 && loaded > 0, "{loaded} loaded, {refused} refused");
     // Dropping the server fails the test if the server does not run.
-    put(server.dir(), &files);
+    write_files(server.dir(), &files);
     server.restart();
 }
 
@@ -182,8 +181,9 @@ fn shown(conn: &mut Conn) -> Vec<Shown> {
                 _ => usize::MAX,
             };
             assert!(holders.len() <= most, "{lock:?}");
-            let of = |hold: &Value| ["token", "count", "fence", "label"].map(|name| hold.field(name).clone());
-            let holders: Vec<_> = holders.iter().map(of).collect();
+            let fields =
+                |hold: &Value| ["token", "count", "fence", "label"].map(|name| hold.field(name).clone());
+            let holders: Vec<_> = holders.iter().map(fields).collect();
             let digest = conn.call(&[&b"DEBUG"[..], b"DIGEST-VALUE", &key]);
             let left = conn.call(&[&b"DLOCK.PTTL"[..], &key]).int();
             all.push(Shown { lock: format!("{db} {} {holders:?} {digest:?}", key.escape_ascii()), left });
@@ -207,9 +207,9 @@ fn check(server: &Server) -> usize {
     let fence = server.number("dlock_fence");
     assert!(fence < 1 << 53, "{fence}");
     assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
-    let again = shown(&mut conn);
+    let reloaded = shown(&mut conn);
     for lock in before.iter().filter(|lock| lock.left > 60_000) {
-        assert!(again.iter().any(|other| other.lock == lock.lock), "{lock:?} is not in {again:?}");
+        assert!(reloaded.iter().any(|other| other.lock == lock.lock), "{lock:?} is not in {reloaded:?}");
     }
     for db in 0..16 {
         conn.ok(&format!("SELECT {db}"));
@@ -218,7 +218,7 @@ fn check(server: &Server) -> usize {
             match conn.call(&[&b"DLOCK.ACQUIRE"[..], &key, b"fresh", b"60000"]) {
                 Value::Int(next) => assert!(next > fence, "{next} after {fence}"),
                 Value::Error(line) => assert!(line.contains("no fence is left"), "{line}"),
-                other => panic!("a broken lock is free, not {other:?}"),
+                other => panic!("expected a grant of the broken lock, got {other:?}"),
             }
             assert!(conn.call(&[&b"DLOCK.RELEASE"[..], &key, b"fresh"]).int() <= 1);
         }

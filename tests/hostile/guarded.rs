@@ -1,4 +1,4 @@
-//! A guard bypasses no check: rights, secrets, commands that end a server.
+//! A guard bypasses no check: it gives no rights, shows no token, and runs no command that ends the server.
 
 use crate::calls;
 use dlock_testkit::{Server, ServerKind, Value, each_server};
@@ -9,14 +9,14 @@ fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
     let info = conn.ok("COMMAND");
     for (fill, more) in [(&["k"][..], 0), (&["1"], 0), (&["k", "1"], 1), (&["-1", "99999999999"], 2)] {
         for call in calls(&info, fill, more) {
-            // These commands wait for another server or for a time, as in a script.
+            // These commands wait for another server or for some time.
             if ["migrate", "wait", "waitaof"].contains(&call[0].to_lowercase().as_str()) {
                 continue;
             }
             conn.ok("DLOCK.ACQUIRE guard t MAX");
             // Restores the same data before each command.
-            for make in ["DEL k 1", "RPUSH k 1", "SET 1 1"] {
-                conn.ok(make);
+            for command in ["DEL k 1", "RPUSH k 1", "SET 1 1"] {
+                conn.ok(command);
             }
             for guard in [["DLOCK.GUARD", "guard", "t"], ["DLOCK.FENCED", "gate", "1"]] {
                 let words: Vec<&str> = guard.into_iter().chain(call.iter().map(String::as_str)).collect();
@@ -29,8 +29,8 @@ fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
     assert_eq!(conn.ok("PING"), "PONG");
 }
 
-/// Each command gets exactly its own reply: on Valkey 9 the reply of a guarded GETDEL for a key of another
-/// type went to the next guarded command.
+/// On Valkey 9, the reply of a guarded GETDEL for a key of another type used to go to the next guarded
+/// command.
 #[each_server]
 fn each_guarded_command_gets_its_own_reply(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
@@ -86,7 +86,7 @@ fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
     assert!(conn.say("DLOCK.FENCED r:gate 5 GET a:x").error().starts_with("NOPERM"));
     assert_eq!(admin.ok("MGET secret:1 a:x"), ["hidden", "2"]);
     assert!(server.user("~a:* +get").say("DLOCK.GUARD a:k t GET a:x").error().starts_with("NOPERM"));
-    // A user with all rights may do it here too.
+    // A user with all rights may guard this SORT.
     admin.ok("DLOCK.ACQUIRE k t MAX");
     assert_eq!(admin.ok("DLOCK.GUARD k t SORT a:list BY nosort GET secret:*"), ["hidden"]);
 }

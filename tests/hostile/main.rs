@@ -11,7 +11,8 @@ mod users;
 
 use dlock_testkit::Value;
 
-/// Builds a call of every command and subcommand of the server with these arguments.
+/// Builds a call of each command and subcommand in `info`, a reply to COMMAND. The arguments repeat `fill`.
+/// `more` is their number beyond the required ones.
 fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
     let mut calls = Vec::new();
     for command in info.items() {

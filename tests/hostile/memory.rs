@@ -6,7 +6,7 @@ use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 const NOISE: i64 = 2 << 20;
 
 #[track_caller]
-fn refused(conn: &mut Conn, words: &[&[u8]]) {
+fn assert_refused(conn: &mut Conn, words: &[&[u8]]) {
     let answer = conn.call(words);
     assert!(answer.error().starts_with("ERR"), "{answer:?}");
     assert!(answer.error().len() < 300, "an error does not repeat a long argument: {answer:?}");
@@ -18,15 +18,15 @@ fn refused_requests_leave_no_state(kind: &ServerKind) {
     let long = vec![b'x'; 300_000];
     let many: Vec<&[u8]> = std::iter::repeat_n(&b"SHARED"[..], 50_000).collect();
     let round = |conn: &mut Conn| {
-        refused(conn, &[b"DLOCK.ACQUIRE", b"k", &long, b"600000"]);
-        refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", &long]);
-        refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", b"LABEL", &long]);
-        refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", &long]);
-        refused(conn, &[&[&b"DLOCK.ACQUIRE"[..], b"k", b"t", b"600000"], many.as_slice()].concat());
-        refused(conn, &[b"DLOCK.RELEASE", b"k", &long]);
-        refused(conn, &[b"DLOCK.CANCEL", b"k", &long]);
-        refused(conn, &[b"DLOCK.CONFIRM", b"k", b"t", &long, b"600000"]);
-        refused(conn, &[b"DLOCK.WAITERS", b"k", b"COUNT", &long]);
+        assert_refused(conn, &[b"DLOCK.ACQUIRE", b"k", &long, b"600000"]);
+        assert_refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", &long]);
+        assert_refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", b"LABEL", &long]);
+        assert_refused(conn, &[b"DLOCK.ACQUIRE", b"k", b"t", b"600000", &long]);
+        assert_refused(conn, &[&[&b"DLOCK.ACQUIRE"[..], b"k", b"t", b"600000"], many.as_slice()].concat());
+        assert_refused(conn, &[b"DLOCK.RELEASE", b"k", &long]);
+        assert_refused(conn, &[b"DLOCK.CANCEL", b"k", &long]);
+        assert_refused(conn, &[b"DLOCK.CONFIRM", b"k", b"t", &long, b"600000"]);
+        assert_refused(conn, &[b"DLOCK.WAITERS", b"k", b"COUNT", &long]);
     };
     round(&mut conn);
     let before = server.number("used_memory");
@@ -37,7 +37,7 @@ fn refused_requests_leave_no_state(kind: &ServerKind) {
     assert_eq!(conn.ok("DBSIZE"), 0);
 }
 
-/// Each way to end the hold while its connection stays open.
+/// Ends the hold in each way that leaves its connection open.
 #[each_server]
 fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
@@ -53,7 +53,7 @@ fn an_ended_ephemeral_hold_leaves_no_state(kind: &ServerKind) {
         round(end, 10);
         let before = server.number("used_memory");
         round(end, 5_000);
-        until(end, || server.number("used_memory") < before + NOISE);
+        until(&format!("the memory is freed after {end}"), || server.number("used_memory") < before + NOISE);
     }
 }
 
@@ -69,7 +69,7 @@ fn a_connection_has_one_wait_at_a_time(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     let fence = waiter.read().int();
     for _ in 1..500 {
-        assert_eq!(waiter.read(), fence, "the token of the other requests holds the lock already");
+        assert_eq!(waiter.read(), fence, "the token already holds the lock");
     }
     assert_eq!(server.number("dlock_waiting"), 0);
 }
@@ -88,7 +88,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
         let key = if n < 50 { "a" } else { "b" };
         waiter.send(&["DLOCK.ACQUIRE", key, &token, "600000", "BLOCK", "0", "LABEL", &label]);
     }
-    // The first 40 waiters of one key, and 20 of the other.
+    // The queues take 40 waiters of one key and 20 of the other. The server refuses the rest.
     until("the server has read all requests", || server.number("dlock_queue_refusals") == 40);
     assert_eq!(server.number("dlock_waiting"), 60);
     let grown = server.number("used_memory") - before;

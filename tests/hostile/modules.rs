@@ -1,4 +1,4 @@
-//! Other modules: their calls and their notifications.
+//! Calls by other modules, and notifications to other modules.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Server, ServerKind, compiled, each_server, until};
@@ -18,7 +18,7 @@ fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
     // `K` lets the call block; servers before Redis 7.2 do not support `K`.
     let answer = conn.ok("CALLER Kv DLOCK.ACQUIRE k b 600000 BLOCK 0");
     if answer == "UNKNOWN" {
-        return eprintln!("left out on {}: no call can wait there", kind.name);
+        return eprintln!("left out on {}: a call by a module cannot wait there", kind.name);
     }
     assert_eq!(answer, "WAITS");
     assert_eq!(tokens(&mut conn, "k"), ["b"]);
@@ -47,11 +47,9 @@ fn a_module_loaded_later_is_notified_of_locks(kind: &ServerKind) {
     let listener = compiled("tests/hostile/listener.c");
     let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
     let mut conn = server.connect();
-    until("dlock knows that there are no replicas and no listening modules", || {
-        server.number("dlock_followed") == 0
-    });
+    until("dlock has found no follower", || server.number("dlock_followed") == 0);
     conn.ok("DLOCK.ACQUIRE before t 600000");
-    assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("a path of text")]), "OK");
+    assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("the path is UTF-8")]), "OK");
     assert_eq!(conn.ok("HEARD"), 0);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("HEARD"), 1);

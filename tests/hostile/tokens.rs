@@ -71,7 +71,7 @@ fn info_client_list_and_logs_show_no_tokens(kind: &ServerKind) {
         admin.ok("CONFIG SET commandlog-reply-larger-than 0");
     }
     let mut conn = server.connect();
-    let wrong = [
+    let malformed = [
         "DLOCK.ACQUIRE k {} 600000 {}",
         "DLOCK.ACQUIRE k {} {}",
         "DLOCK.RELEASE k {} {}",
@@ -79,9 +79,9 @@ fn info_client_list_and_logs_show_no_tokens(kind: &ServerKind) {
         "DLOCK.CANCEL k CLIENT {}",
         "DLOCK._SET k {}",
     ];
-    for command in ["MULTI"].iter().chain(&COMMANDS).chain(&["EXEC"]).chain(&COMMANDS).chain(&wrong) {
+    for command in ["MULTI"].iter().chain(&COMMANDS).chain(&["EXEC"]).chain(&COMMANDS).chain(&malformed) {
         if let Value::Error(line) = conn.say(&with_token(command)) {
-            assert!(wrong.contains(command) && !line.contains(SECRET), "{line}");
+            assert!(malformed.contains(command) && !line.contains(SECRET), "{line}");
         }
     }
     let mut waiter = waiter(&server, &format!("DLOCK.ACQUIRE k other{SECRET} 600000 BLOCK 0"));
@@ -107,7 +107,7 @@ fn info_client_list_and_logs_show_no_tokens(kind: &ServerKind) {
     granted(&mut waiter);
 }
 
-/// A crashing server prints the commands of its clients; the module adds nothing.
+/// The module logs why it refuses bytes, but not the bytes.
 #[each_server]
 fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
     let server = Server::options(kind).conf("rdbcompression no").conf("loglevel debug").start();
@@ -123,7 +123,7 @@ fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
         let answer = conn.call(&[&b"RESTORE"[..], b"other", b"0", &damaged, b"REPLACE"]);
         refused += usize::from(matches!(answer, Value::Error(_)));
     }
-    assert!(refused > 10, "{refused}");
+    assert!(refused > 10, "only {refused} payloads were refused");
     let log = server.log();
     assert!(log.contains("refused a stored lock") && !log.contains(SECRET), "{log}");
 }

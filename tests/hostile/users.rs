@@ -20,20 +20,20 @@ fn assert_refused(conn: &mut Conn, command: &str) {
 #[each_server]
 fn a_lock_user_may_run_no_other_command(kind: &ServerKind) {
     // Commands that need no rights: log in, choose a protocol, reset, quit.
-    const ANYBODY: [&str; 4] = ["auth", "hello", "reset", "quit"];
+    const WITHOUT_RIGHTS: [&str; 4] = ["auth", "hello", "reset", "quit"];
     let (server, mut admin) = Server::connected(kind);
     let mut conn = server.user(WORKER);
     let mut refused = 0;
     for call in calls(&admin.ok("COMMAND"), &["lock:a"], 0) {
         let name = call[0].to_lowercase();
         let is_allowed = name.starts_with("dlock.") && name != "dlock.break" && name != "dlock._set";
-        if !is_allowed && !ANYBODY.contains(&&*name) {
+        if !is_allowed && !WITHOUT_RIGHTS.contains(&&*name) {
             assert_refused(&mut conn, &call.join(" "));
             refused += 1;
         }
     }
-    assert!(refused > 300, "{refused}");
-    // Some of them with realistic arguments.
+    assert!(refused > 300, "only {refused} commands were refused");
+    // Some of these commands with realistic arguments.
     for command in [
         "CONFIG GET dlock.max-ttl",
         "CONFIG SET dlock.restart-grace 0",

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use dlock_testkit::history::History;
-use dlock_testkit::workers::{Clock, Plan, Worker, during, look};
+use dlock_testkit::workers::{Clock, Plan, Worker, during, report_all};
 use dlock_testkit::{Random, Server, Value, locks, until};
 
 pub struct Load {
@@ -90,17 +90,17 @@ impl Load {
         let History { holds, .. } = &self.history;
         let grants = holds.iter().filter(|hold| hold.grant.is_some()).count();
         assert!(grants > 50, "the clients got only {grants} grants");
-        let violations = [self.history.exclusion(), self.history.fences(), self.history.forged()].concat();
-        assert!(violations.is_empty(), "{violations:#?}");
+        let faults = [self.history.exclusion(), self.history.fences(), self.history.forged()].concat();
+        assert!(faults.is_empty(), "{faults:#?}");
     }
 
     /// Like [`Load::assert_sound`], and asserts that `master` has each acknowledged hold and no released one.
     #[track_caller]
     pub fn assert_kept(&mut self, master: &Server) {
-        self.history.looks.extend(look(&mut master.connect(), &self.plan, self.clock));
+        self.history.reports.extend(report_all(&mut master.connect(), &self.plan, self.clock));
         self.assert_sound();
-        let violations = [self.history.lost(), self.history.reappeared(), self.denied.clone()].concat();
-        assert!(violations.is_empty(), "{violations:#?}");
+        let faults = [self.history.lost(), self.history.reappeared(), self.denied.clone()].concat();
+        assert!(faults.is_empty(), "{faults:#?}");
     }
 
     /// Discards the checked history.

@@ -1,4 +1,4 @@
-//! Figures of a soak: its work and its remains.
+//! Figures of a soak test: the work of the clients, and the size of the idle server before and after it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,11 +28,11 @@ impl Figures {
             ("grants without a connection", sum(&|worker| worker.found_granted)),
             ("releases", sum(&|worker| worker.released)),
             ("hang-ups", sum(&|worker| worker.hung_up)),
-            ("looks", operator.looks.len()),
-            ("waiters seen", operator.looks.iter().map(|look| look.queue.len()).sum()),
+            ("reports", operator.reports.len()),
+            ("waiters seen", operator.reports.iter().map(|report| report.queue.len()).sum()),
             ("breaks", operator.breaks.len()),
             ("cancelled waits", operator.cancelled),
-            ("disturbances", operator.disturbed),
+            ("disturbances", operator.disturbances),
         ];
         let mut figures = Figures::default();
         for (name, count) in counts {
@@ -54,7 +54,7 @@ impl Figures {
         }
     }
 
-    /// Asserts that every kind of event happened: a test in which nothing happens proves nothing.
+    /// Asserts that every kind of event happened: otherwise the test proves nothing.
     pub fn assert_everything_happened(&self) {
         for name in ["grants", "grants without a connection", "releases", "hang-ups", "waiters seen"] {
             assert!(self.counts[name] > 0, "{name}: {:?}", self.counts);
@@ -73,7 +73,7 @@ impl Figures {
         }
     }
 
-    /// Prints the figures past the capture of test output.
+    /// Prints the figures to stderr, because the output of a passing test is not shown.
     pub fn show(&self, server: &Server, passed: Duration, before: &Size, after: &Size) {
         let (kind, counts, passed) = (server.kind(), &self.counts, passed.as_secs());
         let end = if io::stderr().is_terminal() { "\n" } else { "" };
@@ -99,35 +99,35 @@ impl Size {
         Size { used_memory, rss, open_files }
     }
 
-    /// Measures until two results agree: closed resources are freed a moment later.
+    /// Measures until two results agree, because the server frees closed resources a moment later.
     pub fn settled(server: &Server) -> Size {
         let mut last = Size::of(server);
         until_some("the server's memory has settled", || {
             let size = Size::of(server);
             let settled =
-                (size.used_memory - last.used_memory).abs() * 200 < size.used_memory && quiet(server);
+                (size.used_memory - last.used_memory).abs() * 200 < size.used_memory && is_quiet(server);
             last = Size::of(server);
             settled.then_some(size)
         })
     }
 
-    /// Waits for used memory within 5 % of before and no more open files. Resident pages, which are never
-    /// quite full, within 25 %.
+    /// Waits until used memory is within 5 % of `before`, resident memory, whose pages are never quite full,
+    /// within 25 %, and no more files are open.
     pub fn small_again(server: &Server, before: &Size) -> Size {
         let mut last = None;
         let wait = || {
             let size = Size::of(server);
             let small = size.used_memory * 20 <= before.used_memory * 21 && size.rss * 4 <= before.rss * 5;
-            let found = (small && size.open_files <= before.open_files && quiet(server)).then_some(());
+            let found = (small && size.open_files <= before.open_files && is_quiet(server)).then_some(());
             last = Some(size);
             found
         };
         until_some(&format!("the server is as small as {before:?}"), wait);
-        last.expect("a size")
+        last.expect("the size was measured")
     }
 }
 
 /// Returns true if no child rewrites a file.
-fn quiet(server: &Server) -> bool {
+fn is_quiet(server: &Server) -> bool {
     server.numbers(["aof_rewrite_in_progress", "rdb_bgsave_in_progress"]) == [0, 0]
 }

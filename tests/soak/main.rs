@@ -1,9 +1,9 @@
 //! A long mixed load: clients lock, wait and disconnect; an operator reads, breaks, configures and pauses.
 //! All replies are checked. `make soak SECONDS=3600` runs it on one server after the other, `make test` for a
-//! few seconds. The run is cut into episodes. At the end of each all locks are released, the history is
-//! checked, and the server must be as empty and as small as after the first episode.
+//! few seconds. The run consists of episodes. At the end of each, the clients release all locks, and the test
+//! checks the history. At the end of the run, the server must be as small as after the first episode.
 
-#![allow(clippy::disallowed_methods, reason = "it goes on for a given time")]
+#![allow(clippy::disallowed_methods, reason = "the test runs for a given time")]
 
 mod figures;
 mod operator;
@@ -86,18 +86,19 @@ fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Fi
     );
     for worker in &mut workers {
         let mut wire = Wire::connect(server.port()).expect("the server answers");
-        worker.release_everything(&mut wire).expect("the server goes on");
+        worker.release_everything(&mut wire).expect("the server accepts the releases");
     }
-    // The request of a disconnected client may have run nevertheless.
+    // The server may still execute requests of disconnected clients.
     until("no lock is held and no client waits", || {
         let gauges = ["dlock_held", "dlock_holders", "dlock_waiting", "dlock_queued", "blocked_clients"];
         server.numbers(gauges) == [0; 5]
     });
     let figures = Figures::of(&workers, &operator);
-    let Operator { looks, breaks, .. } = operator;
+    let Operator { reports, breaks, .. } = operator;
     let holds = workers.into_iter().flat_map(|worker| worker.holds).collect();
-    let history = History { holds, looks, breaks };
-    let wrong = [history.exclusion(), history.fences(), history.queue(), history.reported_holders()].concat();
-    assert!(wrong.is_empty(), "{:#?}", &wrong[..wrong.len().min(20)]);
+    let history = History { holds, reports, breaks };
+    let faults =
+        [history.exclusion(), history.fences(), history.queue(), history.reported_holders()].concat();
+    assert!(faults.is_empty(), "{:#?}", &faults[..faults.len().min(20)]);
     figures
 }

@@ -3,8 +3,8 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use dlock_testkit::history::{Break, Look};
-use dlock_testkit::workers::{Clock, Plan, look_at};
+use dlock_testkit::history::{Break, Report};
+use dlock_testkit::workers::{Clock, Plan, report_on};
 use dlock_testkit::{Conn, Random, Server, until};
 
 pub struct Operator<'a> {
@@ -13,10 +13,10 @@ pub struct Operator<'a> {
     plan: &'a Plan,
     clock: Clock,
     random: Random,
-    pub looks: Vec<Look>,
+    pub reports: Vec<Report>,
     pub breaks: Vec<Break>,
-    /// Number of pauses and configuration changes.
-    pub disturbed: usize,
+    /// Number of flushes, pauses and configuration changes.
+    pub disturbances: usize,
     pub cancelled: usize,
 }
 
@@ -29,9 +29,9 @@ impl<'a> Operator<'a> {
             plan,
             clock,
             random,
-            looks: vec![],
+            reports: vec![],
             breaks: vec![],
-            disturbed: 0,
+            disturbances: 0,
             cancelled: 0,
         }
     }
@@ -46,26 +46,27 @@ impl<'a> Operator<'a> {
             8..12 => self.configure(),
             12 => self.pause(),
             13 => self.stop(),
-            _ => self.look(&key),
+            _ => self.read(&key),
         }
         sleep(Duration::from_millis(self.random.below(40) as u64));
     }
 
-    fn look(&mut self, key: &str) {
-        let free = |look: &Look| look.holders.is_empty() && !look.queue.is_empty() && !look.held_back;
-        let mut look = look_at(&mut self.conn, key, self.clock);
+    fn read(&mut self, key: &str) {
+        let free =
+            |report: &Report| report.holders.is_empty() && !report.queue.is_empty() && !report.held_back;
+        let mut report = report_on(&mut self.conn, key, self.clock);
         // An expired hold is hidden a moment before the head of the queue is granted the lock.
-        let first = look.queue.first().cloned();
+        let head = report.queue.first().cloned();
         for _ in 0..50 {
-            if !free(&look) || look.queue.first() != first.as_ref() {
+            if !free(&report) || report.queue.first() != head.as_ref() {
                 break;
             }
             sleep(Duration::from_millis(5));
-            look = look_at(&mut self.conn, key, self.clock);
+            report = report_on(&mut self.conn, key, self.clock);
         }
-        // The head was granted the lock, and that lease has ended too.
-        look.held_back |= free(&look) && look.queue.first() != first.as_ref();
-        self.looks.push(look);
+        // Meanwhile the head was granted the lock, and its lease has ended too.
+        report.held_back |= free(&report) && report.queue.first() != head.as_ref();
+        self.reports.push(report);
     }
 
     fn end_by_force(&mut self, command: &str, keys: &[String]) {
@@ -75,7 +76,7 @@ impl<'a> Operator<'a> {
         self.breaks.extend(keys.iter().map(|key| Break { key: key.clone(), asked, answered }));
     }
 
-    /// Flushes, with a grace period after it.
+    /// Flushes all locks. A grace period follows.
     fn flush(&mut self) {
         assert_eq!(self.conn.ok("CONFIG SET dlock.restart-grace 1000"), "OK");
         let keys: Vec<String> = self.plan.keys.iter().map(|(key, _)| key.clone()).collect();
@@ -83,7 +84,7 @@ impl<'a> Operator<'a> {
         self.end_by_force(flush, &keys);
         until("the grace period has ended", || self.server.number("dlock_grace_ms_left") == 0);
         assert_eq!(self.conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-        self.disturbed += 1;
+        self.disturbances += 1;
     }
 
     fn cancel(&mut self, key: &str) {
@@ -108,10 +109,10 @@ impl<'a> Operator<'a> {
         assert_eq!(self.conn.ok(other), "OK");
         for _ in 0..5 {
             let key = self.random.of(&self.plan.keys).0.clone();
-            self.look(&key);
+            self.read(&key);
         }
         assert_eq!(self.conn.ok(back), "OK");
-        self.disturbed += 1;
+        self.disturbances += 1;
     }
 
     fn pause(&mut self) {
@@ -119,7 +120,7 @@ impl<'a> Operator<'a> {
         assert_eq!(self.conn.ok(&format!("CLIENT PAUSE 300 {kind}")), "OK");
         // A write waits for the end of the pause.
         assert_eq!(self.conn.ok("DLOCK.BREAK nothing"), 0);
-        self.disturbed += 1;
+        self.disturbances += 1;
     }
 
     fn stop(&mut self) {
@@ -127,6 +128,6 @@ impl<'a> Operator<'a> {
         sleep(Duration::from_millis(self.random.below(700) as u64));
         self.server.resume();
         assert_eq!(self.conn.ok("PING"), "PONG");
-        self.disturbed += 1;
+        self.disturbances += 1;
     }
 }

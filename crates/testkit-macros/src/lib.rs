@@ -26,11 +26,11 @@ pub fn each_server(arguments: TokenStream, item: TokenStream) -> TokenStream {
         "" => "each_server",
         "in_turn" => "each_server_in_turn",
         "shimmed" => "each_shimmed_server",
-        other => return error(&format!("each_server knows in_turn and shimmed, not {other}")),
+        other => return error(&format!("each_server accepts in_turn or shimmed, not {other}")),
     };
     let (attributes, function) = split(item);
     let Some(name) = name(&function) else {
-        return error("each_server goes on a function");
+        return error("each_server needs a function");
     };
     let call = if is_async(&function) {
         format!(
@@ -42,7 +42,7 @@ pub fn each_server(arguments: TokenStream, item: TokenStream) -> TokenStream {
     } else {
         format!("::dlock_testkit::{runner}({name});")
     };
-    // The test contains the written function under its own name, so that messages point to it.
+    // The test contains the function under its own name, so that messages point to the source.
     let mut body = function;
     body.extend(parsed(&call));
     let mut test = parsed("#[::core::prelude::v1::test]");

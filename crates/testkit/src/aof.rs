@@ -17,8 +17,8 @@ pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
     for line in manifest.lines() {
         // file appendonly.aof.1.incr.aof seq 1 type i
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [_, file, _, _, _, kind, ..] = words[..] else { panic!("a manifest line reads {line:?}") };
-        // h: history, replaced by a newer base and to be deleted.
+        let [_, file, _, _, _, kind, ..] = words[..] else { panic!("no manifest line: {line:?}") };
+        // h means history: a newer base replaces the file, and the server deletes it later.
         if kind != "h" {
             let path = folder.join(file);
             let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -30,8 +30,8 @@ pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
 
 /// Returns the path of the incremental file in `dir`, to which the server appends.
 pub fn incremental(dir: &Path) -> PathBuf {
-    let files = fs::read_dir(dir.join("appendonlydir")).expect("the folder of the append only file");
-    let files = files.map(|file| file.expect("a file").path());
+    let files = fs::read_dir(dir.join("appendonlydir")).expect("the folder can be read");
+    let files = files.map(|file| file.expect("the folder can be read").path());
     let last = files.filter(|path| path.to_string_lossy().ends_with(".incr.aof")).max();
     last.expect("an incremental file")
 }

@@ -1,4 +1,4 @@
-//! The project's documents, whose examples are tested. Read when a test runs, so a change needs no build.
+//! The documents of the project. Tests read them when they run, so a change of a document needs no build.
 
 use std::fs;
 use std::path::Path;
@@ -15,14 +15,14 @@ pub fn read(path: &str) -> String {
 #[track_caller]
 pub fn blocks(path: &str, language: &str) -> Vec<String> {
     let mut inside = false;
-    let shown = |line: &&str| {
+    let is_in_block = |line: &&str| {
         if let Some(fence) = line.strip_prefix("```") {
             inside = fence == language;
             return false;
         }
         inside
     };
-    read(path).lines().filter(shown).map(str::to_owned).collect()
+    read(path).lines().filter(is_in_block).map(str::to_owned).collect()
 }
 
 /// Returns the paths of all documents of the project, sorted.
@@ -34,15 +34,15 @@ pub fn all() -> Vec<String> {
 }
 
 fn add(folder: &Path, found: &mut Vec<String>) {
-    for entry in fs::read_dir(project().join(folder)).expect("a folder of the project") {
+    for entry in fs::read_dir(project().join(folder)).expect("the folder can be read") {
         let entry = entry.expect("an entry");
         let (path, name) = (folder.join(entry.file_name()), entry.file_name());
         let name = name.to_string_lossy();
         // Skips built and installed files. `build` may be a link.
-        let ours = !name.starts_with('.') && !["target", "build", "node_modules"].contains(&&*name);
-        if ours && entry.file_type().expect("a kind").is_dir() {
+        let is_source = !name.starts_with('.') && !["target", "build", "node_modules"].contains(&&*name);
+        if is_source && entry.file_type().expect("a kind").is_dir() {
             add(&path, found);
-        } else if ours && name.ends_with(".md") {
+        } else if is_source && name.ends_with(".md") {
             found.push(path.to_str().expect("UTF-8").to_owned());
         }
     }

@@ -1,4 +1,4 @@
-//! The checker of recorded histories: could a correct server have given these answers?
+//! The checker of recorded histories. It finds replies that a correct server cannot have given.
 //!
 //! A history is data, without a server or a clock. Its times are measured by the clients: a request is sent
 //! *before* the server reads it, and its reply arrives *after* the server decided. So the checker reports no
@@ -40,9 +40,9 @@ pub struct Grant {
     pub until: At,
 }
 
-/// The holders and waiters of a key at one moment, as the server reported them.
+/// The holders and waiters of a key, as the server reported them between `asked` and `answered`.
 #[derive(Clone, Debug)]
-pub struct Look {
+pub struct Report {
     pub key: String,
     pub asked: At,
     pub answered: At,
@@ -54,7 +54,7 @@ pub struct Look {
     pub held_back: bool,
 }
 
-/// A BREAK, which ended all holds of a key.
+/// A BREAK, which ended all holds of a key. Times are those of the request and of its reply.
 #[derive(Clone, Debug)]
 pub struct Break {
     pub key: String,
@@ -65,7 +65,7 @@ pub struct Break {
 #[derive(Default)]
 pub struct History {
     pub holds: Vec<Hold>,
-    pub looks: Vec<Look>,
+    pub reports: Vec<Report>,
     pub breaks: Vec<Break>,
 }
 
@@ -73,32 +73,32 @@ impl History {
     /// Checks that no two clients relied on incompatible holds at the same time, and that the clients that
     /// relied on permits of a key at the same time were not more than its permits.
     pub fn exclusion(&self) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let mut faults = Vec::new();
         for (key, mut holds) in self.relied_on() {
             holds.sort_by_key(|(from, ..)| *from);
-            let mut open: Vec<(At, At, &Hold)> = Vec::new();
+            let mut current: Vec<(At, At, &Hold)> = Vec::new();
             for (from, until, hold) in holds {
-                open.retain(|(_, until, _)| *until > from);
-                for (_, _, other) in open.iter().filter(|(_, _, other)| excludes(other.mode, hold.mode)) {
-                    wrong.push(format!(
+                current.retain(|(_, until, _)| *until > from);
+                for (_, _, other) in current.iter().filter(|(_, _, other)| excludes(other.mode, hold.mode)) {
+                    faults.push(format!(
                         "{key}: both {} and {} relied on incompatible holds at {from}",
-                        shown(other),
-                        shown(hold)
+                        show(other),
+                        show(hold)
                     ));
                 }
-                open.push((from, until, hold));
+                current.push((from, until, hold));
                 if let Mode::Permits(most) = hold.mode
-                    && open.len() > most
+                    && current.len() > most
                 {
-                    let all: Vec<String> = open.iter().map(|(.., hold)| shown(hold)).collect();
-                    wrong.push(format!(
+                    let all: Vec<String> = current.iter().map(|(.., hold)| show(hold)).collect();
+                    faults.push(format!(
                         "{key}: {} clients relied on {most} permits at {from}: {all:?}",
-                        open.len()
+                        current.len()
                     ));
                 }
             }
         }
-        wrong
+        faults
     }
 
     /// Returns, by key, the intervals in which clients relied on their granted holds. An interval ends when a
@@ -119,12 +119,12 @@ impl History {
     /// Checks that fences differ. A grant that was requested after the reply to another grant must have the
     /// greater fence.
     pub fn fences(&self) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let mut faults = Vec::new();
         let granted = || self.holds.iter().filter_map(|hold| Some((hold, hold.grant?)));
         let mut by_fence: HashMap<i64, &Hold> = HashMap::new();
         for (hold, grant) in granted() {
             if let Some(other) = by_fence.insert(grant.fence, hold) {
-                wrong.push(format!("{} and {} have the same fence", shown(other), shown(hold)));
+                faults.push(format!("{} and {} have the same fence", show(other), show(hold)));
             }
         }
         let mut answered: Vec<_> = granted().collect();
@@ -140,10 +140,10 @@ impl History {
                 next += 1;
             }
             if let Some((earlier, _)) = highest.filter(|(_, high)| high.fence > grant.fence) {
-                wrong.push(format!("{} has a lower fence than the earlier {}", shown(hold), shown(earlier)));
+                faults.push(format!("{} has a lower fence than the earlier {}", show(hold), show(earlier)));
             }
         }
-        wrong
+        faults
     }
 
     /// Checks the reported holders: each was requested, none had ended, and none is missing.
@@ -154,68 +154,71 @@ impl History {
     /// Returns reported holders that never asked for the lock or have another fence than granted, and reports
     /// with too many holders.
     pub fn forged(&self) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let mut faults = Vec::new();
         let by_token = self.by_token();
-        for look in &self.looks {
-            for (token, fence) in &look.holders {
-                let Some(hold) = by_token.get(token.as_str()).filter(|hold| hold.key == look.key) else {
-                    wrong.push(format!("{}: {token} is reported as a holder and never asked", look.key));
+        for report in &self.reports {
+            for (token, fence) in &report.holders {
+                let Some(hold) = by_token.get(token.as_str()).filter(|hold| hold.key == report.key) else {
+                    faults.push(format!("{}: {token} is reported as a holder and never asked", report.key));
                     continue;
                 };
                 if hold.grant.is_some_and(|grant| grant.fence != *fence) {
-                    wrong.push(format!("{}: {} is reported with the fence {fence}", look.key, shown(hold)));
+                    faults.push(format!("{}: {} is reported with the fence {fence}", report.key, show(hold)));
                 }
                 let most = match hold.mode {
                     Mode::Exclusive => 1,
                     Mode::Permits(most) => most,
                     Mode::Shared => usize::MAX,
                 };
-                if look.holders.len() > most {
-                    wrong.push(format!(
+                if report.holders.len() > most {
+                    faults.push(format!(
                         "{}: {} holders are reported, at most {most} are allowed",
-                        look.key,
-                        look.holders.len()
+                        report.key,
+                        report.holders.len()
                     ));
                 }
             }
         }
-        wrong
+        faults
     }
 
     /// Returns holds that were reported after their end was acknowledged.
     pub fn reappeared(&self) -> Vec<String> {
         let by_token = self.by_token();
-        let seen =
-            self.looks.iter().flat_map(|look| look.holders.iter().map(move |(token, _)| (look, token)));
-        let back = seen.filter_map(|(look, token)| {
+        let seen = self
+            .reports
+            .iter()
+            .flat_map(|report| report.holders.iter().map(move |(token, _)| (report, token)));
+        let back = seen.filter_map(|(report, token)| {
             let hold = by_token.get(token.as_str())?;
-            (hold.gone? < look.asked)
-                .then(|| format!("{} is reported after its end, at {}", shown(hold), look.answered))
+            (hold.gone? < report.asked)
+                .then(|| format!("{} is reported after its end, at {}", show(hold), report.answered))
         });
         back.collect()
     }
 
-    /// Returns holds that are missing from a look, although a client relied on them before the look was
-    /// requested and still after its reply.
+    /// Returns holds that are missing from a report, although a client relied on them from before its request
+    /// until after its reply.
     pub fn lost(&self) -> Vec<String> {
         let relied_on = self.relied_on();
-        let mut wrong = Vec::new();
-        for look in &self.looks {
-            let holds = relied_on.get(look.key.as_str()).into_iter().flatten();
-            let throughout = holds.filter(|(from, until, _)| *from < look.asked && *until > look.answered);
+        let mut faults = Vec::new();
+        for report in &self.reports {
+            let holds = relied_on.get(report.key.as_str()).into_iter().flatten();
+            let throughout =
+                holds.filter(|(from, until, _)| *from < report.asked && *until > report.answered);
             for (_, _, hold) in throughout {
-                if !look.holders.iter().any(|(token, _)| *token == hold.token) {
-                    wrong.push(format!("{} is missing from the report at {}", shown(hold), look.answered));
+                if !report.holders.iter().any(|(token, _)| *token == hold.token) {
+                    faults.push(format!("{} is missing from the report at {}", show(hold), report.answered));
                 }
             }
         }
-        wrong
+        faults
     }
 
     /// Checks that waiters were granted in the order of the queue and before later requests, and that no
     /// waiter was left at a free lock.
     pub fn queue(&self) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let mut faults = Vec::new();
         let by_token = self.by_token();
         let mut granted: HashMap<&str, Vec<&Hold>> = HashMap::new();
         for hold in self.holds.iter().filter(|hold| hold.grant.is_some()) {
@@ -225,34 +228,34 @@ impl History {
         for holds in granted.values_mut() {
             holds.sort_by_key(|hold| hold.asked);
         }
-        for look in &self.looks {
-            if look.holders.is_empty() && !look.queue.is_empty() && !look.held_back {
-                wrong.push(format!(
+        for report in &self.reports {
+            if report.holders.is_empty() && !report.queue.is_empty() && !report.held_back {
+                faults.push(format!(
                     "{}: the lock is free at {}, but {:?} wait",
-                    look.key, look.answered, look.queue
+                    report.key, report.answered, report.queue
                 ));
             }
-            let queue = look.queue.iter().filter_map(|token| by_token.get(token.as_str()));
+            let queue = report.queue.iter().filter_map(|token| by_token.get(token.as_str()));
             let queue: Vec<&&Hold> = queue.filter(|hold| hold.grant.is_some()).collect();
             for pair in queue.windows(2).filter(|pair| fence(pair[0]) > fence(pair[1])) {
-                wrong.push(format!(
+                faults.push(format!(
                     "{} waited behind {} and was granted before it",
-                    shown(pair[1]),
-                    shown(pair[0])
+                    show(pair[1]),
+                    show(pair[0])
                 ));
             }
             let Some(last) = queue.iter().max_by_key(|hold| fence(hold)) else { continue };
-            let holds = granted.get(look.key.as_str()).map(Vec::as_slice).unwrap_or_default();
-            let later = &holds[holds.partition_point(|hold| hold.asked <= look.answered)..];
+            let holds = granted.get(report.key.as_str()).map(Vec::as_slice).unwrap_or_default();
+            let later = &holds[holds.partition_point(|hold| hold.asked <= report.answered)..];
             for hold in later.iter().filter(|hold| fence(hold) < fence(last)) {
-                wrong.push(format!(
+                faults.push(format!(
                     "{} asked later than {} and was granted before it",
-                    shown(hold),
-                    shown(last)
+                    show(hold),
+                    show(last)
                 ));
             }
         }
-        wrong
+        faults
     }
 
     fn by_token(&self) -> HashMap<&str, &Hold> {
@@ -263,13 +266,13 @@ impl History {
 fn excludes(one: Mode, other: Mode) -> bool {
     match (one, other) {
         (Mode::Shared, Mode::Shared) => false,
-        // The caller counts the permits.
+        // `exclusion` counts the permits.
         (Mode::Permits(_), Mode::Permits(_)) => false,
         _ => true,
     }
 }
 
-fn shown(hold: &Hold) -> String {
+fn show(hold: &Hold) -> String {
     let Hold { key, token, mode, asked, .. } = hold;
     match hold.grant {
         Some(Grant { fence, at, until }) => {

@@ -1,21 +1,24 @@
-//! The bytes of a stored lock or of an effect, parsed and written independently of the codec, so that a
-//! change of the layout fails a test.
+//! The bytes of a stored lock or of an effect. Parsed and written without the module's codec
+//! (`crates/core/src/codec.rs`, which describes the layout), so that a change of the layout fails a test.
 
-/// A lock or an effect. Every field may have any value, also values that no module writes.
+/// A lock or an effect. Fields may also have values that no module writes.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// Shares one byte with the mode.
     pub version: u8,
     /// 0 to 3 for a lock, 4 to 7 for an effect.
     pub mode: u8,
+    /// Boot of the writer's machine.
     pub boot: u64,
+    /// Server clock minus boot-time clock of the writer, in ms.
     pub offset: u64,
+    /// Server clock at the write, in ms.
     pub at: u64,
     /// Present in mode 3.
     pub permits: u64,
     /// Absent in mode 1, as the counts are.
     pub delay_until: u64,
-    /// Stored lengths of `dropped` and `put`.
+    /// Stored numbers of tokens in `dropped` and of holds in `put`.
     pub counts: (u64, u64),
     pub dropped: Vec<Vec<u8>>,
     pub put: Vec<HoldLayout>,
@@ -52,7 +55,7 @@ impl Layout {
         let put = (0..counts.1).map(|_| HoldLayout::of(&mut rest, at)).collect();
         assert!(rest.0.is_empty(), "bytes left: {}", rest.0.escape_ascii());
         let layout = Layout { version, mode, boot, offset, at, permits, delay_until, counts, dropped, put };
-        assert_eq!(layout.bytes(), bytes, "numbers have their shortest form");
+        assert_eq!(layout.bytes(), bytes, "every number has its shortest form");
         layout
     }
 
@@ -92,17 +95,17 @@ impl HoldLayout {
     }
 
     fn bytes(&self, at: u64) -> Vec<u8> {
-        let more = (self.count, self.delay, self.ephemeral, &self.label[..]) != (1, 0, 0, b"");
+        let has_extras = (self.count, self.delay, self.ephemeral, &self.label[..]) != (1, 0, 0, b"");
         let numbers = [
             at.wrapping_sub(self.granted),
             zigzag(self.fence.wrapping_sub(self.granted.wrapping_mul(1000))),
             zigzag(self.deadline.wrapping_sub(at)),
-            self.ttl * 2 + u64::from(more),
+            self.ttl * 2 + u64::from(has_extras),
         ];
         let mut out = numbers.map(leb128).concat();
         out.push(self.token.len() as u8);
         out.extend(&self.token);
-        if more {
+        if has_extras {
             out.extend([self.count, self.delay].map(leb128).concat());
             out.extend([self.ephemeral, self.label.len() as u8]);
             out.extend(&self.label);

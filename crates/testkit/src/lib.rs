@@ -2,11 +2,11 @@
 //!
 //! A test has the attribute [`macro@each_server`], starts a [`Server`], and calls it by a [`Conn`]. No test
 //! sleeps: [`until`] waits for a condition, and names it if it times out. A server that ends by itself fails
-//! its test. There is no async and no client library: a test makes a race by choosing the bytes that share
-//! one write.
+//! its test. The connections are synchronous and without a client library, so that a test can send the
+//! commands of a race in one write.
 //!
 //! - [`Server`], [`Options`]: a server's process, folder and port
-//! - [`Conn`], [`Value`]: a connection and its replies; [`Wire`] below them
+//! - [`Conn`], [`Value`]: a connection and its replies; [`Wire`]: the bytes of a connection
 //! - [`queue`], [`locks()`], [`Events`], [`Stream`], [`aof`]: views of the state of a server
 //! - [`workers`], [`history`]: clients that lock at random, and the checker of their records
 //!

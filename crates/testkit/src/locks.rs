@@ -23,7 +23,7 @@ pub fn locks(server: &Server) -> Vec<String> {
         }
     }
     lines.sort();
-    // Counts that a free lock could leave behind.
+    // Figures that show state left behind by a free lock.
     for field in ["dlock_fence", "dlock_held", "dlock_holders"] {
         lines.push(format!("{field} {}", server.info(field)));
     }

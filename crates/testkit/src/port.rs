@@ -4,9 +4,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Below the ports of outgoing connections, which the kernel takes from 32768 up, and with room for a
-/// cluster's bus, which listens 10000 above the port. So no connection takes the port while a server
-/// restarts.
+/// The ports are below 32768, where the kernel's ports of outgoing connections begin, so that no connection
+/// takes the port of a server that restarts. A cluster node also listens 10,000 above its port.
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 10_000;
 
@@ -28,7 +27,7 @@ impl Port {
             let step = NEXT.fetch_add(1, Ordering::Relaxed) % COUNT;
             let number = FIRST + (start + step) % COUNT;
             let Ok(claim) = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), number)) else { continue };
-            if free(number) && free(number + 10_000) {
+            if is_free(number) && is_free(number + 10_000) {
                 return Port { number, _claim: claim };
             }
         }
@@ -40,6 +39,6 @@ impl Port {
     }
 }
 
-fn free(number: u16) -> bool {
+fn is_free(number: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Servers with a C library that is replaced in part.
+//! Servers with replaced functions of the C library.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,7 +10,7 @@ use crate::kinds::ServerKind;
 use crate::process::environment;
 use crate::project::{profile_folder, project};
 
-/// Returns the server with one more C file preloaded, which replaces some functions of its C library.
+/// Returns the server with one more C file preloaded, which replaces functions of the C library.
 /// `source` is the file's path below the project, `variables` the environment variables that it reads.
 pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -> ServerKind {
     let shim = compiled(source).display().to_string();
@@ -29,8 +29,8 @@ pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -
     kind
 }
 
-/// Returns a C file below the project as a shared library, compiled once per run. The module's bindings need
-/// a C compiler, too.
+/// Returns a C file below the project as a shared library, compiled once per run. Needs a C
+/// compiler, as the bindings of the module do.
 pub fn compiled(source: &str) -> PathBuf {
     static DONE: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@ use crate::conn::Conn;
 use crate::value::Value;
 use crate::wait::{TIMEOUT, poll, until};
 
-/// Only ends a hang. A start may load a large file.
+/// Time limit of a start, which may load a large file. Generous, because it only ends a hang.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Process {
@@ -34,7 +34,7 @@ impl Process {
         command.args(&program[1..]).arg(dir.join("server.conf")).current_dir(dir);
         command.args(sentinel.then_some("--sentinel"));
         command.envs(environment(dir));
-        command.stdin(Stdio::null()).stderr(log.try_clone().expect("a second handle")).stdout(log);
+        command.stdin(Stdio::null()).stderr(log.try_clone().expect("the handle can be copied")).stdout(log);
         let child = command.spawn().unwrap_or_else(|error| panic!("{program:?} does not start: {error}"));
         let mut process = Process { child, dir: dir.to_path_buf(), log_from, ended: false };
 
@@ -65,9 +65,9 @@ impl Process {
         String::from_utf8_lossy(bytes.get(self.log_from..).unwrap_or_default()).into_owned()
     }
 
-    /// Returns its exit status. `None` while it runs.
+    /// Returns the exit status. `None` while the process runs.
     pub fn status(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("the state of a child")
+        self.child.try_wait().expect("the child can be waited for")
     }
 
     /// Ends the process by SIGKILL, if it still runs.
@@ -84,7 +84,7 @@ impl Process {
         self.wait("SIGTERM")
     }
 
-    /// Waits for an end that `cause` brings about.
+    /// Waits for the end of the process. `cause` names its reason in the message of a timeout.
     #[track_caller]
     pub fn wait(&mut self, cause: &str) -> ExitStatus {
         let status = poll(TIMEOUT, || self.status());
@@ -115,7 +115,7 @@ impl Process {
             ));
         }
         // The sanitizer reports leaks only at an orderly end, which takes a tenth of a second.
-        if sanitized() {
+        if has_sanitizer() {
             self.signal("TERM");
             poll(TIMEOUT, || self.status());
         }
@@ -161,7 +161,8 @@ impl Process {
     }
 }
 
-/// Returns true unless the server is still loading. An error that asks for a password is an answer, too.
+/// Returns true unless the server is still loading. An error, such as a missing password, counts as an
+/// answer.
 fn answers(port: u16) -> bool {
     match Conn::open(port).say("PING") {
         Value::Error(line) => !line.starts_with("LOADING"),
@@ -176,12 +177,12 @@ pub fn environment(dir: &Path) -> Vec<(String, String)> {
     let given = given.replace("{dir}", &dir.to_string_lossy());
     let pairs = given.split_whitespace().map(|pair| {
         let pair = pair.split_once('=');
-        let (name, value) = pair.expect("DLOCK_TEST_SERVER_ENV wants NAME=value NAME=value");
+        let (name, value) = pair.expect("DLOCK_TEST_SERVER_ENV is NAME=value NAME=value");
         (name.to_string(), value.to_string())
     });
     pairs.collect()
 }
 
-fn sanitized() -> bool {
+fn has_sanitizer() -> bool {
     std::env::var_os("DLOCK_TEST_SERVER_ENV").is_some()
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 /// Returns the folder of the whole project.
 pub fn project() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/testkit lies in the project")
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("crates/testkit is in the project")
 }
 
 /// Returns the absolute path of the libdlock.so to load: `DLOCK_TEST_MODULE`, or else that of this build,
@@ -58,5 +58,5 @@ fn build() -> PathBuf {
 /// target/[triple/]profile/deps/test-0123456789abcdef.
 pub(crate) fn profile_folder() -> PathBuf {
     let test = env::current_exe().expect("the test binary's own path");
-    test.ancestors().nth(2).expect("a test binary lies in target/profile/deps").to_path_buf()
+    test.ancestors().nth(2).expect("the test binary is in target/profile/deps").to_path_buf()
 }

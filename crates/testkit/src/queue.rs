@@ -1,16 +1,16 @@
-//! Waiting clients and their queue.
+//! Waiting clients, the queue, and the holders of a lock.
 
 use crate::{Conn, Server, Value, until};
 
-/// Starts a client that this command blocks. Returns once the client is in the queue.
+/// Sends a command that blocks, on a new connection. Returns the connection once its client is in the queue.
 #[track_caller]
 pub fn waiter(server: &Server, command: &str) -> Conn {
     let key = command.split(' ').nth(1).expect("a key").to_owned();
     let mut conn = server.connect();
     let id = conn.client_id();
     conn.send(&command.split(' ').collect::<Vec<_>>());
-    let mut look = server.connect();
-    until(&format!("{command:?} waits"), || clients(&mut look, &key).contains(&id));
+    let mut observer = server.connect();
+    until(&format!("{command:?} waits"), || clients(&mut observer, &key).contains(&id));
     conn
 }
 
@@ -43,7 +43,7 @@ pub fn first_hold(conn: &mut Conn, key: &str) -> Value {
     conn.ok(&format!("DLOCK.INSPECT {key}")).field("holders").items()[0].clone()
 }
 
-/// Reads a waiter's grant and returns its fence.
+/// Reads the grant of a waiter and returns its fence.
 #[track_caller]
 pub fn granted(waiter: &mut Conn) -> i64 {
     let fence = waiter.read().int();

@@ -135,11 +135,11 @@ impl Server {
     pub fn kill9(&self) {
         assert!(self.is_alive(), "the server ended before it was killed:\n{}", self.log());
         self.process().kill();
-        assert_sound(self.process().failure());
+        assert_no_failure(self.process().failure());
     }
 
-    /// Waits until the append only file contains every answered command. With everysec an answer does not
-    /// wait for the write, and a kill can lose the command.
+    /// Waits until the append only file contains every answered command. With `appendfsync everysec`, a reply
+    /// does not wait for the write, and a kill can lose the command.
     #[track_caller]
     pub fn wait_written(&self) {
         until("the append only file is written", || self.info("aof_buffer_length") == "0");
@@ -167,7 +167,7 @@ impl Server {
     #[track_caller]
     pub fn terminate(&self) -> ExitStatus {
         let status = self.process().terminate();
-        assert_sound(self.process().failure());
+        assert_no_failure(self.process().failure());
         status
     }
 
@@ -175,7 +175,7 @@ impl Server {
     #[track_caller]
     pub fn expect_exit(&self) -> ExitStatus {
         let status = self.process().wait("the command or fault that ends it");
-        assert_sound(self.process().panic_or_report());
+        assert_no_failure(self.process().panic_or_report());
         status
     }
 
@@ -237,10 +237,10 @@ impl Server {
     /// Waits until this replica has applied everything that `master` has sent up to now.
     #[track_caller]
     pub fn wait_in_sync(&self, master: &Server) {
-        let same = || self.info("master_replid") == master.info("master_replid");
-        until("the replica's link is up", || self.info("master_link_status") == "up" && same());
+        let same_history = || self.info("master_replid") == master.info("master_replid");
+        until("the replica's link is up", || self.info("master_link_status") == "up" && same_history());
         let sent = master.number("master_repl_offset");
-        until("the replica has what the master sent", || self.number("slave_repl_offset") >= sent);
+        until("the replica has applied what the master sent", || self.number("slave_repl_offset") >= sent);
     }
 
     /// Makes this replica a master.
@@ -285,7 +285,7 @@ impl Options {
         Options { kind: kind.clone(), conf: Vec::new(), module: Some(String::new()), sentinel: false }
     }
 
-    /// Keeps the settings for another kind of server.
+    /// Uses the settings for another kind of server.
     pub fn on(mut self, kind: &ServerKind) -> Options {
         self.kind = kind.clone();
         self
@@ -319,7 +319,7 @@ impl Options {
         self
     }
 
-    /// Makes it a sentinel. `conf` names the masters that it watches.
+    /// Makes the server a sentinel. `conf` names the masters that it watches.
     pub fn sentinel(mut self) -> Options {
         self.sentinel = true;
         self.without_module()
@@ -348,7 +348,7 @@ impl Options {
                 Ok(process) => {
                     return Ok(Server { process: Mutex::new(process), options: self, port, folder });
                 }
-                // Another program, which does not claim its ports, was faster.
+                // A program that does not claim its ports was faster.
                 Err(log) if log.contains("Address already in use") => continue,
                 Err(log) => return Err((log, folder)),
             }
@@ -368,7 +368,7 @@ impl Options {
             "save \"\"".to_string(),
             "enable-debug-command yes".to_string(),
             "enable-module-command yes".to_string(),
-            // A crash report does not wait for a test of the memory.
+            // A memory test would delay a crash report.
             "crash-memcheck-enabled no".to_string(),
             // The master serves a replica at once, without waiting 5 s for others.
             "repl-diskless-sync-delay 0".to_string(),
@@ -383,7 +383,7 @@ impl Options {
 
 /// Fails the test if the ended process had a failure.
 #[track_caller]
-fn assert_sound(failure: Option<String>) {
+fn assert_no_failure(failure: Option<String>) {
     if let Some(failure) = failure {
         panic!("{failure}");
     }

@@ -16,7 +16,7 @@ const ACKNOWLEDGE_EACH: Duration = Duration::from_millis(10);
 pub struct Stream {
     wire: Wire,
     master: Conn,
-    /// Replication offset of the master up to which it has read.
+    /// Replication offset up to which this replica has read.
     offset: i64,
 }
 
@@ -27,11 +27,11 @@ impl Stream {
         let wire = Wire::connect(master.port()).unwrap_or_else(|error| panic!("no connection: {error}"));
         let mut stream = Stream { wire, master: master.connect(), offset: 0 };
         stream.send(&["REPLCONF", "capa", "eof", "capa", "psync2"]);
-        assert_eq!(stream.value(), "OK", "to REPLCONF capa");
+        assert_eq!(stream.value(), "OK", "the reply to REPLCONF capa");
         stream.send(&["PSYNC", "?", "-1"]);
         let reply = stream.value().text();
         let offset = reply.strip_prefix("FULLRESYNC ").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
-        stream.offset = offset.unwrap_or_else(|| panic!("the master answers PSYNC by {reply:?}"));
+        stream.offset = offset.unwrap_or_else(|| panic!("the reply to PSYNC is {reply:?}"));
         stream.skip_snapshot();
         stream
     }
@@ -65,7 +65,7 @@ impl Stream {
     /// Reads one command. `None` if it was PING or REPLCONF.
     #[track_caller]
     fn step(&mut self) -> Option<Vec<Vec<u8>>> {
-        let (command, length) = self.filled("a command", parse);
+        let (command, length) = self.wait_for("a command", parse);
         self.wire.advance(length);
         self.offset += length as i64;
         let command = arguments(&command);
@@ -82,23 +82,23 @@ impl Stream {
     #[track_caller]
     fn skip_snapshot(&mut self) {
         // While the master makes the snapshot, it sends empty lines to keep the link alive.
-        let (head, length) = self.filled("the snapshot's head", |bytes| {
+        let (head, length) = self.wait_for("the snapshot's head", |bytes| {
             let blank = bytes.iter().take_while(|byte| **byte == b'\n').count();
             let (line, length) = parse_line(&bytes[blank..])?;
             Some((line.to_vec(), blank + length))
         });
         self.wire.advance(length);
         let head = String::from_utf8_lossy(&head).into_owned();
-        let Some(size) = head.strip_prefix('$') else { panic!("instead of a snapshot came {head:?}") };
+        let Some(size) = head.strip_prefix('$') else { panic!("expected a snapshot, got {head:?}") };
         if let Some(mark) = size.strip_prefix("EOF:") {
-            let (_, end) = self.filled("the snapshot's end", |bytes| {
+            let (_, end) = self.wait_for("the snapshot's end", |bytes| {
                 let start = bytes.windows(mark.len()).position(|window| window == mark.as_bytes())?;
                 Some(((), start + mark.len()))
             });
             self.wire.advance(end);
         } else {
-            let size: usize = size.parse().unwrap_or_else(|_| panic!("a snapshot of size {size:?}"));
-            let (_, end) = self.filled("the snapshot", |bytes| (bytes.len() >= size).then_some(((), size)));
+            let size: usize = size.parse().unwrap_or_else(|_| panic!("the snapshot has the size {size:?}"));
+            let (_, end) = self.wait_for("the snapshot", |bytes| (bytes.len() >= size).then_some(((), size)));
             self.wire.advance(end);
         }
     }
@@ -116,14 +116,14 @@ impl Stream {
 
     #[track_caller]
     fn value(&mut self) -> Value {
-        let (value, length) = self.filled("a reply", parse);
+        let (value, length) = self.wait_for("a reply", parse);
         self.wire.advance(length);
         value
     }
 
-    /// Receives until `find` returns a value for the unused bytes.
+    /// Receives until `find` returns a value, and its length, for the unused bytes.
     #[track_caller]
-    fn filled<T>(&mut self, what: &str, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> (T, usize) {
+    fn wait_for<T>(&mut self, what: &str, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> (T, usize) {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = find(self.wire.rest()) {

@@ -15,8 +15,8 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
 /// Like [`until`], with another time limit.
 #[track_caller]
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let held = poll(limit, || condition().then_some(()));
-    assert!(held.is_some(), "waited {limit:?} in vain until {what}");
+    let result = poll(limit, || condition().then_some(()));
+    assert!(result.is_some(), "waited {limit:?} in vain until {what}");
 }
 
 /// Waits until `find` returns a value, and returns it. Panics with `what` if it does not within [`TIMEOUT`].

@@ -1,5 +1,6 @@
-/* Preloaded into a server to set its wall clock. The file that WALL_CLOCK names has two numbers: the microseconds by which
-   the clock runs ahead, and the time at which it is stopped, or 0 if it runs. The other clocks are the machine's. */
+/* Preloaded into a server to set its wall clock. The file named by WALL_CLOCK contains two numbers of 8 bytes: the
+   microseconds by which the clock is ahead, and the time in microseconds at which it is stopped, or 0 if it runs. The
+   other clocks are the machine's. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

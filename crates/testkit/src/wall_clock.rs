@@ -10,13 +10,14 @@ use crate::kinds::ServerKind;
 use crate::preload::preloaded;
 use crate::wait::until;
 
+/// An hour, in seconds.
 pub const HOUR: i64 = 3_600;
 
-/// The wall clock of servers that are started with it. Their other clocks are the machine's.
+/// The wall clock of the servers that [`WallClock::of`] returns. Their other clocks are the machine's.
 pub struct WallClock(Folder);
 
 impl WallClock {
-    /// Returns the server with a wall clock that can be set.
+    /// Returns the server with a wall clock that the test can set.
     pub fn of(kind: &ServerKind) -> (ServerKind, WallClock) {
         let clock = WallClock(Folder::fresh());
         clock.set_off_by(0);
@@ -40,7 +41,7 @@ impl WallClock {
     }
 
     fn write(&self, ahead: i64, frozen_at: i64) {
-        // In place and in one write, because the servers have mapped this file.
+        // In place and in one write, because the servers map this file.
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).open(self.0.path().join("clock"));
         let bytes = [ahead.to_ne_bytes(), frozen_at.to_ne_bytes()].concat();

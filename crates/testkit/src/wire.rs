@@ -1,4 +1,4 @@
-//! A connection's bytes, and RESP: encoding of commands, parsing of replies. Independent of the commands.
+//! The bytes of a connection, and RESP: encodes commands and parses replies.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -48,7 +48,7 @@ impl Wire {
 
     /// Like [`Wire::receive`], with one system call if the limit is the same as before.
     pub fn receive_within(&mut self, limit: Duration) -> io::Result<bool> {
-        // Zero would mean "no limit" to the socket.
+        // For a socket, zero means no limit.
         let limit = limit.max(Duration::from_millis(1));
         if limit != self.limit {
             self.stream.set_read_timeout(Some(limit))?;
@@ -165,7 +165,7 @@ pub fn parse(bytes: &[u8]) -> Option<(Value, usize)> {
             }
             Value::Map(pairs)
         }
-        _ => panic!("no reply begins like this: {:?}", head.escape_ascii().to_string()),
+        _ => panic!("no reply begins with {:?}", head.escape_ascii().to_string()),
     };
     Some((value, used))
 }

@@ -1,4 +1,4 @@
-//! Clients that lock and release at random, and record their answers: see [`history`](crate::history).
+//! Clients that lock and release at random, and record the replies for [`history`](crate::history) to check.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -7,7 +7,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use crate::conn::Conn;
-use crate::history::{At, Grant, History, Hold, Look, Mode};
+use crate::history::{At, Grant, History, Hold, Mode, Report};
 use crate::random::Random;
 use crate::value::Value;
 use crate::wait::TIMEOUT;
@@ -39,11 +39,11 @@ pub struct Plan {
     pub batch: usize,
     /// Wait options for the last command of a write, if it is an ACQUIRE.
     pub waits: Vec<&'static str>,
-    /// Time limit of an answer, with the wait for the lock.
+    /// Time limit of a reply, including the wait for the lock.
     pub timeout: Duration,
     /// Longest pause of a client after an answer, in ms.
     pub rest: usize,
-    /// One in this many writes is followed by a disconnect before the answer. 0 means never.
+    /// The client disconnects before the replies after one in this many writes. 0 means never.
     pub hangs_up: usize,
 }
 
@@ -66,24 +66,26 @@ impl Plan {
     }
 }
 
-/// Lets the clients work until `run` returns. `run` gets the counter of their grants.
+/// Lets the clients work until `run` returns. `port` is called before each connection; `run` gets the counter
+/// of the grants.
 pub fn during<R>(
     workers: &mut [Worker<'_>],
     port: impl Fn() -> u16 + Sync,
     run: impl FnOnce(&AtomicUsize) -> R,
 ) -> R {
-    let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (granted, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
-        let (port, granted, over) = (&port, &granted, &over);
+        let (port, granted, stop) = (&port, &granted, &stop);
         for worker in workers.iter_mut() {
-            scope.spawn(move || worker.work(port, granted, || over.load(Ordering::Relaxed)));
+            scope.spawn(move || worker.work(port, granted, || stop.load(Ordering::Relaxed)));
         }
-        let _end = SetAtTheEnd(over);
+        let _end = SetAtTheEnd(stop);
         run(granted)
     })
 }
 
-/// Sets the flag that ends the clients, on a panic too, which would otherwise wait for them for ever.
+/// Sets the flag that ends the clients when it is dropped. Without it, a panic would wait for the clients for
+/// ever.
 pub struct SetAtTheEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for SetAtTheEnd<'_> {
@@ -92,13 +94,13 @@ impl Drop for SetAtTheEnd<'_> {
     }
 }
 
-/// Returns the holders and the waiters of each key of the plan.
-pub fn look(conn: &mut Conn, plan: &Plan, clock: Clock) -> Vec<Look> {
-    plan.keys.iter().map(|(key, _)| look_at(conn, key, clock)).collect()
+/// Returns a report on each key of the plan.
+pub fn report_all(conn: &mut Conn, plan: &Plan, clock: Clock) -> Vec<Report> {
+    plan.keys.iter().map(|(key, _)| report_on(conn, key, clock)).collect()
 }
 
-/// Returns the holders and the waiters of a key.
-pub fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
+/// Returns a report on a key.
+pub fn report_on(conn: &mut Conn, key: &str, clock: Clock) -> Report {
     let asked = clock.now();
     let (inspect, waiters) = (format!("DLOCK.INSPECT {key}"), format!("DLOCK.WAITERS {key}"));
     // In a transaction, so that both answers are of the same moment.
@@ -106,7 +108,7 @@ pub fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
     let answered = clock.now();
     let [lock, queue] = answers[3].items() else { panic!("{answers:?}") };
     let holders = if lock.is_nil() { &[] } else { lock.field("holders").items() };
-    Look {
+    Report {
         key: key.to_string(),
         asked,
         answered,
@@ -116,28 +118,28 @@ pub fn look_at(conn: &mut Conn, key: &str, clock: Clock) -> Look {
     }
 }
 
-/// Merges the records of all clients.
-pub fn history(workers: Vec<Worker<'_>>, looks: Vec<Look>) -> History {
+/// Merges the records of all clients and the reports.
+pub fn history(workers: Vec<Worker<'_>>, reports: Vec<Report>) -> History {
     History {
         holds: workers.into_iter().flat_map(|worker| worker.holds).collect(),
-        looks,
+        reports,
         breaks: Vec::new(),
     }
 }
 
-/// A client that locks and releases at random, and records its answers. Lists of numbers are indices of
-/// `holds`.
+/// A client that locks and releases at random, and records the replies. The lists of numbers contain indices
+/// of `holds`.
 pub struct Worker<'a> {
     name: String,
     plan: &'a Plan,
     clock: Clock,
     random: Random,
     pub holds: Vec<Hold>,
-    /// Holds that it relies on.
+    /// Holds that the client relies on.
     mine: Vec<usize>,
-    /// Grants that arrived after their lease may have ended. The client extends them to find out.
+    /// Grants that arrived after the lease may have ended. The client extends them to find out.
     unsure: Vec<usize>,
-    /// Acquisitions and releases without an answer, and queued positions without a known grant.
+    /// Acquisitions and releases without a reply, and queued positions without a known grant.
     unknown: Vec<usize>,
     /// The queued positions among `unknown`.
     queued: Vec<usize>,
@@ -145,14 +147,15 @@ pub struct Worker<'a> {
     bound: Vec<usize>,
     /// Number of errors by error word.
     pub errors: BTreeMap<String, usize>,
-    /// Holds that it relied on and that the server denied.
+    /// Extensions that the server refused although the client still relied on the hold.
     pub denied: Vec<String>,
+    /// Number of grants that the client knows of.
     pub granted: usize,
     /// Grants of queued positions that the client found by asking.
     pub found_granted: usize,
-    /// Number of holds that it ended.
+    /// Number of holds that the client released.
     pub released: usize,
-    /// Number of connections that it closed before an answer.
+    /// Number of connections that the client closed before a reply.
     pub hung_up: usize,
 }
 
@@ -197,17 +200,18 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Works until `done`, and counts its grants in `granted`. Calls `port` before each connection.
+    /// Works until `done` returns true, and adds the grants to `granted`. Calls `port` before each
+    /// connection.
     pub fn work(&mut self, port: impl Fn() -> u16, granted: &AtomicUsize, done: impl Fn() -> bool) {
         while !done() {
             let Ok(mut wire) = Wire::connect(port()) else {
                 sleep(Duration::from_millis(2));
                 continue;
             };
-            let mut well = self.release(self.unknown.clone(), &mut wire);
-            while well.is_ok() && !done() {
+            let mut result = self.release(self.unknown.clone(), &mut wire);
+            while result.is_ok() && !done() {
                 let before = self.granted;
-                well = self.turn(&mut wire);
+                result = self.send_batch(&mut wire);
                 granted.fetch_add(self.granted - before, Ordering::Relaxed);
                 sleep(Duration::from_millis(self.random.below(self.plan.rest + 1) as u64));
             }
@@ -226,13 +230,13 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Returns the number of requests that were never answered or repeated.
+    /// Returns the number of requests that were neither answered nor repeated.
     pub fn unanswered(&self) -> usize {
         self.unknown.len()
     }
 
-    /// Sends several commands in one write and reads their answers.
-    pub fn turn(&mut self, wire: &mut Wire) -> io::Result<()> {
+    /// Sends several commands in one write and reads their replies.
+    fn send_batch(&mut self, wire: &mut Wire) -> io::Result<()> {
         let count = 1 + self.random.below(self.plan.batch);
         let mut intents: Vec<Intent> = Vec::new();
         for _ in 0..count {
@@ -249,7 +253,7 @@ impl<'a> Worker<'a> {
         self.receive(wire, &intents, sent)
     }
 
-    /// Releases every hold that it has or may have.
+    /// Releases every hold that the client has or may have.
     pub fn release_everything(&mut self, wire: &mut Wire) -> io::Result<()> {
         self.release([self.unknown.as_slice(), &self.mine].concat(), wire)
     }
@@ -260,18 +264,18 @@ impl<'a> Worker<'a> {
         self.receive(wire, &intents, sent)
     }
 
-    /// Chooses a command for a hold that is in none of `others`: with two commands for one hold in a write,
-    /// the state would be unclear if only the first answer arrived.
+    /// Chooses a command for a hold that no command in `others` names: after two commands for one hold in a
+    /// write, the state would be unclear if only the first reply arrived.
     fn choose(&mut self, others: &[Intent]) -> Intent {
         let now = self.clock.now();
         self.mine.retain(|hold| self.holds[*hold].grant.is_some_and(|grant| grant.until > now));
-        let taken = |at: usize| others.iter().any(|other| other.hold() == at);
-        let mine: Vec<usize> = self.mine.iter().copied().filter(|at| !taken(*at)).collect();
+        let is_named = |at: usize| others.iter().any(|other| other.hold() == at);
+        let mine: Vec<usize> = self.mine.iter().copied().filter(|at| !is_named(*at)).collect();
         let lease = *self.random.of(&self.plan.leases);
         if let Some(at) = self.unsure.pop() {
             return Intent::Extend(at, lease);
         }
-        let queued: Vec<usize> = self.queued.iter().copied().filter(|at| !taken(*at)).collect();
+        let queued: Vec<usize> = self.queued.iter().copied().filter(|at| !is_named(*at)).collect();
         if !queued.is_empty() && self.random.once_in(2) {
             let at = *self.random.of(&queued);
             return if self.random.once_in(6) { Intent::Release(at) } else { Intent::Ask(at) };
@@ -289,7 +293,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn words(&self, intent: &Intent) -> Vec<String> {
+    fn command(&self, intent: &Intent) -> Vec<String> {
         let Hold { key, token, mode, .. } = &self.holds[intent.hold()];
         let words = match intent {
             Intent::Acquire(_, lease, options) => {
@@ -308,11 +312,11 @@ impl<'a> Worker<'a> {
         words.split_whitespace().map(str::to_string).collect()
     }
 
-    /// Returns the time before the send.
+    /// Sends the commands and returns the time just before.
     fn send(&mut self, wire: &mut Wire, intents: &[Intent]) -> io::Result<At> {
-        let bytes: Vec<u8> = intents.iter().flat_map(|intent| encode(&self.words(intent))).collect();
+        let bytes: Vec<u8> = intents.iter().flat_map(|intent| encode(&self.command(intent))).collect();
         let sent = self.clock.now();
-        intents.iter().for_each(|intent| self.sending(intent, sent));
+        intents.iter().for_each(|intent| self.assume_worst(intent, sent));
         wire.send(&bytes)?;
         Ok(sent)
     }
@@ -322,14 +326,14 @@ impl<'a> Worker<'a> {
         for intent in intents {
             let answer = wire.value(Instant::now() + self.plan.timeout)?;
             let answer =
-                answer.unwrap_or_else(|| panic!("{} is not answered: {:?}", self.name, self.words(intent)));
+                answer.unwrap_or_else(|| panic!("{} is not answered: {:?}", self.name, self.command(intent)));
             if let Value::Error(line) = &answer {
                 in_grace |= line.starts_with("GRACE");
                 no_master |= ["READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN", "NOREPLICAS"]
                     .iter()
                     .any(|word| line.starts_with(word));
             }
-            self.learn(intent, &answer, sent, self.clock.now());
+            self.record_reply(intent, &answer, sent, self.clock.now());
         }
         if in_grace || no_master {
             sleep(Duration::from_millis(5));
@@ -338,7 +342,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Updates the records to the worst outcome of a command that is about to be sent.
-    fn sending(&mut self, intent: &Intent, now: At) {
+    fn assume_worst(&mut self, intent: &Intent, now: At) {
         let hold = &mut self.holds[intent.hold()];
         let relies_until = match intent {
             Intent::Acquire(..) => {
@@ -360,12 +364,12 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn learn(&mut self, intent: &Intent, answer: &Value, sent: At, now: At) {
+    fn record_reply(&mut self, intent: &Intent, answer: &Value, sent: At, now: At) {
         if let Value::Error(line) = answer {
             let word = line.split(' ').next().unwrap_or_default();
             *self.errors.entry(word.to_string()).or_default() += 1;
-            // A refused acquisition did nothing, unless it was waiting when the server changed its role: then
-            // it may have been granted before. A refused release is still to be done.
+            // A refused acquisition has no hold. One that was waiting when the server changed its role may
+            // have been granted the lock before. A refused release must be repeated.
             if matches!(intent, Intent::Acquire(..)) && word != "UNBLOCKED" {
                 self.unknown.retain(|other| *other != intent.hold());
             }
@@ -387,8 +391,8 @@ impl<'a> Worker<'a> {
                     return;
                 };
                 hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
-                let sure = sent + lease * 1000 > now;
-                if sure {
+                let still_runs = sent + lease * 1000 > now;
+                if still_runs {
                     self.mine.push(at)
                 } else {
                     self.unsure.push(at)
@@ -414,7 +418,7 @@ impl<'a> Worker<'a> {
                     }
                 } else if grant.until > now {
                     grant.until = sent;
-                    self.denied.push(format!("{hold:?} is denied at {now}"));
+                    self.denied.push(format!("{hold:?} is not extended at {now}"));
                 }
             }
             Intent::Release(_) => {

@@ -1,5 +1,5 @@
-//! Tests of the testkit: each helper once where it must succeed, and once where it must fail, if it guards
-//! against tests that prove nothing. Plain servers, no module.
+//! Tests of the testkit. Each helper must succeed where it should, and a helper that guards against tests
+//! that prove nothing must also fail where it should. The servers run without the module.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn plain(kind: &ServerKind) -> Server {
 
 /// Returns the text of the panic in which `action` must end.
 fn panic_of(action: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(action)).expect_err("this must panic");
+    let panic = catch_unwind(AssertUnwindSafe(action)).expect_err("the action must panic");
     panic.downcast_ref::<String>().cloned().unwrap_or_default()
 }
 
@@ -30,9 +30,9 @@ fn a_failure_names_the_server() {
 
 #[test]
 fn the_module_is_built_before_the_tests() {
-    let age = module_path().metadata().and_then(|file| file.modified()).expect("the module is a file");
+    let built = module_path().metadata().and_then(|file| file.modified()).expect("the module is a file");
     let source = fs::metadata(project().join("src/lib.rs")).and_then(|file| file.modified());
-    assert!(age >= source.expect("the module's source"));
+    assert!(built >= source.expect("the module's source"));
 }
 
 #[each_server]
@@ -105,7 +105,7 @@ fn a_connection_reports_that_it_is_closed(kind: &ServerKind) {
     let id = victim.client_id();
     assert!(!victim.closed());
     assert_eq!(other.say(&format!("CLIENT KILL ID {id}")), 1);
-    until("the victim is hung up on", || victim.closed());
+    until("the connection is closed", || victim.closed());
 }
 
 #[each_server]
@@ -145,7 +145,7 @@ fn a_server_that_crashes_fails_its_test(kind: &ServerKind) {
         drop(server);
     });
     assert!(text.contains("ended by itself") && text.contains(&kind.name), "{text}");
-    forget(&text);
+    remove_kept_folder(&text);
 
     let server = plain(kind);
     server.connect().send(&["DEBUG", "SEGFAULT"]);
@@ -160,11 +160,11 @@ fn a_panic_in_the_log_fails_its_test(kind: &ServerKind) {
         drop(server);
     });
     assert!(text.contains("panicked at"), "{text}");
-    forget(&text);
+    remove_kept_folder(&text);
 }
 
-/// Removes the folder that an intended failure kept.
-fn forget(report: &str) {
+/// Removes the folder of an intended failure, which the testkit leaves for inspection.
+fn remove_kept_folder(report: &str) {
     let dir =
         report.split_whitespace().find(|word| word.contains("dlock-test-")).expect("the folder is named");
     fs::remove_dir_all(dir.trim_end_matches(':')).expect("the folder is kept");

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
 use super::{GRACE_MS, attempts};
-use dlock_testkit::history::{History, Look};
-use dlock_testkit::workers::{Clock, Plan, Worker, during, history, look};
+use dlock_testkit::history::{History, Report};
+use dlock_testkit::workers::{Clock, Plan, Worker, during, history, report_all};
 use dlock_testkit::{Random, Server, Wire, until};
 
 const WORKERS: usize = 4;
@@ -41,7 +41,7 @@ impl Rounds {
         let mut workers: Vec<Worker<'_>> =
             (0..WORKERS).map(|n| Worker::new(format!("client{n}"), &plan, clock, random.branch())).collect();
         let rounds = attempts();
-        let (mut looks, mut unanswered) = (Vec::new(), 0);
+        let (mut reports, mut unanswered) = (Vec::new(), 0);
         for _ in 0..rounds {
             let wanted = 1 + random.below(self.grants);
             during(
@@ -55,18 +55,18 @@ impl Rounds {
             );
             unanswered += workers.iter().map(Worker::unanswered).sum::<usize>();
             server.restart();
-            looks.append(&mut look(&mut server.connect(), &plan, clock));
+            reports.append(&mut report_all(&mut server.connect(), &plan, clock));
             if self.releases_all {
                 release_all(&server, &mut workers);
                 let mut conn = server.connect();
                 // A short lease may still run, because the server counts it from the grant, which is later
                 // than the client's request. A released hold that came back has a long lease and stays.
                 until("the server has no hold any more", || {
-                    look(&mut conn, &plan, clock).iter().all(|look| look.holders.is_empty())
+                    report_all(&mut conn, &plan, clock).iter().all(|report| report.holders.is_empty())
                 });
             }
         }
-        let tally = Tally::of(rounds, unanswered, workers, looks);
+        let tally = Tally::of(rounds, unanswered, workers, reports);
         tally.print(self.name, &server);
         assert!(tally.violations.is_empty(), "{:#?}", tally.violations);
         tally
@@ -97,12 +97,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn of(rounds: usize, unanswered: usize, workers: Vec<Worker<'_>>, looks: Vec<Look>) -> Tally {
+    fn of(rounds: usize, unanswered: usize, workers: Vec<Worker<'_>>, reports: Vec<Report>) -> Tally {
         let sum = |count: &dyn Fn(&Worker<'_>) -> usize| workers.iter().map(count).sum();
         let (grants, releases) = (sum(&|worker| worker.granted), sum(&|worker| worker.released));
         let grace = sum(&|worker| worker.errors.get("GRACE").copied().unwrap_or(0));
         let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.iter().cloned()).collect();
-        let history: History = history(workers, looks);
+        let history: History = history(workers, reports);
         Tally {
             rounds,
             unanswered,

@@ -90,7 +90,7 @@ fn the_python_redlock_of_the_clients_page_needs_a_majority_and_leaves_nothing_be
         (output.status.success(), text(output.stdout), text(output.stderr))
     };
     let held = |released| {
-        let output = format!("held for 10 s more\na second one gets None\nreleased on {released} servers");
+        let output = format!("held for 10 s more\nanother client gets None\nreleased on {released} servers");
         (true, output, String::new())
     };
     let taken = (false, String::new(), "taken".to_string());
