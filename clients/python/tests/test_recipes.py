@@ -218,8 +218,10 @@ def test_fence_session_is_too_late_for_a_session_that_has_begun(shop):
         session.execute(sqlalchemy.text("SELECT 1"))
         with pytest.raises(RuntimeError, match="has not passed the gate"):
             fencing.fence_session(session, Held())
-        session.rollback()
+    with Session(engine) as session, session.begin():
         fencing.fence_session(session, Held())
+        query = sqlalchemy.text("SELECT name, fence FROM dlock_gate")
+        assert session.execute(query).all() == [("invoice:42", Held.fence)]
     engine.dispose()
 
 

@@ -67,8 +67,8 @@ def carry(cursor: Any, fence: int | None) -> Iterator[None]:
 
 def fence_session(session: Any, lock: Any) -> None:
     """Lets each transaction of this SQLAlchemy ``Session`` begin at the gate with the lock's name, with the
-    fence that ``lock`` has at that time. After a refusal, the session must roll back. If the session is in a
-    transaction already, this function raises ``RuntimeError``.
+    fence that ``lock`` has at that time. After a refusal, the session must roll back. If the session's
+    transaction has run a statement before, this function raises ``RuntimeError``.
 
     Of a ``scoped_session``, pass the session that a call of it returns; of an ``AsyncSession``, its
     ``sync_session``."""
@@ -87,7 +87,9 @@ def fence_session(session: Any, lock: Any) -> None:
 
     if not isinstance(session, Session):
         raise TypeError(f"fence_session needs a Session of SQLAlchemy, not a {type(session).__name__}")
-    if session.in_transaction():
+    transaction = session.get_transaction()
+    # A transaction has no connection before its first statement. No public attribute shows this.
+    if transaction is not None and getattr(transaction, "_connections", True):
         raise RuntimeError("the session is in a transaction that has not passed the gate: end it first")
     event.listen(session, "after_begin", pass_first)
 
