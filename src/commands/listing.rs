@@ -5,7 +5,7 @@ use dlock_core::lock::View;
 use dlock_core::log::Entry;
 use dlock_core::{Fence, Mode, Name};
 use dlock_protocol::command;
-use dlock_protocol::reply::{Inspection, Lasted, Left, Listed, Listing, Logged};
+use dlock_protocol::reply::{Inspection, Left, Listed, Listing, Logged};
 
 use super::{Done, reply_with};
 use crate::ffi::Ctx;
@@ -79,7 +79,7 @@ pub fn log<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 
 fn logged(entry: &Entry) -> Logged<'_> {
     let note = &entry.note;
-    let lasted = if note.what.is_of_a_wait() { Lasted::Waited } else { Lasted::Held };
+    let is_of_a_wait = note.what.is_of_a_wait();
     Logged {
         id: entry.id,
         time: entry.at.millis(),
@@ -91,6 +91,7 @@ fn logged(entry: &Entry) -> Logged<'_> {
         client: note.client.map_or(0, |client| client.0),
         address: (&*note.address).into(),
         fence: note.fence.map_or(0, Fence::get),
-        lasted: lasted(note.lasted),
+        held: (!is_of_a_wait).then_some(note.lasted),
+        waited: is_of_a_wait.then_some(note.lasted),
     }
 }

@@ -129,10 +129,6 @@ impl From<reply::Listed<'_>> for Listed {
 
 impl From<reply::Logged<'_>> for Logged {
     fn from(entry: reply::Logged<'_>) -> Logged {
-        let (held_ms, waited_ms) = match entry.lasted {
-            reply::Lasted::Held(ms) => (Some(ms), None),
-            reply::Lasted::Waited(ms) => (None, Some(ms)),
-        };
         Logged {
             id: entry.id,
             time_ms: entry.time,
@@ -144,8 +140,8 @@ impl From<reply::Logged<'_>> for Logged {
             client: entry.client,
             address: shown(&entry.address),
             fence: entry.fence,
-            held_ms,
-            waited_ms,
+            held_ms: entry.held,
+            waited_ms: entry.waited,
         }
     }
 }

@@ -16,25 +16,26 @@ mod words;
 
 pub use acquire::{Acquire, Queue};
 pub use table::{Doc, TABLE};
-use words::{Args, count_option, decimal, number, words};
+use words::{Args, Given, count_option, decimal, number, words};
 
 /// Defines a command with a key and further arguments. Each argument has an expression that parses it and one
-/// that writes it.
+/// that writes it. A command that keeps a part of the argument list has a lifetime for the list.
 macro_rules! command {
     (
-        $(#[$doc:meta])* $command:ident = $name:ident |$args:ident $(, $limit:ident: $of:ty)?| {
+        $(#[$doc:meta])*
+        $command:ident $(<$list:lifetime>)? = $name:ident |$args:ident $(, $limit:ident: $of:ty)?| {
             $($(#[$about:meta])* $field:ident: $kind:ty = $read:expr => $write:expr,)*
         }
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct $command<'a> {
+        pub struct $command<$($list,)? 'a> {
             pub key: &'a [u8],
             $($(#[$about])* pub $field: $kind,)*
         }
 
-        impl<'a> $command<'a> {
-            pub fn parse(args: &[&'a [u8]] $(, $limit: $of)?) -> Result<Self, Misuse> {
+        impl<$($list,)? 'a> $command<$($list,)? 'a> {
+            pub fn parse(args: &$($list)? [&'a [u8]] $(, $limit: $of)?) -> Result<Self, Misuse> {
                 let mut $args = Args::new(args);
                 let key = $args.next()?;
                 $(let $field = $read;)*
@@ -134,50 +135,25 @@ command! {
     }
 }
 
-/// `DLOCK.GUARD key token command [arg ...]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Guard<'s, 'a> {
-    pub key: &'a [u8],
-    pub token: TokenRef<'a>,
-    /// Name and arguments of the command to run.
-    pub command: &'s [&'a [u8]],
-}
-
-impl<'s, 'a> Guard<'s, 'a> {
-    pub fn parse(args: &'s [&'a [u8]]) -> Result<Self, Misuse> {
-        let mut args = Args::new(args);
-        Ok(Guard { key: args.next()?, token: args.token()?, command: args.command()? })
-    }
-
-    pub fn to_args(&self) -> Vec<Vec<u8>> {
-        let mut out = words(&[b"DLOCK.GUARD", self.key, self.token.as_bytes()]);
-        out.extend(words(self.command));
-        out
+command! {
+    /// `DLOCK.GUARD key token command [arg ...]`
+    Guard<'s> = GUARD |args| {
+        token: TokenRef<'a> = args.token()? => words(&[token.as_bytes()]),
+        /// Name and arguments of the command to run.
+        command: &'s [&'a [u8]] = args.command()? => words(command),
     }
 }
 
-/// `DLOCK.FENCED gate fence command [arg ...]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fenced<'s, 'a> {
-    pub gate: &'a [u8],
-    pub fence: Fence,
-    /// Name and arguments of the command to run.
-    pub command: &'s [&'a [u8]],
+command! {
+    /// `DLOCK.FENCED gate fence command [arg ...]`. The key is the gate.
+    Fenced<'s> = FENCED |args| {
+        fence: Fence = args.fence()? => [decimal(fence.get())],
+        /// Name and arguments of the command to run.
+        command: &'s [&'a [u8]] = args.command()? => words(command),
+    }
 }
 
-impl<'s, 'a> Fenced<'s, 'a> {
-    pub fn parse(args: &'s [&'a [u8]]) -> Result<Self, Misuse> {
-        let mut args = Args::new(args);
-        Ok(Fenced { gate: args.next()?, fence: args.fence()?, command: args.command()? })
-    }
-
-    pub fn to_args(&self) -> Vec<Vec<u8>> {
-        let mut out = words(&[b"DLOCK.FENCED", self.gate]);
-        out.push(decimal(self.fence.get()));
-        out.extend(words(self.command));
-        out
-    }
-
+impl Fenced<'_, '_> {
     /// Returns whether the gate must be raised to this fence. `gate` is the gate's value, `None` if the key
     /// does not exist. Fails if the gate has seen a greater fence, or if its value is no number.
     pub fn raises(&self, gate: Option<&[u8]>) -> Result<bool, Error> {
@@ -212,18 +188,22 @@ impl<'a> List<'a> {
         let mut args = Args::new(args);
         let cursor = number(args.next()?).ok_or(Misuse::Range("cursor", 0, u64::MAX))?;
         let mut list = List { cursor, pattern: None, count: None, waited: false };
+        let mut given = Given::empty();
         while let Some(option) = args.option() {
             match () {
-                _ if option.is("MATCH") && list.pattern.is_none() => {
-                    let pattern = args.value("MATCH")?;
-                    let fits = pattern.len() <= MAX_PATTERN;
-                    list.pattern = Some(fits.then_some(pattern).ok_or(Misuse::PatternLength)?);
+                _ if option.is("MATCH") => {
+                    given.once(Given::MATCH, "MATCH")?;
+                    let pattern = Some(args.value("MATCH")?).filter(|pattern| pattern.len() <= MAX_PATTERN);
+                    list.pattern = Some(pattern.ok_or(Misuse::PatternLength)?);
                 }
-                _ if option.is("COUNT") && list.count.is_none() => list.count = Some(args.count("COUNT")?),
-                _ if option.is("WAITED") && !list.waited => list.waited = true,
-                _ if option.is("MATCH") => return Err(Misuse::Twice("MATCH")),
-                _ if option.is("COUNT") => return Err(Misuse::Twice("COUNT")),
-                _ if option.is("WAITED") => return Err(Misuse::Twice("WAITED")),
+                _ if option.is("COUNT") => {
+                    given.once(Given::COUNT, "COUNT")?;
+                    list.count = Some(args.count("COUNT")?);
+                }
+                _ if option.is("WAITED") => {
+                    given.once(Given::WAITED, "WAITED")?;
+                    list.waited = true;
+                }
                 _ => return Err(option.unknown()),
             }
         }
@@ -254,17 +234,20 @@ pub enum Log<'a> {
 impl<'a> Log<'a> {
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
-        let (mut count, mut key, mut first) = (None, None, true);
+        let (mut count, mut key, mut given) = (None, None, Given::empty());
         while let Some(option) = args.option() {
             match () {
-                _ if option.is("RESET") && first => return args.end(Log::Reset),
-                _ if option.is("COUNT") && count.is_none() => count = Some(args.count("COUNT")?),
-                _ if option.is("KEY") && key.is_none() => key = Some(args.value("KEY")?),
-                _ if option.is("COUNT") => return Err(Misuse::Twice("COUNT")),
-                _ if option.is("KEY") => return Err(Misuse::Twice("KEY")),
+                _ if option.is("RESET") && given.is_empty() => return args.end(Log::Reset),
+                _ if option.is("COUNT") => {
+                    given.once(Given::COUNT, "COUNT")?;
+                    count = Some(args.count("COUNT")?);
+                }
+                _ if option.is("KEY") => {
+                    given.once(Given::KEY, "KEY")?;
+                    key = Some(args.value("KEY")?);
+                }
                 _ => return Err(option.unknown()),
             }
-            first = false;
         }
         Ok(Log::Read { count, key })
     }

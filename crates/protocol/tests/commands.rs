@@ -161,7 +161,7 @@ fn guard_and_fenced_are_read_back() {
         let inner: Vec<&[u8]> = inner.iter().map(Vec::as_slice).collect();
         let guard = Guard { key: &key, token: token.borrowed(), command: &inner };
         assert_eq!(Guard::parse(&behind(&guard.to_args(), "DLOCK.GUARD")), Ok(guard));
-        let fenced = Fenced { gate: &key, fence, command: &inner };
+        let fenced = Fenced { key: &key, fence, command: &inner };
         assert_eq!(Fenced::parse(&behind(&fenced.to_args(), "DLOCK.FENCED")), Ok(fenced));
         // The command is missing.
         assert!(Guard::parse(&[&key, token.as_bytes()]).is_err());

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 
 use dlock_protocol::reply::{
-    Help, Holder, Inspection, Lasted, Left, Listed, Listing, Logged, Reply, Sink, Value, Waiting,
+    Help, Holder, Inspection, Left, Listed, Listing, Logged, Reply, Sink, Value, Waiting,
 };
 use dlock_protocol::{Fence, Token};
 use proptest::prelude::*;
@@ -148,11 +148,11 @@ fn list_replies_are_read_back() {
 fn log_replies_are_read_back() {
     let texts = (bytes(1), bytes(0), bytes(0), bytes(0), bytes(0));
     let numbers = (number(), number(), number(), number(), number(), number());
-    let logged = (texts, numbers, any::<bool>()).prop_map(|(texts, numbers, held)| {
+    let logged = (texts, numbers, any::<bool>()).prop_map(|(texts, numbers, is_wait)| {
         let (what, key, token, label, address) = texts;
         let (id, time, db, client, fence, ms) = numbers;
-        let lasted = if held { Lasted::Held(ms) } else { Lasted::Waited(ms) };
-        Logged { id, time, what, db, key, token, label, client, address, fence, lasted }
+        let (held, waited) = if is_wait { (None, Some(ms)) } else { (Some(ms), None) };
+        Logged { id, time, what, db, key, token, label, client, address, fence, held, waited }
     });
     crate::random(prop::collection::vec(logged, 0..5), 500, |log| round_trip(&log));
 }

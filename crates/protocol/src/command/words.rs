@@ -36,8 +36,8 @@ impl<'s, 'a> Args<'s, 'a> {
     }
 
     /// Returns the remaining arguments as a command, which must not be empty.
-    pub fn command(self) -> Result<&'s [&'a [u8]], Misuse> {
-        if self.0.is_empty() { Err(Misuse::Arguments) } else { Ok(self.0) }
+    pub fn command(&mut self) -> Result<&'s [&'a [u8]], Misuse> {
+        Some(std::mem::take(&mut self.0)).filter(|rest| !rest.is_empty()).ok_or(Misuse::Arguments)
     }
 
     pub fn option(&mut self) -> Option<Word<'a>> {
@@ -146,6 +146,9 @@ bitflags::bitflags! {
         const QUEUE = 64;
         const NOTIFY = 128;
         const OWNER = 256;
+        const MATCH = 512;
+        const WAITED = 1024;
+        const KEY = 2048;
     }
 }
 
