@@ -17,49 +17,70 @@ pub struct Args<'a> {
     pub(super) argv: &'a [*mut rm::RedisModuleString],
 }
 
+/// A call of the server: its context and its arguments. The name of a command is its first argument.
+#[derive(Clone, Copy)]
+pub struct RawCall<'a> {
+    pub(super) ctx: Ctx<'a>,
+    pub(super) argv: &'a [*mut rm::RedisModuleString],
+}
+
+impl RawCall<'_> {
+    /// # Safety
+    /// The context and the arguments are valid for the lifetime of the result, and no argument is changed.
+    #[inline(always)]
+    pub unsafe fn new(
+        ctx: *mut rm::RedisModuleCtx,
+        argv: *mut *mut rm::RedisModuleString,
+        argc: c_int,
+    ) -> Self {
+        // SAFETY: by contract.
+        let argv = if argc > 0 { unsafe { std::slice::from_raw_parts(argv, argc as usize) } } else { &[] };
+        RawCall { ctx: unsafe { Ctx::new(ctx) }, argv }
+    }
+}
+
 /// The function the server calls for a command.
 pub type Entry =
     unsafe extern "C" fn(*mut rm::RedisModuleCtx, *mut *mut rm::RedisModuleString, c_int) -> c_int;
 
-/// Makes an [`Entry`] of [`run`] or [`super::inner::run_carrier`] and a command: a function that replies to
-/// its client, or returns the error reply.
+/// Makes a function that the server calls, and that passes the [`RawCall`] on to another function, with
+/// further arguments. Without a name, the function is an [`Entry`] for the table of commands.
 macro_rules! entry {
-    ($run:path, $($command:expr),+) => {{
+    ($(#[$attribute:meta])* fn $name:ident => $run:path, $($argument:expr),+) => {
+        $(#[$attribute])*
         #[allow(unsafe_code, reason = "the way in; all it does is in ffi")]
-        unsafe extern "C" fn entry(
+        unsafe extern "C" fn $name(
             ctx: *mut ::redis_module::raw::RedisModuleCtx,
             argv: *mut *mut ::redis_module::raw::RedisModuleString,
             argc: ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
             // SAFETY: the server calls it with a context and arguments that are valid meanwhile.
-            unsafe { $run(ctx, argv, argc, $($command),+) }
+            let call = unsafe { $crate::ffi::commands::RawCall::new(ctx, argv, argc) };
+            $run(call, $($argument),+)
         }
+    };
+    ($run:path, $($argument:expr),+) => {{
+        $crate::ffi::commands::entry!(fn entry => $run, $($argument),+);
         entry
     }};
 }
 pub(crate) use entry;
 
-/// # Safety
-/// The context and the arguments are those of a command, while it runs.
+/// Runs a command, and replies with its error.
 #[inline(always)]
-pub unsafe fn run<M: Upcalls>(
-    ctx: *mut rm::RedisModuleCtx,
-    argv: *mut *mut rm::RedisModuleString,
-    argc: c_int,
+pub fn run<M: Upcalls>(
+    RawCall { ctx, argv }: RawCall<'_>,
     command: impl for<'a> Fn(&'a M, Ctx<'a>, &Args<'a>) -> Result<(), String>,
 ) -> c_int {
     const INTERNAL: &str = "ERR dlock met an internal error and stops working on this server: \
                             its log says where, restart it to go on";
-    // SAFETY: the context and the arguments are valid for this call; no argument is changed while it runs.
-    let ctx = unsafe { Ctx::new(ctx) };
     let done = guard(None, || {
         let module = M::get().filter(|_| !broken())?;
-        let argv = unsafe { std::slice::from_raw_parts(argv, argc as usize) };
         let rest = argv.get(1..).unwrap_or_default();
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
         let mut inline = [const { MaybeUninit::<&[u8]>::uninit() }; INLINE_ARGS];
         let heap;
-        // SAFETY: the elements that are read have been written.
+        // SAFETY: the arguments are valid for this call; the elements that are read have been written.
         let bytes = unsafe {
             if rest.len() <= INLINE_ARGS {
                 inline.iter_mut().zip(rest).for_each(|(bytes, arg)| _ = bytes.write(bytes_of(*arg)));

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_int, c_longlong};
 
 use nix::errno::Errno;
 
-use super::commands::{Args, KeyUse, run};
+use super::commands::{Args, KeyUse, RawCall, run};
 use super::ctx::{Ctx, call};
 use super::key::WrongType;
 use super::raw::{KeyName, api, bytes_of, guard, rm};
@@ -16,25 +16,19 @@ use super::verdict::has_dry_runs;
 /// Position of the carried command, with the carrier's name at 0. The key of the carrier is at 1.
 const AT: usize = 3;
 
-/// Like [`run`], for a command that carries another one. `key` is the use of its own key.
-///
-/// # Safety
-/// The context and the arguments are those of a command, while it runs, or of a request for its keys.
+/// Like [`run`], for a command that carries another one. The server calls it also for the keys of the two.
+/// `key` is the use of the carrier's own key.
 #[inline(always)]
-pub unsafe fn run_carrier<M: Upcalls>(
-    ctx: *mut rm::RedisModuleCtx,
-    argv: *mut *mut rm::RedisModuleString,
-    argc: c_int,
+pub fn run_carrier<M: Upcalls>(
+    call: RawCall<'_>,
     command: impl for<'a> Fn(&'a M, Ctx<'a>, &Args<'a>) -> Result<(), String>,
     key: KeyUse,
 ) -> c_int {
-    // SAFETY: by contract.
-    unsafe {
-        if rm::RedisModule_IsKeysPositionRequest.is_none_or(|asks| asks(ctx) == 0) {
-            return run(ctx, argv, argc, command);
-        }
-        guard((), || report_keys(ctx, argv, argc, key));
+    // SAFETY: the context is valid.
+    if unsafe { rm::RedisModule_IsKeysPositionRequest.is_none_or(|asks| asks(call.ctx.0) == 0) } {
+        return run(call, command);
     }
+    guard((), || report_keys(call, key));
     rm::REDISMODULE_OK as c_int
 }
 
@@ -46,36 +40,25 @@ thread_local! {
 
 /// Reports the keys of a command. The server may ask on any thread, before the command runs, so this function
 /// does not access the module.
-///
-/// # Safety
-/// The context is that of a request for the keys of a command, with the arguments of that command.
-unsafe fn report_keys(
-    ctx: *mut rm::RedisModuleCtx,
-    argv: *mut *mut rm::RedisModuleString,
-    argc: c_int,
-    key: KeyUse,
-) {
+fn report_keys(RawCall { ctx, argv }: RawCall<'_>, key: KeyUse) {
     let (mut count, mut flags) = (0, std::ptr::null_mut());
-    // SAFETY: by contract; the server counts the keys that it names, and both lists are ours to free.
+    // SAFETY: the context is that of a request for keys, with the arguments of the command. The server counts
+    // the keys that it names, and both lists are ours to free.
     unsafe {
-        api!(RedisModule_KeyAtPosWithFlags(ctx, 1, key.flags() as c_int));
-        if argc as usize <= AT || COLLECTING_KEYS.replace(true) {
+        api!(RedisModule_KeyAtPosWithFlags(ctx.0, 1, key.flags() as c_int));
+        let Some(carried @ [_, ..]) = argv.get(AT..) else { return };
+        if COLLECTING_KEYS.replace(true) {
             return;
         }
-        let inner = api!(RedisModule_GetCommandKeysWithFlags(
-            ctx,
-            argv.add(AT),
-            argc - AT as c_int,
-            &mut count,
-            &mut flags
-        ));
+        let (start, len) = (carried.as_ptr().cast_mut(), carried.len() as c_int);
+        let inner = api!(RedisModule_GetCommandKeysWithFlags(ctx.0, start, len, &mut count, &mut flags));
         COLLECTING_KEYS.set(false);
         if inner.is_null() {
             return;
         }
         for at in 0..count as usize {
             let (position, flags) = (*inner.add(at) + AT as c_int, *flags.add(at));
-            api!(RedisModule_KeyAtPosWithFlags(ctx, position, flags));
+            api!(RedisModule_KeyAtPosWithFlags(ctx.0, position, flags));
         }
         api!(RedisModule_Free(inner.cast()));
         api!(RedisModule_Free(flags.cast()));

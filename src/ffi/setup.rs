@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_longlong, c_void};
 
 use dlock_protocol::options::{Kind, Spec};
 
-use super::commands::all_bytes;
+use super::commands::{RawCall, all_bytes};
 use super::ctx::{Ctx, LogLevel};
 use super::raw::{api, c_string, guard, rm};
 use super::upcalls::{Section, Upcalls, enter};
@@ -13,38 +13,27 @@ use super::upcalls::{Section, Upcalls, enter};
 /// module does not load.
 macro_rules! on_load {
     ($module:ty, $load:path) => {
-        /// # Safety
-        /// Only the server calls it, with a context and arguments that are valid while it runs.
-        #[unsafe(no_mangle)]
-        #[allow(unsafe_code, reason = "the one way in; all it does is in ffi")]
-        unsafe extern "C" fn RedisModule_OnLoad(
-            ctx: *mut ::redis_module::raw::RedisModuleCtx,
-            argv: *mut *mut ::redis_module::raw::RedisModuleString,
-            argc: ::std::ffi::c_int,
-        ) -> ::std::ffi::c_int {
-            // SAFETY: by contract.
-            unsafe { $crate::ffi::setup::load::<$module>(ctx, argv, argc, $load) }
-        }
+        $crate::ffi::commands::entry!(
+            #[unsafe(no_mangle)]
+            fn RedisModule_OnLoad => $crate::ffi::setup::load::<$module>, $load
+        );
     };
 }
 pub(crate) use on_load;
 
-/// # Safety
-/// The context and the arguments are those of `RedisModule_OnLoad`, while it runs.
-pub unsafe fn load<M: Upcalls>(
-    ctx: *mut rm::RedisModuleCtx,
-    argv: *mut *mut rm::RedisModuleString,
-    argc: c_int,
+/// Loads the module API, and then the module.
+pub fn load<M: Upcalls>(
+    RawCall { ctx, argv }: RawCall<'_>,
     load: fn(Ctx<'_>, &[&[u8]]) -> Result<(), String>,
 ) -> c_int {
     let (api, failed) = (rm::REDISMODULE_APIVER_1 as c_int, rm::REDISMODULE_ERR as c_int);
-    // SAFETY: by contract. False if the server has no module API of a version that this module supports.
-    let (ctx, arguments) = unsafe {
-        if rm::Export_RedisModule_Init(ctx, M::NAME.as_ptr(), M::VERSION, api) == failed {
+    // SAFETY: the context and the arguments are valid. The call fails if the server has no module API of a
+    // version that this module supports.
+    let arguments = unsafe {
+        if rm::Export_RedisModule_Init(ctx.0, M::NAME.as_ptr(), M::VERSION, api) == failed {
             return failed;
         }
-        let arguments = if argc > 0 { std::slice::from_raw_parts(argv, argc as usize) } else { &[] };
-        (Ctx::new(ctx), all_bytes(arguments))
+        all_bytes(argv)
     };
     let loaded = guard(Err("internal error".into()), || load(ctx, &arguments));
     let Err(why) = loaded else { return rm::REDISMODULE_OK as c_int };
