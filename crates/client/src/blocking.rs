@@ -42,17 +42,13 @@ impl ClientBuilder {
     ///
     /// In an async context.
     pub fn build_blocking(self) -> Result<Client, BuildError> {
-        Client::connect(self)
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let runtime = runtime.map_err(|why| BuildError::Thread(why.to_string()))?;
+        runtime.block_on(self.build()).map(Client)
     }
 }
 
 impl Client {
-    pub(crate) fn connect(builder: ClientBuilder) -> Result<Client, BuildError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let runtime = runtime.map_err(|why| BuildError::Thread(why.to_string()))?;
-        runtime.block_on(builder.build()).map(Client)
-    }
-
     /// Returns the builder of a lock: `client.lock("invoice:42").acquire()`.
     pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire<Client> {
         self.0.lock(resource).called_by()

@@ -53,13 +53,15 @@ impl ClientBuilder {
     /// thread continues while your runtime is blocked, or after it has ended, and ends with the last clone of
     /// the client and the last guard. The futures of the client still need a tokio runtime with timers.
     pub async fn build(self) -> Result<Client, BuildError> {
-        Client::connect(self).await
+        Ok(Client { service: Service::connect(self).await?, session: Arc::default() })
     }
 
     /// Like [`build`](Self::build), for a client that only inspects servers. A server that cannot take part,
     /// or is the same as another one, is no error: it answers each question with the reason.
     pub async fn observe(self) -> Result<Client, BuildError> {
-        Client::observe(self).await
+        let service = Arc::new(Service::new(self)?);
+        join_all(service.nodes.iter().map(|node| node.connection())).await;
+        Ok(Client { service, session: Arc::default() })
     }
 }
 
@@ -67,16 +69,6 @@ impl Client {
     /// Returns a builder without servers.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
-    }
-
-    pub(crate) async fn connect(builder: ClientBuilder) -> Result<Client, BuildError> {
-        Ok(Client { service: Service::connect(builder).await?, session: Arc::default() })
-    }
-
-    pub(crate) async fn observe(builder: ClientBuilder) -> Result<Client, BuildError> {
-        let service = Arc::new(Service::new(builder)?);
-        join_all(service.nodes.iter().map(|node| node.connection())).await;
-        Ok(Client { service, session: Arc::default() })
     }
 
     /// Returns the builder of a lock: `client.lock("invoice:42").acquire().await`.
@@ -174,20 +166,12 @@ impl Client {
     /// For operators: returns the locks of each master, only those that match the pattern (as of KEYS) if
     /// there is one. This takes several requests. A lock that exists during all of them is returned once.
     pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
-        self.walk(|cursor| request::list(cursor, pattern, false)).await
+        self.ask_each(|node| list_all(node, move |cursor| request::list(cursor, pattern, false))).await
     }
 
     /// For operators: returns the locks of each master that have waiters, as [`list`](Self::list) does.
     pub async fn list_waited(&self) -> Vec<Inspected<Vec<Listed>>> {
-        self.walk(|cursor| request::list(cursor, None, true)).await
-    }
-
-    async fn walk(&self, question: impl Fn(u64) -> Cmd) -> Vec<Inspected<Vec<Listed>>> {
-        let question = &question;
-        let walks = self.service.nodes.iter().map(|node| async move {
-            Inspected::new(node.name.clone(), Answer::of(list_all(node, question).await))
-        });
-        join_all(walks).await
+        self.ask_each(|node| list_all(node, |cursor| request::list(cursor, None, true))).await
     }
 
     /// For operators: returns the recent incidents of each master, newest first, at most `most` entries, only
@@ -200,7 +184,7 @@ impl Client {
     /// without their nesting. Meant for commands that read (INFO, CONFIG GET, TIME): a command without an
     /// answer may have been carried out.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
-        self.ask_separately(request::words(command), reading::texts).await
+        self.ask_separately(request::cmd(command), reading::texts).await
     }
 
     /// For operators: ends every hold of the resource, of any token, on every master that can be reached.
@@ -287,11 +271,8 @@ impl Client {
         read: impl Fn(Value) -> Option<T>,
     ) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        let asked = self.service.channels().into_iter().map(|channel| async move {
-            let answer = channel.find(question, read).await;
-            Inspected::new(channel.node.name.clone(), Answer::of(answer))
-        });
-        let mut seen = join_all(asked).await;
+        let ask = |node| async move { Channel::new(node).find(question, read).await };
+        let mut seen = self.ask_each(ask).await;
         let states = seen.iter_mut().map(|seen| match &mut seen.answer {
             Answer::Unanswered(state) => Some(state),
             Answer::Found(_) => None,
@@ -302,12 +283,17 @@ impl Client {
 
     async fn ask_separately<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        let asked = self.service.nodes.iter().map(|node| async move {
-            let answer = match Channel::separate(node).await {
-                Ok(channel) => channel.find(question, read).await,
-                Err(state) => Err(state),
-            };
-            Inspected::new(node.name.clone(), Answer::of(answer))
+        self.ask_each(|node| async move { Channel::separate(&node).await?.find(question, read).await }).await
+    }
+
+    /// Asks all masters at the same time.
+    async fn ask_each<T, A>(&self, ask: impl Fn(Arc<Node>) -> A) -> Vec<Inspected<T>>
+    where
+        A: Future<Output = Result<T, NodeState>>,
+    {
+        let asked = self.service.nodes.iter().map(|node| {
+            let (server, answer) = (node.name.clone(), ask(node.clone()));
+            async move { Inspected::new(server, Answer::of(answer.await)) }
         });
         join_all(asked).await
     }
@@ -326,8 +312,8 @@ const MAX_ANSWERS: usize = 1_000_000;
 
 /// Asks with each cursor from the beginning to the end, over a connection of its own: other clients choose
 /// the length of the names.
-async fn list_all(node: &Arc<Node>, question: &impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
-    let channel = Channel::separate(node).await?;
+async fn list_all(node: Arc<Node>, question: impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
+    let channel = Channel::separate(&node).await?;
     let (mut cursors, mut found) = (Cursors::default(), HashMap::new());
     let mut cursor = 0;
     loop {

@@ -15,8 +15,8 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all, select_all};
 use std::fmt;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
@@ -115,12 +115,12 @@ impl Hold {
     /// Returns the state. Reads the clock first: past its validity the hold is lost, even if the renewal has
     /// not noticed, as in a process that was stopped. A hold that was released before is not lost.
     pub(crate) fn state(&self) -> State {
-        let state = self.lock().clone();
+        let state = self.state.lock().clone();
         if state.loss.is_some() || self.ended.is_cancelled() || now() < state.valid_until {
             return state;
         }
-        self.lose(if self.renews { Lost::NotRenewed(self.empty_report()) } else { Lost::Ended });
-        self.lock().clone()
+        self.lose(if self.renews { Lost::NotRenewed(self.service.empty_report()) } else { Lost::Ended });
+        self.state.lock().clone()
     }
 
     /// Waits until the hold is lost, and returns the reason.
@@ -137,7 +137,7 @@ impl Hold {
     pub(crate) async fn drive_pending(&self) {
         let step = |cx: &mut Context<'_>| {
             // Each step holds the lock, so that no request leaves after the calls were cleared.
-            let mut pending = self.pending();
+            let mut pending = self.pending.lock();
             if pending.as_mut().is_some_and(|calls| calls.poll_unpin(cx).is_ready()) {
                 *pending = None;
             }
@@ -159,7 +159,7 @@ impl Hold {
         loop {
             // Shorter holds end without a question.
             sleep(CHECK_PAUSE).await;
-            if is_watched(self.lock().mode) {
+            if is_watched(self.state.lock().mode) {
                 let asked = self.channels.iter().map(|channel| async move {
                     // The question makes the master track the key for this connection.
                     let answer = channel.ask(question, None, channel.node.limit).await;
@@ -196,7 +196,7 @@ impl Hold {
 
     /// Declares the hold lost. The first reason counts.
     pub(crate) fn lose(&self, why: Lost) {
-        self.lock().loss.get_or_insert(why);
+        self.state.lock().loss.get_or_insert(why);
         self.lost.cancel();
     }
 
@@ -211,24 +211,24 @@ impl Hold {
             hold.changed.notify_one();
             extended
         });
-        extended.await.unwrap_or_else(|| Err(ExtendError::Unconfirmed(self.empty_report())))
+        extended.await.unwrap_or_else(|| Err(ExtendError::Unconfirmed(self.service.empty_report())))
     }
 
     /// Asks every master for the current lease, from now, and waits for each answer at most `limit`. The
     /// lease is read once it is this caller's turn: an extension before it may have set another one.
     pub(crate) async fn renew(&self, limit: Duration) -> Result<Instant, ExtendError> {
         let _turn = self.turn.lock().await;
-        let ttl = self.lock().lease.ttl();
+        let ttl = self.state.lock().lease.ttl();
         self.set_lease(ttl, limit).await
     }
 
     async fn set_lease(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
         let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         if self.state().loss.is_some() {
-            return Err(ExtendError::Lost(self.empty_report()));
+            return Err(ExtendError::Lost(self.service.empty_report()));
         }
         let begun = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let begun = Extension::new(self.service.quorum, lease, state.valid_until, now());
             if begun.0.held_until() < state.valid_until {
                 (state.lease, state.valid_until) = (lease, begun.0.held_until());
@@ -237,8 +237,8 @@ impl Hold {
             begun
         };
         // Cancels earlier requests that were not sent yet: after this one they would shorten the lease.
-        *self.pending() = None;
-        let mode = self.lock().mode;
+        *self.pending.lock() = None;
+        let mode = self.state.lock().mode;
         let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };
         let command = extending(&self.request.resource, &self.request.token, counted);
         let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: counted });
@@ -246,15 +246,15 @@ impl Hold {
             extend(&self.service, &self.channels, command, restore, lease, limit, begun).await;
         self.add_pending(pending);
         if let Err(ExtendError::Lost(report)) = &extended {
-            let is_over = now() >= self.lock().valid_until;
+            let is_over = now() >= self.state.lock().valid_until;
             let why = if is_over { Lost::NotRenewed } else { Lost::TakenAway };
             self.lose(why(report.clone()));
         }
         let valid_until = extended?;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.loss.is_some() {
             // The holder has been informed, and may have stopped.
-            return Err(ExtendError::Lost(self.empty_report()));
+            return Err(ExtendError::Lost(self.service.empty_report()));
         }
         (state.lease, state.valid_until) = (lease, valid_until);
         Ok(valid_until)
@@ -263,7 +263,7 @@ impl Hold {
     /// Adds calls unless the hold has been released: a master that is asked for the hold after its RELEASE
     /// would keep it.
     fn add_pending(&self, calls: PendingCalls) {
-        let mut pending = self.pending();
+        let mut pending = self.pending.lock();
         if !self.released.load(Ordering::Acquire) {
             *pending = Some(calls);
             self.pending_added.notify_one();
@@ -277,7 +277,7 @@ impl Hold {
         mode: Mode,
         allowed: impl FnOnce() -> Result<(), String>,
     ) -> Result<(), String> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         allowed()?;
         state.mode = mode;
         drop(state);
@@ -296,14 +296,9 @@ impl Hold {
         }
     }
 
-    /// Returns a report without answers.
-    pub(crate) fn empty_report(&self) -> Report {
-        self.service.report_of(self.channels.iter().map(|_| NodeState::Unasked))
-    }
-
     /// Returns an error if the hold cannot be entered again in this mode.
     pub(crate) fn check_entry(&self, mode: Mode, fenced: bool) -> Result<(), String> {
-        let held_as = self.lock().mode;
+        let held_as = self.state.lock().mode;
         // An exclusive hold covers a shared one.
         if mode != held_as && (mode, held_as) != (Mode::Shared, Mode::Exclusive) {
             return Err("the lock is held in another mode: entering it again cannot change that".into());
@@ -321,8 +316,8 @@ impl Hold {
             return None;
         }
         self.ended.cancel();
-        *self.pending() = None;
-        let lease = self.lock().lease.ttl();
+        *self.pending.lock() = None;
+        let lease = self.state.lock().lease.ttl();
         Some(Releases::new(&self.service, &self.channels, self.request.release(), lease))
     }
 
@@ -337,14 +332,6 @@ impl Hold {
     pub(crate) fn leave(&self) {
         self.released.store(true, Ordering::Release);
         self.ended.cancel();
-    }
-
-    pub(super) fn pending(&self) -> MutexGuard<'_, Option<PendingCalls>> {
-        self.pending.lock()
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 

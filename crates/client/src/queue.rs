@@ -39,15 +39,6 @@ const INSPECTION_FACTOR: u32 = 8;
 /// How many waiters to read in search of the own position.
 const MAX_WAITERS_READ: u32 = 1000;
 
-/// How to wait in a queue.
-#[derive(Clone)]
-pub(crate) struct Queueing {
-    /// The end of the wait; `None` means that it never ends.
-    pub(crate) until: Option<Instant>,
-    pub(crate) on_position: Option<OnPosition>,
-    pub(crate) stay: Stay,
-}
-
 /// Called with the position in the queue.
 pub(crate) type OnPosition = Arc<dyn Fn(Position) + Send + Sync>;
 
@@ -57,28 +48,31 @@ pub(crate) struct Waiter {
     pub(crate) service: Arc<Service>,
     pub(crate) channel: Arc<Channel>,
     pub(crate) request: Arc<LockRequest>,
+    /// The end of the wait; `None` means that it never ends.
+    pub(crate) until: Option<Instant>,
+    pub(crate) stay: Stay,
 }
 
 impl Waiter {
     /// Waits until the lock is granted, the wait times out, the master stops answering, or its queue does not
     /// move. Only a RELEASE gives the position up.
-    pub(crate) async fn wait(self, queueing: Queueing) -> Vote<()> {
+    pub(crate) async fn wait(self, on_position: Option<OnPosition>) -> Vote<()> {
         self.channel.assume_held();
-        let (waiter, until, stay) = (self.clone(), queueing.until, queueing.stay);
-        let may_leave = matches!(stay, Stay::WhileItMoves | Stay::UntilHoldersAreStale);
+        let waiter = self.clone();
+        let may_leave = matches!(self.stay, Stay::WhileItMoves | Stay::UntilHoldersAreStale);
         // On the client's thread, where the user's tasks cannot delay it.
-        let asking = self.service.background.runtime.spawn(async move { waiter.ask(until, stay).await });
-        let positions = queueing.on_position.map(|on_position| self.report_positions(on_position));
+        let asking = self.service.background.runtime.spawn(async move { waiter.ask().await });
+        let positions = on_position.map(|on_position| self.report_positions(on_position));
         let lookout = self.channel.node.waits.lookout(&self.request.resource);
         tokio::select! {
             ended = AbortOnDropHandle::new(asking) => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
-            () = lookout.until(self.until_stuck(stay)), if may_leave => Vote::Refused(Refusal::Taken),
+            () = lookout.until(self.until_stuck()), if may_leave => Vote::Refused(Refusal::Taken),
         }
     }
 
     /// Asks for the lock, and again whenever it may have been granted, or the position would be lost.
-    async fn ask(&self, until: Option<Instant>, stay: Stay) -> Vote<()> {
+    async fn ask(&self) -> Vote<()> {
         let node = &self.channel.node;
         if self.request.owner.is_some() {
             // With an earlier hold of the owner, this wait would be a deadlock: its release may be in flight.
@@ -110,11 +104,11 @@ impl Waiter {
                     return vote;
                 }
             };
-            let pause = until.map_or(pause, |until| pause.min(until.saturating_since(now())));
+            let pause = self.until.map_or(pause, |until| pause.min(until.saturating_since(now())));
             if pause.is_zero() {
                 // The next request of the caller must not find itself in the queue.
                 if vote == Vote::Refused(Refusal::Taken)
-                    && stay != Stay::AsHolder
+                    && self.stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
                 {
                     self.channel.note(&vote);
@@ -159,9 +153,9 @@ impl Waiter {
     }
 
     /// Returns when the queue is to be left, because it does not move.
-    async fn until_stuck(&self, stay: Stay) {
+    async fn until_stuck(&self) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
-        let mut watch = QueueWatch::new(self.service.quorum, queue, stay);
+        let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
         let mut took = Duration::ZERO;
         loop {

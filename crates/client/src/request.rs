@@ -5,6 +5,7 @@ use dlock_protocol::command::{self, Queue};
 use dlock_protocol::{NotifyRef, ReleaseCount, Token, Ttl};
 use rand::TryRng;
 use redis::{Cmd, Pipeline};
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -89,7 +90,7 @@ pub(crate) fn release(resource: &[u8], token: &Token) -> Cmd {
 }
 
 pub(crate) fn waiters(resource: &[u8], most: u32) -> Cmd {
-    cmd(&command::Waiters { key: resource, count: std::num::NonZeroU32::new(most) }.to_args())
+    cmd(&command::Waiters { key: resource, count: NonZeroU32::new(most) }.to_args())
 }
 
 pub(crate) fn holds(resource: &[u8], token: &Token) -> Cmd {
@@ -97,41 +98,30 @@ pub(crate) fn holds(resource: &[u8], token: &Token) -> Cmd {
 }
 
 pub(crate) fn inspect(resource: &[u8], most: u32) -> Cmd {
-    let mut cmd = only_key(command::table::INSPECT.name, resource);
-    cmd.arg("COUNT").arg(most);
-    cmd
+    cmd(&command::Inspect { key: resource, count: NonZeroU32::new(most) }.to_args())
 }
 
 pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>, waited: bool) -> Cmd {
-    let count = std::num::NonZeroU32::new(command::List::MAX_EXAMINED);
+    let count = NonZeroU32::new(command::List::MAX_EXAMINED);
     cmd(&command::List { cursor, pattern, count, waited }.to_args())
 }
 
 pub(crate) fn log(most: u32, key: Option<&[u8]>) -> Cmd {
-    cmd(&command::Log::Read { count: std::num::NonZeroU32::new(most), key }.to_args())
-}
-
-/// Any command by its words.
-pub(crate) fn words(words: &[impl AsRef<[u8]>]) -> Cmd {
-    let mut cmd = Cmd::new();
-    for word in words {
-        cmd.arg(word.as_ref());
-    }
-    cmd
+    cmd(&command::Log::Read { count: NonZeroU32::new(most), key }.to_args())
 }
 
 /// Asks for the type of the value under a key.
 pub(crate) fn type_of(key: &[u8]) -> Cmd {
-    only_key("TYPE", key)
+    cmd(&[b"TYPE", key])
 }
 
 /// Sets the library name of a connection. Servers before Redis 7.2 do not know the command.
 pub(crate) fn set_library_name(name: &str) -> Cmd {
-    words(&["CLIENT", "SETINFO", "LIB-NAME", name])
+    cmd(&["CLIENT", "SETINFO", "LIB-NAME", name])
 }
 
 pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
-    only_key(command::table::BREAK.name, resource)
+    cmd(&[command::table::BREAK.name.as_bytes(), resource])
 }
 
 /// Returns an unused token, made as by DLOCK.TOKEN.
@@ -143,16 +133,11 @@ pub(crate) fn fresh_token() -> Token {
     Token::of_random(bytes)
 }
 
-fn only_key(name: &str, resource: &[u8]) -> Cmd {
-    let mut cmd = redis::cmd(name);
-    cmd.arg(resource);
-    cmd
-}
-
-fn cmd(args: &[Vec<u8>]) -> Cmd {
+/// Returns the command with these words.
+pub(crate) fn cmd(words: &[impl AsRef<[u8]>]) -> Cmd {
     let mut cmd = Cmd::new();
-    for arg in args {
-        cmd.arg(arg.as_slice());
+    for word in words {
+        cmd.arg(word.as_ref());
     }
     cmd
 }

@@ -220,6 +220,11 @@ impl Service {
         }))
     }
 
+    /// Makes a report without answers.
+    pub(crate) fn empty_report(&self) -> Report {
+        self.report_of(self.nodes.iter().map(|_| NodeState::Unasked))
+    }
+
     pub(crate) fn report_of(&self, states: impl IntoIterator<Item = NodeState>) -> Report {
         let names = self.nodes.iter().map(|node| node.name.clone());
         Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())

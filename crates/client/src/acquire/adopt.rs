@@ -53,7 +53,7 @@ pub(crate) async fn adopt(
             // The runtime may have been blocked for a lease.
             if share.0.state().loss.is_some() {
                 share.0.leave();
-                return Err(ExtendError::Lost(share.0.empty_report()));
+                return Err(ExtendError::Lost(service.empty_report()));
             }
             Ok(Guard::new(share))
         }

@@ -23,7 +23,7 @@ use crate::hold::guard::Share;
 use crate::hold::release::Releases;
 use crate::hold::renewal::{Renewal, renew};
 use crate::hold::{Hold, NewHold};
-use crate::queue::{OnPosition, Queueing, Waiter};
+use crate::queue::{OnPosition, Waiter};
 use crate::reading::shown;
 use crate::request::{self, LockRequest, fresh_token};
 use crate::service::{Channels, Service};
@@ -124,8 +124,7 @@ impl Acquisition {
 
     /// The error if another task of the same session is acquiring the lock.
     pub(crate) fn taken_by_session(&self) -> AcquireError {
-        let unasked = self.service.nodes.iter().map(|_| NodeState::Unasked);
-        AcquireError::Taken { resource: shown(&self.resource), report: self.service.report_of(unasked) }
+        AcquireError::Taken { resource: shown(&self.resource), report: self.service.empty_report() }
     }
 }
 
@@ -222,15 +221,14 @@ impl SentRound<'_> {
     }
 
     fn join_queue(&mut self, to: Member, attempt: &Attempt) {
-        let acquisition = self.acquisition;
-        let until = acquisition.terms.deadline.instant();
-        let queueing = Queueing { until, on_position: acquisition.on_position.clone(), stay: attempt.stay() };
+        let Acquisition { service, terms, on_position, .. } = self.acquisition;
+        let (service, on_position) = (service.clone(), on_position.clone());
         let (channel, request) = (self.channels[usize::from(to.0)].clone(), self.request.clone());
-        let waiter = Waiter { service: acquisition.service.clone(), channel: channel.clone(), request };
-        let ephemeral = self.request.ephemeral;
+        let (until, stay) = (terms.deadline.instant(), attempt.stay());
+        let waiter = Waiter { service, channel, request, until, stay };
         self.calls.push(Box::pin(async move {
-            let ended = match open_own(&channel, ephemeral).await {
-                Ok(()) => waiter.wait(queueing).await,
+            let ended = match open_own(&waiter.channel, waiter.request.ephemeral).await {
+                Ok(()) => waiter.wait(on_position).await,
                 Err(vote) => vote,
             };
             Answered::Waited(to, ended)

@@ -48,11 +48,9 @@ pub(crate) async fn extend(
     limit: Duration,
     (mut extension, sends): (Extension, Sends),
 ) -> (Result<Instant, ExtendError>, PendingCalls) {
-    let (command, voters) = (Arc::new(command), Arc::<Voters>::default());
-    let asked = sends.iter().map(|Outgoing { to, .. }| {
-        let channel = channels[usize::from(to.0)].clone();
-        ask(*to, channel, command.clone(), voters.clone(), lease, limit).map(Some).boxed()
-    });
+    let request = ExtendRequest { channels: channels.clone(), command, voters: Voters::default(), lease };
+    let request = Arc::new(request);
+    let asked = sends.iter().map(|sent| request.clone().ask(sent.to, limit).map(Some).boxed());
     let mut calls: Vec<Call> = asked.collect();
     let mut extended = Extended::Open;
     while extended == Extended::Open && !calls.is_empty() {
@@ -69,41 +67,28 @@ pub(crate) async fn extend(
         _ if service.quorum.is_misuse(extension.votes().flatten()) => Err(ExtendError::Misuse(report())),
         Extended::Unconfirmed | Extended::Open => Err(ExtendError::Unconfirmed(report())),
     };
-    let sent = SentExtension { channels: channels.clone(), command, voters, lease };
-    (extended, finish(sent, extension, calls, restore).boxed())
-}
-
-/// The request of an extension, to be sent again.
-struct SentExtension {
-    channels: Channels,
-    command: Arc<Pipeline>,
-    voters: Arc<Voters>,
-    lease: Lease,
+    (extended, finish(request, extension, calls, restore).boxed())
 }
 
 /// Waits for the other answers once the outcome is decided. With `restore`, asks masters for the hold that
 /// have forgotten it.
 async fn finish(
-    sent: SentExtension,
+    request: Arc<ExtendRequest>,
     mut extension: Extension,
     mut calls: Vec<Call>,
     restore: Option<Restore>,
 ) {
-    let SentExtension { channels, command, voters, lease } = sent;
     let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
     // A master that could not be reached may be back, without the hold. The next extension may come too late:
     // another master may have restarted by then.
-    let again = |to: Member| {
-        let channel = channels[usize::from(to.0)].clone();
-        ask_once_reached(to, channel, command.clone(), voters.clone(), lease).boxed()
-    };
+    let again = |to: Member| request.clone().ask_once_reached(to).boxed();
     let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(failed));
     calls.extend(unreached.map(|(_, to)| again(Member(to))));
     loop {
         for Outgoing { to, .. } in extension.restore(now()) {
-            let channel = &channels[usize::from(to.0)];
+            let channel = request.channel(to);
             // A hold that an operator or another client has ended there stays ended.
-            if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(lease.ttl())) {
+            if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(request.lease.ttl())) {
                 calls.push(ask_for_it_again(channel.clone(), restore.command()).map(|()| None).boxed());
             }
         }
@@ -129,36 +114,37 @@ async fn ask_for_it_again(channel: Arc<Channel>, command: Cmd) {
     }
 }
 
-async fn ask_once_reached(
-    to: Member,
-    channel: Arc<Channel>,
-    command: Arc<Pipeline>,
-    voters: Arc<Voters>,
+/// The EXTEND of one extension, the same for each master.
+struct ExtendRequest {
+    channels: Channels,
+    command: Pipeline,
+    voters: Voters,
     lease: Lease,
-) -> Option<(Member, Vote<()>)> {
-    if !channel.node.reached().await {
-        return None;
-    }
-    let limit = channel.node.limit;
-    // A second failure is final: the master can be reached now, and would answer the same.
-    Some(ask(to, channel, command, voters, lease, limit).await)
-        .filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))
 }
 
-async fn ask(
-    to: Member,
-    channel: Arc<Channel>,
-    command: Arc<Pipeline>,
-    voters: Arc<Voters>,
-    lease: Lease,
-    limit: Duration,
-) -> (Member, Vote<()>) {
-    let limit = limit.min(channel.node.limit).min(lease.ttl());
-    let (reply, server) = channel.ask_server(&*command, Some(LateEffect::Lease(lease.ttl())), limit).await;
-    let vote = reply.extended();
-    channel.note(&vote);
-    match vote {
-        Vote::Granted(()) if !channel.is_certain(lease.ttl()) => (to, Vote::Unknown),
-        vote => (to, voters.admit(to, server, vote)),
+impl ExtendRequest {
+    fn channel(&self, of: Member) -> &Arc<Channel> {
+        &self.channels[usize::from(of.0)]
+    }
+
+    async fn ask(self: Arc<Self>, to: Member, limit: Duration) -> (Member, Vote<()>) {
+        let (channel, ttl) = (self.channel(to), self.lease.ttl());
+        let limit = limit.min(channel.node.limit).min(ttl);
+        let (reply, server) = channel.ask_server(&self.command, Some(LateEffect::Lease(ttl)), limit).await;
+        let vote = reply.extended();
+        channel.note(&vote);
+        match vote {
+            Vote::Granted(()) if !channel.is_certain(ttl) => (to, Vote::Unknown),
+            vote => (to, self.voters.admit(to, server, vote)),
+        }
+    }
+
+    /// Asks a master that could not be reached before. `None` if it fails again, which is final: the master
+    /// can be reached now, and would answer the same.
+    async fn ask_once_reached(self: Arc<Self>, to: Member) -> Option<(Member, Vote<()>)> {
+        if !self.channel(to).node.reached().await {
+            return None;
+        }
+        Some(self.ask(to, Duration::MAX).await).filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))
     }
 }

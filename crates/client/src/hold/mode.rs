@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::hold::Hold;
-use crate::queue::{Queueing, Waiter};
+use crate::queue::Waiter;
 use crate::reading::shown;
 use crate::request::{self, LockRequest};
 use crate::topology::{Channel, LateEffect, fresh_backoff};
@@ -27,14 +27,14 @@ impl Hold {
         allowed: impl FnOnce() -> Result<(), String>,
     ) -> Result<(), ExtendError> {
         if self.state().loss.is_some() {
-            return Err(ExtendError::Lost(self.empty_report()));
+            return Err(ExtendError::Lost(self.service.empty_report()));
         }
         self.set_mode(Mode::Shared, allowed).map_err(ExtendError::Option)?;
         let hold = self.clone();
         let turn = self.service.background.run_on_thread(async move {
             let _turn = hold.turn.lock().await;
             // A master that has forgotten the hold must not be asked for an exclusive one after this.
-            *hold.pending() = None;
+            *hold.pending.lock() = None;
         });
         turn.await;
         let asked = self.channels.iter().map(|channel| self.ask(channel, Mode::Shared));
@@ -107,11 +107,10 @@ impl Hold {
 
     async fn wait_and_ask(&self, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
         if !matches!(deadline, Deadline::NoWait) {
+            let (service, channel) = (self.service.clone(), channel.clone());
             let request = Arc::new(self.asking_for(Mode::Exclusive));
-            let waiter = Waiter { service: self.service.clone(), channel: channel.clone(), request };
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
-            let queueing = Queueing { until, on_position: None, stay };
-            match waiter.wait(queueing).await {
+            match (Waiter { service, channel, request, until, stay }).wait(None).await {
                 Vote::Granted(()) => {}
                 Vote::Refused(why) => return Vote::Refused(why),
                 Vote::Failed(why) => return Vote::Failed(why),

@@ -53,17 +53,16 @@ impl Releases {
     /// Waits until a majority has confirmed the release, or no longer can, at most for the time limit of one
     /// answer.
     pub(crate) async fn majority(mut self) -> Result<(), ReleaseError> {
-        let limit = self.service.nodes[0].limit;
+        let (quorum, limit) = (self.service.quorum, self.service.nodes[0].limit);
         // The releases are repeated in the background for longer than this.
         let decided = timeout(limit, async {
-            while self.is_open() {
+            while self.released() < quorum.majority() && quorum.possible_without(self.not_held()) {
                 let Some((member, vote)) = self.calls.next().await else { return };
                 self.votes[usize::from(member.0)] = Some(vote);
             }
         })
         .await;
-        let majority = self.service.quorum.majority();
-        if self.count(is_yes) >= majority {
+        if self.released() >= quorum.majority() {
             return Ok(());
         }
         // If an answer was still outstanding at the decision, its master was not silent.
@@ -71,27 +70,18 @@ impl Releases {
         let heard = |vote: &&Vote<()>| all_ended || **vote != Vote::Unknown;
         let report =
             self.service.report(&self.channels, self.votes.iter().map(|vote| vote.as_ref().filter(heard)));
-        if self.votes.len() - self.count(is_no) < majority {
+        if !quorum.possible_without(self.not_held()) {
             return Err(ReleaseError::NotHeld(report));
         }
         Err(ReleaseError::Unconfirmed(report))
     }
 
-    fn is_open(&self) -> bool {
-        let majority = self.service.quorum.majority();
-        self.count(is_yes) < majority && self.votes.len() - self.count(is_no) >= majority
+    fn released(&self) -> usize {
+        self.votes.iter().filter(|vote| **vote == Some(Vote::Granted(()))).count()
     }
 
-    fn count(&self, which: impl Fn(&Option<Vote<()>>) -> bool) -> usize {
-        self.votes.iter().filter(|vote| which(vote)).count()
+    /// The number of masters without a hold. A master that was never asked to hold anything holds nothing.
+    fn not_held(&self) -> usize {
+        self.votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Refused(Refusal::NotHeld)))).count()
     }
-}
-
-fn is_yes(vote: &Option<Vote<()>>) -> bool {
-    matches!(vote, Some(Vote::Granted(())))
-}
-
-/// A master that was never asked to hold anything holds nothing.
-fn is_no(vote: &Option<Vote<()>>) -> bool {
-    matches!(vote, None | Some(Vote::Refused(Refusal::NotHeld)))
 }

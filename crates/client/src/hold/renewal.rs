@@ -78,7 +78,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
             return match failures.last {
                 _ if time_is_up => Lost::Ended,
                 Some(report) => Lost::NotRenewed(report),
-                None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.empty_report()),
+                None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.service.empty_report()),
                 None => Lost::Ended,
             };
         }

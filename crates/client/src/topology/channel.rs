@@ -91,7 +91,7 @@ impl Channel {
         // The shared connection shows within the time limit of one answer whether the master responds.
         match shared.ask(&redis::cmd("PING"), None, node.limit).await {
             Reply::Answer(_) => {}
-            Reply::Unsent(failure) => return Err(NodeState::from(&Vote::<()>::Failed(failure))),
+            Reply::Unsent(failure) => return Err(failure.into()),
             Reply::NoAnswer => return Err(shared.no_answer_state()),
         }
         let channel = Channel::new(node.clone());

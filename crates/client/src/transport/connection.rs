@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dlock_protocol::command::table;
 use dlock_protocol::error::Class;
-use dlock_quorum::{Failure, Vote};
+use dlock_quorum::Failure;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, Value};
 use tokio_util::sync::CancellationToken;
@@ -206,7 +206,7 @@ impl From<ConnectError> for Failure {
 
 impl From<ConnectError> for NodeState {
     fn from(connect_error: ConnectError) -> NodeState {
-        NodeState::from(&Vote::<()>::Failed(connect_error.into()))
+        Failure::from(connect_error).into()
     }
 }
 

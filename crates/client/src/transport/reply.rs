@@ -68,7 +68,7 @@ impl Reply {
         match self {
             Reply::Answer(Value::ServerError(error)) => Err(NodeState::from(&refusal::<()>(&error))),
             Reply::Answer(value) => read(value).ok_or_else(unreadable),
-            Reply::Unsent(failure) => Err(NodeState::from(&Vote::<()>::Failed(failure))),
+            Reply::Unsent(failure) => Err(failure.into()),
             Reply::NoAnswer => Err(NodeState::Slow),
         }
     }
@@ -156,9 +156,17 @@ impl<G> From<&Vote<G>> for NodeState {
             Vote::Refused(Refusal::Deadlock(cycle)) => NodeState::Deadlock(Arc::clone(cycle)),
             Vote::Refused(Refusal::FenceAhead) => NodeState::ClockAhead,
             Vote::Refused(Refusal::NotHeld) => NodeState::NotHeld,
-            Vote::Failed(Failure::Down(why)) => NodeState::Down(Arc::clone(why)),
-            Vote::Failed(Failure::Error(why) | Failure::Misuse(why)) => NodeState::Failed(Arc::clone(why)),
+            Vote::Failed(failure) => failure.clone().into(),
             Vote::Unknown => NodeState::Slow,
+        }
+    }
+}
+
+impl From<Failure> for NodeState {
+    fn from(failure: Failure) -> NodeState {
+        match failure {
+            Failure::Down(why) => NodeState::Down(why),
+            Failure::Error(why) | Failure::Misuse(why) => NodeState::Failed(why),
         }
     }
 }
