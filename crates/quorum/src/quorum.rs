@@ -139,14 +139,19 @@ pub enum Failure {
 }
 
 impl<G> Vote<G> {
+    /// Returns the grant. The error is an answer without one, as a vote with any kind of grant.
+    pub fn into_grant<T>(self) -> Result<G, Vote<T>> {
+        match self {
+            Vote::Granted(granted) => Ok(granted),
+            Vote::Refused(why) => Err(Vote::Refused(why)),
+            Vote::Failed(why) => Err(Vote::Failed(why)),
+            Vote::Unknown => Err(Vote::Unknown),
+        }
+    }
+
     /// Replaces the grant.
     pub fn map<T>(self, grant: impl FnOnce(G) -> T) -> Vote<T> {
-        match self {
-            Vote::Granted(granted) => Vote::Granted(grant(granted)),
-            Vote::Refused(why) => Vote::Refused(why),
-            Vote::Failed(why) => Vote::Failed(why),
-            Vote::Unknown => Vote::Unknown,
-        }
+        self.into_grant().map_or_else(|other| other, |granted| Vote::Granted(grant(granted)))
     }
 
     /// Returns whether the member rejected the request as invalid.

@@ -38,13 +38,22 @@ pub struct Round {
 /// How a round begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Start {
-    /// Asks all members at once, and overtakes no waiter.
+    /// Asks all members at once, and overtakes no waiter: the first member where clients queue must answer
+    /// before a majority counts, and if it refuses, a majority counts only if no client waits there.
     AtOnce,
-    /// Asks the first reachable member before the others: of several clients, one at a time passes it.
+    /// Asks the first reachable member, and the others after its grant: of several clients, one at a time
+    /// passes it.
     InOrder,
-    /// Waits in the queue of the first reachable member, and then asks the others.
+    /// Waits in the queue of the first reachable member, and asks all members after its grant.
+    ///
+    /// The client does not know when a grant after a wait began, and its lease can be short. So the grant is
+    /// no vote: the member is asked again together with the others, which renews the lease, and validity
+    /// counts from there.
     Queued,
-    /// Asks all members for a hold that exists.
+    /// Takes over a hold of this token that was acquired elsewhere. The driver sends a request for the fence
+    /// of the hold in place of each ACQUIRE. A member without the hold answers [`Refusal::NotHeld`]. The
+    /// answers say nothing about the lease, so the hold is confirmed. The driver must not send the clean-up:
+    /// until the round succeeds, the hold belongs to another owner.
     Adopting,
 }
 
@@ -110,60 +119,32 @@ pub enum FailureReason {
 }
 
 impl Round {
-    /// Asks all members at once. The first of `order`, where other clients queue, must answer before a
-    /// majority counts; if it refuses, a majority counts only if no client waits there. Read `now` before
-    /// sending anything.
-    pub fn at_once(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
-        (Self::new(plan, Start::AtOnce, order, now), to_all(plan.quorum, Request::Acquire))
-    }
-
-    /// Asks the first reachable member of `order`, and the others after its grant.
-    pub fn in_order(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
-        Self::first_of(plan, Start::InOrder, order, now)
-    }
-
-    /// Waits in the queue of the first reachable member of `order`, and asks all members after its grant.
-    /// `order` must be the same for all clients, so that they meet in one queue. A member that
-    /// `order` omits is only asked.
-    ///
-    /// The client does not know when a grant after a wait began, and its lease can be short. So it is no
-    /// vote: the member is asked again together with the others, which renews the lease, and validity counts
-    /// from there.
-    pub fn queued(plan: Plan, order: &[Member], now: Instant) -> (Self, Sends) {
-        Self::first_of(plan, Start::Queued, order, now)
-    }
-
-    /// Takes over a hold of this token that was acquired elsewhere. The driver sends a request for the fence
-    /// of the hold in place of each ACQUIRE. A member without the hold answers [`Refusal::NotHeld`]. The
-    /// answers say nothing about the lease, so the hold is confirmed. The driver must not send the clean-up:
-    /// until the round succeeds, the hold belongs to another owner.
-    pub fn adopting(plan: Plan, now: Instant) -> (Self, Sends) {
-        (Self::new(plan, Start::Adopting, &[], now), to_all(plan.quorum, Request::Acquire))
-    }
-
-    /// Begins as `start` says.
+    /// Begins a round. `order` has the members where clients queue, the first choice first. It must be the
+    /// same for all clients, so that they meet in one queue; members that it omits are only asked. Read `now`
+    /// before sending anything.
     pub fn begin(plan: Plan, start: Start, order: &[Member], now: Instant) -> (Self, Sends) {
-        match start {
-            Start::AtOnce => Self::at_once(plan, order, now),
-            Start::InOrder => Self::in_order(plan, order, now),
-            Start::Queued => Self::queued(plan, order, now),
-            Start::Adopting => Self::adopting(plan, now),
-        }
-    }
-
-    fn first_of(plan: Plan, start: Start, order: &[Member], now: Instant) -> (Self, Sends) {
-        let Some(&to) = order.first() else { return Self::at_once(plan, order, now) };
-        let mut new = Self::new(plan, start, order, now);
+        let (start, order) = match start {
+            Start::Adopting => (start, &[][..]),
+            Start::InOrder | Start::Queued if order.is_empty() => (Start::AtOnce, order),
+            _ => (start, order),
+        };
+        let mut new = Self {
+            plan,
+            stage: Stage::Asking,
+            since: now,
+            start,
+            queue_is_empty: false,
+            order: SmallVec::from_slice(order),
+            queue: 0,
+            asked_again: 0,
+            members: plan.quorum.members().map(|_| MemberState::default()).collect(),
+        };
+        let Some(to) = new.queue().filter(|_| new.has_turn()) else {
+            return (new, to_all(plan.quorum, Request::Acquire));
+        };
         new.stage = Stage::First;
         let what = new.first_request();
         (new, SmallVec::from_slice(&[Outgoing { to, what }]))
-    }
-
-    fn new(plan: Plan, start: Start, order: &[Member], since: Instant) -> Self {
-        let members = plan.quorum.members().map(|_| MemberState::default()).collect();
-        let order = SmallVec::from_slice(order);
-        let (stage, queue_is_empty) = (Stage::Asking, false);
-        Self { plan, stage, since, start, queue_is_empty, order, queue: 0, asked_again: 0, members }
     }
 
     /// Takes the answer of `member` to `what`, one of the requests that were sent, received at `now`.
@@ -192,14 +173,9 @@ impl Round {
         if self.stage != Stage::First || self.start != Start::Queued || self.queue() != Some(member) {
             return self.open(Sends::new());
         }
-        let vote = match ended {
-            Vote::Granted(()) => {
-                self.since = now;
-                return self.ask_the_others(now);
-            }
-            Vote::Refused(why) => Vote::Refused(why),
-            Vote::Failed(why) => Vote::Failed(why),
-            Vote::Unknown => Vote::Unknown,
+        let Err(vote) = ended.into_grant() else {
+            self.since = now;
+            return self.ask_the_others(now);
         };
         self.members[usize::from(member.0)].record(vote);
         self.first_answered(member, now)

@@ -14,7 +14,7 @@ use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::hold::Hold;
 use crate::queue::Waiter;
 use crate::reading::shown;
-use crate::request::{self, LockRequest};
+use crate::request;
 use crate::topology::{Channel, LateEffect, fresh_backoff};
 use crate::transport::Reply;
 use crate::wait::Wait;
@@ -108,13 +108,11 @@ impl Hold {
     async fn wait_and_ask(&self, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
         if !matches!(deadline, Deadline::NoWait) {
             let (service, channel) = (self.service.clone(), channel.clone());
-            let request = Arc::new(self.asking_for(Mode::Exclusive));
+            let request = Arc::new(self.request.in_mode(Mode::Exclusive));
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
-            match (Waiter { service, channel, request, until, stay }).wait(None).await {
-                Vote::Granted(()) => {}
-                Vote::Refused(why) => return Vote::Refused(why),
-                Vote::Failed(why) => return Vote::Failed(why),
-                Vote::Unknown => return Vote::Unknown,
+            let waiter = Waiter { service, channel, request, until, stay };
+            if let Err(vote) = waiter.wait(None).await.into_grant() {
+                return vote;
             }
         }
         self.ask(channel, Mode::Exclusive).await
@@ -125,7 +123,7 @@ impl Hold {
     async fn ask(&self, channel: &Channel, mode: Mode) -> Vote {
         let mut commands = redis::pipe();
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
-        commands.add_command(self.asking_for(mode).acquire());
+        commands.add_command(self.request.in_mode(mode).acquire());
         let late_effect = if mode == Mode::Shared { LateEffect::SharedHold } else { LateEffect::Hold };
         let (before, reply) = match channel.ask(&commands, Some(late_effect), channel.node.limit).await {
             Reply::Answer(Value::Array(answers)) => {
@@ -163,12 +161,6 @@ impl Hold {
             self.lose(Lost::TakenAway(self.service.report_of([NodeState::NotHeld])));
         }
         matches!((cancelled, vote), (Reply::Answer(_), Vote::Granted(_) | Vote::Refused(_)))
-    }
-
-    fn asking_for(&self, mode: Mode) -> LockRequest {
-        let mut request = LockRequest::clone(&self.request);
-        request.asked.mode = mode;
-        request
     }
 
     fn lost_meanwhile(&self, why: Lost) -> AcquireError {

@@ -2,7 +2,9 @@
 
 use super::master::{Answer, Ask, Message, Token, as_fence};
 use super::world::{Broken, MASTERS, Script, State, World};
-use dlock_quorum::{Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Round, Verdict, Vote};
+use dlock_quorum::{
+    Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Round, Start, Verdict, Vote,
+};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -109,25 +111,23 @@ impl State {
 
     pub fn begin(&mut self, world: &World, client: usize) {
         self.clients[client].greatest_before = self.history.greatest();
-        let (machine, sends) = match world.clients[client].waits {
+        let all = || world.quorum().members().collect();
+        let (start, order): (Start, Vec<Member>) = match world.clients[client].waits {
             false if world.clients[client].looks => {
                 self.clients[client].ahead = self.masters[0].queue.clone();
-                Round::at_once(world.plan(client), &[Member(0)], world.now())
+                (Start::AtOnce, vec![Member(0)])
             }
             false if world.clients[client].in_order || world.is(Broken::KeepsPartialHold) => {
-                let order: Vec<Member> = world.quorum().members().collect();
-                Round::in_order(world.plan(client), &order, world.now())
+                (Start::InOrder, all())
             }
-            false => Round::at_once(world.plan(client), &[], world.now()),
+            false => (Start::AtOnce, Vec::new()),
             true if world.is(Broken::ValidFromReceipt) => {
                 self.clients[client].phase = Phase::Queueing;
                 return self.post(world, client, 0, [Outgoing { to: Member(0), what: Request::Wait }]);
             }
-            true => {
-                let order: Vec<Member> = world.quorum().members().collect();
-                Round::queued(world.plan(client), &order, world.now())
-            }
+            true => (Start::Queued, all()),
         };
+        let (machine, sends) = Round::begin(world.plan(client), start, &order, world.now());
         self.clients[client].phase =
             Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };
         self.send(world, client, sends);
@@ -223,7 +223,7 @@ impl State {
         *paused = false;
         let sends = machine.ask_again();
         if world.is(Broken::ValidFromRetry) {
-            **machine = Round::at_once(world.plan(client), &[], world.now()).0;
+            **machine = Round::begin(world.plan(client), Start::AtOnce, &[], world.now()).0;
         }
         self.send(world, client, sends);
     }
@@ -240,7 +240,7 @@ impl State {
 
     /// Only under [`Broken::ValidFromReceipt`]: counts the grant of a waiter as a vote.
     fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
-        let (mut machine, sends) = Round::at_once(world.plan(client), &[], world.now());
+        let (mut machine, sends) = Round::begin(world.plan(client), Start::AtOnce, &[], world.now());
         let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());
         self.clients[client].phase =
             Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };

@@ -10,7 +10,7 @@ fn a_majority_is_more_than_half() {
 
 #[test]
 fn a_majority_acquires_with_validity_from_before_the_first_send() {
-    let (mut machine, sends) = Round::at_once(plan(5, false), &[], at(1_000));
+    let (mut machine, sends) = Round::begin(plan(5, false), Start::AtOnce, &[], at(1_000));
     assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2, 3, 4]);
     let after_two = vote(&mut machine, 1_500, &[(4, granted(7)), (1, granted(9))]);
     assert_eq!(after_two.verdict, Verdict::Open);
@@ -22,7 +22,7 @@ fn a_majority_acquires_with_validity_from_before_the_first_send() {
 #[test]
 fn a_majority_is_too_late_after_the_end_of_validity() {
     let second_grant_at = |now| {
-        let (mut machine, _) = Round::at_once(plan(3, false), &[], at(1_000));
+        let (mut machine, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(1_000));
         vote(&mut machine, 1_001, &[(0, granted(1))]);
         vote(&mut machine, now, &[(2, granted(1))])
     };
@@ -34,7 +34,7 @@ fn a_majority_is_too_late_after_the_end_of_validity() {
 
 #[test]
 fn a_round_fails_with_the_answer_that_makes_a_majority_impossible() {
-    let (mut machine, _) = Round::at_once(plan(5, false), &[], at(0));
+    let (mut machine, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
     let after_two = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
     assert_eq!(after_two.verdict, Verdict::Open);
     let after_three = vote(&mut machine, 4, &[(3, taken())]);
@@ -52,7 +52,7 @@ fn a_round_fails_with_the_answer_that_makes_a_majority_impossible() {
 #[test]
 fn a_round_is_impossible_rather_than_taken_when_too_few_members_can_vote() {
     let failed = |votes: &[(u8, Vote)]| {
-        let (mut machine, _) = Round::at_once(plan(3, false), &[], at(0));
+        let (mut machine, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
         vote(&mut machine, 1, votes).verdict
     };
     let grace = Vote::Refused(Refusal::Grace(TTL));
@@ -78,7 +78,7 @@ fn a_round_is_impossible_rather_than_taken_when_too_few_members_can_vote() {
 
 #[test]
 fn a_grant_counts_when_it_arrives_after_the_time_limit() {
-    let (mut machine, _) = Round::at_once(plan(5, false), &[], at(0));
+    let (mut machine, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, Vote::Unknown), (2, down())]);
     let late = vote(&mut machine, 9, &[(1, granted(1)), (3, granted(1))]);
     assert_eq!(late.verdict, acquired(None, TRUSTED));
@@ -86,20 +86,20 @@ fn a_grant_counts_when_it_arrives_after_the_time_limit() {
 
 #[test]
 fn a_grant_counts_when_other_answers_follow_it() {
-    let (mut machine, _) = Round::at_once(plan(3, false), &[], at(0));
+    let (mut machine, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
     assert_eq!(vote(&mut machine, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn a_single_server_acquires_with_its_own_fence() {
-    let (mut machine, _) = Round::at_once(plan(1, true), &[], at(0));
+    let (mut machine, _) = Round::begin(plan(1, true), Start::AtOnce, &[], at(0));
     assert_eq!(vote(&mut machine, 1, &[(0, granted(5))]).verdict, acquired(Some(5), TRUSTED));
 }
 
 #[test]
 fn a_retry_keeps_the_validity_of_the_first_send() {
-    let (mut machine, _) = Round::at_once(Plan { retries: 1, ..plan(3, false) }, &[], at(0));
+    let (mut machine, _) = Round::begin(Plan { retries: 1, ..plan(3, false) }, Start::AtOnce, &[], at(0));
     let no_grant = vote(&mut machine, 1, &[(0, taken()), (1, Vote::Unknown), (2, down())]);
     assert_eq!(no_grant.verdict, Verdict::TryAgain);
     assert_eq!(sent(&machine.ask_again(), Request::Acquire), [1, 2], "member 0 has refused");
@@ -110,7 +110,7 @@ fn a_retry_keeps_the_validity_of_the_first_send() {
 
 #[test]
 fn a_round_is_not_retried_when_too_many_members_refuse() {
-    let (mut machine, _) = Round::at_once(Plan { retries: 1, ..plan(3, false) }, &[], at(0));
+    let (mut machine, _) = Round::begin(Plan { retries: 1, ..plan(3, false) }, Start::AtOnce, &[], at(0));
     let failed = vote(&mut machine, 1, &[(0, taken()), (1, taken())]);
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
 }
@@ -120,7 +120,7 @@ fn a_round_is_not_retried_when_too_many_members_refuse() {
 fn a_refused_client_keeps_no_grant_during_a_retry() {
     let retries = Plan { retries: 4, ..plan(3, false) };
     for missing in [down(), Vote::Unknown] {
-        let (mut machine, _) = Round::at_once(retries, &[Member(0), Member(1)], at(0));
+        let (mut machine, _) = Round::begin(retries, Start::AtOnce, &[Member(0), Member(1)], at(0));
         let failed = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, missing)]);
         assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
         assert_eq!(sent(&failed.sends, Request::Release), [0, 1, 2]);
@@ -129,7 +129,7 @@ fn a_refused_client_keeps_no_grant_during_a_retry() {
 
 #[test]
 fn giving_up_releases_once_on_every_member() {
-    let (mut machine, _) = Round::at_once(plan(3, true), &[], at(0));
+    let (mut machine, _) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, granted(1))]);
     assert_eq!(sent(&machine.give_up(), Request::Release), [0, 1, 2]);
     assert!(machine.give_up().is_empty());

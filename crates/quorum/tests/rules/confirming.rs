@@ -3,7 +3,7 @@ use dlock_quorum::*;
 
 /// Members 0 and 1 of three have granted 5 and 8. The confirm phase for 8 began at 102.
 fn confirming() -> Round {
-    let (mut machine, _) = Round::at_once(plan(3, true), &[], at(0));
+    let (mut machine, _) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
     let begun = vote(&mut machine, 101, &[(0, granted(5)), (1, granted(8))]);
     assert_eq!(begun.verdict, Verdict::Open);
     assert_eq!(sent(&begun.sends, confirm(8, 0)), [0, 1], "the members that granted get the greatest fence");
@@ -137,7 +137,7 @@ fn a_round_is_impossible_when_members_fall_silent_in_the_confirm_phase() {
 /// Once, the phase began with two of four members and failed only with the next answer.
 #[test]
 fn a_confirm_phase_needs_a_majority_of_counted_grants() {
-    let (mut machine, _) = Round::at_once(plan(4, true), &[], at(0));
+    let (mut machine, _) = Round::begin(plan(4, true), Start::AtOnce, &[], at(0));
     vote(&mut machine, 1, &[(0, granted(1)), (1, granted(1)), (2, granted(1)), (3, taken())]);
     vote(&mut machine, 9, &[(0, granted(5))]);
     let again = reply(&mut machine, 10, confirm(1, 0), &[(1, granted(2))]);

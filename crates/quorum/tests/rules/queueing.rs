@@ -5,7 +5,7 @@ const ORDER: [Member; 3] = [Member(2), Member(0), Member(1)];
 
 fn queued() -> Round {
     let plan = Plan { retries: 1, ..plan(3, false) };
-    let (machine, sends) = Round::queued(plan, &ORDER, at(0));
+    let (machine, sends) = Round::begin(plan, Start::Queued, &ORDER, at(0));
     assert_eq!(sent(&sends, Request::Wait), [2]);
     assert_eq!(sends.len(), 1, "the client queues at one member only");
     machine
@@ -24,7 +24,7 @@ fn a_granted_waiter_claims_the_lock_and_its_validity_counts_from_the_claim() {
     let after_two = vote(&mut machine, 60_010, &[(1, granted(4)), (2, granted(5))]);
     assert_eq!(after_two.verdict, acquired(None, 60_000 + TRUSTED));
 
-    let (mut machine, _) = Round::queued(plan(3, true), &ORDER, at(0));
+    let (mut machine, _) = Round::begin(plan(3, true), Start::Queued, &ORDER, at(0));
     waited(&mut machine, 60_000, 2, Vote::Granted(()));
     let confirm_phase = vote(&mut machine, 60_010, &[(1, granted(4)), (2, granted(5))]);
     assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [1, 2]);
@@ -34,7 +34,7 @@ fn a_granted_waiter_claims_the_lock_and_its_validity_counts_from_the_claim() {
 
 #[test]
 fn a_granted_waiter_claims_the_lock_on_a_single_server_too() {
-    let (mut machine, _) = Round::queued(plan(1, false), &[Member(0)], at(0));
+    let (mut machine, _) = Round::begin(plan(1, false), Start::Queued, &[Member(0)], at(0));
     let claim = waited(&mut machine, 60_000, 0, Vote::Granted(()));
     assert_eq!(claim.verdict, Verdict::Open, "the grant may have expired");
     assert_eq!(sent(&claim.sends, Request::Acquire), [0]);
@@ -93,7 +93,7 @@ fn a_granted_waiter_asks_again_while_its_predecessor_releases() {
 #[test]
 fn a_newcomer_overtakes_a_partial_hold_but_no_waiter() {
     for has_waiters in [false, true] {
-        let (mut machine, sends) = Round::at_once(plan(3, false), &ORDER, at(100));
+        let (mut machine, sends) = Round::begin(plan(3, false), Start::AtOnce, &ORDER, at(100));
         assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2]);
         let after_two = vote(&mut machine, 110, &[(0, granted(4)), (1, granted(5))]);
         assert_eq!(after_two.verdict, Verdict::Open, "the member of the queue must answer first");
@@ -113,18 +113,18 @@ fn a_newcomer_overtakes_a_partial_hold_but_no_waiter() {
 
 #[test]
 fn a_newcomer_acquires_when_the_member_of_the_queue_is_silent() {
-    let (mut machine, _) = Round::at_once(plan(3, false), &ORDER, at(0));
+    let (mut machine, _) = Round::begin(plan(3, false), Start::AtOnce, &ORDER, at(0));
     vote(&mut machine, 1, &[(0, granted(4)), (1, granted(5))]);
     assert_eq!(vote(&mut machine, 2, &[(2, Vote::Unknown)]).verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn a_client_that_asks_in_order_asks_the_others_after_a_grant() {
-    let (mut machine, sends) = Round::in_order(plan(3, false), &ORDER, at(0));
+    let (mut machine, sends) = Round::begin(plan(3, false), Start::InOrder, &ORDER, at(0));
     assert_eq!(sent(&sends, Request::Acquire), [2]);
     assert_eq!(vote(&mut machine, 1, &[(2, taken())]).verdict, Verdict::Failed(FailureReason::Taken));
 
-    let (mut machine, _) = Round::in_order(plan(3, false), &ORDER, at(0));
+    let (mut machine, _) = Round::begin(plan(3, false), Start::InOrder, &ORDER, at(0));
     let next = vote(&mut machine, 1, &[(2, down())]);
     assert_eq!(sent(&next.sends, Request::Acquire), [0]);
     assert_eq!(sent(&vote(&mut machine, 2, &[(0, granted(5))]).sends, Request::Acquire), [1, 2]);
@@ -136,7 +136,7 @@ fn a_client_that_asks_in_order_asks_the_others_after_a_grant() {
 #[test]
 fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     let waits = Plan { retries: 12, ..plan(3, false) };
-    let (mut machine, _) = Round::queued(waits, &ORDER, at(0));
+    let (mut machine, _) = Round::begin(waits, Start::Queued, &ORDER, at(0));
     waited(&mut machine, 1, 2, Vote::Granted(()));
     let mut last = vote(&mut machine, 2, &[(2, granted(5)), (0, taken()), (1, taken())]);
     let mut tries = 0;
@@ -148,7 +148,7 @@ fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     assert_eq!((last.verdict, tries), (Verdict::Failed(FailureReason::Taken), 5));
     assert_eq!(machine.next_queue(), Some(Member(0)));
     // No queue follows the last one, so the client stays there although an earlier member refuses.
-    let (mut machine, _) = Round::queued(waits, &ORDER[2..], at(0));
+    let (mut machine, _) = Round::begin(waits, Start::Queued, &ORDER[2..], at(0));
     waited(&mut machine, 1, 1, Vote::Granted(()));
     let last = vote(&mut machine, 2, &[(2, taken()), (1, granted(5)), (0, granted(5))]);
     assert_eq!(machine.next_queue(), Some(Member(1)));
@@ -160,7 +160,7 @@ fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
 #[test]
 fn a_client_stays_at_a_later_queue_that_it_waited_in() {
     for (order, stays) in [(&ORDER[..], None), (&ORDER[1..], Some(Member(0)))] {
-        let (mut machine, _) = Round::queued(plan(3, false), order, at(0));
+        let (mut machine, _) = Round::begin(plan(3, false), Start::Queued, order, at(0));
         waited(&mut machine, 1, order[0].0, Vote::Granted(()));
         let after_two = vote(&mut machine, 2, &[(0, granted(5)), (1, granted(5))]);
         assert_eq!(after_two.verdict, acquired(None, 1 + TRUSTED));

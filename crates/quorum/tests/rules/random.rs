@@ -125,8 +125,8 @@ proptest! {
         let plan = Plan { retries, ..plan(members, fenced) };
         let order: Vec<Member> = plan.quorum.members().collect();
         let (machine, sends) = match waits {
-            true => Round::queued(plan, &order, at(0)),
-            false => Round::at_once(plan, &[], at(0)),
+            true => Round::begin(plan, Start::Queued, &order, at(0)),
+            false => Round::begin(plan, Start::AtOnce, &[], at(0)),
         };
         play(machine, sends, &events, 1).check(plan);
     }
@@ -136,7 +136,7 @@ proptest! {
     fn a_duplicate_answer_changes_nothing(members in 1..6_u8, fenced: bool, events in events()) {
         let plan = plan(members, fenced);
         let outcome = |copies| {
-            let (machine, sends) = Round::at_once(plan, &[], at(0));
+            let (machine, sends) = Round::begin(plan, Start::AtOnce, &[], at(0));
             let history = play(machine, sends, &events, copies);
             (history.acquired, history.failed, history.sends)
         };
@@ -153,7 +153,7 @@ fn random_runs_acquire_fail_and_repeat_the_confirm_phase() {
     let (mut acquired, mut failed, mut repeated) = (0, 0, 0);
     for _ in 0..2_000 {
         let events = events().new_tree(&mut runner).unwrap().current();
-        let (machine, sends) = Round::at_once(plan(3, true), &[], at(0));
+        let (machine, sends) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
         let history = play(machine, sends, &events, 1);
         acquired += usize::from(history.acquired.is_some());
         failed += usize::from(history.failed);
