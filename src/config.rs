@@ -1,7 +1,7 @@
 //! The options in one table. They are set in redis.conf, by arguments of the module, or by CONFIG SET.
 
 use dlock_core::{Bounds, Limits, Ttl};
-use dlock_protocol::options::{self, Spec};
+use dlock_protocol::options;
 
 use crate::ffi::setup::Setting;
 
@@ -23,22 +23,17 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        let default = |spec: Spec| spec.default() as u64;
-        let max_ttl = Ttl::from_millis(default(options::MAX_TTL)).unwrap_or(Ttl::MAX);
-        let grace = Ttl::from_millis(default(options::RESTART_GRACE));
-        Config {
-            bounds: Bounds { max_ttl, grace },
-            limits: Limits {
-                on_the_server: default(options::MAX_WAITERS) as usize,
-                on_a_key: default(options::MAX_WAITERS_PER_KEY) as usize,
-                queued: default(options::MAX_QUEUED) as usize,
-            },
-            max_holders: default(options::MAX_HOLDERS_PER_KEY) as u32,
-            fence_mark: default(options::FENCE_MARK) != 0,
-            honour_strings: default(options::HONOUR_STRINGS) != 0,
-            log_max_len: default(options::LOG_MAX_LEN) as usize,
-            log_slower_than: u32::try_from(default(options::LOG_SLOWER_THAN)).ok(),
-        }
+        let mut config = Config {
+            bounds: Bounds { max_ttl: Ttl::MAX, grace: None },
+            limits: Limits { on_the_server: 0, on_a_key: 0, queued: 0 },
+            max_holders: 0,
+            fence_mark: false,
+            honour_strings: false,
+            log_max_len: 0,
+            log_slower_than: None,
+        };
+        SETTINGS.iter().for_each(|setting| (setting.set)(&mut config, setting.spec.default()));
+        config
     }
 }
 

@@ -5,6 +5,7 @@
 //! (a context, an open key, a name) is not `Send`, so a `Send` closure cannot call it.
 #![allow(unsafe_code, reason = "the one folder for it")]
 
+mod alloc;
 mod blocked;
 pub mod commands;
 mod ctx;
