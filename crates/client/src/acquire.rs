@@ -64,14 +64,15 @@ impl<C> Acquire<C> {
 
     /// Shares the lock with other shared holders, but with no exclusive one.
     pub fn shared(mut self) -> Self {
-        self.options.mode = UncheckedMode::Shared;
+        self.options.mode = Ok(Mode::Shared);
         self
     }
 
     /// Allows at most `n` holders, 1 to 2147483647. Requires a single server: majorities cannot count
     /// permits.
     pub fn permits(mut self, n: u32) -> Self {
-        self.options.mode = UncheckedMode::Permits(n);
+        let n = NonZeroU32::new(n).filter(|n| n.get() <= i32::MAX as u32);
+        self.options.mode = n.map(Mode::Permits).ok_or("permits must be 1 to 2147483647");
         self
     }
 
@@ -242,14 +243,7 @@ impl Acquire {
         let options = &self.options;
         let service = self.service.clone();
         let (lease, ttl) = service.lease_for(options.ttl)?;
-        let mode = match options.mode {
-            UncheckedMode::Exclusive => Mode::Exclusive,
-            UncheckedMode::Shared => Mode::Shared,
-            UncheckedMode::Permits(n) => {
-                let n = NonZeroU32::new(n).filter(|n| n.get() <= i32::MAX as u32);
-                Mode::Permits(n.ok_or("permits must be 1 to 2147483647")?)
-            }
-        };
+        let mode = options.mode?;
         let single = service.nodes.len() == 1;
         if !single && matches!(mode, Mode::Permits(_)) {
             return Err("permits require a single server: majorities cannot count them".into());
@@ -327,7 +321,7 @@ fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireErr
 struct Options {
     ttl: Duration,
     wait: Wait,
-    mode: UncheckedMode,
+    mode: Result<Mode, &'static str>,
     fenced: bool,
     reentrant: bool,
     ephemeral: bool,
@@ -344,19 +338,12 @@ struct Options {
     on_outage: Option<OnOutage>,
 }
 
-#[derive(Clone, Copy)]
-enum UncheckedMode {
-    Exclusive,
-    Shared,
-    Permits(u32),
-}
-
 impl Default for Options {
     fn default() -> Self {
         Options {
             ttl: Duration::from_secs(30),
             wait: Wait::Forever,
-            mode: UncheckedMode::Exclusive,
+            mode: Ok(Mode::Exclusive),
             fenced: false,
             reentrant: false,
             ephemeral: false,

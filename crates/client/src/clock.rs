@@ -1,6 +1,6 @@
 //! The only reader of clocks in the client.
-use dlock_quorum::Instant;
 
+use dlock_quorum::Instant;
 use std::time::Duration;
 
 /// Longest sleep before the clock is read again, and so the longest time until a suspended holder learns that

@@ -84,8 +84,8 @@ impl Waiter {
         loop {
             let listens = node.listens();
             let command = self.request.queue(kept, wait.notify().filter(|_| listens));
-            let vote =
-                self.channel.ask(&command, Some(LateEffect::Hold), node.limit).await.acquired().map(|_| ());
+            let reply = self.channel.ask(&command, Some(LateEffect::Hold), node.limit).await;
+            let vote = reply.acquired().map(|_| ());
             let pause = match &vote {
                 Vote::Refused(Refusal::Taken) => {
                     answered = Some(now());

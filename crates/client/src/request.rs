@@ -1,8 +1,7 @@
 //! The requests to the masters, as commands of the protocol.
-use dlock_quorum::Fence;
 
 use dlock_protocol::command::{self, Queue};
-use dlock_protocol::{NotifyRef, ReleaseCount, Token, Ttl};
+use dlock_protocol::{Fence, Mode, NotifyRef, ReleaseCount, Token, Ttl};
 use rand::TryRng;
 use redis::{Cmd, Pipeline};
 use std::num::NonZeroU32;
@@ -43,6 +42,13 @@ impl LockRequest {
     fn acquire_or(&self, queue: Option<Queue<'_>>) -> Cmd {
         let (key, request) = (self.resource.as_slice(), self.asked.borrowed());
         cmd(&command::Acquire { key, request, block: None, queue }.to_args())
+    }
+
+    /// Returns the same request for another mode.
+    pub(crate) fn in_mode(&self, mode: Mode) -> LockRequest {
+        let mut request = self.clone();
+        request.asked.mode = mode;
+        request
     }
 
     pub(crate) fn confirm(&self, fence: Fence) -> Cmd {

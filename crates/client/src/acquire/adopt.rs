@@ -1,13 +1,13 @@
 //! Takes over a hold that was acquired elsewhere.
 
 use dlock_protocol::{Mode, Token};
-use dlock_quorum::{Deadline, Plan, Refusal, Terms, Vote};
+use dlock_quorum::{Deadline, FailureReason, Plan, Terms};
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::driver::{Acquisition, begin_hold};
-use crate::error::ExtendError;
+use crate::acquire::driver::{Acquisition, Unacquired, begin_hold};
+use crate::error::{ExtendError, NodeState};
 use crate::hold::guard::Guard;
 use crate::hold::renewal::Renewal;
 use crate::reading::{self, shown};
@@ -44,9 +44,7 @@ pub(crate) async fn adopt(
             // The renewal begins only after that.
             let limit = lease.ttl() / 4;
             if let Some(mode) = held_as(service, &new.request, limit).await {
-                let mut request = LockRequest::clone(&new.request);
-                request.asked.mode = mode;
-                (new.request, new.restores) = (Arc::new(request), true);
+                (new.request, new.restores) = (Arc::new(new.request.in_mode(mode)), true);
             }
             let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
             let share = begin_hold(service, lease, renewal, new);
@@ -57,13 +55,12 @@ pub(crate) async fn adopt(
             }
             Ok(Guard::new(share))
         }
-        Err(failed) => {
-            let votes = || failed.votes.iter().flatten();
-            let not_held = votes().filter(|vote| **vote == Vote::Refused(Refusal::NotHeld)).count();
-            Err(match failed.report {
-                report if !quorum.possible_without(not_held) => ExtendError::Lost(report),
-                report if quorum.is_misuse(votes()) => ExtendError::Misuse(report),
-                report => ExtendError::Unconfirmed(report),
+        Err(Unacquired { reason, report }) => {
+            let not_held = report.0.iter().filter(|master| master.state == NodeState::NotHeld).count();
+            Err(match reason {
+                _ if !quorum.possible_without(not_held) => ExtendError::Lost(report),
+                FailureReason::Misuse => ExtendError::Misuse(report),
+                _ => ExtendError::Unconfirmed(report),
             })
         }
     }

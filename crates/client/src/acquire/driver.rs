@@ -47,14 +47,7 @@ pub(crate) type OnOutage = Arc<dyn Fn(&Report) + Send + Sync>;
 /// The reason of a failed attempt, with the answers in its last round.
 pub(crate) struct Unacquired {
     pub(crate) reason: FailureReason,
-    pub(crate) votes: Vec<Option<Vote>>,
     pub(crate) report: Report,
-}
-
-impl Unacquired {
-    fn new(reason: FailureReason, attempt: &Attempt, report: Report) -> Unacquired {
-        Unacquired { reason, votes: attempt.votes().map(|vote| vote.cloned()).collect(), report }
-    }
 }
 
 impl Acquisition {
@@ -62,7 +55,7 @@ impl Acquisition {
     pub(crate) async fn hold(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
         let acquired = self.service.background.run_with_timers(async {
             let mut acquired = self.run().await;
-            if let Err(Unacquired { reason: FailureReason::Misuse, report, .. }) = &mut acquired {
+            if let Err(Unacquired { reason: FailureReason::Misuse, report }) = &mut acquired {
                 let states = report.0.iter_mut().map(|report| Some(&mut report.state));
                 self.service.name_types(&self.resource, states).await;
             }
@@ -85,7 +78,7 @@ impl Acquisition {
             step = match step.next {
                 Next::Wait => match round.next_event(&mut attempt).await {
                     Some(step) => step,
-                    None => return Err(Unacquired::new(FailureReason::Impossible, &attempt, report)),
+                    None => return Err(Unacquired { reason: FailureReason::Impossible, report }),
                 },
                 Next::BeginRound => attempt.begin_round(now()),
                 Next::Review { needs_holders } => {
@@ -99,7 +92,7 @@ impl Acquisition {
                     })
                 }
                 Next::Acquired(acquired) => return Ok(round.succeed(acquired, attempt)),
-                Next::Failed(reason) => return Err(Unacquired::new(reason, &attempt, report)),
+                Next::Failed(reason) => return Err(Unacquired { reason, report }),
             };
             if step.reports_outage {
                 self.on_outage.iter().for_each(|on_outage| on_outage(&report));

@@ -32,8 +32,8 @@ impl Restore {
     /// Returns an ACQUIRE with a position in the queue, because other clients may hold or wait there already.
     /// The next extension reports the outcome, and keeps the position.
     fn command(&self) -> Cmd {
-        let mut request = LockRequest::clone(&self.request);
-        (request.asked.mode, request.asked.ttl) = (self.mode, self.ttl);
+        let mut request = self.request.in_mode(self.mode);
+        request.asked.ttl = self.ttl;
         request.queue(request.ttl(), None)
     }
 }
