@@ -1,9 +1,9 @@
 //! LOG: recent incidents, in memory only. Keys and labels are cut, and tokens shortened, so that every entry
 //! is small.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 
+use dlock_protocol::bytes::cut;
 use dlock_protocol::error::shortened;
 use dlock_protocol::{Bytes, ClientId, Fence, Instant};
 
@@ -80,7 +80,7 @@ impl Note {
         Note {
             what,
             db: name.db,
-            key: (&*cut(&name.key)).into(),
+            key: (&*cut(&name.key, KEPT)).into(),
             token: Bytes::EMPTY,
             label: Bytes::EMPTY,
             client: None,
@@ -91,7 +91,7 @@ impl Note {
     }
 
     pub fn of(self, token: &[u8], label: &[u8]) -> Note {
-        Note { token: (&*shortened(token)).into(), label: (&*cut(label)).into(), ..self }
+        Note { token: (&*shortened(token)).into(), label: (&*cut(label, KEPT)).into(), ..self }
     }
 
     pub fn of_hold(what: What, name: &Name<'_>, hold: &Hold, now: Instant) -> Note {
@@ -107,19 +107,12 @@ impl Note {
 
     /// Whether it is about this key, in any database.
     pub fn is_about(&self, key: &[u8]) -> bool {
-        *self.key == *cut(key)
+        *self.key == *cut(key, KEPT)
     }
 }
 
 /// Longest part of a key or label that is kept, in bytes. A cut one ends in three dots.
 const KEPT: usize = 128;
-
-fn cut(text: &[u8]) -> Cow<'_, [u8]> {
-    match text.get(..KEPT) {
-        Some(start) if text.len() > KEPT => [start, b"..."].concat().into(),
-        _ => text.into(),
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {

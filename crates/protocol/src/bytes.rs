@@ -1,8 +1,11 @@
 //! Byte strings that need no allocation if they are short.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
+
+use crate::steps;
 
 /// An immutable byte string. Up to `INLINE` bytes are stored in the value itself. Its size is `INLINE` + 2
 /// bytes, rounded up to a multiple of 8. A `SmallVec` of the same capacity, which can grow, is a third
@@ -102,28 +105,11 @@ impl<const INLINE: usize> Deref for Inline<INLINE> {
     }
 }
 
-/// Counts units of work for the tests of scale: comparisons of byte strings, and holds that are examined one
-/// after the other. Unlike a duration, the count does not depend on the load of the machine. Debug builds
-/// only.
-pub mod steps {
-    #[cfg(debug_assertions)]
-    thread_local! {
-        static TAKEN: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-    }
-
-    /// Counts one unit of work.
-    #[inline]
-    pub fn one() {
-        #[cfg(debug_assertions)]
-        TAKEN.with(|taken| taken.set(taken.get() + 1));
-    }
-
-    /// The units of work of this thread so far. Always 0 in a release build.
-    pub fn taken() -> u64 {
-        #[cfg(debug_assertions)]
-        return TAKEN.with(std::cell::Cell::get);
-        #[cfg(not(debug_assertions))]
-        0
+/// Returns the first `most` bytes of a text, with three dots if more follow.
+pub fn cut(text: &[u8], most: usize) -> Cow<'_, [u8]> {
+    match text.get(..most) {
+        Some(start) if text.len() > most => [start, b"..."].concat().into(),
+        _ => text.into(),
     }
 }
 

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use crate::bytes::cut;
 use crate::event::Notify;
 use crate::names::{Label, OwnerId, Token};
 use crate::request::MAX_PATTERN;
@@ -296,11 +297,7 @@ impl From<Misuse> for String {
 /// The part of a token that clients see that may not write its key: its first 8 bytes, with three dots if
 /// more follow. A whole token would prove ownership.
 pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
-    const SHOWN: usize = 8;
-    match token.get(..SHOWN) {
-        Some(start) if token.len() > SHOWN => [start, b"..."].concat().into(),
-        _ => token.into(),
-    }
+    cut(token, 8)
 }
 
 /// Writes a cycle for people. Of a long cycle it shows the first and the last four tokens.

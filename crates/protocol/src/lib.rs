@@ -11,7 +11,8 @@
 //! - [`names`]: tokens, owners and labels
 //! - [`event`]: keyspace events, and messages about the end of a queued wait
 //! - [`options`]: the options of a server
-//! - [`bytes`]: byte strings without an allocation; a counter of work, for tests
+//! - [`bytes`]: byte strings without an allocation
+//! - [`steps`]: a counter of work, for tests
 //!
 //! ```
 //! use dlock_protocol::command::Acquire;
@@ -41,9 +42,10 @@ pub mod names;
 pub mod options;
 pub mod reply;
 pub mod request;
+pub mod steps;
 pub mod units;
 
-pub use bytes::{Bytes, steps};
+pub use bytes::Bytes;
 pub use event::{Notify, NotifyRef};
 pub use names::{Label, LabelRef, OwnerId, OwnerIdRef, Token, TokenRef};
 pub use request::{LockRequest, LockRequestRef, MAX_COUNT, Mode, Reentry, ReleaseCount};

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::bytes::{Bytes, Inline, steps};
+use crate::bytes::{Bytes, Inline};
+use crate::steps;
 
 /// The identity of a holder or waiter: 1 to 255 bytes, compared whole. A token proves ownership, so Debug
 /// shows only its beginning. A token of [`Token::of_random`] is stored without an allocation.
