@@ -89,8 +89,8 @@ impl Ctx<'_> {
         let [name, rest @ ..] = args.argv.get(AT..).unwrap_or_default() else {
             return Err(Refused::NotInScripts);
         };
-        // SAFETY: the context and the arguments are valid; a server string ends in a NUL. One that holds
-        // another is no command's name. The reply is freed when it was sent.
+        // SAFETY: the context and the arguments are valid; a server string ends in a NUL. No name of a
+        // command contains a NUL. The reply is freed after it was sent.
         unsafe {
             let bytes = bytes_of(*name);
             let name = CStr::from_ptr(bytes.as_ptr().cast());

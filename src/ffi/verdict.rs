@@ -51,8 +51,8 @@ impl Ctx<'_> {
             Err(Errno::ENOSPC) => {}
             answer => return verdict(answer),
         }
-        // The detached context goes by the memory in use at this moment. But before a client's command the
-        // server evicts; in this context it goes by the result of the last time that it did.
+        // In the detached context, the server checks the memory in use at this moment, although it evicts
+        // keys before a client's command. In this context, it checks the result of the last eviction.
         let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {

@@ -1,6 +1,6 @@
 //! The work of the background job: noted tasks, locks that are due, and holds that end with a connection.
 //!
-//! None of it is stored. It is rebuilt when locks are loaded.
+//! The work is not stored: it is rebuilt when locks are loaded.
 
 use std::collections::HashMap;
 

@@ -83,7 +83,7 @@ pub struct Turn<'a> {
     pub fences: &'a mut Fences,
     pub waiting: &'a mut Waiting,
     pub lock: &'a mut Lock,
-    /// The effects, in the place of the caller: the step is too large to move.
+    /// The effects, written to the caller's value: a step is too large to move.
     step: &'a mut Step,
     was_gone: bool,
     served: usize,

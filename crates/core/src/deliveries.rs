@@ -28,7 +28,7 @@ pub struct Deliveries {
 /// The unconfirmed grants of one lock.
 pub type UnconfirmedGrants = BTreeMap<Token, UnconfirmedGrant>;
 
-/// A grant that no client may know of.
+/// A grant with a reply that may not have reached its client.
 #[derive(Clone, Debug)]
 pub struct UnconfirmedGrant {
     /// The fence of the hold. A reply about a hold with another fence changes nothing.
@@ -66,7 +66,7 @@ pub struct Delivery {
     pub client: ClientId,
 }
 
-/// Maps keep the room for this many entries.
+/// The capacity up to which a map is not shrunk, in entries.
 const CROWD: usize = 1_000;
 
 impl Deliveries {

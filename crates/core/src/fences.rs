@@ -65,8 +65,8 @@ impl Fences {
         Some(fence)
     }
 
-    /// Near the mark, grants take the next number instead of waiting for the disk. Beyond the mark they go
-    /// only if no number is left.
+    /// Near the mark, grants take the next number instead of waiting for the disk. A fence exceeds the mark
+    /// only if no number below it is left.
     #[cold]
     fn close_to_the_mark(&mut self, number: u64) -> u64 {
         let next = (self.last + 1).max(self.follow);

@@ -156,12 +156,12 @@ impl Marking {
         fences.set_mark(None);
     }
 
-    /// Whether the current write takes too long, and that is not reported yet.
+    /// Whether the current write takes too long, and its delay is not reported yet.
     pub fn is_late(&self, now: Instant) -> bool {
         self.status == Status::Ok && now.micros() > self.begun.micros() + DISK_TIMEOUT
     }
 
-    /// Whether a mark is due. Also if the last one is far enough ahead.
+    /// Whether a mark is due: one is written every 5 s, even if the last mark is far enough ahead.
     pub fn is_due(&self, fences: &Fences, now: Instant) -> bool {
         let old = now.micros() >= self.begun.micros() + EACH;
         now >= self.retry_at && (old || self.written.is_none() || fences.wants_mark(now))
@@ -197,7 +197,7 @@ impl Marking {
         news
     }
 
-    /// For a shared file, only that is reported.
+    /// Returns the news of a write. Once a file is shared, nothing else is reported about it.
     fn news_of(&mut self, found: Found, now: Instant) -> Option<News> {
         let shared_before = self.shared;
         self.shared |= matches!(found, Found::Theirs(_));

@@ -26,7 +26,9 @@ pub enum Task {
     Disconnected(ClientId, i32, Bindings),
     /// The reply with this grant was not delivered.
     Undelivered(Name<'static>, Token, WaiterId),
-    /// The same, unless more connections than these were evicted.
+    /// Like `Undelivered`, for a connection that closed in the turn of its reply. If the server has evicted
+    /// more connections than `evicted` by now, the reply counts as sent: a server sends all replies before an
+    /// eviction.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,

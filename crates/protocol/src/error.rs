@@ -294,8 +294,8 @@ impl From<Misuse> for String {
     }
 }
 
-/// The part of a token that clients see that may not write its key: its first 8 bytes, with three dots if
-/// more follow. A whole token would prove ownership.
+/// The part of a token that is shown to users without the right to write its key: its first 8 bytes, with
+/// three dots if more follow. A whole token would prove ownership.
 pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
     cut(token, 8)
 }

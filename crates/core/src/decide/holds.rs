@@ -25,7 +25,7 @@ impl Turn<'_> {
     }
 
     /// Confirms the grant of a token that sent a command. Returns true if this claims the grant of a queued
-    /// waiter: from now on the lock-delay applies that the waiter asked for.
+    /// waiter: its hold then gets the lock-delay of the request.
     #[inline]
     pub(super) fn claim_grant(&mut self, token: TokenRef<'_>) -> bool {
         let Some(unclaimed) = self.waiting.deliveries.claim_grant(self.name, token.as_bytes()) else {
