@@ -66,7 +66,7 @@ macro_rules! entry {
 }
 pub(crate) use entry;
 
-/// Runs a command, and replies with its error.
+/// Runs a command. An error is its reply.
 #[inline(always)]
 pub fn run<M: Upcalls>(
     RawCall { ctx, argv }: RawCall<'_>,

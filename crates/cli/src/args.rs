@@ -11,6 +11,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
+use help::examples;
+
 /// Locks from one lock server, or from a majority of several.
 ///
 /// The servers are Redis or Valkey servers with the dlock module. A single one is a lock service; so are
@@ -18,7 +20,7 @@ use clap_complete::Shell;
 /// the same servers.
 #[derive(Debug, Parser)]
 #[command(name = "dlock", version, arg_required_else_help = true)]
-#[command(after_help = help::AFTER_HELP, after_long_help = help::AFTER_LONG_HELP)]
+#[command(after_help = help::AFTER_HELP, after_long_help = examples(help::AFTER_LONG_HELP))]
 pub struct Dlock {
     #[command(subcommand)]
     pub command: Command,
@@ -27,61 +29,61 @@ pub struct Dlock {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Hold a lock while a command runs
-    #[command(long_about = help::RUN, after_long_help = help::RUN_EXAMPLES)]
+    #[command(long_about = help::RUN, after_long_help = examples(help::RUN_EXAMPLES))]
     Run(Run),
     /// Acquire a lock and keep it; print its token and fence
-    #[command(long_about = help::ACQUIRE, after_long_help = help::ACQUIRE_EXAMPLES)]
+    #[command(long_about = help::ACQUIRE, after_long_help = examples(help::ACQUIRE_EXAMPLES))]
     Acquire(Acquire),
     /// Hold a lock for as long as a process lives, such as a script
-    #[command(long_about = help::HOLD, after_long_help = help::HOLD_EXAMPLES)]
+    #[command(long_about = help::HOLD, after_long_help = examples(help::HOLD_EXAMPLES))]
     Hold(Hold),
     /// Elect a leader, which runs a command; or show the leader
-    #[command(long_about = help::ELECT, after_long_help = help::ELECT_EXAMPLES)]
+    #[command(long_about = help::ELECT, after_long_help = examples(help::ELECT_EXAMPLES))]
     Elect(Elect),
     /// Release a lock acquired with `acquire`
-    #[command(after_long_help = help::RELEASE_EXAMPLES)]
+    #[command(after_long_help = examples(help::RELEASE_EXAMPLES))]
     Release(Release),
     /// Extend the lease of a hold
-    #[command(after_long_help = help::EXTEND_EXAMPLES)]
+    #[command(after_long_help = examples(help::EXTEND_EXAMPLES))]
     Extend(Extend),
     /// Show the holders and the waiters of a lock, on every server
-    #[command(long_about = help::INSPECT, after_long_help = help::INSPECT_EXAMPLES)]
+    #[command(long_about = help::INSPECT, after_long_help = examples(help::INSPECT_EXAMPLES))]
     Inspect(Inspect),
     /// Show all locks: holder, time held, lease left, number of waiters
-    #[command(long_about = help::LIST, after_long_help = help::LIST_EXAMPLES)]
+    #[command(long_about = help::LIST, after_long_help = examples(help::LIST_EXAMPLES))]
     List(List),
     /// Show recent incidents: holds that expired, long waits, deadlocks
-    #[command(long_about = help::LOG, after_long_help = help::LOG_EXAMPLES)]
+    #[command(long_about = help::LOG, after_long_help = examples(help::LOG_EXAMPLES))]
     Log(Log),
     /// Show the state of each server, for health checks
-    #[command(long_about = help::STATUS, after_long_help = help::STATUS_EXAMPLES)]
+    #[command(long_about = help::STATUS, after_long_help = examples(help::STATUS_EXAMPLES))]
     Status(Status),
     /// Check the servers, and recommend changes
-    #[command(long_about = help::DOCTOR, after_long_help = help::DOCTOR_EXAMPLES)]
+    #[command(long_about = help::DOCTOR, after_long_help = examples(help::DOCTOR_EXAMPLES))]
     Doctor(Doctor),
     /// Print the metrics of the servers, for Prometheus
-    #[command(long_about = help::METRICS, after_long_help = help::METRICS_EXAMPLES)]
+    #[command(long_about = help::METRICS, after_long_help = examples(help::METRICS_EXAMPLES))]
     Metrics(Metrics),
     /// Serve the metrics of the servers over HTTP, for Prometheus
-    #[command(long_about = help::EXPORTER, after_long_help = help::EXPORTER_EXAMPLES)]
+    #[command(long_about = help::EXPORTER, after_long_help = examples(help::EXPORTER_EXAMPLES))]
     Exporter(Exporter),
     /// Watch servers and locks live, and break a lock after confirmation
-    #[command(long_about = help::TOP, after_long_help = help::TOP_EXAMPLES)]
+    #[command(long_about = help::TOP, after_long_help = examples(help::TOP_EXAMPLES))]
     Top(Top),
     /// Wait until a lock is free, without acquiring it
-    #[command(after_long_help = help::WAIT_EXAMPLES)]
+    #[command(after_long_help = examples(help::WAIT_EXAMPLES))]
     Wait(WaitFree),
     /// For operators: end every hold of a lock
-    #[command(long_about = help::BREAK, after_long_help = help::BREAK_EXAMPLES)]
+    #[command(long_about = help::BREAK, after_long_help = examples(help::BREAK_EXAMPLES))]
     Break(Break),
     /// Print a completion script for a shell
-    #[command(after_long_help = help::COMPLETIONS_EXAMPLES)]
+    #[command(after_long_help = examples(help::COMPLETIONS_EXAMPLES))]
     Completions {
         /// The shell
         shell: Shell,
     },
     /// Print the manual, or the page of one subcommand
-    #[command(after_long_help = help::MAN_EXAMPLES)]
+    #[command(after_long_help = examples(help::MAN_EXAMPLES))]
     Man {
         /// The subcommand; without it, the page of dlock itself
         #[arg(value_name = "SUBCOMMAND")]

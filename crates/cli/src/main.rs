@@ -69,15 +69,6 @@ fn execute(command: Command) -> Result<u8, Abort> {
         Command::Man { page } => return manual::man(page.as_deref()),
         // Spawns a process, which must happen before the runtime starts threads.
         Command::Hold(_) if !hold::is_background_process() => return hold::start(),
-        Command::Run(_)
-        | Command::Acquire(_)
-        | Command::Hold(_)
-        | Command::Elect(_)
-        | Command::Wait(_)
-        | Command::Log(_)
-        | Command::Exporter(_) => {
-            signals::block().map_err(|why| Error::system("signals", why))?;
-        }
         _ => {}
     }
     // Current-thread, so that this thread starts the program of `run` and outlives it: the kernel kills the

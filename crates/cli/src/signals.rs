@@ -77,13 +77,7 @@ impl Sender {
     }
 }
 
-/// Blocks the signals that [`Signals`] reads, in this thread and the threads that it starts later. Call it
-/// before other threads exist.
-pub fn block() -> io::Result<()> {
-    Ok(read_signals().thread_block()?)
-}
-
-/// Reverts [`block`].
+/// Unblocks the signals that [`Signals`] has blocked.
 pub fn unblock() -> io::Result<()> {
     Ok(read_signals().thread_unblock()?)
 }
@@ -115,7 +109,7 @@ fn stop_by(signal: Signal) -> io::Result<()> {
     Ok(only.thread_block()?)
 }
 
-/// Receives the signals that [`block`] has blocked.
+/// Receives signals.
 pub struct Signals {
     receiver: UnboundedReceiver<io::Result<Received>>,
     /// The signals that were ignored when dlock was started. They must have no effect.
@@ -123,8 +117,10 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Starts to read. Call it after [`block`], in a tokio runtime.
+    /// Blocks the signals in this thread and the threads that it starts later, and starts to read them. Call
+    /// it in a tokio runtime, before other threads exist.
     pub fn listen() -> io::Result<Signals> {
+        read_signals().thread_block()?;
         let ignored = ignored()?;
         // If dlock was started with SIGCHLD ignored, the kernel would neither keep ended children nor report
         // their end. Installing a handler is the only change of that which needs no `unsafe`. The handler is

@@ -3,12 +3,15 @@
 /// The heading of the examples.
 pub const EXAMPLES: &str = "Examples:\n";
 
+/// Examples with their heading.
+pub fn examples(examples: &str) -> String {
+    format!("{EXAMPLES}{examples}")
+}
+
 /// The last line of the short help.
 pub const AFTER_HELP: &str = "`dlock --help` has examples, `dlock run --help` all options of a subcommand.";
 
-pub const AFTER_LONG_HELP: &str = "\
-Examples:
-  export DLOCK_SERVERS=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3
+pub const AFTER_LONG_HELP: &str = "  export DLOCK_SERVERS=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3
   dlock run nightly-report --wait 2s -- ./report.sh
   dlock inspect nightly-report
   dlock run --help           details of a subcommand
@@ -45,9 +48,8 @@ If runs would wait for each other for ever, the last one exits with code 75 at o
 servers detect this for a nested run that is itself the command of its parent run (dlock run a -- dlock run \
 b -- ..). A nested run in a script is not recognised as part of its parent: give it --wait.";
 
-pub const RUN_EXAMPLES: &str = "\
-Examples:
-  A job that starts on several machines and runs on one, even while servers restart:
+pub const RUN_EXAMPLES: &str =
+    "  A job that starts on several machines and runs on one, even while servers restart:
     dlock run nightly-report --wait 2s -- ./report.sh
 
   A migration that every instance runs at its start, one after the other:
@@ -75,16 +77,12 @@ The lock is held until `release`, or until its lease ends; only `extend` renews 
 the token and, if there is one, the fence: a single server always gives one, several only with --fenced. \
 Prefer `dlock run` where a single command can do the work.";
 
-pub const ACQUIRE_EXAMPLES: &str = "\
-Examples:
-  held=$(dlock acquire invoice:42 --fenced --ttl 10m) || exit
+pub const ACQUIRE_EXAMPLES: &str = "  held=$(dlock acquire invoice:42 --fenced --ttl 10m) || exit
   token=${held% *} fence=${held#* }
   ...
   dlock release invoice:42 \"$token\"";
 
-pub const EXTEND_EXAMPLES: &str = "\
-Examples:
-  dlock extend invoice:42 \"$token\" --ttl 10m";
+pub const EXTEND_EXAMPLES: &str = "  dlock extend invoice:42 \"$token\" --ttl 10m";
 
 pub const INSPECT: &str = "\
 Show the holders and the waiters of a lock, on every server.
@@ -107,23 +105,15 @@ With --json, prints an object:
   or
     unanswered  why there is no answer";
 
-pub const INSPECT_EXAMPLES: &str = "\
-Examples:
-  dlock inspect invoice:42
+pub const INSPECT_EXAMPLES: &str = "  dlock inspect invoice:42
   watch -n 1 dlock inspect invoice:42
   dlock inspect invoice:42 --json | jq -r .state";
 
-pub const WAIT_EXAMPLES: &str = "\
-Examples:
-  dlock wait migrate --timeout 5m && ./serve";
+pub const WAIT_EXAMPLES: &str = "  dlock wait migrate --timeout 5m && ./serve";
 
-pub const RELEASE_EXAMPLES: &str = "\
-Examples:
-  dlock release invoice:42 \"$token\"";
+pub const RELEASE_EXAMPLES: &str = "  dlock release invoice:42 \"$token\"";
 
-pub const BREAK_EXAMPLES: &str = "\
-Examples:
-  dlock inspect invoice:42
+pub const BREAK_EXAMPLES: &str = "  dlock inspect invoice:42
   dlock break invoice:42";
 
 pub const BREAK: &str = "\
@@ -133,15 +123,12 @@ The servers tell the holder of an exclusive lock within about a tenth of a secon
 their next renewal, at most a third of their ttl from now. Until then they may run at the same time as the \
 next holder. dlock asks for confirmation; without a terminal, --yes is required.";
 
-pub const COMPLETIONS_EXAMPLES: &str = "\
-Examples:
-  dlock completions bash > ~/.local/share/bash-completion/completions/dlock
+pub const COMPLETIONS_EXAMPLES: &str =
+    "  dlock completions bash > ~/.local/share/bash-completion/completions/dlock
   dlock completions zsh > ~/.zfunc/_dlock
   dlock completions fish > ~/.config/fish/completions/dlock.fish";
 
-pub const MAN_EXAMPLES: &str = "\
-Examples:
-  dlock man | man -l -
+pub const MAN_EXAMPLES: &str = "  dlock man | man -l -
   dlock man run > ~/.local/share/man/man1/dlock-run.1";
 
 pub const LIST: &str = "\
@@ -158,9 +145,7 @@ With --json, prints an object, with whole names:
 left_ms, servers (how many know it), and its holder: label, address, fence, token
   unanswered  the servers that did not answer, each as `server` and `why`";
 
-pub const LIST_EXAMPLES: &str = "\
-Examples:
-  dlock list
+pub const LIST_EXAMPLES: &str = "  dlock list
   dlock list 'invoice:*'
   dlock list --json | jq -r '.locks[] | select(.waiters > 0) | .resource'";
 
@@ -176,9 +161,7 @@ Long names are shortened, and control characters escaped. With --json, prints an
 id, time_ms (since 1970), what, db, resource, token (its first bytes), label, client, address, fence, \
 held_ms or waited_ms.";
 
-pub const LOG_EXAMPLES: &str = "\
-Examples:
-  dlock log -n 10
+pub const LOG_EXAMPLES: &str = "  dlock log -n 10
   dlock log nightly-report
   dlock log --follow --json | jq -r 'select(.what == \"expired\") | .resource'";
 
@@ -193,9 +176,7 @@ too few servers can grant locks. Warnings do not change it: `dlock doctor` recom
 With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
 with its address as `server` and either its values or `unanswered`.";
 
-pub const STATUS_EXAMPLES: &str = "\
-Examples:
-  dlock status
+pub const STATUS_EXAMPLES: &str = "  dlock status
   dlock status --json | jq -r '.servers[] | select(.role != \"master\") | .server'";
 
 pub const DOCTOR: &str = "\
@@ -209,9 +190,7 @@ finding comes with a remedy, where possible as a command for redis-cli.
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \
 --json, prints an object: findings, an array of objects with server (null: all servers), what and fix.";
 
-pub const DOCTOR_EXAMPLES: &str = "\
-Examples:
-  dlock doctor
+pub const DOCTOR_EXAMPLES: &str = "  dlock doctor
   dlock doctor invoice:42 --ttl 10m";
 
 pub const METRICS: &str = "\
@@ -228,9 +207,8 @@ One process serves any number of servers. Each GET of /metrics asks the servers 
 answer has a dlock_up of 0. `dlock metrics --help` describes the metrics. The exporter has no encryption and \
 no password: listen on a network that you trust.";
 
-pub const EXPORTER_EXAMPLES: &str = "\
-Examples:
-  dlock exporter --listen 0.0.0.0:9736 -s redis://10.0.0.1 -s redis://10.0.0.2
+pub const EXPORTER_EXAMPLES: &str =
+    "  dlock exporter --listen 0.0.0.0:9736 -s redis://10.0.0.1 -s redis://10.0.0.2
   curl http://127.0.0.1:9736/metrics
 
   In prometheus.yml:
@@ -238,9 +216,7 @@ Examples:
       - job_name: dlock
         static_configs: [{targets: ['10.0.0.9:9736']}]";
 
-pub const METRICS_EXAMPLES: &str = "\
-Examples:
-  dlock metrics
+pub const METRICS_EXAMPLES: &str = "  dlock metrics
   dlock metrics --resources 0 > /var/lib/prometheus/node-exporter/dlock.prom";
 
 pub const TOP: &str = "\
@@ -255,9 +231,7 @@ Keys:
   b              break it: end every hold of it, after confirmation
   q, Ctrl-C      quit";
 
-pub const TOP_EXAMPLES: &str = "\
-Examples:
-  dlock top
+pub const TOP_EXAMPLES: &str = "  dlock top
   dlock top --interval 5s";
 
 pub const HOLD: &str = "\
@@ -269,9 +243,7 @@ end it earlier. If the lock is lost, the process gets SIGTERM. If the process or
 waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: it ends \
 everything that the command has started, before the lease ends.";
 
-pub const HOLD_EXAMPLES: &str = "\
-Examples:
-  #!/bin/sh
+pub const HOLD_EXAMPLES: &str = "  #!/bin/sh
   dlock hold backup --pid $$ --wait 1m > /dev/null || exit
   pg_dump shop | gzip > shop.gz
   rclone copy shop.gz remote:";
@@ -289,8 +261,6 @@ of a second may be missed): since when, the name, the leader's label and the fen
 object per line: name, known (whether enough servers answer), leader (its label; null if there is none), \
 fence, address, since.";
 
-pub const ELECT_EXAMPLES: &str = "\
-Examples:
-  dlock elect scheduler -- ./scheduler
+pub const ELECT_EXAMPLES: &str = "  dlock elect scheduler -- ./scheduler
   dlock elect scheduler --observe
   dlock elect scheduler --observe --json | jq -r .leader";
