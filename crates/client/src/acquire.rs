@@ -23,6 +23,7 @@ use crate::hold::guard::{Guard, Share};
 use crate::hold::renewal::{OnLost, Renewal};
 use crate::inspect::Position;
 use crate::queue::OnPosition;
+use crate::reading::shown;
 use crate::service::Service;
 use crate::wait::Wait;
 
@@ -211,7 +212,9 @@ impl Acquire {
         }
         let deadline = acquisition.terms.deadline;
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
-            return Err(acquisition.taken_by_session());
+            // Another task of this session is acquiring the lock.
+            let (resource, report) = (shown(&self.resource), self.service.empty_report());
+            return Err(AcquireError::Taken { resource, report });
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
             let entered = share.0.check_entry(acquisition.asked.mode, self.options.fenced);

@@ -114,11 +114,6 @@ impl Acquisition {
             FailureReason::TooLate => AcquireError::TooLate { resource, report },
         }
     }
-
-    /// The error if another task of the same session is acquiring the lock.
-    pub(crate) fn taken_by_session(&self) -> AcquireError {
-        AcquireError::Taken { resource: shown(&self.resource), report: self.service.empty_report() }
-    }
 }
 
 /// The requests of one round. When this is dropped, it takes back everything that it asked for, except a hold
