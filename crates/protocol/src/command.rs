@@ -188,22 +188,15 @@ impl<'a> List<'a> {
         let mut args = Args::new(args);
         let cursor = number(args.next()?).ok_or(Misuse::Range("cursor", 0, u64::MAX))?;
         let mut list = List { cursor, pattern: None, count: None, waited: false };
-        let mut given = Given::empty();
+        let mut given = Given::default();
         while let Some(option) = args.option() {
             match () {
-                _ if option.is("MATCH") => {
-                    given.once(Given::MATCH, "MATCH")?;
+                _ if given.is(&option, "MATCH")? => {
                     let pattern = Some(args.value("MATCH")?).filter(|pattern| pattern.len() <= MAX_PATTERN);
                     list.pattern = Some(pattern.ok_or(Misuse::PatternLength)?);
                 }
-                _ if option.is("COUNT") => {
-                    given.once(Given::COUNT, "COUNT")?;
-                    list.count = Some(args.count("COUNT")?);
-                }
-                _ if option.is("WAITED") => {
-                    given.once(Given::WAITED, "WAITED")?;
-                    list.waited = true;
-                }
+                _ if given.is(&option, "COUNT")? => list.count = Some(args.count("COUNT")?),
+                _ if given.is(&option, "WAITED")? => list.waited = true,
                 _ => return Err(option.unknown()),
             }
         }
@@ -234,18 +227,12 @@ pub enum Log<'a> {
 impl<'a> Log<'a> {
     pub fn parse(args: &[&'a [u8]]) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
-        let (mut count, mut key, mut given) = (None, None, Given::empty());
+        let (mut count, mut key, mut given) = (None, None, Given::default());
         while let Some(option) = args.option() {
             match () {
                 _ if option.is("RESET") && given.is_empty() => return args.end(Log::Reset),
-                _ if option.is("COUNT") => {
-                    given.once(Given::COUNT, "COUNT")?;
-                    count = Some(args.count("COUNT")?);
-                }
-                _ if option.is("KEY") => {
-                    given.once(Given::KEY, "KEY")?;
-                    key = Some(args.value("KEY")?);
-                }
+                _ if given.is(&option, "COUNT")? => count = Some(args.count("COUNT")?),
+                _ if given.is(&option, "KEY")? => key = Some(args.value("KEY")?),
                 _ => return Err(option.unknown()),
             }
         }

@@ -39,54 +39,39 @@ impl<'a> Acquire<'a> {
     fn with_options(self, mut args: Args<'_, 'a>, max_ttl: Ttl) -> Result<Self, Misuse> {
         let Acquire { key, mut request, mut block, .. } = self;
         let (mut queue, mut notify) = (None, None);
-        let mut given = Given::empty();
+        const MODE: [&str; 2] = ["SHARED", "PERMITS"];
+        const COUNT: [&str; 2] = ["REENTRANT", "DEPTH"];
+        let mut given = Given::default();
         while let Some(option) = args.option() {
             match () {
-                _ if option.is("SHARED") => {
-                    given.either(Given::MODE, "SHARED", "PERMITS")?;
-                    request.mode = Mode::Shared;
-                }
-                _ if option.is("PERMITS") => {
-                    given.either(Given::MODE, "SHARED", "PERMITS")?;
+                _ if given.is_either(&option, "SHARED", MODE)? => request.mode = Mode::Shared,
+                _ if given.is_either(&option, "PERMITS", MODE)? => {
                     request.mode = Mode::Permits(args.count("PERMITS")?);
                 }
-                _ if option.is("REENTRANT") => {
-                    given.either(Given::COUNT, "REENTRANT", "DEPTH")?;
-                    request.reentry = Reentry::OneMore;
-                }
-                _ if option.is("DEPTH") => {
-                    given.either(Given::COUNT, "REENTRANT", "DEPTH")?;
+                _ if given.is_either(&option, "REENTRANT", COUNT)? => request.reentry = Reentry::OneMore,
+                _ if given.is_either(&option, "DEPTH", COUNT)? => {
                     request.reentry = Reentry::AtLeast(args.count("DEPTH")?);
                 }
-                _ if option.is("BLOCK") => {
-                    given.once(Given::BLOCK, "BLOCK")?;
+                _ if given.is(&option, "BLOCK")? => {
                     block = Wait::from_millis(within(args.value("BLOCK")?, "BLOCK ms", 0, Wait::MAX_MILLIS)?);
                 }
-                _ if option.is("QUEUE") => {
-                    given.once(Given::QUEUE, "QUEUE")?;
+                _ if given.is(&option, "QUEUE")? => {
                     let ms = within(args.value("QUEUE")?, "QUEUE ms", 1, Ttl::MAX.millis())?;
                     queue = Ttl::from_millis(ms);
                 }
-                _ if option.is("NOTIFY") => {
-                    given.once(Given::NOTIFY, "NOTIFY")?;
+                _ if given.is(&option, "NOTIFY")? => {
                     let (channel, message) = (args.value("NOTIFY")?, args.value("NOTIFY")?);
                     notify = Some(NotifyRef::new(channel, message).ok_or(Misuse::NotifyLength)?);
                 }
-                _ if option.is("EPHEMERAL") => {
-                    given.once(Given::EPHEMERAL, "EPHEMERAL")?;
-                    request.ephemeral = true;
-                }
-                _ if option.is("DELAY") => {
-                    given.once(Given::DELAY, "DELAY")?;
+                _ if given.is(&option, "EPHEMERAL")? => request.ephemeral = true,
+                _ if given.is(&option, "DELAY")? => {
                     let ms = within(args.value("DELAY")?, "DELAY ms", 0, max_ttl.millis())?;
                     request.delay = Delay::from_millis(ms).unwrap_or_default();
                 }
-                _ if option.is("LABEL") => {
-                    given.once(Given::LABEL, "LABEL")?;
+                _ if given.is(&option, "LABEL")? => {
                     request.label = LabelRef::new(args.value("LABEL")?).ok_or(Misuse::LabelLength)?;
                 }
-                _ if option.is("OWNER") => {
-                    given.once(Given::OWNER, "OWNER")?;
+                _ if given.is(&option, "OWNER")? => {
                     let owner = OwnerIdRef::new(args.value("OWNER")?);
                     request.owner = Some(owner.ok_or(Misuse::OwnerLength)?);
                 }

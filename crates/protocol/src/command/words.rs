@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use smallvec::SmallVec;
+
 use crate::error::Misuse;
 use crate::names::TokenRef;
 use crate::request::{CancelTarget, MAX_COUNT, ReleaseCount};
@@ -65,16 +67,16 @@ impl<'s, 'a> Args<'s, 'a> {
 
     #[inline(never)]
     fn given_release_count(&mut self) -> Result<ReleaseCount, Misuse> {
-        let (mut count, mut given) = (ReleaseCount::One, Given::empty());
+        const COUNT: [&str; 2] = ["ALL", "DEPTH"];
+        let (mut count, mut given) = (ReleaseCount::One, Given::default());
         while let Some(option) = self.option() {
-            if !option.is("ALL") && !option.is("DEPTH") {
-                return Err(option.unknown());
-            }
-            given.either(Given::COUNT, "ALL", "DEPTH")?;
-            count = ReleaseCount::All;
-            if option.is("DEPTH") {
-                let n = within(self.value("DEPTH")?, "DEPTH n", 0, MAX_COUNT.into())?;
-                count = ReleaseCount::Above(n as u32);
+            match () {
+                _ if given.is_either(&option, "ALL", COUNT)? => count = ReleaseCount::All,
+                _ if given.is_either(&option, "DEPTH", COUNT)? => {
+                    let n = within(self.value("DEPTH")?, "DEPTH n", 0, MAX_COUNT.into())?;
+                    count = ReleaseCount::Above(n as u32);
+                }
+                _ => return Err(option.unknown()),
             }
         }
         Ok(count)
@@ -82,12 +84,11 @@ impl<'s, 'a> Args<'s, 'a> {
 
     /// Parses `[COUNT n]`.
     pub fn optional_count(&mut self) -> Result<Option<NonZeroU32>, Misuse> {
-        let (mut count, mut given) = (None, Given::empty());
+        let (mut count, mut given) = (None, Given::default());
         while let Some(option) = self.option() {
-            if !option.is("COUNT") {
+            if !given.is(&option, "COUNT")? {
                 return Err(option.unknown());
             }
-            given.once(Given::COUNT, "COUNT")?;
             count = Some(self.count("COUNT")?);
         }
         Ok(count)
@@ -133,37 +134,46 @@ impl Word<'_> {
     }
 }
 
-bitflags::bitflags! {
-    /// The options that were parsed so far.
-    #[derive(Clone, Copy)]
-    pub(super) struct Given: u16 {
-        const MODE = 1;
-        const COUNT = 2;
-        const BLOCK = 4;
-        const EPHEMERAL = 8;
-        const DELAY = 16;
-        const LABEL = 32;
-        const QUEUE = 64;
-        const NOTIFY = 128;
-        const OWNER = 256;
-        const MATCH = 512;
-        const WAITED = 1024;
-        const KEY = 2048;
-    }
-}
+/// The names of the options that were parsed so far.
+#[derive(Default)]
+pub(super) struct Given(SmallVec<[&'static str; 4]>);
 
 impl Given {
-    pub fn once(&mut self, option: Given, what: &'static str) -> Result<(), Misuse> {
-        if self.intersects(option) {
-            return Err(Misuse::Twice(what));
-        }
-        self.insert(option);
-        Ok(())
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
-    /// Like `once`, for two options that exclude each other.
-    pub fn either(&mut self, option: Given, one: &'static str, other: &'static str) -> Result<(), Misuse> {
-        self.once(option, one).map_err(|_| Misuse::Exclusive(one, other))
+    /// Returns whether the option has this name. Fails if it was given before.
+    pub fn is(&mut self, option: &Word<'_>, name: &'static str) -> Result<bool, Misuse> {
+        self.is_new(option, name, &[name], Misuse::Twice(name))
+    }
+
+    /// Returns whether the option has this name, which is one of two that exclude each other. Fails if either
+    /// was given before.
+    pub fn is_either(
+        &mut self,
+        option: &Word<'_>,
+        name: &'static str,
+        [one, other]: [&'static str; 2],
+    ) -> Result<bool, Misuse> {
+        self.is_new(option, name, &[one, other], Misuse::Exclusive(one, other))
+    }
+
+    fn is_new(
+        &mut self,
+        option: &Word<'_>,
+        name: &'static str,
+        excluded: &[&str],
+        error: Misuse,
+    ) -> Result<bool, Misuse> {
+        if !option.is(name) {
+            return Ok(false);
+        }
+        if self.0.iter().any(|given| excluded.contains(given)) {
+            return Err(error);
+        }
+        self.0.push(name);
+        Ok(true)
     }
 }
 
