@@ -8,7 +8,6 @@ use super::{
 };
 use crate::ffi::commands::{Arg, Command, Entry, KeyUse, entry, run};
 use crate::ffi::inner::run_carrier;
-use crate::module::Module;
 
 const KEY: Arg = Arg::Key("key");
 const TOKEN: Arg = Arg::Text("token");
@@ -20,24 +19,27 @@ const QUEUE: Arg =
     Arg::Block("queue", &[Arg::WordNumber("QUEUE", "kept-milliseconds"), Arg::Optional(&NOTIFY)]);
 const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), Arg::Text("message")]);
 const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
+const LIMIT: Arg = Arg::WordNumber("COUNT", "count");
 const CANCEL_TARGET: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
 
-/// Flags, and ACL categories.
-type Access = (&'static str, &'static str);
+/// Flags, ACL categories, and the use of the key.
+type Access = (&'static str, &'static str, KeyUse);
 
 // A token proves that its client is the owner, so commands with a token are kept out of SLOWLOG. The flag
 // costs nothing; redacting only the token would copy all arguments of each call.
-const WRITES: Access = ("write fast no-slowlog", "write fast dlock");
-const READS: Access = ("readonly fast no-slowlog", "read fast dlock");
-// The keys of the guarded command are keys of the guard, too.
-const GUARDS: Access = ("write no-slowlog getkeys-api", "write dlock");
-const SHOWS: Access = ("readonly", "read dlock");
+const WRITES: Access = ("write fast no-slowlog", "write fast dlock", KeyUse::Change);
+const READS: Access = ("readonly fast no-slowlog", "read fast dlock", KeyUse::Read);
+const SHOWS: Access = ("readonly", "read dlock", KeyUse::Read);
+
+/// The keys of the guarded command are keys of the guard, too. `key` is the use of the guard's own key.
+const fn guards(key: KeyUse) -> Access {
+    ("write no-slowlog getkeys-api", "write dlock", key)
+}
 
 const fn row(
     doc: &words::Doc,
-    (flags, categories): Access,
+    (flags, categories, key): Access,
     entry: Entry,
-    key: KeyUse,
     arity: i32,
     args: &'static [Arg],
 ) -> Command {
@@ -48,9 +50,8 @@ const fn row(
 pub static COMMANDS: [Command; 17] = [
     row(
         &words::ACQUIRE,
-        ("write deny-oom blocking no-slowlog", "write blocking dlock"),
-        entry!(run::<Module>, acquire::acquire),
-        KeyUse::Change,
+        ("write deny-oom blocking no-slowlog", "write blocking dlock", KeyUse::Change),
+        entry!(run, acquire::acquire),
         -4,
         &[
             KEY,
@@ -66,113 +67,71 @@ pub static COMMANDS: [Command; 17] = [
             Arg::Optional(&Arg::WordText("OWNER", "id")),
         ],
     ),
-    row(
-        &words::RELEASE,
-        WRITES,
-        entry!(run::<Module>, release),
-        KeyUse::Change,
-        -3,
-        &[KEY, TOKEN, Arg::Optional(&COUNTS)],
-    ),
-    row(&words::EXTEND, WRITES, entry!(run::<Module>, extend), KeyUse::Change, 4, &[KEY, TOKEN, TTL]),
-    row(
-        &words::CONFIRM,
-        WRITES,
-        entry!(run::<Module>, confirm),
-        KeyUse::Change,
-        5,
-        &[KEY, TOKEN, Arg::Number("fence"), TTL],
-    ),
+    row(&words::RELEASE, WRITES, entry!(run, release), -3, &[KEY, TOKEN, Arg::Optional(&COUNTS)]),
+    row(&words::EXTEND, WRITES, entry!(run, extend), 4, &[KEY, TOKEN, TTL]),
+    row(&words::CONFIRM, WRITES, entry!(run, confirm), 5, &[KEY, TOKEN, Arg::Number("fence"), TTL]),
     row(
         &words::GUARD,
-        GUARDS,
-        entry!(run_carrier::<Module>, guarded::guard, KeyUse::ReadAndMore),
-        KeyUse::ReadAndMore,
+        guards(KeyUse::ReadAndMore),
+        entry!(run_carrier, guarded::guard, KeyUse::ReadAndMore),
         -4,
         &[KEY, TOKEN, Arg::Text("command"), Arg::Several("arg")],
     ),
     row(
         &words::FENCED,
-        GUARDS,
-        entry!(run_carrier::<Module>, guarded::fenced, KeyUse::ChangeAndMore),
-        KeyUse::ChangeAndMore,
+        guards(KeyUse::ChangeAndMore),
+        entry!(run_carrier, guarded::fenced, KeyUse::ChangeAndMore),
         -4,
         &[Arg::Key("gate"), Arg::Number("fence"), Arg::Text("command"), Arg::Several("arg")],
     ),
-    row(&words::HOLDS, READS, entry!(run::<Module>, read_commands::holds), KeyUse::Read, 3, &[KEY, TOKEN]),
-    row(
-        &words::PTTL,
-        READS,
-        entry!(run::<Module>, read_commands::pttl),
-        KeyUse::Read,
-        -2,
-        &[KEY, Arg::Optional(&TOKEN)],
-    ),
-    row(
-        &words::INSPECT,
-        SHOWS,
-        entry!(run::<Module>, read_commands::inspect),
-        KeyUse::Read,
-        -2,
-        &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
-    ),
-    row(
-        &words::WAITERS,
-        SHOWS,
-        entry!(run::<Module>, read_commands::waiters),
-        KeyUse::Read,
-        -2,
-        &[KEY, Arg::Optional(&Arg::WordNumber("COUNT", "count"))],
-    ),
-    row(&words::CANCEL, WRITES, entry!(run::<Module>, cancel), KeyUse::Change, -3, &[KEY, CANCEL_TARGET]),
+    row(&words::HOLDS, READS, entry!(run, read_commands::holds), 3, &[KEY, TOKEN]),
+    row(&words::PTTL, READS, entry!(run, read_commands::pttl), -2, &[KEY, Arg::Optional(&TOKEN)]),
+    row(&words::INSPECT, SHOWS, entry!(run, read_commands::inspect), -2, &[KEY, Arg::Optional(&LIMIT)]),
+    row(&words::WAITERS, SHOWS, entry!(run, read_commands::waiters), -2, &[KEY, Arg::Optional(&LIMIT)]),
+    row(&words::CANCEL, WRITES, entry!(run, cancel), -3, &[KEY, CANCEL_TARGET]),
     // Like SCAN, LIST names no key that the server could check. It shows the keys that its user may read.
     row(
         &words::LIST,
-        ("readonly", "keyspace read dlock"),
-        entry!(run::<Module>, listing::list),
-        KeyUse::None,
+        ("readonly", "keyspace read dlock", KeyUse::None),
+        entry!(run, listing::list),
         -2,
         &[
             Arg::Number("cursor"),
             Arg::Optional(&Arg::WordText("MATCH", "pattern")),
-            Arg::Optional(&Arg::WordNumber("COUNT", "count")),
+            Arg::Optional(&LIMIT),
             Arg::Optional(&Arg::Word("WAITED")),
         ],
     ),
     row(
         &words::LOG,
-        ("readonly admin allow-loading allow-stale", "admin dangerous dlock"),
-        entry!(run::<Module>, listing::log),
-        KeyUse::None,
+        ("readonly admin allow-loading allow-stale", "admin dangerous dlock", KeyUse::None),
+        entry!(run, listing::log),
         -1,
         &[
-            Arg::Optional(&Arg::WordNumber("COUNT", "count")),
+            Arg::Optional(&LIMIT),
             Arg::Optional(&Arg::WordText("KEY", "key")),
             Arg::Optional(&Arg::Word("RESET")),
         ],
     ),
     row(
         &words::BREAK,
-        ("write", "write dangerous dlock"),
-        entry!(run::<Module>, break_holds),
-        KeyUse::Change,
+        ("write", "write dangerous dlock", KeyUse::Change),
+        entry!(run, break_holds),
         2,
         &[KEY],
     ),
-    row(&words::TOKEN, ("fast", "fast dlock"), entry!(run::<Module>, token), KeyUse::None, 1, &[]),
+    row(&words::TOKEN, ("fast", "fast dlock", KeyUse::None), entry!(run, token), 1, &[]),
     row(
         &words::HELP,
-        ("fast allow-loading allow-stale", "fast dlock"),
-        entry!(run::<Module>, help),
-        KeyUse::None,
+        ("fast allow-loading allow-stale", "fast dlock", KeyUse::None),
+        entry!(run, help),
         1,
         &[],
     ),
     row(
         &words::SET,
-        ("write deny-script no-slowlog no-monitor", "write admin dangerous dlock"),
-        entry!(run::<Module>, effect),
-        KeyUse::Change,
+        ("write deny-script no-slowlog no-monitor", "write admin dangerous dlock", KeyUse::Change),
+        entry!(run, effect),
         3,
         &[KEY, Arg::Text("change")],
     ),
@@ -182,9 +141,8 @@ pub static COMMANDS: [Command; 17] = [
 /// ACQUIRE, by the same flags.
 pub static WRITE_PROBE: Command = row(
     &words::MAY,
-    ("write deny-oom no-slowlog no-monitor", "write dlock"),
-    entry!(run::<Module>, write_probe),
-    KeyUse::Change,
+    ("write deny-oom no-slowlog no-monitor", "write dlock", KeyUse::Change),
+    entry!(run, write_probe),
     2,
     &[KEY],
 );
