@@ -43,9 +43,7 @@ impl Background {
         })?;
         Ok(Arc::new(Background { runtime: handle, clock_jumped, _end }))
     }
-}
 
-impl Background {
     /// Carries out `work` with timers of the client. The work may begin in the user's runtime and continue
     /// after the end of that runtime, where its timers would panic.
     pub(crate) async fn run_with_timers<F: Future>(&self, work: F) -> F::Output {

@@ -8,7 +8,6 @@ use futures_util::future::OptionFuture;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
-use tokio_util::task::AbortOnDropHandle;
 
 use dlock_protocol::event::Ended;
 use dlock_quorum::{Failure, Instant, QueueWatch, Refusal, Stay, Vote};
@@ -61,11 +60,11 @@ impl Waiter {
         let waiter = self.clone();
         let may_leave = matches!(self.stay, Stay::WhileItMoves | Stay::UntilHoldersAreStale);
         // On the client's thread, where the user's tasks cannot delay it.
-        let asking = self.service.background.runtime.spawn(async move { waiter.ask().await });
+        let asking = self.service.background.run_on_thread(async move { waiter.ask().await });
         let positions = on_position.map(|on_position| self.report_positions(on_position));
         let lookout = self.channel.node.waits.lookout(&self.request.resource);
         tokio::select! {
-            ended = AbortOnDropHandle::new(asking) => ended.unwrap_or(Vote::Unknown),
+            ended = asking => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
             () = lookout.until(self.until_stuck()), if may_leave => Vote::Refused(Refusal::Taken),
         }

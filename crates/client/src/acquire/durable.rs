@@ -86,8 +86,7 @@ impl Durable {
         };
         match Reply::Answer(answer).found(copies) {
             Ok(copies) if copies >= u64::from(self.replicas.max(1)) => {
-                let server = connection.server().ok().cloned();
-                NodeState::from(&voters.admit(node.member, server, Vote::Granted(())))
+                NodeState::from(&voters.admit(node.member, connection.run_id(), Vote::Granted(())))
             }
             Ok(copies) => NodeState::NotDurable(copies),
             Err(state) => state,

@@ -18,7 +18,7 @@ impl Service {
         QueueOrder::new(self.nodes.iter().map(|node| Place {
             member: node.member,
             is_missing: node.is_missing(),
-            run_id: node.run_id(),
+            run_id: self.member_list.run_id(node.member),
             name: node.name.clone(),
         }))
     }

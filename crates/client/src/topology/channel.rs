@@ -35,13 +35,9 @@ struct State {
     /// Requests on this connection without an answer.
     in_flight: SmallVec<[InFlight; 2]>,
     sent: u32,
-    /// True if an ACQUIRE on an earlier connection has no answer: the master may still carry it out.
-    orphaned_acquire: bool,
-    /// Shortest lease that a request on an earlier connection without an answer may still set. `None` if none
-    /// does.
-    orphaned_ttl: Option<Duration>,
-    /// True if a request on an earlier connection without an answer may still make the hold a shared one.
-    orphaned_share: bool,
+    /// Late effects of the requests without an answer on earlier connections: the master may still carry
+    /// them out. Each effect is listed once.
+    orphans: Vec<LateEffect>,
     /// False if the token neither holds the lock there nor waits for it, by the last answer of the master.
     held: bool,
     confirmed: Option<Confirmed>,
@@ -73,9 +69,21 @@ pub(crate) enum LateEffect {
     Lease(Duration),
 }
 
+impl LateEffect {
+    fn is_acquire(&self) -> bool {
+        matches!(self, LateEffect::Hold | LateEffect::SharedHold)
+    }
+}
+
 impl State {
-    fn note_orphaned_lease(&mut self, ttl: Duration) {
-        self.orphaned_ttl = self.orphaned_ttl.into_iter().chain([ttl]).min();
+    fn note_orphan(&mut self, late_effect: LateEffect) {
+        if !self.orphans.contains(&late_effect) {
+            self.orphans.push(late_effect);
+        }
+    }
+
+    fn server(&self) -> Option<Arc<str>> {
+        self.connection.as_ref()?.run_id()
     }
 }
 
@@ -130,11 +138,11 @@ impl Channel {
         let mut used = None;
         let asked = timeout(limit, async {
             let connection = self.current().await?;
-            used = Some((connection.clone(), connection.answered()));
+            used = Some((connection.clone(), connection.answer_count()));
             Ok::<_, ConnectError>(self.ask_over(&connection, command, late_effect).await)
         });
         let asked = asked.await;
-        let server = used.as_ref().and_then(|(connection, _)| connection.server().ok().cloned());
+        let server = used.as_ref().and_then(|(connection, _)| connection.run_id());
         let reply = match (asked, used) {
             (Ok(Ok(Some(answer))), _) => Reply::Answer(answer),
             (Ok(Ok(None)), _) => Reply::NoAnswer,
@@ -222,7 +230,7 @@ impl Channel {
         let (node, until) = (self.node.clone(), now() + lease);
         let longest = if is_late_acquire { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
         let mut backoff = Backoff::new(FIRST_PAUSE, longest);
-        self.node.spawn(async move {
+        self.node.background.runtime.spawn(async move {
             while now() < until {
                 sleep(backoff.next()).await;
                 let reply = Channel::new(node.clone()).ask(&*command, None, node.limit).await;
@@ -236,16 +244,15 @@ impl Channel {
     /// Returns true if an ACQUIRE without an answer may be carried out after the requests that were answered.
     fn may_acquire_late(&self) -> bool {
         let state = self.state.lock();
-        let acquires =
-            |sent: &InFlight| matches!(sent.late_effect, Some(LateEffect::Hold | LateEffect::SharedHold));
-        state.orphaned_acquire || state.in_flight.iter().any(acquires)
+        let in_flight = state.in_flight.iter().filter_map(|sent| sent.late_effect.as_ref());
+        state.orphans.iter().chain(in_flight).any(LateEffect::is_acquire)
     }
 
     /// Returns true if the master holds something for the token, or may come to hold it by an unanswered
     /// request.
     pub(crate) fn may_hold(&self) -> bool {
         let state = self.state.lock();
-        state.held || state.orphaned_acquire || !state.in_flight.is_empty()
+        state.held || !state.in_flight.is_empty() || state.orphans.iter().any(LateEffect::is_acquire)
     }
 
     /// Records what an answer proves about the hold.
@@ -253,10 +260,8 @@ impl Channel {
         match vote {
             Vote::Granted(_) => {
                 let mut state = self.state.lock();
-                let server =
-                    state.connection.as_ref().and_then(|connection| connection.server().ok().cloned());
-                state.confirmed = server.map(|server| Confirmed { server, when: now(), taken_away: false });
-                state.held = true;
+                let confirmed = |server| Confirmed { server, when: now(), taken_away: false };
+                (state.confirmed, state.held) = (state.server().map(confirmed), true);
             }
             Vote::Refused(Refusal::Taken) => self.state.lock().held = false,
             // Proves nothing: the hold may exist even if it cannot be confirmed, and without a hold the token
@@ -270,7 +275,7 @@ impl Channel {
     /// another client has ended the hold.
     pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
         let mut state = self.state.lock();
-        let server = state.connection.as_ref().and_then(|connection| connection.server().ok().cloned());
+        let server = state.server();
         let Some(confirmed) = &mut state.confirmed else { return true };
         let is_another = server.as_ref() != Some(&confirmed.server);
         confirmed.taken_away |= !is_another && now() < confirmed.when + ttl;
@@ -284,18 +289,19 @@ impl Channel {
 
     /// Records that a request over a separate connection may still set a lease of `ttl`.
     pub(crate) fn note_orphaned_lease(&self, ttl: Duration) {
-        self.state.lock().note_orphaned_lease(ttl);
+        self.state.lock().note_orphan(LateEffect::Lease(ttl));
     }
 
     /// Returns true if a lease of `ttl` that the master has confirmed lasts that long: no orphaned request
     /// may still set a shorter one.
     pub(crate) fn is_certain(&self, ttl: Duration) -> bool {
-        self.state.lock().orphaned_ttl.is_none_or(|shorter| ttl <= shorter)
+        let shortens = |orphan: &LateEffect| matches!(orphan, LateEffect::Lease(other) if *other < ttl);
+        !self.state.lock().orphans.iter().any(shortens)
     }
 
     /// Returns true if an orphaned request may still make the hold a shared one.
     pub(crate) fn may_become_shared(&self) -> bool {
-        self.state.lock().orphaned_share
+        self.state.lock().orphans.contains(&LateEffect::SharedHold)
     }
 
     /// Returns the state of a master that did not answer.
@@ -330,15 +336,9 @@ impl Channel {
         let new = self.node.connection().await?;
         let mut state = self.state.lock();
         if state.connection.as_ref().is_none_or(|old| !old.is(&new)) {
-            let orphans = std::mem::take(&mut state.in_flight);
-            for late_effect in orphans.iter().filter_map(|sent| sent.late_effect) {
-                match late_effect {
-                    LateEffect::Hold => state.orphaned_acquire = true,
-                    LateEffect::SharedHold => {
-                        (state.orphaned_acquire, state.orphaned_share) = (true, true);
-                    }
-                    LateEffect::Lease(ttl) => state.note_orphaned_lease(ttl),
-                }
+            let unanswered = std::mem::take(&mut state.in_flight);
+            for late_effect in unanswered.iter().filter_map(|sent| sent.late_effect) {
+                state.note_orphan(late_effect);
             }
             state.connection = Some(new.clone());
         }

@@ -31,6 +31,12 @@ struct Entry {
     sent_name: String,
 }
 
+impl Entry {
+    fn run_id(&self) -> Option<Arc<str>> {
+        self.connection.as_ref()?.run_id()
+    }
+}
+
 impl MemberList {
     pub(crate) fn new(quorum: Quorum, names: impl IntoIterator<Item = Arc<str>>) -> Arc<Self> {
         let entry = |name| Entry { name, connection: None, sent_name: String::new() };
@@ -42,6 +48,11 @@ impl MemberList {
     pub(crate) fn library_name(&self) -> String {
         let entries = self.entries.lock();
         library_name(&entries)
+    }
+
+    /// Returns the run id of the server that was last registered for the member.
+    pub(crate) fn run_id(&self, of: Member) -> Option<Arc<str>> {
+        self.entries.lock()[usize::from(of.0)].run_id()
     }
 
     /// Returns the connections with an outdated name, each with the command that changes it, and records the
@@ -110,8 +121,7 @@ fn library_name(entries: &[Entry]) -> String {
     if members == 1 {
         return LIBRARY.to_owned();
     }
-    let run_id = |entry: &Entry| entry.connection.as_ref()?.server().ok().cloned();
-    let Some(mut run_ids) = entries.iter().map(run_id).collect::<Option<Vec<Arc<str>>>>() else {
+    let Some(mut run_ids) = entries.iter().map(Entry::run_id).collect::<Option<Vec<Arc<str>>>>() else {
         return format!("{LIBRARY}(q{members})");
     };
     run_ids.sort();

@@ -38,9 +38,7 @@ pub(crate) struct Node {
     pub(crate) limit: Duration,
     member_list: Arc<MemberList>,
     link: Mutex<Link>,
-    /// Run id of the server at the last connection.
-    run_id: Mutex<Option<Arc<str>>>,
-    background: Arc<Background>,
+    pub(super) background: Arc<Background>,
     watched: Arc<Watched>,
     pub(crate) waits: Arc<Waits>,
     /// RELEASE requests without an answer.
@@ -89,7 +87,7 @@ impl Node {
         watched: Arc<Watched>,
     ) -> Arc<Node> {
         let (name, link) = (address.name.clone(), Mutex::new(Link::None));
-        let (run_id, waits, releases) = (Mutex::default(), Waits::new(), TaskTracker::new());
+        let (waits, releases) = (Waits::new(), TaskTracker::new());
         // A closed tracker still accepts tasks; this only lets `wait` return.
         releases.close();
         Arc::new(Node {
@@ -99,7 +97,6 @@ impl Node {
             limit,
             member_list,
             link,
-            run_id,
             background,
             watched,
             waits,
@@ -147,11 +144,6 @@ impl Node {
             }
         };
         opening.await
-    }
-
-    /// Returns the run id of the server at the last connection.
-    pub(crate) fn run_id(&self) -> Option<Arc<str>> {
-        self.run_id.lock().clone()
     }
 
     /// Returns true if the last request had no answer: clients do not queue there.
@@ -219,16 +211,10 @@ impl Node {
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
-        let opened = self
+        let opening = self
             .background
-            .runtime
-            .spawn(async move { node.open(&node.member_list.library_name(), None, false).await })
-            .await;
-        opened.unwrap_or_else(|_| Err(ConnectError::gone()))
-    }
-
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.background.runtime.spawn(task);
+            .run_on_thread(async move { node.open(&node.member_list.library_name(), None, false).await });
+        opening.await.unwrap_or_else(|| Err(ConnectError::gone()))
     }
 
     /// Returns the time limit of a connection.
@@ -244,8 +230,6 @@ impl Node {
             let name = node.member_list.library_name();
             let opened = node.open(&name, Some(node.waits.clone()), listens).await.and_then(|connection| {
                 node.member_list.register(node.member, &connection, name)?;
-                let run_id = connection.server().ok().cloned();
-                *node.run_id.lock() = run_id;
                 Ok(connection)
             });
             for (connection, name) in node.member_list.outdated_names() {
@@ -286,7 +270,7 @@ impl Node {
             }
             waiting.iter().for_each(|waits| waits.pushed(push));
         };
-        let channel = waits.as_ref().filter(|_| listens).map(|waits| waits.channel());
+        let channel = waits.as_ref().filter(|_| listens).map(|waits| &*waits.channel);
         let mut lacks = "no connection";
         let opened =
             timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut lacks)).await;

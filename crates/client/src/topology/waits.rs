@@ -16,13 +16,14 @@ use crate::sync::Mutex;
 /// Spread per wait when all waits ask at once: their answers must not be late.
 const SPREAD: Duration = Duration::from_micros(50);
 
-/// The waits at one master. The master names a wait by its number.
-#[derive(Debug)]
+/// The waits at one master. Each has a number as its name.
+#[derive(Debug, Default)]
 pub(crate) struct Waits {
     /// Random, so that no other client knows the channel.
-    channel: Vec<u8>,
+    pub(super) channel: Vec<u8>,
     next: AtomicU64,
-    all: Mutex<HashMap<u64, Arc<Announcement>>>,
+    /// By name. The message about a wait contains its name.
+    all: Mutex<HashMap<Vec<u8>, Arc<Announcement>>>,
     /// By resource.
     lookouts: Mutex<HashMap<Vec<u8>, Weak<Lookout>>>,
 }
@@ -47,31 +48,21 @@ struct Announcement {
 /// A wait. It ends when this is dropped.
 pub(crate) struct Wait {
     waits: Arc<Waits>,
-    number: u64,
-    message: Vec<u8>,
+    name: Vec<u8>,
     announcement: Arc<Announcement>,
 }
 
 impl Waits {
     pub(crate) fn new() -> Arc<Waits> {
         let channel = [b"dlock:", fresh_token().as_bytes()].concat();
-        Arc::new(Waits {
-            channel,
-            next: AtomicU64::new(0),
-            all: Mutex::default(),
-            lookouts: Mutex::default(),
-        })
-    }
-
-    pub(crate) fn channel(&self) -> &[u8] {
-        &self.channel
+        Arc::new(Waits { channel, ..Waits::default() })
     }
 
     pub(crate) fn begin(self: &Arc<Self>) -> Wait {
-        let (number, announcement) =
-            (self.next.fetch_add(1, Ordering::Relaxed), Arc::<Announcement>::default());
-        self.all.lock().insert(number, announcement.clone());
-        Wait { waits: self.clone(), number, message: number.to_string().into(), announcement }
+        let name = self.next.fetch_add(1, Ordering::Relaxed).to_string().into_bytes();
+        let announcement = Arc::<Announcement>::default();
+        self.all.lock().insert(name.clone(), announcement.clone());
+        Wait { waits: self.clone(), name, announcement }
     }
 
     /// Returns the shared check of a resource.
@@ -108,9 +99,8 @@ impl Waits {
     }
 
     fn published(&self, message: &[u8]) {
-        let Some((number, ended)) = Ended::read(message) else { return };
-        let number = str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-        if let Some(announcement) = number.and_then(|number: u64| self.all.lock().get(&number).cloned()) {
+        let Some((name, ended)) = Ended::read(message) else { return };
+        if let Some(announcement) = self.all.lock().get(name) {
             *announcement.ended.lock() = Some(ended);
             announcement.notify.notify_one();
         }
@@ -150,7 +140,7 @@ impl Drop for Lookout {
 impl Wait {
     /// Returns the channel and the message by which the master announces the end of the wait.
     pub(crate) fn notify(&self) -> Option<NotifyRef<'_>> {
-        NotifyRef::new(&self.waits.channel, &self.message)
+        NotifyRef::new(&self.waits.channel, &self.name)
     }
 
     /// Returns when it is time to ask the master, after `pause` at the latest, with the message of the master
@@ -167,6 +157,6 @@ impl Wait {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.waits.all.lock().remove(&self.number);
+        self.waits.all.lock().remove(&self.name);
     }
 }

@@ -40,8 +40,6 @@ struct Life {
     /// True if it is subscribed to the channel of the waits.
     listens: bool,
     closed: CancellationToken,
-    /// Number of answers.
-    answers: AtomicU32,
     silences: AtomicU32,
     intake: Arc<Intake>,
     _driver: AbortOnDropHandle<()>,
@@ -101,14 +99,18 @@ impl Connection {
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
         let (server, listens) = identify(&mut redis, channel).await.map_err(failed)??;
-        let (answers, silences) = (AtomicU32::new(0), AtomicU32::new(0));
-        let life = Life { server, listens, closed, answers, silences, intake, _driver };
+        let life = Life { server, listens, closed, silences: AtomicU32::new(0), intake, _driver };
         Ok(Connection { redis, life: Arc::new(life) })
     }
 
     /// Returns the server's run id, or the reason why it is unknown.
     pub(crate) fn server(&self) -> Result<&Arc<str>, &Arc<str>> {
         self.life.server.as_ref()
+    }
+
+    /// Returns the server's run id. `None` means that the server hides it, which only a single server may do.
+    pub(crate) fn run_id(&self) -> Option<Arc<str>> {
+        self.server().ok().cloned()
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -148,20 +150,19 @@ impl Connection {
         answer.as_ref().is_err_and(is_broken).then(|| self.life.closed.cancel());
         let answer = answer.ok()?;
         self.life.intake.answered();
-        self.life.answers.fetch_add(1, Ordering::Relaxed);
         self.life.silences.store(0, Ordering::Relaxed);
         Some(answer)
     }
 
     /// Returns the number of answers.
-    pub(crate) fn answered(&self) -> u32 {
-        self.life.answers.load(Ordering::Relaxed)
+    pub(crate) fn answer_count(&self) -> u64 {
+        self.life.intake.answer_count()
     }
 
     /// Records that a request was not answered in time. `after` is the number of answers when it was sent: if
     /// others came meanwhile, the server is busy and not silent.
-    pub(crate) fn was_silent(&self, after: u32) {
-        if self.answered() == after {
+    pub(crate) fn was_silent(&self, after: u64) {
+        if self.answer_count() == after {
             self.life.silences.fetch_add(1, Ordering::Relaxed);
         }
     }

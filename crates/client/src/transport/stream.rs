@@ -50,10 +50,15 @@ impl Intake {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the number of answers.
+    pub(super) fn answer_count(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
     pub(super) fn pushed(&self) {
         self.bytes.store(0, Ordering::Relaxed);
         let messages = self.messages.fetch_add(1, Ordering::Relaxed);
-        if messages >= self.answers.load(Ordering::Relaxed) + MAX_UNSOLICITED {
+        if messages >= self.answer_count() + MAX_UNSOLICITED {
             self.fault.get_or_init(|| "it floods the connection with messages: closed");
         }
     }
