@@ -312,7 +312,7 @@ impl IntoFuture for Acquire {
 }
 
 /// Returns `None` for a lock that another client holds.
-fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireError> {
+pub(crate) fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireError> {
     match acquired {
         Err(AcquireError::Taken { .. }) => Ok(None),
         acquired => acquired.map(Some),

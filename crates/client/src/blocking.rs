@@ -25,7 +25,7 @@ use dlock_quorum::Instant;
 use tokio::runtime::Handle;
 
 use crate::acquire::all::AcquireAll;
-use crate::acquire::{Acquire, Async};
+use crate::acquire::{Acquire, Async, untaken};
 use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
 use crate::options::ClientBuilder;
 use crate::wait::Wait;
@@ -102,8 +102,7 @@ impl Acquire<Client> {
 
     /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds the lock.
     pub fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        let service = self.service().clone();
-        Ok(service.block_on(self.called_by::<Async>().try_acquire())?.map(Guard::new))
+        untaken(self.wait(Wait::No).acquire())
     }
 }
 
@@ -117,9 +116,7 @@ impl AcquireAll<Client> {
 
     /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds one of the locks.
     pub fn try_acquire(self) -> Result<Option<Vec<Guard>>, AcquireError> {
-        let service = self.each.service().clone();
-        let guards = service.block_on(self.called_by::<Async>().try_acquire())?;
-        Ok(guards.map(|guards| guards.into_iter().map(Guard::new).collect()))
+        untaken(self.each(|lock| lock.wait(Wait::No)).acquire())
     }
 }
 

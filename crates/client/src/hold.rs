@@ -16,7 +16,6 @@ use futures_util::future::{BoxFuture, join_all, select_all};
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{Mutex as Turn, Notify};
@@ -71,7 +70,6 @@ pub(crate) struct Hold {
     pub(crate) lost: CancellationToken,
     /// Cancelled when the hold is released, or left to its lease.
     pub(crate) ended: CancellationToken,
-    released: AtomicBool,
     /// Requests to masters that nothing waits for.
     pending: Mutex<Option<PendingCalls>>,
     pending_added: Notify,
@@ -106,7 +104,6 @@ impl Hold {
             watched,
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
-            released: AtomicBool::new(false),
             pending: Mutex::new(rest),
             pending_added: Notify::new(),
         })
@@ -264,7 +261,7 @@ impl Hold {
     /// would keep it.
     fn add_pending(&self, calls: PendingCalls) {
         let mut pending = self.pending.lock();
-        if !self.released.load(Ordering::Acquire) {
+        if !self.ended.is_cancelled() {
             *pending = Some(calls);
             self.pending_added.notify_one();
         }
@@ -312,7 +309,7 @@ impl Hold {
     /// Begins the release. Returns `None` if the hold has ended already. The releases continue in the
     /// background if they are dropped.
     pub(crate) fn begin_release(&self) -> Option<Releases> {
-        if self.released.swap(true, Ordering::AcqRel) {
+        if self.ended.is_cancelled() {
             return None;
         }
         self.ended.cancel();
@@ -330,7 +327,6 @@ impl Hold {
 
     /// Ends the renewal without a release: the lease goes on.
     pub(crate) fn leave(&self) {
-        self.released.store(true, Ordering::Release);
         self.ended.cancel();
     }
 }

@@ -28,7 +28,7 @@ use crate::reading::shown;
 use crate::request::{self, LockRequest, fresh_token};
 use crate::service::{Channels, Service};
 use crate::topology::{Channel, LateEffect, Voters};
-use crate::transport::Connection;
+use crate::transport::{Connection, Reply};
 
 /// What to acquire, with every option checked.
 pub(crate) struct Acquisition {
@@ -180,31 +180,30 @@ impl SentRound<'_> {
     }
 
     fn ask(&mut self, to: Member, what: Request) {
-        let adopts = self.acquisition.terms.adopts;
-        let (command, late_effect) = match what {
-            Request::Look => (request::waiters(&self.request.resource, 1), None),
+        let (request, ttl) = (&self.request, self.request.ttl());
+        let (command, late_effect, read): (_, _, fn(Reply) -> Vote) = match what {
+            Request::Look => (request::waiters(&request.resource, 1), None, Reply::nobody_waits),
             Request::Confirm { fence, .. } => {
-                (self.request.confirm(fence), Some(LateEffect::Lease(self.request.ttl())))
+                (request.confirm(fence), Some(LateEffect::Lease(ttl)), Reply::confirmed)
             }
-            _ if adopts => (self.request.fence(), None),
-            _ => (self.request.acquire(), Some(LateEffect::Hold)),
+            _ if self.acquisition.terms.adopts => (request.fence(), None, Reply::confirmed),
+            _ => (request.acquire(), Some(LateEffect::Hold), Reply::acquired),
         };
         let channel = self.channels[usize::from(to.0)].clone();
-        let (limit, ephemeral) = (channel.node.limit.min(self.request.ttl()), self.request.ephemeral);
+        let (limit, ephemeral) = (channel.node.limit.min(ttl), request.ephemeral);
         let voters = self.voters.clone();
         self.calls.push(Box::pin(async move {
             if let Err(vote) = open_own(&channel, ephemeral).await {
                 return Answered::Vote(to, what, vote);
             }
             let (reply, server) = channel.ask_server(&command, late_effect, limit).await;
-            let vote = match what {
-                Request::Look => return Answered::Vote(to, what, reply.nobody_waits()),
-                Request::Confirm { .. } => reply.confirmed(),
-                _ if adopts => reply.confirmed(),
-                _ => reply.acquired(),
-            };
-            channel.note(&vote);
-            Answered::Vote(to, what, voters.admit(to, server, vote))
+            let mut vote = read(reply);
+            // An answer about the queue says nothing about the hold.
+            if what != Request::Look {
+                channel.note(&vote);
+                vote = voters.admit(to, server, vote);
+            }
+            Answered::Vote(to, what, vote)
         }));
     }
 
