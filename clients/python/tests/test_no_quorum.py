@@ -48,6 +48,21 @@ def test_an_acquire_raises_when_a_majority_is_in_its_grace_period(members):
             client.config_set("dlock.restart-grace", 0)
 
 
+def test_an_acquire_raises_at_once_if_its_user_has_no_right_at_a_majority(members):
+    urls = [proxy.url for proxy in members.proxies]
+    for member in 1, 2:
+        rights = "on", ">secret", "~*", "&*", "+@all", "-dlock.acquire"
+        members.direct[member].execute_command("ACL", "SETUSER", "weak", *rights)
+        urls[member] = urls[member].replace("//", "//weak:secret@")
+    try:
+        # Without a limit.
+        with pytest.raises(dlock.NoQuorumError, match="permission"):
+            members.lock(quorum=members.make_quorum(urls), timeout=10).acquire()
+    finally:
+        for member in 1, 2:
+            members.direct[member].acl_deluser("weak")
+
+
 @pytest.mark.parametrize("fenced", [False, True], ids=["plain", "fenced"])
 @pytest.mark.parametrize("options", [{"blocking": False}, {}], ids=["try", "wait"])
 def test_an_acquire_raises_when_each_majority_arrives_after_its_lease(members, options, fenced):

@@ -66,7 +66,8 @@ class QueueFullError(LockError):
 
 
 class LateError(LockError):
-    """Each grant, of the server or of a majority, arrived after its lease had ended: the timeout is too short."""
+    """The server, or a majority of a quorum, granted the lock several times, but each time the lease had
+    ended when the grant arrived: the timeout is too short."""
 
 
 class DataError(LockError):

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from . import _protocol
 from ._clock import now
 from ._hold import OwedRelease, UnansweredLeases
-from ._members import Confirmations, NoQuorumError, Quorum
+from ._members import Confirmations, Quorum
 from ._owners import Owner
 from ._protocol import NO_ANSWER, Args, Key, LateError, Steps, error
 from ._round import Request, Round
@@ -152,9 +152,9 @@ class QuorumAttempt:
             length = now() - began
             yield from self.take_back()
             quorum.refuse_duplicate_members()
-            misuse = round_.misuse()
-            if misuse is not None:
-                raise misuse
+            final = round_.final_error()
+            if final is not None:
+                raise final
             is_taken = round_.may_be_taken()
             if round_.is_late and is_taken:
                 late += 1
@@ -168,7 +168,7 @@ class QuorumAttempt:
                 continue
             is_over = not blocking or self.token_given or (end is not None and now() >= end)
             if is_over and not is_taken:
-                raise error(NoQuorumError, "No majority can grant: " + round_.report(), self._name)
+                raise round_.no_quorum()
             if is_over:
                 return False
             was_queued, turn = turn == QUEUED, AT_ONCE

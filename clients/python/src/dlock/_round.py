@@ -7,13 +7,13 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
+from redis.exceptions import LockError, NoPermissionError, ResponseError
 
 from . import _protocol
 from ._clock import now, trusted
 from ._hold import Owed, UnansweredLeases
-from ._members import Confirmations, Quorum, report
-from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, is_misuse, word
+from ._members import Confirmations, NoQuorumError, Quorum, report
+from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, is_misuse, word
 from ._queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._single_attempt import LATE
 from ._steps import Answers, Begin, Sleep
@@ -175,23 +175,25 @@ class Round:
         """Returns whether waiting at the member makes sense."""
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
 
-    def misuse(self) -> Exception | None:
-        """Returns an error if the members that call the request invalid, or have data at the key, leave too
-        few others for a majority; otherwise None."""
-        errors = [
-            answer for answer in self.answers.values() if is_misuse(answer) or isinstance(answer, DataError)
-        ]
-        possible = len(self._quorum.members) - len(errors) >= self._quorum.majority
-        return None if possible else errors[0]
+    def final_error(self) -> Exception | None:
+        """Returns an error if the members that call the request invalid, forbid it, or have data at the key,
+        leave too few others for a majority; otherwise None."""
+        answers = self.answers.values()
+        invalid = [answer for answer in answers if is_misuse(answer) or isinstance(answer, DataError)]
+        forbidden = [answer for answer in answers if isinstance(answer, NoPermissionError)]
+        if len(self._quorum.members) - len(invalid) - len(forbidden) >= self._quorum.majority:
+            return None
+        return invalid[0] if invalid else self.no_quorum()
+
+    def no_quorum(self) -> LockError:
+        text = "No majority can grant: " + report(self._quorum, self.answers)
+        return error(NoQuorumError, text, self._request.name)
 
     def has_refused(self, member: int) -> bool:
         return member in self.answers and self.answers[member] in REFUSED
 
     def grants(self) -> int:
         return sum(self._has_granted(member) for member in self.answers)
-
-    def report(self) -> str:
-        return report(self._quorum, self.answers)
 
     def _ask_others(self, since: float, end: float | None) -> Steps:
         """Asks the members that have not granted yet, after the member of the queue has. Asks up to `TRIES`
