@@ -1,4 +1,4 @@
-//! The stored bytes of a lock. Bytes that were written once stay readable, and any other bytes are refused
+//! The stored bytes of a lock. Bytes that a server has written stay readable, and all other bytes are refused
 //! without a panic.
 
 mod clocks;
@@ -20,7 +20,7 @@ pub const NOW: Instant = Instant::from_micros(AT * 1000);
 pub const ANCHOR: Anchor = Anchor { boot: 0x1122_3344_5566_7788, offset: 1_759_000_000_000 };
 pub const READER: Reader = Reader { now: NOW, anchor: ANCHOR, origin: Origin::Stored };
 
-/// A whole lock with these holds, written at [`NOW`].
+/// The layout of a whole lock with these holds, written at [`NOW`].
 pub fn whole(mode: u8, permits: u64, put: Vec<HoldLayout>) -> Layout {
     Layout {
         version: 4,
@@ -43,7 +43,7 @@ pub fn hold(token: &[u8]) -> HoldLayout {
     HoldLayout { fence, deadline, granted, ttl, count, delay, ephemeral, token: token.to_vec(), label }
 }
 
-/// The content of a lock that is read from these bytes by the same clock.
+/// The content of a lock that is read from these bytes with the same clock.
 pub fn content_of(layout: &Layout) -> Content {
     let mut holds: Vec<Stored> = layout.put.iter().map(stored).collect();
     holds.sort();
@@ -68,7 +68,7 @@ pub fn stored(hold: &HoldLayout) -> Stored {
 
 pub fn read(reader: Reader, bytes: &[u8]) -> Result<Lock, Malformed> {
     let mut lock = Lock::default();
-    assert!(reader.read(bytes)?.apply(&mut lock), "what was read fits into an empty lock");
+    assert!(reader.read(bytes)?.apply(&mut lock), "an empty lock accepts any change");
     Ok(lock)
 }
 

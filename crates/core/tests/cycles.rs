@@ -57,15 +57,16 @@ impl World {
 
     /// Makes a request: `a wants r`, `a shares r`, `a permit r`, or, for the owner `o`, `a@o wants r`.
     /// It is granted, or joins the queue. Returns the cycle if the wait would close one.
-    fn want(&mut self, text: &str) -> Option<String> {
-        let [who, how, key] = *text.split(' ').collect::<Vec<_>>() else { panic!("{text}") };
-        let mode = match how {
+    fn request_or_wait(&mut self, text: &str) -> Option<String> {
+        let [requester, mode, key] = *text.split(' ').collect::<Vec<_>>() else { panic!("{text}") };
+        let mode = match mode {
             "wants" => Mode::Exclusive,
             "shares" => Mode::Shared,
             "permit" => Mode::Permits(NonZeroU32::MIN),
             _ => panic!("{text}"),
         };
-        let (token, owner) = who.split_once('@').map_or((who, None), |(token, owner)| (token, Some(owner)));
+        let (token, owner) =
+            requester.split_once('@').map_or((requester, None), |(token, owner)| (token, Some(owner)));
         let owner = owner.map(|owner| OwnerIdRef::new(owner.as_bytes()).expect("an owner"));
         let name = Name::new(0, key.as_bytes()).to_owned();
         let request = LockRequest { owner, ..request(token.as_bytes(), mode) };
@@ -86,11 +87,11 @@ impl World {
     /// the last one closes.
     #[track_caller]
     fn run(&mut self, texts: &str) -> Option<String> {
-        let (first, last) = texts.rsplit_once(", ").expect("several");
+        let (first, last) = texts.rsplit_once(", ").expect("at least two requests");
         for text in first.split(", ") {
-            assert_eq!(self.want(text), None, "{text:?} of {texts:?}");
+            assert_eq!(self.request_or_wait(text), None, "{text:?} of {texts:?}");
         }
-        self.want(last)
+        self.request_or_wait(last)
     }
 }
 
@@ -108,8 +109,8 @@ fn each_kind_of_edge_closes_a_cycle_and_other_waits_close_none() {
             Some("t w t"),
         ),
         ("a first upgrade", "a shares r, b shares r, a wants r", None),
-        // A former search took every waiter ahead for one that is waited for. Here b and c are granted k
-        // together, and then c releases z.
+        // A former search counted every waiter ahead as a blocker. Here b and c are granted k together, and
+        // then c releases z.
         ("sharers that wait", "w wants k, c wants z, b shares k, c shares k, b wants z", None),
         (
             "sharers that wait, in the other order",
@@ -135,7 +136,6 @@ fn each_kind_of_edge_closes_a_cycle_and_other_waits_close_none() {
     }
 }
 
-/// An owner that holds and waits with several tokens is one party.
 #[test]
 fn the_tokens_of_an_owner_are_one_party() {
     for (what, wants, cycle) in [
@@ -149,7 +149,7 @@ fn the_tokens_of_an_owner_are_one_party() {
             "1@o shares x, 2@o shares x, w wants x, 3@o shares x",
             Some("o w o"),
         ),
-        ("a slash means nothing", "1@o wants x, 2@o/p wants x", None),
+        ("a slash has no meaning", "1@o wants x, 2@o/p wants x", None),
         ("other owners", "1@o wants x, 2@p wants y, 3@o/1 wants y, 4@p wants x", None),
         // After a restart, holds have no owner. An ACQUIRE by the holder sets it.
         ("an owner set later", "1 wants x, 1@o wants x, 1 wants x, 2@o wants x", Some("o o")),
@@ -171,8 +171,8 @@ fn a_wait_that_has_timed_out_adds_no_edge() {
         assert_eq!(world.run(waits), None);
         world.until = None;
         if live {
-            assert_eq!(world.want("b wants x"), None);
+            assert_eq!(world.request_or_wait("b wants x"), None);
         }
-        assert_eq!(world.want("a wants y").as_deref(), cycle);
+        assert_eq!(world.request_or_wait("a wants y").as_deref(), cycle);
     }
 }

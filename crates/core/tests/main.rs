@@ -3,8 +3,8 @@
 
 mod bytes;
 mod corpus;
-mod crowd;
 mod cycles;
+mod many_holders;
 mod model;
 mod regressions;
 mod scale;

@@ -1,9 +1,9 @@
-//! Random runs of the core against a reference model, the page (`model/page.rs`).
+//! Random runs of the core against a reference model (`model/reference.rs`).
 
 pub mod check;
 pub mod content;
 pub mod moves;
-pub mod page;
+pub mod reference;
 mod storage;
 pub mod system;
 
@@ -16,7 +16,7 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
 use check::SOMETIMES;
 use moves::Move;
-use page::{Answer, GREATEST_FENCE, Page};
+use reference::{Answer, GREATEST_FENCE, Model};
 use system::System;
 
 /// The number of runs. The whole suite takes less than a minute on one core.
@@ -26,7 +26,7 @@ const LONGEST: usize = if cfg!(miri) { 15 } else { 60 };
 /// The model, with its answer to the last move.
 #[derive(Clone, Debug)]
 struct Reference {
-    page: Page,
+    model: Model,
     answer: Answer,
 }
 
@@ -37,26 +37,26 @@ impl ReferenceStateMachine for Reference {
     fn init_state() -> BoxedStrategy<Reference> {
         let now = (0..3000u64).prop_map(|us| 1_760_000_000_000_000 + us);
         let last = prop_oneof![40 => Just(0), 1 => Just(GREATEST_FENCE - 3)];
-        let most = prop_oneof![1 => 1..3usize, 1 => Just(usize::MAX)];
-        (now, last, most)
+        let max_grants = prop_oneof![1 => 1..3usize, 1 => Just(usize::MAX)];
+        (now, last, max_grants)
             .prop_map(|(now, last_fence, max_grants_per_turn)| Reference {
-                page: Page { now, last_fence, max_grants_per_turn, ..Page::default() },
+                model: Model { now, last_fence, max_grants_per_turn, ..Model::default() },
                 answer: Answer::Nothing,
             })
             .boxed()
     }
 
     fn transitions(state: &Reference) -> BoxedStrategy<Move> {
-        moves::moves(&state.page)
+        moves::moves(&state.model)
     }
 
     fn apply(mut state: Reference, step: &Move) -> Reference {
-        state.answer = state.page.make(step);
+        state.answer = state.model.make(step);
         state
     }
 
     fn preconditions(state: &Reference, step: &Move) -> bool {
-        state.page.can(step)
+        state.model.can_make(step)
     }
 }
 
@@ -70,16 +70,16 @@ impl StateMachineTest for Core {
     type Reference = Reference;
 
     fn init_test(state: &Reference) -> System {
-        let Page { now, last_fence, max_grants_per_turn, .. } = state.page;
+        let Model { now, last_fence, max_grants_per_turn, .. } = state.model;
         System { max_grants_per_turn, ..System::new(now, last_fence) }
     }
 
     fn apply(mut system: System, reference: &Reference, step: Move) -> System {
         let answer = system.make(step.clone());
-        check::same(&system, &reference.page, &step, &answer, &reference.answer);
-        check::invariants(&system, &step);
+        check::assert_agreement(&system, &reference.model, &step, &answer, &reference.answer);
+        check::assert_invariants(&system, &step);
         let mut seen = SEEN.lock().expect("no panic");
-        for mark in reference.page.marks.iter().chain(&system.saw) {
+        for mark in reference.model.marks.iter().chain(&system.marks) {
             *seen.entry(mark).or_default() += 1;
         }
         drop(seen);
@@ -117,20 +117,20 @@ fn the_core_agrees_with_the_model_in_random_runs() {
     assert!(unknown.is_empty(), "add to SOMETIMES: {unknown:?}");
 }
 
-/// Runs of waits only: in runs with all moves, deadlocks are rare.
+/// Runs that consist mostly of waits: in runs with all moves, deadlocks are rare.
 #[test]
 fn deadlocks_are_found_and_none_is_false_in_random_runs() {
     let found = Mutex::new((0, 0));
     crate::random(moves::waits(), CASES, |steps| {
-        let mut page = Page { now: 1, max_grants_per_turn: usize::MAX, ..Page::default() };
+        let mut model = Model { now: 1, max_grants_per_turn: usize::MAX, ..Model::default() };
         let mut system = System::new(1, 0);
         for step in steps {
-            if !page.can(&step) {
+            if !model.can_make(&step) {
                 continue;
             }
-            let expected = page.make(&step);
+            let expected = model.make(&step);
             let answer = system.make(step.clone());
-            check::same(&system, &page, &step, &answer, &expected);
+            check::assert_agreement(&system, &model, &step, &answer, &expected);
             let mut found = found.lock().expect("no panic");
             found.0 += u32::from(answer == Answer::Deadlock);
             found.1 += u32::from(answer == Answer::Waits);

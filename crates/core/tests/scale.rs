@@ -53,7 +53,7 @@ impl World {
     }
 
     /// Runs turns until the queue is served. Returns the number of answered waiters.
-    fn serve_on(&mut self) -> usize {
+    fn serve_the_rest(&mut self) -> usize {
         let mut answers = 0;
         while self.unserved {
             answers += self.turn(|turn| turn.advance());
@@ -77,30 +77,30 @@ impl World {
 
     fn release_first(&mut self, answers: usize) {
         let first = self.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
-        assert_eq!(first + self.serve_on(), answers);
+        assert_eq!(first + self.serve_the_rest(), answers);
     }
 }
 
-/// Checks that the work on this many waiters takes less than a second of this thread's processor time, to
-/// which other processes do not add. It takes 0.1 to 0.2 s; each bug below took many seconds.
-fn takes_no_second(for_so_many: usize, prepare: impl Fn(usize) -> World, work: impl Fn(&mut World, usize)) {
-    let n = if cfg!(miri) { 8 } else { for_so_many };
+/// Checks that the work on `count` waiters takes less than a second of this thread's processor time, which
+/// other processes do not affect. The work takes 0.1 to 0.2 s. With each bug below, it took many seconds.
+fn assert_fast(count: usize, prepare: impl Fn(usize) -> World, work: impl Fn(&mut World, usize)) {
+    let n = if cfg!(miri) { 8 } else { count };
     let mut world = prepare(n);
     let before = processor_time();
     work(&mut world, n);
-    let took = processor_time() - before;
-    println!("{took:?}");
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    let duration = processor_time() - before;
+    println!("{duration:?}");
+    assert!(duration < Duration::from_secs(1), "{duration:?}");
 }
 
 /// The processor time of this thread, from /proc. Zero under Miri, which has no /proc.
 fn processor_time() -> Duration {
-    let kept =
+    let schedstat =
         if cfg!(miri) { "0".into() } else { fs::read_to_string("/proc/thread-self/schedstat").unwrap() };
-    Duration::from_nanos(kept.split_whitespace().next().expect("a number").parse().expect("nanoseconds"))
+    Duration::from_nanos(schedstat.split_whitespace().next().expect("a number").parse().expect("nanoseconds"))
 }
 
-/// Found: each sharer was searched among those granted before it.
+/// Once, each sharer was searched among the sharers granted before it.
 #[test]
 fn many_sharers_are_granted_without_quadratic_work() {
     let prepare = |n| {
@@ -112,14 +112,14 @@ fn many_sharers_are_granted_without_quadratic_work() {
     for n in [most / 10, most] {
         let (mut world, before) = (prepare(n), steps::taken());
         world.release_first(n);
-        let each = (steps::taken() - before) / n as u64;
-        println!("{n}: {each} steps each");
-        assert!(!cfg!(debug_assertions) || (1..250).contains(&each), "{each} steps each");
+        let per_waiter = (steps::taken() - before) / n as u64;
+        println!("{n}: {per_waiter} steps per waiter");
+        assert!(!cfg!(debug_assertions) || (1..250).contains(&per_waiter), "{per_waiter} steps per waiter");
     }
 }
 
-/// A grant to many sharers does not search the holders one by one. The last of them must be known as holders,
-/// too.
+/// A grant to many sharers does not search the holders one by one. Even the last sharers must be known as
+/// holders.
 #[test]
 fn a_sharer_granted_with_many_is_known_as_a_holder() {
     let n = if cfg!(miri) { 34 } else { 100 };
@@ -132,7 +132,7 @@ fn a_sharer_granted_with_many_is_known_as_a_holder() {
     }
 }
 
-/// Found: each wait was removed from a list of all.
+/// Once, each wait was removed from a list of all waits.
 #[test]
 fn many_waits_of_one_token_end_without_quadratic_work() {
     let prepare = |n| {
@@ -140,10 +140,10 @@ fn many_waits_of_one_token_end_without_quadratic_work() {
         (0..n).for_each(|_| world.wait(KEY, b"same", Mode::Exclusive));
         world
     };
-    takes_no_second(100_000, prepare, |world, n| world.release_first(n));
+    assert_fast(100_000, prepare, |world, n| world.release_first(n));
 }
 
-/// Found: for each waiter, the queue was walked from its head.
+/// Once, the queue was searched from its head for each waiter.
 #[test]
 fn a_search_among_tokens_with_several_waits_is_not_quadratic() {
     let prepare = |n| {
@@ -154,7 +154,7 @@ fn a_search_among_tokens_with_several_waits_is_not_quadratic() {
         }
         world
     };
-    takes_no_second(30_000, prepare, |world, _| {
+    assert_fast(30_000, prepare, |world, _| {
         let request = request(b"newcomer", Mode::Exclusive);
         let mut search = Search::new(&request, &KEY, Rank::Newcomer, NOW, &world.waiting);
         loop {
@@ -169,7 +169,6 @@ fn a_search_among_tokens_with_several_waits_is_not_quadratic() {
     });
 }
 
-/// Operations on one position among many.
 #[test]
 fn the_work_of_a_position_does_not_grow_with_the_queue() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100_000] } {
@@ -183,7 +182,7 @@ fn the_work_of_a_position_does_not_grow_with_the_queue() {
                 Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
             world.waiting.join(newcomer).expect("room in the queue");
         }
-        let mut took = |what: &str, work: &mut dyn FnMut(&mut Turn<'_>)| {
+        let mut measure = |what: &str, work: &mut dyn FnMut(&mut Turn<'_>)| {
             let before = steps::taken();
             world.turn(work);
             let steps = steps::taken() - before;
@@ -191,15 +190,15 @@ fn the_work_of_a_position_does_not_grow_with_the_queue() {
             assert!(steps < 400, "{what} among {many}: {steps} steps");
         };
         let (middle, first) = (token(many / 2), token(0));
-        took("to keep it", &mut |turn| {
+        measure("a repeated request", &mut |turn| {
             let kept = turn.queue(&request(&middle, Mode::Exclusive), queued(), until);
             assert!(matches!(kept, Acquired::Queued(_)));
         });
-        took("a handoff", &mut |turn| assert_eq!(turn.release(checked(b"first"), ReleaseCount::One), 1));
-        took("a claim", &mut |turn| {
+        measure("a handoff", &mut |turn| assert_eq!(turn.release(checked(b"first"), ReleaseCount::One), 1));
+        measure("a claim", &mut |turn| {
             let claimed = turn.queue(&request(&first, Mode::Exclusive), queued(), until);
             assert!(matches!(claimed, Acquired::Held(_)));
         });
-        took("a cancel", &mut |turn| assert_eq!(turn.cancel(CancelTarget::Token(checked(&middle))), 1));
+        measure("a cancel", &mut |turn| assert_eq!(turn.cancel(CancelTarget::Token(checked(&middle))), 1));
     }
 }

@@ -3,7 +3,7 @@
 //! in the time and the exact fences count as one, so each world is finite, with some hundred thousand states.
 //! The two largest worlds are explored up to a depth. `DLOCK_DEPTH` sets the depth for all worlds.
 //!
-//! Each move is made in the reference model (the page) and in the core (the system), which must agree.
+//! Each move is made in the reference model and in the core (the system), which must agree.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,7 +13,7 @@ use dlock_core::{Mode, ReleaseCount};
 
 use crate::model::check;
 use crate::model::moves::Move;
-use crate::model::page::{Client, Page, Request, Token, WaitsBy};
+use crate::model::reference::{Client, Model, Request, Token, WaitsBy};
 use crate::model::system::System;
 
 const KEY: u8 = 0;
@@ -25,11 +25,11 @@ fn acquire(client: Client, token: Token, mode: Mode, block: Option<u64>) -> Move
     Move::Acquire(Request { ttl: 2, ephemeral, delay, ..Request::new(client, KEY, token, mode) }, block)
 }
 
-/// The moves of every world besides ACQUIRE: time passes, and each holder or waiter may leave in every way.
-fn always(tokens: Token) -> Vec<Move> {
+/// The moves of every world except ACQUIRE: time passes, and holds and waits end in every way.
+fn common_moves(tokens: Token) -> Vec<Move> {
     let mut moves = vec![
         Move::Advance(1000),
-        Move::LookAt(KEY),
+        Move::RunJob(KEY),
         Move::Break(KEY),
         Move::Delete(KEY),
         Move::Delivered(0),
@@ -53,23 +53,25 @@ fn permits(n: u32) -> Mode {
     Mode::Permits(NonZeroU32::new(n).expect("above 0"))
 }
 
-/// A hash of the state without the parts that do not affect later moves: the time, and the exact fences.
-fn essence(page: &Page) -> u64 {
-    let mut fences: Vec<u64> = page.holds.iter().map(|hold| hold.fence).collect();
-    fences.extend(page.flights.iter().map(|flight| flight.fence));
+/// Returns a hash of the state without the parts that do not affect later moves: the time and the exact
+/// fences.
+fn fingerprint(model: &Model) -> u64 {
+    let mut fences: Vec<u64> = model.holds.iter().map(|hold| hold.fence).collect();
+    fences.extend(model.flights.iter().map(|flight| flight.fence));
     fences.sort_unstable();
     fences.dedup();
     let rank = |fence: u64| fences.binary_search(&fence).expect("a fence of a hold") as u64;
     // The ms until a deadline, plus 4: 0 for every deadline that passed at least 4 ms ago. A delay, which
     // is 1 ms here, counts from the end of an expired lease, so a passed deadline matters for that long.
-    let now = page.now / 1000;
+    let now = model.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
-    let mut page = page.clone();
-    let flight_numbers: Vec<u64> = page.flights.iter().map(|flight| flight.number).collect();
-    for hold in &mut page.holds {
-        // A waiter's number becomes the index of its grant in `page.flights`; u64::MAX if it is not there.
-        if let Some(unconfirmed) = &mut hold.on_the_way {
-            for number in &mut unconfirmed.told {
+    let mut model = model.clone();
+    let flight_numbers: Vec<u64> = model.flights.iter().map(|flight| flight.number).collect();
+    for hold in &mut model.holds {
+        // A waiter's number becomes the index of its grant in `model.flights`, or u64::MAX if it is not
+        // there.
+        if let Some(unconfirmed) = &mut hold.unconfirmed {
+            for number in &mut unconfirmed.sent_to {
                 let flight = flight_numbers.iter().position(|other| other == number);
                 *number = flight.map_or(u64::MAX, |index| index as u64);
             }
@@ -79,66 +81,66 @@ fn essence(page: &Page) -> u64 {
         // The age of a hold affects no decision.
         (hold.fence, hold.end, hold.since) = (rank(hold.fence), from_now(hold.end), 0);
     }
-    for flight in &mut page.flights {
+    for flight in &mut model.flights {
         (flight.fence, flight.number) = (rank(flight.fence), 0);
     }
-    let numbers: Vec<u64> = page.waiters.iter().map(|waiter| waiter.number).collect();
-    for waiter in &mut page.waiters {
+    let numbers: Vec<u64> = model.waiters.iter().map(|waiter| waiter.number).collect();
+    for waiter in &mut model.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
-        // A connection that waits together with a QUEUE position.
+        // The connection waits together with a QUEUE position.
         if let WaitsBy::Both(position) = &mut waiter.by {
             *position =
                 numbers.iter().position(|number| number == position).expect("the position waits") as u64;
         }
     }
-    for (_, until) in &mut page.delays {
+    for (_, until) in &mut model.delays {
         *until = from_now(*until);
     }
     let mut hasher = DefaultHasher::new();
-    let grace = from_now(page.grants_from / 1000);
-    (&page.holds, &page.flights, &page.waiters, &page.delays, grace).hash(&mut hasher);
+    let grace = from_now(model.grants_from / 1000);
+    (&model.holds, &model.flights, &model.waiters, &model.delays, grace).hash(&mut hasher);
     hasher.finish()
 }
 
-/// No limit of the depth.
+/// No limit on the depth.
 const ALL: usize = usize::MAX;
 
-/// Makes every move in every reachable state, breadth first, up to this depth.
+/// Makes every move in every reachable state, breadth first, up to `depth`.
 fn explore(world: &str, moves: &[Move], depth: usize) {
     let depth = match std::env::var("DLOCK_DEPTH").map(|depth| depth.parse()) {
         Ok(Ok(depth)) => depth,
         _ if cfg!(miri) => 1,
         _ => depth,
     };
-    let page = Page { now: START, max_grants_per_turn: usize::MAX, ..Page::default() };
-    let mut seen = HashSet::from([essence(&page)]);
-    let mut border = vec![(page, System::new(START, 0))];
+    let model = Model { now: START, max_grants_per_turn: usize::MAX, ..Model::default() };
+    let mut seen = HashSet::from([fingerprint(&model)]);
+    let mut frontier = vec![(model, System::new(START, 0))];
     let mut steps = 0u64;
-    let mut deep = 0;
-    while deep < depth && !border.is_empty() {
-        deep += 1;
+    let mut reached = 0;
+    while reached < depth && !frontier.is_empty() {
+        reached += 1;
         let mut next = Vec::new();
-        for (page, system) in &border {
-            for step in moves.iter().filter(|step| page.can(step)) {
-                let (mut page, mut system) = (page.clone(), system.clone());
-                let expected = page.make(step);
+        for (model, system) in &frontier {
+            for step in moves.iter().filter(|step| model.can_make(step)) {
+                let (mut model, mut system) = (model.clone(), system.clone());
+                let expected = model.make(step);
                 let answer = system.make(step.clone());
-                check::same(&system, &page, step, &answer, &expected);
-                check::invariants(&system, step);
+                check::assert_agreement(&system, &model, step, &answer, &expected);
+                check::assert_invariants(&system, step);
                 steps += 1;
-                if seen.insert(essence(&page)) {
-                    next.push((page, system));
+                if seen.insert(fingerprint(&model)) {
+                    next.push((model, system));
                 }
             }
         }
-        border = next;
+        frontier = next;
     }
-    println!("{world}: {} states, {steps} steps, {deep} deep, {} at the border", seen.len(), border.len());
+    println!("{world}: {} states, {steps} steps, depth {reached}, {} open", seen.len(), frontier.len());
 }
 
 #[test]
 fn three_exclusive_tokens_agree_with_the_model() {
-    let mut moves = always(3);
+    let mut moves = common_moves(3);
     moves.extend(acquire_in(&[Mode::Exclusive], 3));
     // A second connection of token 0, which waits or only tries.
     moves.push(acquire(3, 0, Mode::Exclusive, Some(0)));
@@ -148,14 +150,14 @@ fn three_exclusive_tokens_agree_with_the_model() {
 
 #[test]
 fn three_tokens_that_share_and_upgrade_agree_with_the_model() {
-    let mut moves = always(3);
+    let mut moves = common_moves(3);
     moves.extend(acquire_in(&[Mode::Shared, Mode::Exclusive], 3));
     explore("shared and exclusive", &moves, ALL);
 }
 
 #[test]
 fn three_tokens_with_permits_agree_with_the_model() {
-    let mut moves = always(3);
+    let mut moves = common_moves(3);
     moves.extend(acquire_in(&[permits(1), permits(2)], 3));
     moves.push(acquire(2, 2, Mode::Exclusive, Some(3)));
     explore("permits", &moves, ALL);
@@ -163,7 +165,7 @@ fn three_tokens_with_permits_agree_with_the_model() {
 
 #[test]
 fn two_tokens_in_a_grace_period_agree_with_the_model() {
-    let mut moves = always(2);
+    let mut moves = common_moves(2);
     moves.extend(acquire_in(&[Mode::Shared, Mode::Exclusive], 2));
     moves.push(Move::Grace(2));
     explore("grace", &moves, ALL);
@@ -172,7 +174,7 @@ fn two_tokens_in_a_grace_period_agree_with_the_model() {
 /// Token 0 waits with BLOCK, token 1 with QUEUE, and token 2 with QUEUE, alone or together with BLOCK.
 #[test]
 fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
-    let mut moves = always(3);
+    let mut moves = common_moves(3);
     let queue = |client: Client, token, block| match acquire(client, token, Mode::Exclusive, None) {
         Move::Acquire(asked, _) => Move::Queue(asked, 3, block),
         other => other,
@@ -180,7 +182,7 @@ fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
     for token in 0..3 {
         moves.push(Move::TimeOutToken(KEY, token));
         // The user of a queued token loses the right to the lock that was granted.
-        moves.push(Move::Forbidden(KEY, token));
+        moves.push(Move::RightsLost(KEY, token));
     }
     moves.push(acquire(0, 0, Mode::Exclusive, Some(3)));
     moves.push(acquire(0, 0, Mode::Exclusive, None));
@@ -192,7 +194,7 @@ fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
 
 #[test]
 fn one_token_on_many_connections_agrees_with_the_model() {
-    let mut moves = always(2);
+    let mut moves = common_moves(2);
     for client in [0, 2, 3] {
         moves.push(acquire(client, 0, Mode::Exclusive, Some(0)));
         moves.push(acquire(client, 0, Mode::Shared, Some(0)));

@@ -1,4 +1,4 @@
-//! Deadlines that are read by another clock than they were written by.
+//! Deadlines that were written with one clock and are read with another.
 
 use dlock_core::codec::{Anchor, Origin, Reader};
 use dlock_core::{Instant, Lock};
@@ -15,7 +15,7 @@ fn four_seconds_left() -> Vec<u8> {
     Layout { delay_until: AT + 3000, ..whole(2, 0, vec![hold]) }.bytes()
 }
 
-/// The ms left of the lease and of the delay when the bytes are read at this ms.
+/// The remaining ms of the lease and of the delay when the bytes are read at `ms`.
 fn left(ms: u64, anchor: Anchor, origin: Origin) -> (u64, u64) {
     let now = Instant::from_micros(ms * 1000);
     let lock = read(Reader { now, anchor, origin }, &four_seconds_left()).expect("a lock");
@@ -62,7 +62,7 @@ fn the_wall_clock_decides_after_another_boot() {
     {
         assert_eq!(left(AT + later, OTHER_BOOT, Origin::Stored), (lease, delay), "{later}");
     }
-    // A clock that is behind makes neither longer than its full length.
+    // A clock that is behind makes neither the lease nor the delay longer than its full length.
     for earlier in [1, 5999, 6001, 86_400_000] {
         let (lease, delay) = left(AT - earlier, OTHER_BOOT, Origin::Stored);
         assert_eq!((lease, delay), ((4000 + earlier).min(10_000), 3000), "{earlier}");
@@ -91,13 +91,13 @@ fn a_lease_is_never_longer_than_its_ttl_by_any_clock() {
     });
 }
 
-/// The id is stored, so every compiler must compute the same.
+/// The id is stored, so every build must compute the same id.
 #[test]
 fn the_id_of_a_boot_never_changes() {
     let id = "6d1b8b2e-3c47-4b19-9a0e-5f6e7d8c9b0a";
     assert_eq!(Anchor::boot(id, 0), Some(0x6d1b_8b2e_3c47_4b19));
     assert_eq!(Anchor::boot(&format!("{id}\n"), 0), Anchor::boot(id, 0));
-    // Another offset of the boot-time clock is another id.
+    // A boot-time clock with another offset has another id.
     let second = 1_000_000_000;
     assert_eq!(Anchor::boot(id, second), Some(0x6d1b_8b2e_3c47_4b19_u64.wrapping_add(SECOND)));
     assert_ne!(Anchor::boot(id, second), Anchor::boot(id, -second));

@@ -105,9 +105,9 @@ fn a_partial_change_is_read() {
     let mut lock = three_sharers();
     assert!(part.apply(&mut lock));
     let left = HoldLayout { count: 2, ..granted(b"reader-a") };
-    let is = content(&lock);
-    assert_eq!((is.mode, is.delay_until), (Some(Mode::Shared), AT + 249));
-    assert_eq!(is.holds, [stored(&left)]);
+    let found = content(&lock);
+    assert_eq!((found.mode, found.delay_until), (Some(Mode::Shared), AT + 249));
+    assert_eq!(found.holds, [stored(&left)]);
     let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
     let named: [&[u8]; 5] = [b"reader-b", b"reader-a", b"reader-b", b"\x00", b"reader-a"];
     let change = Change::Part(named.map(token).to_vec());
@@ -119,12 +119,12 @@ const SOME: usize = if cfg!(miri) { 31 } else { 1 };
 
 /// Reads bytes, applies them to a held lock, writes the lock, and reads it back. Returns whether the bytes
 /// were accepted.
-fn survives(reader: Reader, bytes: &[u8]) -> bool {
+fn is_accepted(reader: Reader, bytes: &[u8]) -> bool {
     let Ok(written) = reader.read(bytes) else { return false };
     let mut lock = three_sharers();
     let before = content(&lock);
     if !written.apply(&mut lock) {
-        assert_eq!(content(&lock), before, "what does not fit changes nothing");
+        assert_eq!(content(&lock), before, "a refused change changes nothing");
     }
     let again = write(&lock, &Change::Whole);
     assert_eq!(content(&read(READER, &again).expect("a lock")), content(&lock));
@@ -134,7 +134,7 @@ fn survives(reader: Reader, bytes: &[u8]) -> bool {
 #[test]
 fn truncated_bytes_are_refused() {
     for bytes in all() {
-        assert!(survives(READER, &bytes));
+        assert!(is_accepted(READER, &bytes));
         for len in (0..bytes.len()).step_by(SOME) {
             assert!(READER.read(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
         }
@@ -150,7 +150,7 @@ fn a_changed_byte_is_refused_or_reads_as_another_lock() {
             for change in (1..=255).step_by(if cfg!(miri) { 85 } else { 1 }) {
                 let mut bytes = bytes.clone();
                 bytes[at] ^= change;
-                if survives(READER, &bytes) { read += 1 } else { refused += 1 }
+                if is_accepted(READER, &bytes) { read += 1 } else { refused += 1 }
             }
         }
     }

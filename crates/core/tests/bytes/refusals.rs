@@ -8,7 +8,7 @@ use super::{AT, NOW, READER, hold, read, whole, write};
 use crate::model::content::content;
 use dlock_testkit::{HoldLayout, Layout};
 
-/// The mode byte of a change of a lock of this mode.
+/// The mode byte of a partial change of a lock in `mode`.
 fn part(mode: u8) -> u8 {
     mode + 4
 }
@@ -21,7 +21,7 @@ fn shared(tokens: &[&[u8]]) -> Layout {
     whole(2, 0, tokens.iter().map(|token| hold(token)).collect())
 }
 
-/// The same with a dropped hold.
+/// The same layout, with a dropped hold.
 fn dropping(token: &[u8], layout: Layout) -> Layout {
     Layout { dropped: vec![token.to_vec()], counts: (1, layout.counts.1), ..layout }
 }
@@ -151,8 +151,8 @@ fn a_change_that_does_not_fit_the_lock_changes_nothing() {
     assert_eq!(lock.at(NOW).holds().count(), 2);
 }
 
-/// Found: the longest delay, begun within a millisecond, was written a millisecond longer than the reader
-/// accepts.
+/// Once, the longest delay was written a millisecond longer than the reader accepts, because it had begun
+/// within a millisecond.
 #[test]
 fn the_longest_delay_is_read_back() {
     let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };
@@ -178,7 +178,7 @@ fn an_effect_consists_of_the_last_fence_and_a_change() {
     }
 }
 
-/// A newer module may have raised the fence.
+/// A newer module may have raised the fence, so the fence must be read.
 #[test]
 fn an_effect_of_a_newer_version_is_refused_with_its_last_fence() {
     let mut effect = [&77_u64.to_le_bytes()[..], &shared(&[b"a"]).bytes()].concat();

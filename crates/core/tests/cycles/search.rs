@@ -41,10 +41,10 @@ fn a_fan(n: usize) -> World {
 
 /// A chain of keys. All sharers of a key wait for the next key.
 fn a_chain(keys: usize, sharers: usize) -> World {
-    longer_by_a_chain(World::default(), keys, sharers)
+    with_chain(World::default(), keys, sharers)
 }
 
-fn longer_by_a_chain(mut world: World, keys: usize, sharers: usize) -> World {
+fn with_chain(mut world: World, keys: usize, sharers: usize) -> World {
     let all =
         (0..keys).flat_map(|at| (0..sharers).map(move |n| (at, format!("sharer {n} of {at}").into_bytes())));
     for (at, token) in all.clone() {
@@ -56,8 +56,8 @@ fn longer_by_a_chain(mut world: World, keys: usize, sharers: usize) -> World {
     world
 }
 
-/// Found: a token that waits for many keys, and a chain of keys with many sharers, were searched repeatedly,
-/// for seconds.
+/// Once, a token that waits for many keys, and a chain of keys with many sharers, were searched repeatedly,
+/// which took seconds.
 #[test]
 fn the_work_of_a_search_is_bounded() {
     let scale = if cfg!(miri) { 100 } else { 1 };
@@ -65,7 +65,7 @@ fn the_work_of_a_search_is_bounded() {
         ("a fan", a_fan(9_000 / scale)),
         ("a chain of sharers", a_chain(100 / scale, 300 / scale)),
         ("a long chain", a_chain(3_000 / scale, 1)),
-        ("a crowd", a_chain(1, 30_000 / scale)),
+        ("one key with many sharers", a_chain(1, 30_000 / scale)),
     ];
     for (what, world) in worlds {
         let (found, steps) = world.search_for_newcomer();
@@ -90,13 +90,12 @@ fn a_long_cycle_is_found() {
     for (keys, sharers) in if cfg!(miri) { [(5, 3), (8, 1)] } else { [(60, 3), (100, 1)] } {
         let mut world = World::default();
         world.holds(key(keys), b"newcomer", Mode::Exclusive);
-        let (found, steps) = longer_by_a_chain(world, keys, sharers).search_for_newcomer();
+        let (found, steps) = with_chain(world, keys, sharers).search_for_newcomer();
         let Found::Cycle(cycle) = found else { panic!("{keys} keys: {found:?} after {steps} steps") };
         assert_eq!(cycle.len(), keys + 2);
     }
 }
 
-/// A cycle within the bound is found, whatever else exists.
 #[test]
 fn a_cycle_among_many_is_found() {
     let n = if cfg!(miri) { 30 } else { 70 };

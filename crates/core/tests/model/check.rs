@@ -6,15 +6,15 @@ use dlock_core::{Ephemeral, Mode, Owner, Rank};
 
 use super::content::content;
 use super::moves::Move;
-use super::page::{Answer, Bond, KEYS, MOST_HOLDERS, OWNERS, Page, TOKENS};
-use super::storage::FAR;
+use super::reference::{Answer, Bond, KEYS, MAX_HOLDERS, Model, OWNERS, TOKENS};
+use super::storage::FAR_AHEAD;
 use super::system::{self, System, name, token, token_of};
 
 /// Situations that must occur in every full run. A run without one of them would prove nothing about it.
 pub const SOMETIMES: &[&str] = &[
     "a break",
-    "a connection waits beside a position",
-    "a grant is forbidden to its user",
+    "a connection waits with a position",
+    "a user loses the right to a granted lock",
     "a handoff to a queued waiter",
     "a position ends with its connection",
     "a position is given up for another mode",
@@ -45,9 +45,9 @@ pub const SOMETIMES: &[&str] = &[
     "a handoff",
     "a holder asks again",
     "a holder asks again in grace",
-    "a holder asks in a mode it cannot have",
+    "a holder asks for an impossible mode",
     "a holder's connection closes",
-    "a key vanishes under its queue",
+    "a key with waiters is removed",
     "a lease ends",
     "a full lock refuses a newcomer",
     "a newcomer does not overtake the queue",
@@ -59,14 +59,14 @@ pub const SOMETIMES: &[&str] = &[
     "a snapshot with the log position",
     "a wait",
     "a wait times out",
-    "a wait has timed out when its turn comes",
+    "a wait has timed out at the head of the queue",
     "a waiter for a full lock keeps waiting",
-    "a waiter is refused when its turn comes",
+    "a waiter is refused at the head of the queue",
     "a waiter's connection closes",
-    "an acquire lets others in",
+    "an ACQUIRE lets waiters in",
     "an extension",
     "an undelivered grant",
-    "an undelivered grant that others rely on",
+    "an undelivered grant that another client has received",
     "an undelivered renewal",
     "an undelivered upgrade",
     "an upgrade in grace",
@@ -86,47 +86,47 @@ pub const SOMETIMES: &[&str] = &[
 ];
 
 /// Checks that the core agrees with the model.
-pub fn same(system: &System, page: &Page, step: &Move, answer: &Answer, expected: &Answer) {
+pub fn assert_agreement(system: &System, model: &Model, step: &Move, answer: &Answer, expected: &Answer) {
     assert_eq!(answer, expected, "the answer to {step:?}");
-    assert_eq!(system.outcomes, page.told, "the waiters answered by {step:?}");
-    assert_eq!(system.heard, page.heard, "the events of {step:?}");
-    assert_eq!(system.flights, page.flights);
-    assert_eq!(system.now, page.now);
-    assert_eq!(system.fences.last(), page.last_fence);
+    assert_eq!(system.outcomes, model.outcomes, "the waiters answered by {step:?}");
+    assert_eq!(system.events, model.events, "the events of {step:?}");
+    assert_eq!(system.flights, model.flights);
+    assert_eq!(system.now, model.now);
+    assert_eq!(system.fences.last(), model.last_fence);
     for key in 0..KEYS {
-        same_holds(system, page, key);
-        let queue: Vec<_> = page.queue(key).iter().map(|w| (w.asked, w.upgrades, w.until)).collect();
+        assert_same_holds(system, model, key);
+        let queue: Vec<_> = model.queue(key).iter().map(|w| (w.asked, w.upgrades, w.until)).collect();
         let core = system.waiting.queue(&name(key)).map(|w| {
             let asked = w.request.borrowed();
             let client = match &w.owner {
                 Owner::Client(client) | Owner::Beside(client, _) => client.0,
                 Owner::Token(queued) => queued.client.0,
             };
-            let told = (client, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
+            let identity = (client, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
             let rest =
                 (asked.reentry, asked.ephemeral, asked.delay.millis(), asked.label.as_bytes().to_vec());
             let rest = (rest, asked.owner.map_or(&b""[..], |owner| owner.as_bytes()).to_vec());
-            (told, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
+            (identity, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
         });
-        let page = queue.iter().map(|(w, upgrades, until)| {
-            let told = (w.client, w.token, w.mode, w.ttl);
+        let model = queue.iter().map(|(w, upgrades, until)| {
+            let identity = (w.client, w.token, w.mode, w.ttl);
             let rest = (w.reentry, w.ephemeral, w.delay, system::label(w.label));
-            (told, (rest, OWNERS[usize::from(w.owner)].as_bytes().to_vec()), *upgrades, *until)
+            (identity, (rest, OWNERS[usize::from(w.owner)].as_bytes().to_vec()), *upgrades, *until)
         });
-        assert!(core.eq(page), "the queue of {key}");
+        assert!(core.eq(model), "the queue of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), queue.len());
     }
     // Each node of the cycle waits for the next one.
     for pair in system.cycle.windows(2) {
-        let upgraders = page.marks.contains(&"two sharers ask for an upgrade");
-        assert!(upgraders || page.edges.contains(&(pair[0], pair[1])), "no cycle: {:?}", system.cycle);
+        let upgraders = model.marks.contains(&"two sharers ask for an upgrade");
+        assert!(upgraders || model.edges.contains(&(pair[0], pair[1])), "no cycle: {:?}", system.cycle);
     }
     if let [first, .., last] = system.cycle[..] {
         assert_eq!(first, last);
     }
 }
 
-fn same_holds(system: &System, page: &Page, key: u8) {
+fn assert_same_holds(system: &System, model: &Model, key: u8) {
     let lock = system.locks.get(&key).cloned().unwrap_or_default();
     let view = lock.at(system.instant());
     for who in 0..TOKENS {
@@ -142,37 +142,37 @@ fn same_holds(system: &System, page: &Page, key: u8) {
             let owner = hold.owner().map_or(&b""[..], |owner| owner.as_bytes());
             (hold.fence().get(), lease, hold.count(), bond, rest, owner)
         });
-        let page = page.hold(key, who).map(|hold| {
+        let model = model.hold(key, who).map(|hold| {
             let rest = (hold.delay, system::label(hold.label), hold.since);
             let owner = OWNERS[usize::from(hold.owner)].as_bytes();
             (hold.fence, (hold.end, hold.ttl), hold.count, hold.bond, rest, owner)
         });
-        assert_eq!(core, page, "the hold of {who} on {key}");
+        assert_eq!(core, model, "the hold of {who} on {key}");
     }
-    let modes: BTreeSet<_> = page.holds_of(key).map(|hold| format!("{:?}", hold.mode)).collect();
+    let modes: BTreeSet<_> = model.holds_of(key).map(|hold| format!("{:?}", hold.mode)).collect();
     assert_eq!(view.mode().map(|mode| format!("{mode:?}")).into_iter().collect::<BTreeSet<_>>(), modes);
-    let left = |end: u64| (end * 1000).saturating_sub(page.now) / 1000;
-    assert_eq!(view.longest_left(), page.holds_of(key).map(|hold| left(hold.end)).max());
-    assert_eq!(view.fence().map(|fence| fence.get()), page.holds_of(key).map(|hold| hold.fence).max());
-    let over = page.holds.iter().filter(|hold| hold.key == key && hold.delay > 0 && page.is_over(hold.end));
-    let delays = page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| *until);
-    let delay = delays.chain(over.map(|hold| hold.end + hold.delay)).map(left).max();
+    let left = |end: u64| (end * 1000).saturating_sub(model.now) / 1000;
+    assert_eq!(view.longest_left(), model.holds_of(key).map(|hold| left(hold.end)).max());
+    assert_eq!(view.fence().map(|fence| fence.get()), model.holds_of(key).map(|hold| hold.fence).max());
+    let holds = || model.holds.iter().filter(|hold| hold.key == key);
+    let delays = || model.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| *until);
+    let expired = holds().filter(|hold| hold.delay > 0 && model.has_passed(hold.end));
+    let delay = delays().chain(expired.map(|hold| hold.end + hold.delay)).map(left).max();
     assert_eq!(view.delay_left(), delay.unwrap_or(0));
-    let due = page.holds.iter().filter(|hold| hold.key == key).map(|hold| hold.end);
-    let due = due.chain(page.delays.iter().filter(|(of, _)| *of == key).map(|(_, until)| *until).max()).min();
-    assert_eq!(lock.next_due().map(|due| due.millis()), due, "when the lock is due");
+    let due = holds().map(|hold| hold.end).chain(delays().max()).min();
+    assert_eq!(lock.next_due().map(|due| due.millis()), due, "the next due time of {key}");
 }
 
 /// Checks the invariants of the core, which do not depend on the model.
-pub fn invariants(system: &System, step: &Move) {
+pub fn assert_invariants(system: &System, step: &Move) {
     let ids: BTreeSet<_> = (0..KEYS)
         .flat_map(|key| system.waiting.queue(&name(key)).cloned().collect::<Vec<_>>())
         .flat_map(|w| [w.id].into_iter().chain(w.beside().to_vec()))
         .collect();
-    assert_eq!(ids, system.unanswered, "exactly the waiters have no outcome yet");
+    assert_eq!(ids, system.unanswered, "all waiters, and no others, are without an outcome");
     assert_eq!(system.waiting.len(), ids.len());
     let by_time = ids.iter().filter_map(|id| system.waiting.get(*id)?.until).min();
-    // The timer of a wait that was made longer may be too early, but never too late.
+    // After a wait was made longer, its timer may be too early, but never too late.
     assert!(system.waiting.next_timeout().into_iter().chain(by_time).min() == system.waiting.next_timeout());
     let over = |until: &dlock_core::Deadline| until.passed(system.instant());
     let late = system.waiting.clone().timed_out(system.instant());
@@ -191,25 +191,25 @@ pub fn invariants(system: &System, step: &Move) {
             Some(Mode::Permits(n)) => assert!((1..=n.get() as usize).contains(&holders), "at most n permits"),
         }
         let tokens: BTreeSet<_> = lock.stored().map(|hold| hold.token()).collect();
-        assert_eq!(tokens.len(), lock.stored_len(), "a token holds once");
-        assert!(view.holds().all(|hold| hold.deadline().left(system.instant()) > 0 || sub_ms(system, hold)));
+        assert_eq!(tokens.len(), lock.stored_len(), "a token has one hold");
+        assert!(view.holds().all(|hold| has_time_left(system, hold)));
         let near = system.near.get(&key).cloned().unwrap_or_default();
         assert_eq!(content(&near), content(&lock), "the replica after {step:?}");
         let far = system.far.get(&key).cloned().unwrap_or_default();
-        assert!(content(&lock).is_about(&content(&far), FAR), "the far replica: {lock:?} {far:?}");
+        assert!(content(&lock).is_about(&content(&far), FAR_AHEAD), "the far replica: {lock:?} {far:?}");
     }
-    if let Some(key) = looked_at(step) {
-        no_lost_wake_up(system, key);
+    if let Some(key) = processed_key(step) {
+        assert_no_lost_wake_up(system, key);
     }
 }
 
-/// Returns whether less than a millisecond is left of the hold.
-fn sub_ms(system: &System, hold: &dlock_core::Hold) -> bool {
-    hold.deadline().millis() * 1000 > system.now
+/// Returns whether time is left of the hold, even if it is less than a millisecond.
+fn has_time_left(system: &System, hold: &dlock_core::Hold) -> bool {
+    hold.deadline().left(system.instant()) > 0 || hold.deadline().millis() * 1000 > system.now
 }
 
 /// Checks that the head of the queue has a reason to wait.
-fn no_lost_wake_up(system: &System, key: u8) {
+fn assert_no_lost_wake_up(system: &System, key: u8) {
     let Some(head) = system.waiting.head(&name(key)).filter(|_| !system.unserved.contains(&key)) else {
         return;
     };
@@ -222,29 +222,29 @@ fn no_lost_wake_up(system: &System, key: u8) {
     let room = match (view.mode(), head.request.mode) {
         (Some(Mode::Shared), Mode::Exclusive) if system.now < system.grants_from => false,
         (None, _) => true,
-        (Some(Mode::Shared), Mode::Shared) => view.holders() < MOST_HOLDERS,
+        (Some(Mode::Shared), Mode::Shared) => view.holders() < MAX_HOLDERS,
         (Some(Mode::Permits(n)), Mode::Permits(m)) => {
-            n != m || view.holders() < MOST_HOLDERS.min(n.get() as usize)
+            n != m || view.holders() < MAX_HOLDERS.min(n.get() as usize)
         }
         (Some(Mode::Shared), Mode::Exclusive) => view.holds().all(|hold| *hold.token() == head.request.token),
         _ => view.hold_of(head.request.token.as_bytes()).is_some(),
     };
-    assert!(!room || view.delay_left() > 0 || delayed(&lock, system), "a lost wake-up on {key}: {head:?}");
+    assert!(!room || view.delay_left() > 0 || delayed(&lock, system), "{head:?} of {key} could be granted");
 }
 
-/// Returns whether the lock is in a delay, also if less than a millisecond of it is left.
+/// Returns whether the lock is in a delay, even if less than a millisecond of the delay is left.
 fn delayed(lock: &dlock_core::Lock, system: &System) -> bool {
     content(lock).delay_until * 1000 > system.now
 }
 
-fn looked_at(step: &Move) -> Option<u8> {
+fn processed_key(step: &Move) -> Option<u8> {
     match step {
         Move::Acquire(asked, _) | Move::Queue(asked, ..) => Some(asked.key),
         Move::Release(key, ..) | Move::Extend(key, ..) | Move::Confirm(key, ..) | Move::Break(key) => {
             Some(*key)
         }
         Move::CancelToken(key, _) | Move::CancelClient(key, _) => Some(*key),
-        Move::Delete(key) | Move::LookAt(key) => Some(*key),
+        Move::Delete(key) | Move::RunJob(key) => Some(*key),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! The moves of a random run, and their effect on the model.
+//! The moves of random runs, and the dispatch of a move to the model.
 
 use std::num::NonZeroU32;
 
@@ -6,8 +6,8 @@ use dlock_core::{Mode, Reentry, ReleaseCount};
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::page::{
-    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Owner, Page, Request, Restart,
+use super::reference::{
+    Answer, CLIENTS, Client, GREATEST_COUNT, GREATEST_FENCE, KEYS, Key, Model, Owner, Request, Restart,
     TOKENS, Token, Waiter, WaitsBy,
 };
 
@@ -25,30 +25,31 @@ pub enum Move {
     CancelClient(Key, Client),
     ClientGone(Client),
     Delete(Key),
-    /// The background job ends a wait that has timed out.
+    /// The background job ends the wait of a client, or of a QUEUE position, if it has timed out.
     TimeOut(Client),
     TimeOutToken(Key, Token),
     /// The user of a queued token has lost the right to the lock that was granted.
-    Forbidden(Key, Token),
-    LookAt(Key),
-    /// The nth grant that is under way to a waiter arrives, or is lost.
+    RightsLost(Key, Token),
+    /// The background job processes a key.
+    RunJob(Key),
+    /// The nth grant that was sent to a waiter and has not arrived yet now arrives, or is lost.
     Delivered(usize),
     Undelivered(usize),
     Advance(u64),
     /// A grace period of this many ms begins.
     Grace(u64),
     Demote,
-    /// The far replica resyncs from a snapshot: one by a child process, or one that contains the log
+    /// The far replica resyncs from a snapshot. The snapshot of a child process does not contain the log
     /// position.
-    Follow {
+    Resync {
         child: bool,
     },
     Restart(Restart),
 }
 
-impl Page {
+impl Model {
     /// Returns whether the move is possible: a client that waits sends no command before its reply.
-    pub fn can(&self, step: &Move) -> bool {
+    pub fn can_make(&self, step: &Move) -> bool {
         match step {
             Move::Acquire(asked, _) | Move::Queue(asked, ..) => {
                 let busy = |client: Client| client == asked.client;
@@ -63,13 +64,13 @@ impl Page {
     }
 
     pub fn make(&mut self, step: &Move) -> Answer {
-        self.heard.clear();
-        self.told.clear();
+        self.events.clear();
+        self.outcomes.clear();
         self.marks.clear();
         self.edges.clear();
         match *step {
             Move::Acquire(asked, block) => return self.acquire(asked, block),
-            Move::Queue(asked, ms, block) => return self.queue_up(asked, ms, block),
+            Move::Queue(asked, ms, block) => return self.acquire_with_queue(asked, ms, block),
             Move::Release(key, token, counts) => return Answer::Number(self.release(key, token, counts)),
             Move::Extend(key, token, ttl) => return Answer::Number(self.extend(key, token, ttl)),
             Move::Confirm(key, token, fence, ttl, bound) => {
@@ -86,8 +87,8 @@ impl Page {
             Move::Delete(key) => self.delete(key),
             Move::TimeOut(client) => self.time_out(client),
             Move::TimeOutToken(key, token) => self.time_out_token(key, token),
-            Move::Forbidden(key, token) => self.forbidden(key, token),
-            Move::LookAt(key) => self.look_at(key),
+            Move::RightsLost(key, token) => self.rights_lost(key, token),
+            Move::RunJob(key) => self.run_job(key),
             Move::Delivered(nth) => {
                 let flight = self.flights.remove(nth);
                 self.delivered(&flight);
@@ -99,7 +100,7 @@ impl Page {
             Move::Advance(us) => self.now += us,
             Move::Grace(ms) => self.begin_grace(ms),
             Move::Demote => self.demote(),
-            Move::Follow { .. } => {}
+            Move::Resync { .. } => {}
             Move::Restart(restart) => self.restart(restart),
         }
         Answer::Nothing
@@ -112,11 +113,11 @@ fn owner_of(token: Token, restarted: bool) -> Owner {
     if restarted { 0 } else { [0, 0, 1, 1, 2][usize::from(token)] }
 }
 
-pub fn moves(page: &Page) -> BoxedStrategy<Move> {
+pub fn moves(model: &Model) -> BoxedStrategy<Move> {
     let key = || prop_oneof![3 => Just(0), 2 => 1..KEYS];
     let token = || 0..TOKENS;
     let ttl = || select(vec![1, 3, 10, 50, 50, 1000]);
-    let fences: Vec<u64> = page.holds.iter().map(|hold| hold.fence).chain([page.now, 1]).collect();
+    let fences: Vec<u64> = model.holds.iter().map(|hold| hold.fence).chain([model.now, 1]).collect();
     let fence = (select(fences), select(vec![-1, 0, 1, 2, 700, 5000]))
         .prop_map(|(fence, more): (u64, i64)| fence.saturating_add_signed(more).clamp(1, GREATEST_FENCE));
     let counts = prop_oneof![
@@ -127,10 +128,10 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
     let restart = (any::<bool>(), select(vec![0, 1, 7, 200]), select(vec![-60_000, -3, 0, 2, 60_000]))
         .prop_map(|(same_boot, down, jump)| Move::Restart(Restart { same_boot, down, jump }));
     let any = prop_oneof![
-        18 => acquire(page.restarted),
-        10 => queue(page.restarted),
+        18 => acquire(model.restarted),
+        10 => queue(model.restarted),
         2 => (key(), token()).prop_map(|(k, t)| Move::TimeOutToken(k, t)),
-        1 => (key(), token()).prop_map(|(k, t)| Move::Forbidden(k, t)),
+        1 => (key(), token()).prop_map(|(k, t)| Move::RightsLost(k, t)),
         9 => (key(), token(), counts).prop_map(|(k, t, n)| Move::Release(k, t, n)),
         2 => (key(), token(), ttl()).prop_map(|(k, t, ms)| Move::Extend(k, t, ms)),
         3 => (key(), token(), fence, ttl(), select(vec![0, 10_000, u32::MAX.into()]))
@@ -141,12 +142,12 @@ pub fn moves(page: &Page) -> BoxedStrategy<Move> {
         2 => (0..CLIENTS).prop_map(Move::ClientGone),
         1 => key().prop_map(Move::Delete),
         3 => (0..CLIENTS).prop_map(Move::TimeOut),
-        2 => key().prop_map(Move::LookAt),
+        2 => key().prop_map(Move::RunJob),
         7 => select(vec![1, 400, 1000, 1000, 2000, 5000, 20_000, 200_000]).prop_map(Move::Advance),
-        1 => any::<bool>().prop_map(|child| Move::Follow { child }),
+        1 => any::<bool>().prop_map(|child| Move::Resync { child }),
         1 => prop_oneof![2 => Just(Move::Demote), 2 => restart, 1 => select(vec![1, 5, 30]).prop_map(Move::Grace)],
     ];
-    match page.flights.len() {
+    match model.flights.len() {
         0 => any.boxed(),
         flights => prop_oneof![
             6 => any,

@@ -17,8 +17,9 @@ mod acquiring;
 mod connections;
 
 use super::moves::Move;
-use super::page::{
-    Answer, Client, Flight, Heard, KEYS, Key, MOST_HOLDERS, OWNERS, Party, ROOM, Request, Token, Told, owner,
+use super::reference::{
+    Answer, Client, Flight, KEYS, Key, KeyEvent, MAX_HOLDERS, MAX_WAITERS, OWNERS, Party, Request, Token,
+    WaitOutcome, owner,
 };
 
 #[derive(Clone, Default)]
@@ -30,28 +31,28 @@ pub struct System {
     pub fences: Fences,
     pub waiting: Waiting,
     pub locks: BTreeMap<Key, Lock>,
-    /// The replicas: one on the same machine, one on another.
+    /// The replicas: one on the same machine, and one on another machine.
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
     /// The log position that the writer assumes of its readers, and the positions of the two replicas.
     pub(super) known: Option<Known>,
-    pub(super) read: [Option<Known>; 2],
+    pub(super) replica_positions: [Option<Known>; 2],
     pub flights: Vec<Flight>,
     /// The queued waiter of the last grant to each token that is not claimed.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
     /// The waiters that have no answer yet.
     pub unanswered: BTreeSet<WaiterId>,
     /// The clients that have received the grant of a hold.
-    pub(super) told: BTreeMap<(Key, Token), BTreeSet<Client>>,
+    pub(super) received: BTreeMap<(Key, Token), BTreeSet<Client>>,
     /// The clients that have received the grant of an exclusive hold.
-    pub(super) told_alone: BTreeMap<(Key, Token), BTreeSet<Client>>,
-    pub(super) greatest_grant: u64,
+    pub(super) received_exclusive: BTreeMap<(Key, Token), BTreeSet<Client>>,
+    pub(super) greatest_fence: u64,
     /// The holds to process when a connection closes.
     pub bonds: BTreeSet<(Client, Key, Token)>,
-    pub heard: Vec<(Key, Heard)>,
-    pub outcomes: Vec<(Client, Told)>,
+    pub events: Vec<(Key, KeyEvent)>,
+    pub outcomes: Vec<(Client, WaitOutcome)>,
     pub cycle: Vec<Party>,
-    pub saw: Vec<&'static str>,
+    pub marks: Vec<&'static str>,
     /// The maximum number of waiters that a turn serves, and the keys that need another turn.
     pub max_grants_per_turn: usize,
     pub unserved: BTreeSet<Key>,
@@ -63,7 +64,7 @@ pub fn name(key: Key) -> Name<'static> {
 }
 
 fn key_of(name: &Name<'_>) -> Key {
-    (0..KEYS).find(|key| self::name(*key) == *name).expect("one of ours")
+    (0..KEYS).find(|key| self::name(*key) == *name).expect("a key of the model")
 }
 
 /// The bytes of a token. The last one is too long to be stored inline.
@@ -112,7 +113,7 @@ impl System {
         let name = name(key);
         let mut lock = self.locks.remove(&key).unwrap_or_default();
         let mut step = Step::default();
-        let max_holders = MOST_HOLDERS as u32;
+        let max_holders = MAX_HOLDERS as u32;
         let terms = Terms {
             grants_from: Instant::from_micros(self.grants_from),
             longest_lease: Ttl::MAX,
@@ -125,7 +126,7 @@ impl System {
         turn.finish();
         self.replicate(key, &lock, &step.change, plain);
         if lock.mode() != Some(Mode::Exclusive) {
-            self.told_alone.retain(|(of, _), _| *of != key);
+            self.received_exclusive.retain(|(of, _), _| *of != key);
         }
         if !lock.is_gone() {
             self.locks.insert(key, lock);
@@ -149,70 +150,70 @@ impl System {
             }
         }
         for event in step.events {
-            self.heard.push((key, heard(event)));
+            self.events.push((key, key_event(event)));
         }
         for (waiter, outcome) in rest.outcomes {
-            assert!(self.unanswered.remove(&waiter.id), "a second outcome for {waiter:?}");
+            assert!(self.unanswered.remove(&waiter.id), "a waiter has one outcome: {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
             let token = token_of(waiter.request.token.as_bytes());
             let client = waiter.client().map_or(owner(token), |client| client.0);
-            let beside = matches!(waiter.owner, Owner::Beside(..));
-            let told = match outcome {
+            let has_position = matches!(waiter.owner, Owner::Beside(..));
+            let outcome = match outcome {
                 Outcome::Granted(fence, granted) => {
                     assert!(
                         waiter.until.is_none_or(|until| !until.passed(self.instant())),
-                        "granted too late"
+                        "no waiter is granted after its timeout"
                     );
-                    if granted != Granted::Renewal && !beside {
+                    if granted != Granted::Renewal && !has_position {
                         let before = (waiter.rank, waiter.id);
                         let overtaken = self.waiting.queue(&waiter.name).any(|w| (w.rank, w.id) < before);
-                        assert!(!overtaken, "first come first served: {waiter:?}");
+                        assert!(!overtaken, "waiters are granted in order: {waiter:?}");
                     }
-                    if granted == Granted::New && !beside {
-                        self.began(key, token, fence);
+                    if granted == Granted::New && !has_position {
+                        self.record_grant(key, token, fence);
                     }
                     assert!(
                         granted != Granted::Upgrade || self.now >= self.grants_from,
-                        "an upgrade in grace"
+                        "no upgrade is granted in grace"
                     );
                     let (number, fence) = (waiter.id.0, fence.get());
                     if waiter.client().is_some() {
-                        self.is_told(key, token, client, waiter.request.mode);
+                        self.record_receipt(key, token, client, waiter.request.mode);
                         self.flights.push(Flight { number, client, key, token, fence, granted });
                     } else {
                         self.unclaimed.insert((key, token), waiter.id);
                     }
-                    Told::Granted(fence, granted)
+                    WaitOutcome::Granted(fence, granted)
                 }
-                Outcome::TimedOut => Told::TimedOut,
-                Outcome::Cancelled => Told::Cancelled,
-                Outcome::Left => Told::Left,
-                Outcome::Refused(refusal) => Told::Refused(refusal),
+                Outcome::TimedOut => WaitOutcome::TimedOut,
+                Outcome::Cancelled => WaitOutcome::Cancelled,
+                Outcome::Left => WaitOutcome::Left,
+                Outcome::Refused(refusal) => WaitOutcome::Refused(refusal),
             };
-            self.outcomes.push((client, told));
+            self.outcomes.push((client, outcome));
         }
     }
 
-    fn is_told(&mut self, key: Key, token: Token, client: Client, mode: Mode) {
-        self.told.entry((key, token)).or_default().insert(client);
+    fn record_receipt(&mut self, key: Key, token: Token, client: Client, mode: Mode) {
+        self.received.entry((key, token)).or_default().insert(client);
         if mode == Mode::Exclusive {
-            self.told_alone.entry((key, token)).or_default().insert(client);
+            self.received_exclusive.entry((key, token)).or_default().insert(client);
         }
     }
 
-    fn began(&mut self, key: Key, token: Token, fence: Fence) {
-        assert!(self.now >= self.grants_from, "a grant in grace");
-        assert!(fence.get() > self.greatest_grant, "fences go up in the order of grants");
-        self.greatest_grant = fence.get();
-        self.told.insert((key, token), BTreeSet::new());
-        self.told_alone.insert((key, token), BTreeSet::new());
+    fn record_grant(&mut self, key: Key, token: Token, fence: Fence) {
+        assert!(self.now >= self.grants_from, "no lock is granted in grace");
+        assert!(fence.get() > self.greatest_fence, "fences rise in the order of grants");
+        self.greatest_fence = fence.get();
+        self.received.insert((key, token), BTreeSet::new());
+        self.received_exclusive.insert((key, token), BTreeSet::new());
     }
 
     pub fn make(&mut self, step: Move) -> Answer {
-        self.heard.clear();
+        self.events.clear();
         self.outcomes.clear();
         self.cycle.clear();
-        self.saw.clear();
+        self.marks.clear();
         match step {
             Move::Acquire(asked, block) => return self.acquire(&asked, block, None),
             Move::Queue(asked, ms, block) => return self.acquire(&asked, block, Some(ms)),
@@ -252,7 +253,7 @@ impl System {
                 for replica in [&mut self.near, &mut self.far] {
                     replica.remove(&key);
                 }
-                // As the module does when a key is removed.
+                // The module does the same when a key is removed.
                 let bound = self.bound_holds();
                 self.bonds.retain(|bond| bond.1 != key || !bound.contains(bond));
                 self.waiting.deliveries.forget(&name(key));
@@ -277,12 +278,12 @@ impl System {
                     self.turn(key, |turn| turn.dismiss(&[id], Outcome::TimedOut));
                 }
             }
-            Move::Forbidden(key, who) => {
+            Move::RightsLost(key, who) => {
                 self.turn(key, |turn| turn.advance());
                 let id = self.unclaimed.get(&(key, who)).copied().unwrap_or(WaiterId(0));
                 self.turn(key, |turn| turn.undelivered(&token(who), id));
             }
-            Move::LookAt(key) => self.turn(key, |turn| turn.advance()),
+            Move::RunJob(key) => self.turn(key, |turn| turn.advance()),
             Move::Delivered(nth) => {
                 self.waiting.deliveries.handed_over(WaiterId(self.flights.remove(nth).number));
                 self.waiting.deliveries.next_turn();
@@ -294,7 +295,7 @@ impl System {
                 self.grants_from = self.grants_from.max(ends);
             }
             Move::Demote => self.demote(),
-            Move::Follow { child } => self.follow(child),
+            Move::Resync { child } => self.resync(child),
             Move::Restart(restart) => self.restart(restart),
         }
         Answer::Nothing
@@ -305,13 +306,13 @@ fn ttl(ms: u64) -> Ttl {
     Ttl::from_millis(ms).expect("a possible ttl")
 }
 
-fn heard(event: Event) -> Heard {
+fn key_event(event: Event) -> KeyEvent {
     match event {
-        Event::Acquired => Heard::Acquired,
-        Event::Extended => Heard::Extended,
-        Event::Ended(why, _) => Heard::Ended(why),
-        Event::Downgraded => Heard::Downgraded,
-        Event::Freed => Heard::Freed,
-        Event::AllEnded(_) => unreachable!("the few holders of a model never end together"),
+        Event::Acquired => KeyEvent::Acquired,
+        Event::Extended => KeyEvent::Extended,
+        Event::Ended(why, _) => KeyEvent::Ended(why),
+        Event::Downgraded => KeyEvent::Downgraded,
+        Event::Freed => KeyEvent::Freed,
+        Event::AllEnded(_) => unreachable!("so few holders never end in one event"),
     }
 }

@@ -1,4 +1,4 @@
-//! ACQUIRE as the module runs it: a try, and a wait if the lock is not free.
+//! ACQUIRE as the module runs it: an attempt, and a wait if the lock is not free.
 
 use super::*;
 
@@ -28,13 +28,12 @@ impl System {
         });
         let rank = match acquired {
             Acquired::Held(fence) => {
-                let waited =
-                    self.outcomes[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..)));
-                if !held && !waited {
-                    assert_eq!(self.waiting.len_of(&name(asked.key)), 0, "a newcomer overtakes the queue");
-                    self.began(asked.key, asked.token, fence);
+                let is_grant = |(_, outcome): &_| matches!(outcome, WaitOutcome::Granted(..));
+                if !held && !self.outcomes[before..].iter().any(is_grant) {
+                    assert_eq!(self.waiting.len_of(&name(asked.key)), 0, "no newcomer overtakes the queue");
+                    self.record_grant(asked.key, asked.token, fence);
                 }
-                self.is_told(asked.key, asked.token, asked.client, asked.mode);
+                self.record_receipt(asked.key, asked.token, asked.client, asked.mode);
                 return Answer::Fence(fence.get());
             }
             Acquired::Upgrading(other) => {
@@ -44,14 +43,14 @@ impl System {
             Acquired::Refused(refusal) => return Answer::Refused(refusal),
             Acquired::Grace => return Answer::Grace,
             Acquired::NotNow(rank) => rank,
-            Acquired::Queued(position) => return self.beside(position, &request, client, block),
+            Acquired::Queued(position) => return self.join_connection(position, &request, client, block),
         };
         if block.is_none() && queue.is_none() {
             return Answer::Null;
         }
         let name = name(asked.key);
         let owner = if queue.is_some() { Owner::Token(queued()) } else { Owner::Client(client) };
-        let limits = Limits { on_the_server: ROOM.0, on_a_key: ROOM.1, queued: ROOM.0 };
+        let limits = Limits { on_the_server: MAX_WAITERS.0, on_a_key: MAX_WAITERS.1, queued: MAX_WAITERS.0 };
         if !self.waiting.has_room(&name, &owner, limits) {
             return Answer::QueueFull;
         }
@@ -72,12 +71,13 @@ impl System {
         let since = self.instant();
         let wait = block.and_then(Wait::from_millis);
         let until = until.or_else(|| wait?.until(since));
-        let id = self.waiting.join(Newcomer { name, rank, request, owner, since, until }).expect("has room");
+        let newcomer = Newcomer { name, rank, request, owner, since, until };
+        let id = self.waiting.join(newcomer).expect("room in the queue");
         assert!(self.unanswered.insert(id));
-        if queue.is_some() { self.beside(id, &request, client, block) } else { Answer::Waits }
+        if queue.is_some() { self.join_connection(id, &request, client, block) } else { Answer::Waits }
     }
 
-    fn beside(
+    fn join_connection(
         &mut self,
         position: WaiterId,
         request: &LockRequestRef<'_>,
@@ -90,7 +90,7 @@ impl System {
         let until = wait.until(since).into_iter().chain(of.until).min();
         let (name, rank, owner) = (of.name, of.rank, Owner::Beside(client, position));
         let newcomer = Newcomer { name, rank, request: *request, owner, since, until };
-        assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("has room")));
+        assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("room in the queue")));
         Answer::Waits
     }
 }

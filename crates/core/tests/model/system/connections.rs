@@ -1,4 +1,4 @@
-//! Connections that close, with their EPHEMERAL holds and the replies that were under way.
+//! Closed connections: the end of their EPHEMERAL holds, and the loss of replies.
 
 use dlock_core::deliveries::Deliveries;
 
@@ -44,23 +44,19 @@ impl System {
             view.hold_of(&token(who)).map(|hold| (hold.fence(), view.mode()))
         };
         let before = held(self);
-        let [relied_on, on_being_alone] = [&mut self.told, &mut self.told_alone].map(|told| {
-            let clients = told.entry((key, who)).or_default();
+        let [received, received_exclusive] = [&mut self.received, &mut self.received_exclusive].map(|map| {
+            let clients = map.entry((key, who)).or_default();
             clients.remove(&client);
             !clients.is_empty()
         });
         assert!(self.waiting.deliveries.reply_reclaimed(WaiterId(number)).is_some());
         self.turn(key, |turn| turn.undelivered(&token(who), WaiterId(number)));
         let (fence, mode) = (before.map(|hold| hold.0), before.and_then(|hold| hold.1));
-        if relied_on {
-            assert_eq!(
-                held(self).map(|hold| hold.0),
-                fence,
-                "a hold is taken from a client that was told of it"
-            );
+        if received {
+            assert_eq!(held(self).map(|hold| hold.0), fence, "a client keeps a hold that it received");
         }
-        if on_being_alone && mode == Some(Mode::Exclusive) {
-            assert_eq!(held(self), before, "a client that was told that it is alone is not");
+        if received_exclusive && mode == Some(Mode::Exclusive) {
+            assert_eq!(held(self), before, "a client that received an exclusive grant is still alone");
         }
     }
 

@@ -13,30 +13,30 @@ use crate::model::content::content;
 /// The maximum number of steps of an operation on a lock with few holders.
 const FEW_STEPS: u64 = 400;
 
-/// Found: a holder was searched in a list of all, and the longest lease, the fence and the number of holders
-/// were computed from all.
+/// Once, a holder was searched in a list of all holders, and the longest lease, the fence and the number of
+/// holders were computed from all holders.
 #[test]
 fn the_work_of_an_operation_does_not_grow_with_the_holders() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100, 1_000, 100_000] } {
         let mut world = World::shared(many, |n| 1_000_000 + (n as u64 * 7919) % 500_000);
         let mut most = 0;
-        let mut took = |world: &World, what: &str| {
-            assert!(world.steps <= FEW_STEPS, "{what} beside {many}: {} steps", world.steps);
-            assert!(world.written < 500, "{what} beside {many}: {} bytes", world.written);
+        let mut check = |world: &World, what: &str| {
+            assert!(world.steps <= FEW_STEPS, "{what} with {many} holders: {} steps", world.steps);
+            assert!(world.written < 500, "{what} with {many} holders: {} bytes", world.written);
             most = most.max(world.steps);
         };
         for n in (0..many).step_by(many.div_ceil(50)) {
             world.acquire(&shared(&token(many + n), 1_200_000));
-            took(&world, "a new hold");
+            check(&world, "a new hold");
             world.acquire(&shared(&token(n), 1_300_000));
-            took(&world, "the same hold again");
+            check(&world, "the same hold again");
             assert!(world.turn(|turn| turn.extend(checked(&token(n)), ttl(1_100_000))));
-            took(&world, "a new lease");
+            check(&world, "a new lease");
             let fence = Fence::from_outside(START * 1000 + 9_000_000).expect("a fence");
             world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(1_100_000), Skew::WITHOUT_GRACE));
-            took(&world, "a confirmation");
+            check(&world, "a confirmation");
             assert_eq!(world.turn(|turn| turn.release(checked(&token(many + n)), ReleaseCount::One)), 1);
-            took(&world, "a release");
+            check(&world, "a release");
             let before = steps::taken();
             let view = world.lock.at(world.instant());
             assert_eq!(view.holders(), many);
@@ -44,9 +44,9 @@ fn the_work_of_an_operation_does_not_grow_with_the_holders() {
             assert!(view.longest_left().is_some() && view.fence().is_some());
             assert!(view.holds().take(10).count() > 0 && world.lock.next_due().is_some());
             world.steps = steps::taken() - before;
-            took(&world, "all that can be read");
+            check(&world, "reads");
         }
-        assert!(!cfg!(debug_assertions) || most > 0, "nothing was counted");
+        assert!(!cfg!(debug_assertions) || most > 0, "steps were counted");
         println!("{many}: at most {most} steps");
     }
 }
@@ -76,7 +76,7 @@ fn a_turn_ends_a_slice_of_the_holds_that_expired_together() {
 #[test]
 fn all_holders_that_end_together_leave_in_one_step() {
     type Ends = fn(&mut World) -> End;
-    let ways: [Ends; 2] = [
+    let ends: [Ends; 2] = [
         |world| {
             assert_eq!(world.turn(|turn| turn.break_all()), MANY.max(300));
             End::Broken
@@ -87,11 +87,11 @@ fn all_holders_that_end_together_leave_in_one_step() {
             End::Expired
         },
     ];
-    for end in ways {
+    for end_all in ends {
         let mut world = World::shared(MANY.max(300), |_| 500);
         let writer = LockRequest { mode: Mode::Exclusive, ..shared(b"writer", 9000) };
         world.wait(writer, 1);
-        let why = end(&mut world);
+        let why = end_all(&mut world);
         assert!(matches!(world.outcomes[..], [Outcome::Granted(..)]));
         assert_eq!(world.events, [Event::AllEnded(why), Event::Acquired]);
         assert!(world.steps < FEW_STEPS && world.written < 200, "{} {}", world.steps, world.written);
@@ -105,7 +105,7 @@ fn all_holders_that_end_together_leave_in_one_step() {
     }
 }
 
-/// One of many expired sharers had a DELAY, and no turn has ended its hold yet.
+/// One of many expired sharers had a DELAY. No turn has ended the hold of that sharer yet.
 #[test]
 fn a_delay_counts_before_its_expired_hold_has_ended() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
@@ -131,5 +131,5 @@ fn the_last_live_sharer_is_upgraded_in_place() {
     assert!(matches!(world.acquire(&alone), Acquired::Held(_)));
     assert_eq!(world.lock.at(world.instant()).mode(), Some(Mode::Exclusive));
     assert_eq!(content(&world.lock), content(&world.replica));
-    assert_eq!(world.all_ended(), MANY - 1);
+    assert_eq!(world.count_ended(), MANY - 1);
 }

@@ -1,14 +1,14 @@
 //! The commands of the model.
 
-use super::queue::May;
+use super::queue::Decision;
 use super::*;
 
-impl Page {
+impl Model {
     pub fn acquire(&mut self, asked: Request, block: Option<u64>) -> Answer {
-        let before = self.told.len();
-        let answer = self.turn(asked.key, |page| page.try_acquire(&asked));
-        if self.told[before..].iter().any(|(_, told)| matches!(told, Told::Granted(..))) {
-            self.marks.push("an acquire lets others in");
+        let before = self.outcomes.len();
+        let answer = self.turn(asked.key, |model| model.try_acquire(&asked));
+        if self.outcomes[before..].iter().any(|(_, outcome)| matches!(outcome, WaitOutcome::Granted(..))) {
+            self.marks.push("an ACQUIRE lets waiters in");
         }
         match (answer, block) {
             (Ok(answer), _) => answer,
@@ -29,44 +29,44 @@ impl Page {
         }
     }
 
-    /// Returns `Err` if the lock cannot be granted now. Its value tells whether the request is an upgrade of
-    /// a sharer.
+    /// Returns `Err` if the lock cannot be granted now. Its value is true if the request is an upgrade by a
+    /// sharer.
     pub(super) fn try_acquire(&mut self, asked: &Request) -> Result<Answer, bool> {
         if self.in_grace() {
             match self.hold(asked.key, asked.token).map(|hold| (hold.mode, asked.mode)) {
                 None => self.marks.push("grace"),
                 Some((Mode::Shared, Mode::Exclusive)) => self.marks.push("an upgrade in grace"),
-                Some(_) => return self.try_acquire_more(asked),
+                Some(_) => return self.try_acquire_after_grace(asked),
             }
             return Ok(Answer::Grace);
         }
-        self.try_acquire_more(asked)
+        self.try_acquire_after_grace(asked)
     }
 
-    fn try_acquire_more(&mut self, asked: &Request) -> Result<Answer, bool> {
+    fn try_acquire_after_grace(&mut self, asked: &Request) -> Result<Answer, bool> {
         let Some(hold) = self.hold(asked.key, asked.token).cloned() else {
-            return match self.may(asked) {
-                May::Never(refusal) => {
+            return match self.decide(asked) {
+                Decision::Never(refusal) => {
                     self.marks.push("permits of another total");
                     Ok(Answer::Refused(refusal))
                 }
-                May::Now(_) if self.queue(asked.key).is_empty() => {
+                Decision::Now(_) if self.queue(asked.key).is_empty() => {
                     self.marks.push("a grant");
-                    Ok(self.begin(asked).map_or_else(Answer::Refused, Answer::Fence))
+                    Ok(self.grant(asked).map_or_else(Answer::Refused, Answer::Fence))
                 }
-                May::Now(_) => {
+                Decision::Now(_) => {
                     self.marks.push("a newcomer does not overtake the queue");
                     Err(false)
                 }
-                May::Full if self.queue(asked.key).is_empty() => {
+                Decision::Full if self.queue(asked.key).is_empty() => {
                     self.marks.push("a full lock refuses a newcomer");
-                    Ok(Answer::Refused(Refusal::TooManyHolders(MOST_HOLDERS as u32)))
+                    Ok(Answer::Refused(Refusal::TooManyHolders(MAX_HOLDERS as u32)))
                 }
-                May::Full => {
+                Decision::Full => {
                     self.marks.push("a newcomer waits behind waiters for a full lock");
                     Err(false)
                 }
-                May::Later => Err(false),
+                Decision::Later => Err(false),
             };
         };
         let downgrade =
@@ -75,12 +75,12 @@ impl Page {
             self.marks.push("a downgrade of a hold with a count above 1");
             return Ok(Answer::Refused(Refusal::EnteredOften(hold.count)));
         }
-        match self.may(asked) {
-            May::Never(refusal) => {
-                self.marks.push("a holder asks in a mode it cannot have");
+        match self.decide(asked) {
+            Decision::Never(refusal) => {
+                self.marks.push("a holder asks for an impossible mode");
                 return Ok(Answer::Refused(refusal));
             }
-            May::Later | May::Full => {
+            Decision::Later | Decision::Full => {
                 if self.holds_of(asked.key).count() == 1 {
                     self.marks.push("a delay keeps an upgrade waiting");
                 }
@@ -91,7 +91,7 @@ impl Page {
                 }
                 return Err(true);
             }
-            May::Now(_) => {}
+            Decision::Now(_) => {}
         }
         let mut counted = *asked;
         if self.claim_grant(asked.key, asked.token) {
@@ -100,7 +100,7 @@ impl Page {
                 counted.reentry = Reentry::Keep;
             }
         }
-        let Ok(fence) = self.again(&counted) else {
+        let Ok(fence) = self.reacquire(&counted) else {
             self.marks.push("a count is full");
             return Ok(Answer::Refused(Refusal::CountFull));
         };
@@ -109,7 +109,7 @@ impl Page {
         } else if hold.mode != asked.mode {
             let upgrade = asked.mode == Mode::Exclusive;
             if !upgrade {
-                self.heard.push((asked.key, Heard::Downgraded));
+                self.events.push((asked.key, KeyEvent::Downgraded));
             }
             self.marks.push(if upgrade { "an upgrade in place" } else { "a downgrade" });
             let waiting = self.queue(asked.key).len();
@@ -127,7 +127,7 @@ impl Page {
     /// Records that the client knows of its hold. Returns whether this claims the grant of a queued waiter.
     fn claim_grant(&mut self, key: Key, token: Token) -> bool {
         let Some(hold) = self.hold_mut(key, token) else { return false };
-        let unclaimed = hold.on_the_way.take().and_then(|doubt| doubt.unclaimed);
+        let unclaimed = hold.unconfirmed.take().and_then(|grant| grant.unclaimed);
         if let Some((_, _, delay)) = unclaimed
             && delay > 0
         {
@@ -138,8 +138,8 @@ impl Page {
 
     pub(super) fn wait(&mut self, waiter: Waiter) -> Answer {
         let alike = |other: &&Waiter| (other.by == WaitsBy::Position) == (waiter.by == WaitsBy::Position);
-        let as_many = self.waiters.iter().filter(alike).count();
-        if as_many >= ROOM.0 || self.queue(waiter.asked.key).len() >= ROOM.1 {
+        let number = self.waiters.iter().filter(alike).count();
+        if number >= MAX_WAITERS.0 || self.queue(waiter.asked.key).len() >= MAX_WAITERS.1 {
             self.marks.push("the queue is full");
             return Answer::QueueFull;
         }
@@ -163,9 +163,9 @@ impl Page {
     }
 
     pub fn release(&mut self, key: Key, token: Token, counts: ReleaseCount) -> u64 {
-        self.cancel(key, |waiter| waiter.asked.token == token, Told::Left);
-        self.turn(key, |page| {
-            let Some(hold) = page.hold_mut(key, token) else { return 0 };
+        self.cancel(key, |waiter| waiter.asked.token == token, WaitOutcome::Left);
+        self.turn(key, |model| {
+            let Some(hold) = model.hold_mut(key, token) else { return 0 };
             let left = match counts {
                 ReleaseCount::One => hold.count - 1,
                 ReleaseCount::All => 0,
@@ -174,73 +174,73 @@ impl Page {
             let ended = hold.count - left;
             hold.count = left;
             if ended > 0 {
-                page.claim_grant(key, token);
+                model.claim_grant(key, token);
             }
             if left == 0 {
-                page.end(End::Released, |hold| hold.key == key && hold.token == token);
+                model.end_holds(End::Released, |hold| hold.key == key && hold.token == token);
             } else {
-                page.marks.push("a count is released");
+                model.marks.push("a count is released");
             }
             u64::from(ended)
         })
     }
 
     pub fn extend(&mut self, key: Key, token: Token, ttl: u64) -> u64 {
-        self.turn(key, |page| {
-            let end = page.in_ms(ttl);
-            let Some(hold) = page.hold_mut(key, token) else { return 0 };
+        self.turn(key, |model| {
+            let end = model.in_ms(ttl);
+            let Some(hold) = model.hold_mut(key, token) else { return 0 };
             (hold.end, hold.ttl) = (end, ttl);
-            page.claim_grant(key, token);
-            page.heard.push((key, Heard::Extended));
-            page.marks.push("an extension");
+            model.claim_grant(key, token);
+            model.events.push((key, KeyEvent::Extended));
+            model.marks.push("an extension");
             1
         })
     }
 
     pub fn confirm(&mut self, key: Key, token: Token, fence: u64, ttl: u64, bound: u64) -> Answer {
-        self.turn(key, |page| {
-            let end = page.in_ms(ttl);
-            let ahead = fence > page.now + bound * 1000;
-            let Some(hold) = page.hold_mut(key, token) else { return Answer::Null };
+        self.turn(key, |model| {
+            let end = model.in_ms(ttl);
+            let ahead = fence > model.now + bound * 1000;
+            let Some(hold) = model.hold_mut(key, token) else { return Answer::Null };
             if hold.fence > fence {
-                page.marks.push("a confirm comes too late");
-                return Answer::Fence(page.hold(key, token).expect("a hold").fence);
+                model.marks.push("a confirm comes too late");
+                return Answer::Fence(model.hold(key, token).expect("a hold").fence);
             }
             if hold.fence < fence && ahead {
-                page.marks.push("a fence too far ahead");
+                model.marks.push("a fence too far ahead");
                 return Answer::Ahead;
             }
             (hold.fence, hold.end, hold.ttl) = (fence, end, ttl);
-            page.claim_grant(key, token);
-            page.last_fence = page.last_fence.max(fence);
-            page.heard.push((key, Heard::Extended));
-            page.marks.push("a confirm");
+            model.claim_grant(key, token);
+            model.last_fence = model.last_fence.max(fence);
+            model.events.push((key, KeyEvent::Extended));
+            model.marks.push("a confirm");
             Answer::Fence(fence)
         })
     }
 
     pub fn break_all(&mut self, key: Key) -> u64 {
-        self.turn(key, |page| {
-            page.delays.retain(|(of, _)| *of != key);
-            page.end(End::Broken, |hold| hold.key == key) as u64
+        self.turn(key, |model| {
+            model.delays.retain(|(of, _)| *of != key);
+            model.end_holds(End::Broken, |hold| hold.key == key) as u64
         })
     }
 
-    /// Removes waiters from the queue, with the connections that wait together with them.
-    fn cancel(&mut self, key: Key, is_cancelled: impl Fn(&Waiter) -> bool, told: Told) -> u64 {
-        let gone: Vec<Waiter> = self.queue(key).into_iter().filter(|waiter| is_cancelled(waiter)).collect();
-        let mut gone = gone;
+    /// Removes waiters from the queue, together with the connections that wait with them.
+    fn cancel(&mut self, key: Key, is_cancelled: impl Fn(&Waiter) -> bool, outcome: WaitOutcome) -> u64 {
+        let mut gone = self.queue(key);
+        gone.retain(is_cancelled);
         gone.sort_by_key(|waiter| waiter.number);
         for waiter in &gone {
             self.marks.push("a cancel");
-            self.leave_all(waiter, told);
+            self.leave_all(waiter, outcome);
         }
         gone.len() as u64
     }
 
     /// CANCEL by token. Serves the queue, because the head may have changed.
     pub fn cancel_token(&mut self, key: Key, token: Token) -> u64 {
-        let gone = self.cancel(key, |waiter| waiter.asked.token == token, Told::Cancelled);
+        let gone = self.cancel(key, |waiter| waiter.asked.token == token, WaitOutcome::Cancelled);
         self.turn(key, |_| ());
         gone
     }
@@ -251,12 +251,12 @@ impl Page {
             WaitsBy::Both(position) => position,
             _ => waiter.number,
         });
-        let gone = self.cancel(key, |waiter| Some(waiter.number) == waits, Told::Cancelled);
+        let gone = self.cancel(key, |waiter| Some(waiter.number) == waits, WaitOutcome::Cancelled);
         self.turn(key, |_| ());
         gone
     }
 
-    /// The wait of a client.
+    /// Returns the waiter with which the client's connection is blocked.
     pub(super) fn blocked(&self, client: Client) -> Option<Waiter> {
         let its = |waiter: &&Waiter| waiter.asked.client == client && waiter.by != WaitsBy::Position;
         self.waiters.iter().find(its).cloned()

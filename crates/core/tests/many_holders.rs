@@ -21,7 +21,7 @@ const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key")
 const START: u64 = 1_760_000_000_000;
 const ANCHOR: Anchor = Anchor { boot: 1, offset: 0 };
 
-/// The number of holders at the start: more than one turn can end.
+/// The number of holders at the start, which is more than one turn can end.
 const MANY: usize = if cfg!(miri) { 40 } else { 700 };
 
 struct World {
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// A lock with `many` sharers, of which the nth has a lease of `ms(n)`.
+    /// A lock with `many` sharers. The lease of the nth is `ms(n)` long.
     fn shared(many: usize, ms: impl Fn(usize) -> u64) -> World {
         let mut world = World::new();
         for n in 0..many {
@@ -116,8 +116,8 @@ impl World {
         codec::write(&self.lock, change, self.instant(), ANCHOR, &mut bytes);
         self.written = bytes.len();
         let reader = Reader { now: self.instant(), anchor: ANCHOR, origin: Origin::Live };
-        let written = reader.read(&bytes).expect("what was written can be read");
-        assert!(written.apply(&mut self.replica), "an effect is refused");
+        let written = reader.read(&bytes).expect("written bytes are readable");
+        assert!(written.apply(&mut self.replica), "the replica applies the effect");
     }
 
     fn acquire(&mut self, request: &LockRequestRef<'_>) -> Acquired {
@@ -147,8 +147,8 @@ impl World {
         turns
     }
 
-    /// The number of holds that have ended so far.
-    fn all_ended(&mut self) -> usize {
+    /// Counts all holds that have ended, including those in `ended_holds`.
+    fn count_ended(&mut self) -> usize {
         for mut ended_holds in std::mem::take(&mut self.ended_holds) {
             while !ended_holds.is_empty() {
                 self.ended += ended_holds.next_slice().count();
@@ -159,7 +159,7 @@ impl World {
 }
 
 #[derive(Clone, Debug)]
-enum Do {
+enum Operation {
     Acquire(usize, u64),
     Bind(usize, u64),
     Extend(usize, u64),
@@ -168,67 +168,66 @@ enum Do {
     Wait(u64),
     Disconnect(Vec<usize>, u64),
     Break,
-    Look,
+    RunJob,
 }
 
-fn any_do() -> impl Strategy<Value = Do> {
-    let who = || 0..MANY + 100;
+fn any_operation() -> impl Strategy<Value = Operation> {
+    let n = || 0..MANY + 100;
     let ms = || prop_oneof![3 => 1..2000u64, 1 => 1..60u64, 1 => Just(500)];
     prop_oneof![
-        20 => (who(), ms()).prop_map(|(who, ms)| Do::Acquire(who, ms)),
-        5 => (who(), 0..3u64).prop_map(|(who, client)| Do::Bind(who, client)),
-        10 => (who(), ms()).prop_map(|(who, ms)| Do::Extend(who, ms)),
-        3 => (who(), ms()).prop_map(|(who, ms)| Do::Confirm(who, ms)),
-        10 => who().prop_map(Do::Release),
-        3 => prop_oneof![5 => 1..20u64, 1 => Just(400), 1 => Just(3000)].prop_map(Do::Wait),
-        1 => (prop::collection::vec(who(), 0..200), 0..3u64).prop_map(|(all, client)| Do::Disconnect(all, client)),
-        1 => Just(Do::Break),
-        2 => Just(Do::Look),
+        20 => (n(), ms()).prop_map(|(n, ms)| Operation::Acquire(n, ms)),
+        5 => (n(), 0..3u64).prop_map(|(n, client)| Operation::Bind(n, client)),
+        10 => (n(), ms()).prop_map(|(n, ms)| Operation::Extend(n, ms)),
+        3 => (n(), ms()).prop_map(|(n, ms)| Operation::Confirm(n, ms)),
+        10 => n().prop_map(Operation::Release),
+        3 => prop_oneof![5 => 1..20u64, 1 => Just(400), 1 => Just(3000)].prop_map(Operation::Wait),
+        1 => (prop::collection::vec(n(), 0..200), 0..3u64).prop_map(|(all, client)| Operation::Disconnect(all, client)),
+        1 => Just(Operation::Break),
+        2 => Just(Operation::RunJob),
     ]
 }
 
 /// A hold in the plain list.
 #[derive(Clone, Debug, PartialEq)]
-struct Plain {
+struct ListedHold {
     end: u64,
     fence: u64,
     since: u64,
     client: Option<u64>,
 }
 
-fn play(moves: Vec<Do>) {
+fn run(moves: Vec<Operation>) {
     let mut world = World::shared(MANY, |n| 1000 + (n as u64 * 7) % 900);
-    let mut list: BTreeMap<usize, Plain> = BTreeMap::new();
+    let mut list: BTreeMap<usize, ListedHold> = BTreeMap::new();
     for n in 0..MANY {
         let fence = world.lock.at(world.instant()).hold_of(&token(n)).expect("a hold").fence().get();
-        list.insert(n, Plain { end: START + 1000 + (n as u64 * 7) % 900, fence, since: START, client: None });
+        let end = START + 1000 + (n as u64 * 7) % 900;
+        list.insert(n, ListedHold { end, fence, since: START, client: None });
     }
-    let (mut begun, mut over) = (MANY, 0);
+    let (mut begun, mut ended) = (MANY, 0);
     for step in moves {
         let now = world.now;
         let before = list.len();
         list.retain(|_, hold| hold.end > now);
-        over += before - list.len();
+        ended += before - list.len();
         match step {
-            Do::Acquire(who, ms) => {
-                let Acquired::Held(fence) = world.acquire(&shared(&token(who), ms)) else {
-                    panic!("refused")
-                };
-                match list.get_mut(&who) {
+            Operation::Acquire(n, ms) => {
+                let Acquired::Held(fence) = world.acquire(&shared(&token(n), ms)) else { panic!("refused") };
+                match list.get_mut(&n) {
                     Some(hold) => {
                         hold.end = hold.end.max(now + ms);
                         assert_eq!(hold.fence, fence.get());
                     }
                     None => {
                         begun += 1;
-                        let hold = Plain { end: now + ms, fence: fence.get(), since: now, client: None };
-                        list.insert(who, hold);
+                        let hold = ListedHold { end: now + ms, fence: fence.get(), since: now, client: None };
+                        list.insert(n, hold);
                     }
                 }
             }
-            Do::Bind(who, client) => {
-                if let Some(hold) = list.get_mut(&who) {
-                    let name = token(who);
+            Operation::Bind(n, client) => {
+                if let Some(hold) = list.get_mut(&n) {
+                    let name = token(n);
                     let bound = LockRequest { ephemeral: true, ..shared(&name, 1) };
                     assert_eq!(
                         world.turn(|turn| turn.acquire(&bound, ClientId(client))),
@@ -237,15 +236,15 @@ fn play(moves: Vec<Do>) {
                     (hold.client, hold.end) = (Some(client), hold.end.max(now + 1));
                 }
             }
-            Do::Extend(who, ms) => {
-                let extended = world.turn(|turn| turn.extend(checked(&token(who)), ttl(ms)));
-                assert_eq!(extended, list.get_mut(&who).map(|hold| hold.end = now + ms).is_some());
+            Operation::Extend(n, ms) => {
+                let extended = world.turn(|turn| turn.extend(checked(&token(n)), ttl(ms)));
+                assert_eq!(extended, list.get_mut(&n).map(|hold| hold.end = now + ms).is_some());
             }
-            Do::Confirm(who, ms) => {
+            Operation::Confirm(n, ms) => {
                 let fence = Fence::from_outside(now * 1000 + 5000).expect("a fence");
-                let confirmed = world
-                    .turn(|turn| turn.confirm(checked(&token(who)), fence, ttl(ms), Skew::WITHOUT_GRACE));
-                match list.get_mut(&who) {
+                let confirmed =
+                    world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(ms), Skew::WITHOUT_GRACE));
+                match list.get_mut(&n) {
                     None => assert_eq!(confirmed, Confirmed::NotHeld),
                     Some(hold) if hold.fence > fence.get() => {
                         assert_eq!(
@@ -256,43 +255,43 @@ fn play(moves: Vec<Do>) {
                     Some(hold) => (hold.end, hold.fence) = (now + ms, fence.get()),
                 }
             }
-            Do::Release(who) => {
-                let ended = world.turn(|turn| turn.release(checked(&token(who)), ReleaseCount::One));
-                let held = list.remove(&who).is_some();
-                assert_eq!(ended, u32::from(held));
-                over += usize::from(held);
+            Operation::Release(n) => {
+                let released = world.turn(|turn| turn.release(checked(&token(n)), ReleaseCount::One));
+                let held = list.remove(&n).is_some();
+                assert_eq!(released, u32::from(held));
+                ended += usize::from(held);
             }
-            Do::Wait(ms) => world.now += ms,
-            Do::Disconnect(mut all, client) => {
+            Operation::Wait(ms) => world.now += ms,
+            Operation::Disconnect(mut all, client) => {
                 all.sort_unstable();
                 all.dedup();
-                let tokens: Vec<_> = all.iter().map(|who| token(*who)).collect();
+                let tokens: Vec<_> = all.iter().map(|n| token(*n)).collect();
                 world.turn(|turn| turn.disconnect(tokens.iter().map(Vec::as_slice), ClientId(client)));
-                for who in all {
-                    if list.get(&who).is_some_and(|hold| hold.client == Some(client)) {
-                        list.remove(&who);
-                        over += 1;
+                for n in all {
+                    if list.get(&n).is_some_and(|hold| hold.client == Some(client)) {
+                        list.remove(&n);
+                        ended += 1;
                     }
                 }
             }
-            Do::Break => {
+            Operation::Break => {
                 assert_eq!(world.turn(|turn| turn.break_all()), list.len());
-                over += list.len();
+                ended += list.len();
                 list.clear();
             }
-            Do::Look => drop(world.advance()),
+            Operation::RunJob => drop(world.advance()),
         }
-        same(&world, &list);
+        assert_agreement(&world, &list);
     }
     world.now += 1_000_000;
-    over += list.len();
+    ended += list.len();
     world.advance();
     assert!(world.lock.is_gone() && world.replica.is_gone());
-    assert_eq!((world.all_ended(), over), (begun, begun), "each hold ended once");
+    assert_eq!((world.count_ended(), ended), (begun, begun), "each hold ended once");
 }
 
 /// Checks that the lock and its replica agree with the list.
-fn same(world: &World, list: &BTreeMap<usize, Plain>) {
+fn assert_agreement(world: &World, list: &BTreeMap<usize, ListedHold>) {
     let live = || list.values().filter(|hold| hold.end > world.now);
     for lock in [&world.lock, &world.replica] {
         let view = lock.at(world.instant());
@@ -300,12 +299,12 @@ fn same(world: &World, list: &BTreeMap<usize, Plain>) {
         assert_eq!(view.mode(), live().next().map(|_| Mode::Shared));
         assert_eq!(view.longest_left(), live().map(|hold| hold.end - world.now).max());
         assert_eq!(view.fence().map(Fence::get), live().map(|hold| hold.fence).max());
-        for who in (0..MANY + 100).step_by(13) {
+        for n in (0..MANY + 100).step_by(13) {
             let hold = view
-                .hold_of(&token(who))
+                .hold_of(&token(n))
                 .map(|hold| (hold.deadline().millis(), hold.fence().get(), hold.granted().millis()));
-            let expected = list.get(&who).filter(|hold| hold.end > world.now);
-            assert_eq!(hold, expected.map(|hold| (hold.end, hold.fence, hold.since)), "{who}");
+            let expected = list.get(&n).filter(|hold| hold.end > world.now);
+            assert_eq!(hold, expected.map(|hold| (hold.end, hold.fence, hold.since)), "{n}");
         }
     }
     assert_eq!(content(&world.lock), content(&world.replica));
@@ -313,6 +312,6 @@ fn same(world: &World, list: &BTreeMap<usize, Plain>) {
 
 #[test]
 fn a_lock_with_many_holders_behaves_like_a_plain_list() {
-    let moves = prop::collection::vec(any_do(), 1..if cfg!(miri) { 20 } else { 300 });
-    crate::random(moves, if cfg!(miri) { 2 } else { 60 }, play);
+    let moves = prop::collection::vec(any_operation(), 1..if cfg!(miri) { 20 } else { 300 });
+    crate::random(moves, if cfg!(miri) { 2 } else { 60 }, run);
 }

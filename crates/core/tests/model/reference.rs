@@ -1,11 +1,11 @@
-//! The reference model, the page: the contract in the simplest form, with one list of holds, one list of
-//! waiters, and linear scans. It shares types with the core ([`Mode`], [`Outcome`], ...), but no decision.
+//! The reference model: the contract in the simplest form, with one list of holds, one list of waiters, and
+//! linear scans. It shares types with the core ([`Mode`], [`Granted`], ...), but no decision.
 
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
 mod commands;
 mod graph;
-mod happenings;
+mod other_moves;
 mod queue;
 mod queueing;
 mod request;
@@ -22,10 +22,10 @@ pub type Client = u64;
 pub const KEYS: Key = 3;
 pub const TOKENS: Token = 5;
 pub const CLIENTS: Client = 7;
-/// The limits of waiters: on the server, and on a key.
-pub const ROOM: (usize, usize) = (6, 4);
+/// The maximum number of waiters: on the server, and on a key.
+pub const MAX_WAITERS: (usize, usize) = (6, 4);
 /// The maximum number of sharers or permit holders of a key.
-pub const MOST_HOLDERS: usize = 2;
+pub const MAX_HOLDERS: usize = 2;
 pub const GREATEST_FENCE: u64 = (1 << 53) - 1;
 pub const GREATEST_COUNT: u32 = i32::MAX as u32;
 
@@ -52,17 +52,17 @@ pub struct Hold {
     pub delay: u64,
     pub label: u8,
     pub owner: Owner,
-    /// Set while no client is known to have received the grant.
-    pub on_the_way: Option<UnconfirmedGrant>,
+    /// Set while no client has confirmed that it received the grant.
+    pub unconfirmed: Option<UnconfirmedGrant>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnconfirmedGrant {
     pub granted: Granted,
-    /// The waiters that the grant was sent to, and whose replies are not lost.
-    pub told: Vec<u64>,
-    /// The queued waiter that has not claimed the grant yet: its number, the end of its wait, and the delay
-    /// that the hold gets with the claim.
+    /// The numbers of the waiters that the grant was sent to, except those with a lost reply.
+    pub sent_to: Vec<u64>,
+    /// The queued waiter that has not claimed the grant yet: its number, the end of its wait in ms, and the
+    /// DELAY that the hold gets with the claim.
     pub unclaimed: Option<(u64, u64, u64)>,
 }
 
@@ -86,9 +86,9 @@ pub enum WaitsBy {
     Both(u64),
 }
 
-/// How a waiter's ACQUIRE is answered.
+/// The answer to a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Told {
+pub enum WaitOutcome {
     Granted(u64, Granted),
     TimedOut,
     Cancelled,
@@ -96,7 +96,7 @@ pub enum Told {
     Refused(Refusal),
 }
 
-/// The client that receives the message about the end of a queued wait.
+/// Stands for the client that is notified of the end of a queued wait.
 pub fn owner(token: Token) -> Client {
     100 + Client::from(token)
 }
@@ -119,7 +119,7 @@ pub enum Answer {
 
 /// A keyspace event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Heard {
+pub enum KeyEvent {
     Acquired,
     Extended,
     Ended(End),
@@ -140,7 +140,7 @@ pub struct Flight {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Page {
+pub struct Model {
     /// The server clock, in microseconds.
     pub now: u64,
     /// The end of the grace period, in microseconds.
@@ -149,37 +149,37 @@ pub struct Page {
     pub last_waiter: u64,
     /// The maximum number of waiters that a turn serves, and the number that this turn may still serve.
     pub max_grants_per_turn: usize,
-    pub may_serve: usize,
+    pub grants_left: usize,
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
-    /// The ms until which a delay keeps the key from being granted.
+    /// The keys in a delay, and the ms at which it ends.
     pub delays: Vec<(Key, u64)>,
     pub flights: Vec<Flight>,
     /// The connection that is closing.
     pub closed: Option<Client>,
     pub restarted: bool,
     /// The events of the last operation.
-    pub heard: Vec<(Key, Heard)>,
-    pub told: Vec<(Client, Told)>,
+    pub events: Vec<(Key, KeyEvent)>,
+    pub outcomes: Vec<(Client, WaitOutcome)>,
     /// The edges of the wait-for graph, if the last operation would have closed a cycle.
     pub edges: Vec<(Party, Party)>,
     /// The situations of [`SOMETIMES`](super::check::SOMETIMES) that occurred in the last operation.
     pub marks: Vec<&'static str>,
 }
 
-impl Page {
-    /// The deadline in `ms`, rounded up to a whole ms, so that it is never early.
+impl Model {
+    /// Returns the deadline `ms` from now, rounded up to a whole ms, so that it is never early.
     pub fn in_ms(&self, ms: u64) -> u64 {
         self.now.div_ceil(1000) + ms
     }
 
-    pub fn is_over(&self, ms: u64) -> bool {
+    pub fn has_passed(&self, ms: u64) -> bool {
         self.now >= ms * 1000
     }
 
     /// The holds of a key that have not expired.
     pub fn holds_of(&self, key: Key) -> impl Iterator<Item = &Hold> {
-        self.holds.iter().filter(move |hold| hold.key == key && !self.is_over(hold.end))
+        self.holds.iter().filter(move |hold| hold.key == key && !self.has_passed(hold.end))
     }
 
     pub fn hold(&self, key: Key, token: Token) -> Option<&Hold> {
@@ -191,7 +191,7 @@ impl Page {
     }
 
     pub fn delayed(&self, key: Key) -> bool {
-        self.delays.iter().any(|(of, until)| *of == key && !self.is_over(*until))
+        self.delays.iter().any(|(of, until)| *of == key && !self.has_passed(*until))
     }
 
     pub fn in_grace(&self) -> bool {
@@ -212,31 +212,31 @@ impl Page {
     }
 
     /// Runs an operation on a key: ends expired holds, serves the queue, does the work, and records events.
-    fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Page) -> T) -> T {
-        self.may_serve = self.max_grants_per_turn;
+    fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Model) -> T) -> T {
+        self.grants_left = self.max_grants_per_turn;
         let existed = self.exists(key);
         self.advance(key);
         let answer = work(self);
         self.serve(key);
         if existed && !self.exists(key) {
-            self.heard.push((key, Heard::Freed));
+            self.events.push((key, KeyEvent::Freed));
         }
         answer
     }
 
     pub fn advance(&mut self, key: Key) {
         let now = self.now;
-        self.end(End::Expired, |hold| hold.key == key && hold.end * 1000 <= now);
+        self.end_holds(End::Expired, |hold| hold.key == key && hold.end * 1000 <= now);
         self.delays.retain(|(of, until)| *of != key || *until * 1000 > now);
         self.serve(key);
     }
 
-    fn end(&mut self, why: End, which: impl Fn(&Hold) -> bool) -> usize {
+    fn end_holds(&mut self, why: End, which: impl Fn(&Hold) -> bool) -> usize {
         let (gone, kept): (Vec<_>, Vec<_>) = self.holds.drain(..).partition(|hold| which(hold));
         self.holds = kept;
         for hold in &gone {
-            self.heard.push((hold.key, Heard::Ended(why)));
-            if why == End::Expired && hold.on_the_way.as_ref().is_some_and(|doubt| doubt.unclaimed.is_some())
+            self.events.push((hold.key, KeyEvent::Ended(why)));
+            if why == End::Expired && hold.unconfirmed.as_ref().is_some_and(|grant| grant.unclaimed.is_some())
             {
                 self.marks.push("a grant expires unclaimed");
             }
@@ -254,7 +254,7 @@ impl Page {
         gone.len()
     }
 
-    fn begin(&mut self, asked: &Request) -> Result<u64, Refusal> {
+    fn grant(&mut self, asked: &Request) -> Result<u64, Refusal> {
         // Fences follow the clock in whole milliseconds.
         let fence = (self.now / 1000 * 1000).max(self.last_fence + 1);
         if fence > GREATEST_FENCE {
@@ -279,14 +279,14 @@ impl Page {
             delay,
             label,
             owner,
-            on_the_way: None,
+            unconfirmed: None,
         });
-        self.heard.push((key, Heard::Acquired));
+        self.events.push((key, KeyEvent::Acquired));
         Ok(fence)
     }
 
-    /// ACQUIRE by a token that holds the key.
-    fn again(&mut self, asked: &Request) -> Result<u64, Refusal> {
+    /// ACQUIRE by a token that already holds the key.
+    fn reacquire(&mut self, asked: &Request) -> Result<u64, Refusal> {
         let end = self.in_ms(asked.ttl);
         let hold = self.hold_mut(asked.key, asked.token).expect("a hold");
         hold.count = match asked.reentry {
@@ -310,7 +310,7 @@ impl Page {
         let fence = hold.fence;
         if end > hold.end {
             (hold.end, hold.ttl) = (end, asked.ttl);
-            self.heard.push((asked.key, Heard::Extended));
+            self.events.push((asked.key, KeyEvent::Extended));
         }
         Ok(fence)
     }

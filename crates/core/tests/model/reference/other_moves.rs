@@ -1,32 +1,32 @@
-//! Moves of the model that are no commands.
+//! The moves of the model that are not commands.
 
 use super::*;
 
-impl Page {
+impl Model {
     /// The background job processes a key.
-    pub fn look_at(&mut self, key: Key) {
+    pub fn run_job(&mut self, key: Key) {
         self.turn(key, |_| ());
     }
 
     /// The background job ends a wait that has timed out: of a client, or of a QUEUE position.
     pub fn time_out(&mut self, client: Client) {
         let waiter =
-            self.blocked(client).filter(|waiter| waiter.until.is_some_and(|until| self.is_over(until)));
+            self.blocked(client).filter(|waiter| waiter.until.is_some_and(|until| self.has_passed(until)));
         if let Some(waiter) = waiter {
             self.marks.push("a wait times out");
-            self.leave_all(&waiter, Told::TimedOut);
+            self.leave_all(&waiter, WaitOutcome::TimedOut);
             self.turn(waiter.asked.key, |_| ());
         }
     }
 
     pub fn time_out_token(&mut self, key: Key, token: Token) {
-        let over = |waiter: &&Waiter| {
+        let timed_out = |waiter: &&Waiter| {
             (waiter.asked.key, waiter.asked.token, waiter.by) == (key, token, WaitsBy::Position)
-                && waiter.until.is_some_and(|until| self.is_over(until))
+                && waiter.until.is_some_and(|until| self.has_passed(until))
         };
-        if let Some(waiter) = self.waiters.iter().find(over).cloned() {
+        if let Some(waiter) = self.waiters.iter().find(timed_out).cloned() {
             self.marks.push("a position times out");
-            self.leave_all(&waiter, Told::TimedOut);
+            self.leave_all(&waiter, WaitOutcome::TimedOut);
             self.turn(key, |_| ());
         }
     }
@@ -35,13 +35,13 @@ impl Page {
         self.closed = Some(client);
         while let Some(waiter) = self.waiters.iter().find(|waiter| self.is_lost(waiter)).cloned() {
             self.marks.push("a position ends with its connection");
-            self.leave_all(&waiter, Told::Cancelled);
+            self.leave_all(&waiter, WaitOutcome::Cancelled);
             self.turn(waiter.asked.key, |_| ());
         }
         self.closed = None;
         if let Some(waiter) = self.blocked(client) {
             self.marks.push("a waiter's connection closes");
-            self.leave_all(&waiter, Told::Cancelled);
+            self.leave_all(&waiter, WaitOutcome::Cancelled);
             self.turn(waiter.asked.key, |_| ());
         }
         let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
@@ -49,7 +49,7 @@ impl Page {
         bound.sort_by_key(|hold| (hold.key, hold.token));
         for Hold { key, token, .. } in bound {
             let own = |hold: &Hold| hold.key == key && hold.token == token && hold.bond == Bond::To(client);
-            self.turn(key, |page| page.end(End::Disconnected, own));
+            self.turn(key, |model| model.end_holds(End::Disconnected, own));
         }
     }
 
@@ -57,14 +57,14 @@ impl Page {
     /// event, not the lock.
     pub fn delete(&mut self, key: Key) {
         if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
-            self.marks.push("a key vanishes under its queue");
+            self.marks.push("a key with waiters is removed");
         }
         let existed = self.exists(key);
         self.holds.retain(|hold| hold.key != key);
         self.delays.retain(|(of, _)| *of != key);
         self.turn(key, |_| ());
         if existed && !self.exists(key) {
-            self.heard.push((key, Heard::Freed));
+            self.events.push((key, KeyEvent::Freed));
         }
     }
 
@@ -80,6 +80,6 @@ impl Page {
         }
         self.waiters.clear();
         self.flights.clear();
-        self.holds.iter_mut().for_each(|hold| hold.on_the_way = None);
+        self.holds.iter_mut().for_each(|hold| hold.unconfirmed = None);
     }
 }

@@ -6,12 +6,12 @@ use super::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Restart {
     pub same_boot: bool,
-    /// The ms of downtime, and the ms by which the wall clock was set meanwhile.
+    /// The downtime in ms, and the ms by which the wall clock was set meanwhile.
     pub down: u64,
     pub jump: i64,
 }
 
-impl Page {
+impl Model {
     pub fn restart(&mut self, restart: Restart) {
         let Restart { same_boot, down, jump } = restart;
         self.demote();
@@ -29,7 +29,7 @@ impl Page {
         for hold in &mut self.holds {
             hold.end = moved(hold.end).min(now + hold.ttl);
             hold.since = moved(hold.since).min(self.now / 1000);
-            hold.on_the_way = None;
+            hold.unconfirmed = None;
             hold.owner = 0;
             if hold.bond != Bond::None {
                 hold.bond = Bond::Orphan;

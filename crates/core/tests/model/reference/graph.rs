@@ -2,7 +2,7 @@
 
 use dlock_core::{End, Mode};
 
-use super::{GREATEST_COUNT, Hold, KEYS, Page, Request, Token, Waiter, WaitsBy};
+use super::{GREATEST_COUNT, Hold, KEYS, Model, Request, Token, Waiter, WaitsBy};
 
 /// An index into [`OWNERS`].
 pub type Owner = u8;
@@ -29,19 +29,19 @@ fn party(token: Token, owner: Owner) -> Party {
     if owner == 0 { token } else { 100 + owner }
 }
 
-impl Page {
+impl Model {
     /// Returns whether this wait, which is in `waiters`, closes a cycle: its party can be reached from
     /// itself.
     pub(super) fn closes_a_cycle(&self, waiter: &Waiter) -> bool {
-        let (start, mut met) = (waiter.asked.party(), vec![]);
+        let (start, mut visited) = (waiter.asked.party(), vec![]);
         let mut to_follow = self.blockers(waiter);
         while let Some(party) = to_follow.pop() {
             if party == start {
-                assert!(self.never_has_its_turn(waiter), "a false deadlock: {waiter:?}");
+                assert!(self.is_never_granted(waiter), "a false deadlock: {waiter:?}");
                 return true;
             }
-            if !met.contains(&party) {
-                met.push(party);
+            if !visited.contains(&party) {
+                visited.push(party);
                 let waits = self.waiters.iter().filter(|waiter| waiter.asked.party() == party);
                 to_follow.extend(waits.flat_map(|waiter| self.blockers(waiter)));
             }
@@ -57,7 +57,7 @@ impl Page {
 
     /// The parties that a waiter waits for.
     fn blockers(&self, waiter: &Waiter) -> Vec<Party> {
-        if !self.counts(waiter) {
+        if !self.adds_edges(waiter) {
             return vec![];
         }
         let asked = waiter.asked;
@@ -68,7 +68,7 @@ impl Page {
         let holds = self.holds_of(asked.key).filter(|hold| excludes(hold.token, hold.mode));
         let queue = self.queue(asked.key);
         let ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
-        let ahead = ahead.filter(|ahead| self.counts(ahead) && excludes(ahead.asked.token, ahead.asked.mode));
+        let ahead = ahead.filter(|w| self.adds_edges(w) && excludes(w.asked.token, w.asked.mode));
         // The server may refuse a waiter whose hold count is full when its turn comes.
         let is_full = |token| self.hold(asked.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
         let ahead = ahead.filter(|ahead| !is_full(ahead.asked.token));
@@ -77,39 +77,39 @@ impl Page {
 
     /// Returns whether a wait adds edges. A wait that has timed out adds none, nor does a second one of a
     /// token for the same key.
-    fn counts(&self, waiter: &Waiter) -> bool {
+    fn adds_edges(&self, waiter: &Waiter) -> bool {
         let (queue, token) = (self.queue(waiter.asked.key), waiter.asked.token);
         let first = queue.iter().find(|other| other.asked.token == token);
         first.is_some_and(|first| first.number == waiter.number)
             && !matches!(waiter.asked.mode, Mode::Permits(_))
-            && !waiter.until.is_some_and(|until| self.is_over(until))
+            && !waiter.until.is_some_and(|until| self.has_passed(until))
             && !self.is_lost(waiter)
     }
 
     /// Returns whether this waiter is never granted the lock, even if every party that does not wait releases
     /// its holds. Simulates the releases, command by command.
-    fn never_has_its_turn(&self, waiter: &Waiter) -> bool {
-        let mut page = self.clone();
-        // Without leases, delays, timeouts and the grace period, whose end would end every deadlock.
-        (page.grants_from, page.last_fence) = (0, 0);
-        (page.max_grants_per_turn, page.may_serve) = (usize::MAX, usize::MAX);
-        let is_over = |page: &Page, end: u64| page.is_over(end);
-        let over = |w: &&Waiter| w.until.is_some_and(|u| is_over(&page, u));
-        let in_queue = page.waiters.iter().filter(|w| !over(w) && !matches!(w.by, WaitsBy::Both(_)));
+    fn is_never_granted(&self, waiter: &Waiter) -> bool {
+        let mut model = self.clone();
+        // The copy has no leases, delays, timeouts and grace period: their ends would end every deadlock.
+        (model.grants_from, model.last_fence) = (0, 0);
+        (model.max_grants_per_turn, model.grants_left) = (usize::MAX, usize::MAX);
+        let has_passed = |model: &Model, end: u64| model.has_passed(end);
+        let over = |w: &&Waiter| w.until.is_some_and(|u| has_passed(&model, u));
+        let in_queue = model.waiters.iter().filter(|w| !over(w) && !matches!(w.by, WaitsBy::Both(_)));
         let waits: Vec<_> = in_queue.cloned().collect();
-        page.waiters = waits;
-        page.waiters.iter_mut().for_each(|waiter| waiter.until = None);
-        let held: Vec<_> = page.holds.iter().filter(|hold| !is_over(&page, hold.end)).cloned().collect();
-        page.holds = held;
-        page.delays.clear();
-        (0..KEYS).for_each(|key| page.serve(key));
-        while page.waiters.iter().any(|other| other.number == waiter.number) {
-            let waits = |party: &Party| page.waiters.iter().any(|w| w.asked.party() == *party);
-            let mut holders = page.holds.iter().map(Hold::party);
+        model.waiters = waits;
+        model.waiters.iter_mut().for_each(|waiter| waiter.until = None);
+        let held: Vec<_> = model.holds.iter().filter(|hold| !has_passed(&model, hold.end)).cloned().collect();
+        model.holds = held;
+        model.delays.clear();
+        (0..KEYS).for_each(|key| model.serve(key));
+        while model.waiters.iter().any(|other| other.number == waiter.number) {
+            let waits = |party: &Party| model.waiters.iter().any(|w| w.asked.party() == *party);
+            let mut holders = model.holds.iter().map(Hold::party);
             let Some(leaves) = holders.find(|party| !waits(party)) else { return true };
             for key in 0..KEYS {
-                page.turn(key, |page| {
-                    page.end(End::Released, |hold| hold.key == key && hold.party() == leaves)
+                model.turn(key, |model| {
+                    model.end_holds(End::Released, |hold| hold.key == key && hold.party() == leaves)
                 });
             }
         }

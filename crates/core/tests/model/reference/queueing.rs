@@ -2,18 +2,18 @@
 
 use super::*;
 
-impl Page {
+impl Model {
     /// ACQUIRE with QUEUE.
-    pub fn queue_up(&mut self, asked: Request, ms: u64, block: Option<u64>) -> Answer {
+    pub fn acquire_with_queue(&mut self, asked: Request, ms: u64, block: Option<u64>) -> Answer {
         if let Some(waiter) = self.position(&asked) {
-            if self.is_over(waiter.until.expect("a position has a timeout")) {
-                self.leave_all(&waiter, Told::TimedOut);
+            if self.has_passed(waiter.until.expect("a position has a timeout")) {
+                self.leave_all(&waiter, WaitOutcome::TimedOut);
             } else if waiter.asked.mode != asked.mode {
                 self.marks.push("a position is given up for another mode");
-                self.leave_all(&waiter, Told::Left);
+                self.leave_all(&waiter, WaitOutcome::Left);
             }
         }
-        let upgrades = match self.turn(asked.key, |page| page.try_acquire(&asked)) {
+        let upgrades = match self.turn(asked.key, |model| model.try_acquire(&asked)) {
             Ok(Answer::Grace | Answer::Refused(Refusal::OtherPermits(_)))
                 if self.position(&asked).is_some() =>
             {
@@ -39,7 +39,7 @@ impl Page {
             number
         };
         let Some(ms) = block else { return Answer::Queued };
-        self.marks.push("a connection waits beside a position");
+        self.marks.push("a connection waits with a position");
         self.last_waiter += 1;
         let until = if ms == 0 { until } else { until.min(self.in_ms(ms)) };
         let (number, by) = (self.last_waiter, WaitsBy::Both(number));
@@ -54,54 +54,54 @@ impl Page {
         self.waiters.iter().find(own).cloned()
     }
 
-    /// The waiter has received the grant.
+    /// The client has received the grant.
     pub fn delivered(&mut self, flight: &Flight) {
         let hold = self.hold_mut(flight.key, flight.token);
         if let Some(hold) = hold
-            && hold.on_the_way.as_ref().is_some_and(|doubt| doubt.told.contains(&flight.number))
+            && hold.unconfirmed.as_ref().is_some_and(|grant| grant.sent_to.contains(&flight.number))
         {
-            hold.on_the_way = None;
+            hold.unconfirmed = None;
         }
     }
 
-    /// The reply was lost.
+    /// The reply with the grant is lost.
     pub fn undelivered(&mut self, flight: &Flight) {
-        self.look_at(flight.key);
+        self.run_job(flight.key);
         self.lost(flight.key, flight.token, flight.number);
         if flight.granted == Granted::Renewal {
             self.marks.push("an undelivered renewal");
         }
     }
 
-    /// The user of a queued waiter has lost the right to the lock.
-    pub fn forbidden(&mut self, key: Key, token: Token) {
-        self.look_at(key);
-        let doubt = self.hold(key, token).and_then(|hold| hold.on_the_way.as_ref());
-        let Some((number, ..)) = doubt.and_then(|doubt| doubt.unclaimed) else { return self.look_at(key) };
-        self.marks.push("a grant is forbidden to its user");
+    /// The user of a queued waiter has lost the right to the granted lock.
+    pub fn rights_lost(&mut self, key: Key, token: Token) {
+        self.run_job(key);
+        let grant = self.hold(key, token).and_then(|hold| hold.unconfirmed.as_ref());
+        let Some((number, ..)) = grant.and_then(|grant| grant.unclaimed) else { return self.run_job(key) };
+        self.marks.push("a user loses the right to a granted lock");
         self.lost(key, token, number);
     }
 
-    /// Takes the grant back and serves the next waiter, unless the token has received it on another
+    /// Revokes the grant and serves the next waiter, unless the token has received the grant on another
     /// connection or can still claim it.
     fn lost(&mut self, key: Key, token: Token, number: u64) {
-        self.turn(key, |page| {
-            let (now, over) = (page.in_ms(0), page.now / 1000);
-            let Some(hold) = page.hold_mut(key, token) else { return };
-            let Some(doubt) = &mut hold.on_the_way else { return };
-            let is_claimable = doubt.unclaimed.is_some_and(|(of, ..)| of == number);
-            if !doubt.told.contains(&number) && !is_claimable && doubt.unclaimed.is_none() {
-                page.marks.push("an undelivered grant that others rely on");
+        self.turn(key, |model| {
+            let (now, over) = (model.in_ms(0), model.now / 1000);
+            let Some(hold) = model.hold_mut(key, token) else { return };
+            let Some(unconfirmed) = &mut hold.unconfirmed else { return };
+            let is_claimable = unconfirmed.unclaimed.is_some_and(|(of, ..)| of == number);
+            if !unconfirmed.sent_to.contains(&number) && !is_claimable && unconfirmed.unclaimed.is_none() {
+                model.marks.push("an undelivered grant that another client has received");
                 return;
             }
-            doubt.told.retain(|other| *other != number);
-            doubt.unclaimed = doubt.unclaimed.filter(|(of, ..)| *of != number);
-            if !doubt.told.is_empty() {
-                page.marks.push("one of two answers is lost");
+            unconfirmed.sent_to.retain(|other| *other != number);
+            unconfirmed.unclaimed = unconfirmed.unclaimed.filter(|(of, ..)| *of != number);
+            if !unconfirmed.sent_to.is_empty() {
+                model.marks.push("one of two answers is lost");
                 return;
             }
-            let granted = doubt.granted;
-            if let Some((_, until, delay)) = &mut doubt.unclaimed {
+            let granted = unconfirmed.granted;
+            if let Some((_, until, delay)) = &mut unconfirmed.unclaimed {
                 if granted == Granted::Upgrade {
                     return;
                 }
@@ -111,22 +111,22 @@ impl Page {
                     if *until < hold.end {
                         (hold.end, hold.ttl) = (*until, (*until - now).max(1));
                     }
-                    page.marks.push("an undelivered grant may be claimed");
+                    model.marks.push("an undelivered grant may be claimed");
                     return;
                 }
             }
-            hold.on_the_way = None;
+            hold.unconfirmed = None;
             match granted {
                 Granted::New => {
-                    page.end(End::Released, |hold| hold.key == key && hold.token == token);
-                    page.marks.push("an undelivered grant");
+                    model.end_holds(End::Released, |hold| hold.key == key && hold.token == token);
+                    model.marks.push("an undelivered grant");
                 }
                 Granted::Upgrade => {
                     hold.mode = Mode::Shared;
-                    page.heard.push((key, Heard::Downgraded));
-                    page.marks.push("an undelivered upgrade");
+                    model.events.push((key, KeyEvent::Downgraded));
+                    model.marks.push("an undelivered upgrade");
                 }
-                Granted::Renewal => unreachable!("it brings nothing that is noted"),
+                Granted::Renewal => unreachable!("a renewal is never unconfirmed"),
             }
         });
     }

@@ -1,0 +1,203 @@
+//! The wait queue of the model: which request can be granted, and which is next.
+
+use super::*;
+
+/// Whether a request can be granted.
+pub(super) enum Decision {
+    Now(Granted),
+    Later,
+    /// The key has the maximum number of holders.
+    Full,
+    Never(Refusal),
+}
+
+impl Model {
+    /// Grants the lock to one head of the queue after the other, as long as that is possible.
+    pub(super) fn serve(&mut self, key: Key) {
+        while let Some(waiter) = self.queue(key).first().cloned() {
+            if self.is_lost(&waiter) {
+                self.leave_all(&waiter, WaitOutcome::Cancelled);
+                continue;
+            }
+            if waiter.until.is_some_and(|until| self.has_passed(until)) {
+                self.marks.push("a wait has timed out at the head of the queue");
+                self.leave_all(&waiter, WaitOutcome::TimedOut);
+                continue;
+            }
+            let decision = self.decide(&waiter.asked);
+            if matches!(decision, Decision::Never(_) | Decision::Now(_)) {
+                if self.grants_left == 0 && self.holds_of(key).next().is_some() {
+                    self.marks.push("a waiter that could be granted waits for the next turn");
+                    return;
+                }
+                self.grants_left = self.grants_left.saturating_sub(1);
+            }
+            match decision {
+                Decision::Full => {
+                    self.marks.push("a waiter for a full lock keeps waiting");
+                    return;
+                }
+                Decision::Later => {
+                    if self.in_grace() && self.holds_of(key).next().is_none() {
+                        self.marks.push("grace keeps a waiter out");
+                    }
+                    if self.delayed(key) && self.holds_of(key).next().is_none() {
+                        self.marks.push("a delay keeps a waiter out");
+                    }
+                    return;
+                }
+                Decision::Never(refusal) => {
+                    self.marks.push("a waiter is refused at the head of the queue");
+                    self.leave_all(&waiter, WaitOutcome::Refused(refusal));
+                }
+                Decision::Now(granted) => self.hand_off(&waiter, granted),
+            }
+        }
+    }
+
+    /// Returns whether the position ends because its connection is closing.
+    pub(super) fn is_lost(&self, waiter: &Waiter) -> bool {
+        waiter.by == WaitsBy::Position && waiter.asked.ephemeral && self.closed == Some(waiter.asked.client)
+    }
+
+    /// Returns the connections that wait together with a position.
+    fn connections_with(&self, waiter: &Waiter) -> Vec<Waiter> {
+        let waits_with = |other: &&Waiter| other.by == WaitsBy::Both(waiter.number);
+        self.waiters.iter().filter(waits_with).cloned().collect()
+    }
+
+    pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) {
+        let mut asked = waiter.asked;
+        let mut delay_after_claim = 0;
+        let mut connections = self.connections_with(waiter);
+        connections.retain(|other| !other.until.is_some_and(|until| self.has_passed(until)));
+        let without_connection = waiter.by == WaitsBy::Position && connections.is_empty();
+        if let (true, Granted::New, Some(until)) = (without_connection, granted, waiter.until) {
+            // No connection shows that the waiter is alive, so its lease ends with its position.
+            asked.ttl = asked.ttl.min(((until * 1000 - self.now) / 1000).max(1));
+            delay_after_claim = std::mem::take(&mut asked.delay);
+        }
+        let fence = match granted {
+            Granted::New => self.grant(&asked),
+            Granted::Upgrade | Granted::Renewal => self.reacquire(&asked),
+        };
+        let fence = match fence {
+            Err(refusal) => return self.leave_all(waiter, WaitOutcome::Refused(refusal)),
+            Ok(fence) => fence,
+        };
+        self.marks.push(match granted {
+            Granted::New if without_connection => "a handoff to a queued waiter",
+            Granted::New => "a handoff",
+            Granted::Upgrade => "an upgrade that waited",
+            Granted::Renewal => "one grant answers two waits of a token",
+        });
+        let number = waiter.number;
+        let unclaimed = waiter.until.filter(|_| waiter.by == WaitsBy::Position);
+        let unclaimed = unclaimed.map(|until| (number, until, delay_after_claim));
+        let hold = self.hold_mut(asked.key, asked.token).expect("the lock has just been granted");
+        if granted == Granted::Upgrade {
+            hold.mode = Mode::Exclusive;
+        }
+        if granted != Granted::Renewal {
+            hold.unconfirmed = Some(UnconfirmedGrant { granted, sent_to: vec![], unclaimed: None });
+        }
+        if let Some(unconfirmed) = &mut hold.unconfirmed {
+            if waiter.by == WaitsBy::Position {
+                unconfirmed.unclaimed = unclaimed;
+            } else {
+                unconfirmed.sent_to.push(number);
+            }
+            unconfirmed.sent_to.extend(connections.iter().map(|other| other.number));
+        }
+        self.leave_all(waiter, WaitOutcome::Granted(fence, granted));
+        if granted != Granted::Renewal {
+            self.answer_others(asked.key, asked.token);
+        }
+    }
+
+    /// A grant to a token also answers those of its other waits for the key that it satisfies.
+    pub(super) fn answer_others(&mut self, key: Key, token: Token) {
+        for waiter in self.waiters.clone() {
+            if (waiter.asked.key, waiter.asked.token) != (key, token) || matches!(waiter.by, WaitsBy::Both(_))
+            {
+                continue;
+            }
+            let timed_out = waiter.until.is_some_and(|until| self.has_passed(until)) || self.is_lost(&waiter);
+            if !timed_out && matches!(self.decide(&waiter.asked), Decision::Now(Granted::Renewal)) {
+                self.hand_off(&waiter, Granted::Renewal);
+            }
+        }
+    }
+
+    /// Ends the wait of a waiter, and of the connections that wait together with it.
+    pub(super) fn leave_all(&mut self, waiter: &Waiter, outcome: WaitOutcome) {
+        let connections = self.connections_with(waiter);
+        self.leave(waiter, outcome);
+        for other in &connections {
+            let timed_out = matches!(outcome, WaitOutcome::Granted(..) | WaitOutcome::Refused(_))
+                && other.until.is_some_and(|until| self.has_passed(until));
+            self.leave(other, if timed_out { WaitOutcome::TimedOut } else { outcome });
+        }
+    }
+
+    fn leave(&mut self, waiter: &Waiter, outcome: WaitOutcome) {
+        let asked = waiter.asked;
+        self.waiters.retain(|other| other.number != waiter.number);
+        if waiter.by == WaitsBy::Position {
+            return self.outcomes.push((owner(asked.token), outcome));
+        }
+        self.outcomes.push((asked.client, outcome));
+        if let WaitOutcome::Granted(fence, granted) = outcome {
+            self.flights.push(Flight {
+                number: waiter.number,
+                client: asked.client,
+                key: asked.key,
+                token: asked.token,
+                fence,
+                granted,
+            });
+        }
+    }
+
+    pub(super) fn decide(&self, asked: &Request) -> Decision {
+        let others: Vec<Mode> =
+            self.holds_of(asked.key).filter(|hold| hold.token != asked.token).map(|hold| hold.mode).collect();
+        let delayed = self.delayed(asked.key);
+        match (self.hold(asked.key, asked.token).map(|hold| hold.mode), asked.mode) {
+            (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => {
+                Decision::Never(Refusal::OtherPermits(n.get()))
+            }
+            (Some(has), asked) if has == asked => Decision::Now(Granted::Renewal),
+            (Some(Mode::Permits(_)), _) | (Some(_), Mode::Permits(_)) => Decision::Never(Refusal::OtherMode),
+            (Some(Mode::Exclusive), _) => Decision::Now(Granted::Renewal),
+            (Some(_), _) if others.is_empty() && !delayed && !self.in_grace() => {
+                Decision::Now(Granted::Upgrade)
+            }
+            (Some(_), _) => Decision::Later,
+            (None, _) if self.in_grace() => Decision::Later,
+            (None, Mode::Permits(asked)) => {
+                let size = others.iter().find_map(|mode| match mode {
+                    Mode::Permits(n) => Some(*n),
+                    _ => None,
+                });
+                match size {
+                    Some(n) if n != asked => Decision::Never(Refusal::OtherPermits(n.get())),
+                    Some(n) if others.len() < n.get() as usize && !delayed => {
+                        self.grant_if_room(others.len())
+                    }
+                    None if others.is_empty() && !delayed => Decision::Now(Granted::New),
+                    _ => Decision::Later,
+                }
+            }
+            (None, asked) => {
+                let fits = others.is_empty()
+                    || asked == Mode::Shared && others.iter().all(|mode| *mode == Mode::Shared);
+                if fits && !delayed { self.grant_if_room(others.len()) } else { Decision::Later }
+            }
+        }
+    }
+
+    fn grant_if_room(&self, holders: usize) -> Decision {
+        if holders < MAX_HOLDERS { Decision::Now(Granted::New) } else { Decision::Full }
+    }
+}
