@@ -48,8 +48,8 @@ fn fence() -> impl Strategy<Value = Fence> {
     (1..=Fence::MAX).prop_map(|n| Fence::from_outside(n).expect("in range"))
 }
 
-/// The arguments after the name. Fails if the name is another.
-fn behind<'a>(args: &'a [Vec<u8>], name: &str) -> Vec<&'a [u8]> {
+/// Returns the arguments after the command's name. Fails if the command has another name.
+fn args_of<'a>(args: &'a [Vec<u8>], name: &str) -> Vec<&'a [u8]> {
     assert_eq!(args[0], name.as_bytes());
     args[1..].iter().map(Vec::as_slice).collect()
 }
@@ -67,9 +67,9 @@ fn block() -> impl Strategy<Value = Option<Wait>> {
     prop::option::of(ms.prop_map(|ms| Wait::from_millis(ms).expect("in range")))
 }
 
-type Published = (Vec<u8>, Vec<u8>);
+type Notification = (Vec<u8>, Vec<u8>);
 
-fn queue() -> impl Strategy<Value = Option<(Ttl, Option<Published>)>> {
+fn queue() -> impl Strategy<Value = Option<(Ttl, Option<Notification>)>> {
     prop::option::of((ttl(), prop::option::of((bytes(1, 255), bytes(1, 255)))))
 }
 
@@ -100,7 +100,7 @@ fn acquire_is_read_back_with_its_options_in_any_order() {
         });
         let command = Acquire { key, request, block: *block, queue };
         let args = command.to_args();
-        let args = behind(&args, "DLOCK.ACQUIRE");
+        let args = args_of(&args, "DLOCK.ACQUIRE");
         assert_eq!(Acquire::parse(&args, Ttl::MAX).as_ref(), Ok(&command));
         // The same options in another order and case.
         let mut options = options(&args[3..]);
@@ -138,7 +138,7 @@ fn release_is_read_back() {
     let count = prop_oneof![Just(ReleaseCount::One), Just(ReleaseCount::All), above];
     crate::random((key(), token(), count), 1000, |(key, token, count)| {
         let command = Release { key: &key, token: token.borrowed(), count };
-        assert_eq!(Release::parse(&behind(&command.to_args(), "DLOCK.RELEASE")), Ok(command));
+        assert_eq!(Release::parse(&args_of(&command.to_args(), "DLOCK.RELEASE")), Ok(command));
     });
 }
 
@@ -147,9 +147,9 @@ fn extend_and_confirm_are_read_back() {
     crate::random((key(), token(), ttl(), fence()), 1000, |(key, token, ttl, fence)| {
         let (key, token) = (&key[..], token.borrowed());
         let command = Extend { key, token, ttl };
-        assert_eq!(Extend::parse(&behind(&command.to_args(), "DLOCK.EXTEND"), Ttl::MAX), Ok(command));
+        assert_eq!(Extend::parse(&args_of(&command.to_args(), "DLOCK.EXTEND"), Ttl::MAX), Ok(command));
         let command = Confirm { key, token, fence, ttl };
-        assert_eq!(Confirm::parse(&behind(&command.to_args(), "DLOCK.CONFIRM"), Ttl::MAX), Ok(command));
+        assert_eq!(Confirm::parse(&args_of(&command.to_args(), "DLOCK.CONFIRM"), Ttl::MAX), Ok(command));
     });
 }
 
@@ -160,15 +160,15 @@ fn guard_and_fenced_are_read_back() {
     crate::random((key(), token(), fence(), inner), 1000, |(key, token, fence, inner)| {
         let inner: Vec<&[u8]> = inner.iter().map(Vec::as_slice).collect();
         let guard = Guard { key: &key, token: token.borrowed(), command: &inner };
-        assert_eq!(Guard::parse(&behind(&guard.to_args(), "DLOCK.GUARD")), Ok(guard));
+        assert_eq!(Guard::parse(&args_of(&guard.to_args(), "DLOCK.GUARD")), Ok(guard));
         let fenced = Fenced { key: &key, fence, command: &inner };
-        assert_eq!(Fenced::parse(&behind(&fenced.to_args(), "DLOCK.FENCED")), Ok(fenced));
+        assert_eq!(Fenced::parse(&args_of(&fenced.to_args(), "DLOCK.FENCED")), Ok(fenced));
         // The command is missing.
         assert!(Guard::parse(&[&key, token.as_bytes()]).is_err());
     });
 }
 
-/// MAX in any case, where the ttl is expected.
+/// MAX may be written in upper or lower case.
 #[test]
 fn max_stands_for_the_longest_lease() {
     let word = prop::sample::select(vec!["MAX", "max", "Max", "mAx"]);
@@ -189,16 +189,16 @@ fn max_stands_for_the_longest_lease() {
 #[test]
 fn reading_commands_are_read_back() {
     let count = prop::option::of(number());
-    crate::random((key(), token(), any::<bool>(), count), 1000, |(key, token, with, count)| {
+    crate::random((key(), token(), any::<bool>(), count), 1000, |(key, token, with_token, count)| {
         let (key, token) = (&key[..], token.borrowed());
         let command = Holds { key, token };
-        assert_eq!(Holds::parse(&behind(&command.to_args(), "DLOCK.HOLDS")), Ok(command));
-        let command = Pttl { key, token: with.then_some(token) };
-        assert_eq!(Pttl::parse(&behind(&command.to_args(), "DLOCK.PTTL")), Ok(command));
+        assert_eq!(Holds::parse(&args_of(&command.to_args(), "DLOCK.HOLDS")), Ok(command));
+        let command = Pttl { key, token: with_token.then_some(token) };
+        assert_eq!(Pttl::parse(&args_of(&command.to_args(), "DLOCK.PTTL")), Ok(command));
         let command = Waiters { key, count };
-        assert_eq!(Waiters::parse(&behind(&command.to_args(), "DLOCK.WAITERS")), Ok(command));
+        assert_eq!(Waiters::parse(&args_of(&command.to_args(), "DLOCK.WAITERS")), Ok(command));
         let command = Inspect { key, count };
-        assert_eq!(Inspect::parse(&behind(&command.to_args(), "DLOCK.INSPECT")), Ok(command));
+        assert_eq!(Inspect::parse(&args_of(&command.to_args(), "DLOCK.INSPECT")), Ok(command));
         assert_eq!(only_key(&[key]), Ok(key));
         assert_eq!(no_arguments(&[]), Ok(()));
     });
@@ -211,9 +211,9 @@ fn commands_for_operators_are_read_back() {
         let (cursor, pattern, key, count, waited) = parts;
         let count = count.and_then(NonZeroU32::new);
         let command = List { cursor, pattern: pattern.as_deref(), count, waited };
-        assert_eq!(List::parse(&behind(&command.to_args(), "DLOCK.LIST")), Ok(command));
+        assert_eq!(List::parse(&args_of(&command.to_args(), "DLOCK.LIST")), Ok(command));
         for command in [Log::Read { count, key: key.as_deref() }, Log::Reset] {
-            assert_eq!(Log::parse(&behind(&command.to_args(), "DLOCK.LOG")), Ok(command));
+            assert_eq!(Log::parse(&args_of(&command.to_args(), "DLOCK.LOG")), Ok(command));
         }
     });
 }
@@ -223,7 +223,7 @@ fn cancel_is_read_back() {
     crate::random((key(), token(), 0..=i64::MAX as u64), 1000, |(key, token, id)| {
         for who in [CancelTarget::Token(token.borrowed()), CancelTarget::Client(id)] {
             let command = Cancel { key: &key, who };
-            assert_eq!(Cancel::parse(&behind(&command.to_args(), "DLOCK.CANCEL")), Ok(command));
+            assert_eq!(Cancel::parse(&args_of(&command.to_args(), "DLOCK.CANCEL")), Ok(command));
         }
     });
 }

@@ -44,7 +44,7 @@ enum Protocol {
 }
 
 fn value(parts: &mut impl Iterator<Item = Part>, protocol: Protocol) -> Value {
-    match parts.next().expect("as many values as were announced") {
+    match parts.next().expect("the announced number of values") {
         Part::Whole(value) => value,
         Part::Array(len) => Value::Array((0..len).map(|_| value(parts, protocol)).collect()),
         Part::Map(len) if protocol == Protocol::Resp2 => {
@@ -61,7 +61,7 @@ fn sent(reply: &impl Reply, protocol: Protocol) -> Value {
     reply.write(&mut wire);
     let mut parts = wire.0.into_iter();
     let sent = value(&mut parts, protocol);
-    assert!(parts.next().is_none(), "one reply, and nothing behind it");
+    assert!(parts.next().is_none(), "nothing follows the reply");
     sent
 }
 
@@ -107,10 +107,10 @@ fn numbers_and_strings_are_read_back() {
 fn inspect_replies_are_read_back() {
     let numbers = (number(), number(), number(), number(), number());
     let parts = (bytes(0), numbers, prop::collection::vec(holder(), 0..5), any::<bool>());
-    crate::random(parts, 500, |(mode, numbers, holders, seen)| {
+    crate::random(parts, 500, |(mode, numbers, holders, exists)| {
         let (permits, fence, holders_count, waiters, delay) = numbers;
         let inspection = Inspection { mode, permits, fence, holders, holders_count, waiters, delay };
-        round_trip(&seen.then_some(inspection));
+        round_trip(&exists.then_some(inspection));
     });
 }
 
@@ -166,8 +166,8 @@ fn unknown_fields_are_skipped_and_missing_ones_are_default() {
         (bulk("address"), Value::Other),
         (bulk("fence"), Value::Int(7)),
     ]);
-    let seen = Inspection { mode: b"striped".as_slice().into(), fence: 7, ..Inspection::default() };
-    assert_eq!(Option::<Inspection>::read(newer), Some(Some(seen)));
+    let known = Inspection { mode: b"striped".as_slice().into(), fence: 7, ..Inspection::default() };
+    assert_eq!(Option::<Inspection>::read(newer), Some(Some(known)));
 }
 
 #[test]

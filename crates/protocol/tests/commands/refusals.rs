@@ -12,12 +12,12 @@ const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
 const LABEL: &str = "ERR a label has at most 255 bytes";
 const OWNER: &str = "ERR an owner has 1 to 255 bytes";
 const NOTIFY: &str = "ERR NOTIFY takes a channel and a message of 1 to 255 bytes each";
-const ALONE: &str = "ERR syntax error: NOTIFY requires QUEUE ms";
+const NOTIFY_ALONE: &str = "ERR syntax error: NOTIFY requires QUEUE ms";
 const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 86400000 (dlock.max-ttl, or a shorter dlock.restart-grace)";
 const FENCE: &str = "ERR fence must be a whole number from 1 to 9007199254740991";
 const CLIENT: &str = "ERR CLIENT id must be a whole number from 0 to 9223372036854775807";
 
-/// Texts that are no valid numbers in any argument.
+/// Texts that no argument accepts as a number.
 const NO_NUMBERS: [&str; 16] = [
     "",
     "+5",
@@ -61,7 +61,7 @@ fn parse(args: &[Vec<u8>]) -> Result<(), Misuse> {
     }
 }
 
-fn refused(args: &[Vec<u8>], text: &str) {
+fn assert_refused(args: &[Vec<u8>], text: &str) {
     let refusal = parse(args).err().map(|misuse| misuse.to_string());
     let shown: Vec<_> = args.iter().map(|arg| arg.escape_ascii().to_string()).collect();
     assert_eq!(refusal.as_deref(), Some(text), "{shown:?}");
@@ -73,7 +73,7 @@ fn a_wrong_number_of_arguments_is_refused() {
         CONFIRM k, CONFIRM k t, CONFIRM k t 5, CONFIRM k t 5 5 5, HOLDS, HOLDS k, HOLDS k t t, PTTL, PTTL k t t, \
         WAITERS, CANCEL, CANCEL k, CANCEL k CLIENT 5 5, INSPECT, BREAK, BREAK k k, TOKEN k, HELP k";
     for line in lines.split(", ") {
-        refused(&words(line), ARGUMENTS);
+        assert_refused(&words(line), ARGUMENTS);
     }
 }
 
@@ -91,7 +91,7 @@ fn tokens_labels_and_owners_of_a_wrong_length_are_refused() {
         for token in [vec![], vec![b'x'; 256]] {
             let mut args = words(line);
             args[2] = token;
-            refused(&args, TOKEN);
+            assert_refused(&args, TOKEN);
         }
         let mut args = words(line);
         args[2] = vec![0; 255];
@@ -99,13 +99,13 @@ fn tokens_labels_and_owners_of_a_wrong_length_are_refused() {
     }
     let mut args = words("ACQUIRE k t 5 LABEL text");
     args[5] = vec![b'x'; 256];
-    refused(&args, LABEL);
+    assert_refused(&args, LABEL);
     args[5].pop();
     assert_eq!(parse(&args), Ok(()));
     let mut args = words("ACQUIRE k t 5 OWNER id");
     for wrong in [vec![], vec![b'x'; 256]] {
         args[5] = wrong;
-        refused(&args, OWNER);
+        assert_refused(&args, OWNER);
     }
     args[5] = vec![0; 255];
     assert_eq!(parse(&args), Ok(()));
@@ -113,7 +113,7 @@ fn tokens_labels_and_owners_of_a_wrong_length_are_refused() {
         let mut args = words("ACQUIRE k t 5 QUEUE 5 NOTIFY c m");
         for wrong in [vec![], vec![b'x'; 256]] {
             args[at] = wrong;
-            refused(&args, NOTIFY);
+            assert_refused(&args, NOTIFY);
         }
         args[at] = vec![b'x'; 255];
         assert_eq!(parse(&args), Ok(()));
@@ -153,8 +153,8 @@ fn wrong_options_are_refused() {
         ("ACQUIRE k t 5 QUEUE", value("QUEUE")),
         ("ACQUIRE k t 5 QUEUE 5 NOTIFY", value("NOTIFY")),
         ("ACQUIRE k t 5 QUEUE 5 NOTIFY c", value("NOTIFY")),
-        ("ACQUIRE k t 5 NOTIFY c m", ALONE.to_owned()),
-        ("ACQUIRE k t 5 NOTIFY c m BLOCK 5", ALONE.to_owned()),
+        ("ACQUIRE k t 5 NOTIFY c m", NOTIFY_ALONE.to_owned()),
+        ("ACQUIRE k t 5 NOTIFY c m BLOCK 5", NOTIFY_ALONE.to_owned()),
         ("ACQUIRE k t 5 DELAY", value("DELAY")),
         ("ACQUIRE k t 5 LABEL", value("LABEL")),
         ("ACQUIRE k t 5 OWNER", value("OWNER")),
@@ -171,7 +171,7 @@ fn wrong_options_are_refused() {
         ("ACQUIRE k t 5 SHARED~", unknown("..")),
     ];
     for (line, text) in cases {
-        refused(&words(line), &text);
+        assert_refused(&words(line), &text);
     }
     // Without an id, CLIENT is a token.
     assert_eq!(parse(&words("CANCEL k CLIENT")), Ok(()));
@@ -201,12 +201,12 @@ fn numbers_out_of_range_are_refused() {
             words(line).into_iter().map(|word| if word == b"N" { number.into() } else { word }).collect()
         };
         for number in NO_NUMBERS {
-            refused(&with(number), &text);
+            assert_refused(&with(number), &text);
         }
-        refused(&with(&(most + 1).to_string()), &text);
-        refused(&with(&u64::MAX.to_string()), &text);
+        assert_refused(&with(&(most + 1).to_string()), &text);
+        assert_refused(&with(&u64::MAX.to_string()), &text);
         if least > 0 {
-            refused(&with(&(least - 1).to_string()), &text);
+            assert_refused(&with(&(least - 1).to_string()), &text);
         }
         for number in [least, most] {
             assert_eq!(parse(&with(&number.to_string())), Ok(()), "{line} with {number}");
