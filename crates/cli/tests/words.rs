@@ -1,4 +1,4 @@
-//! Messages and exit codes of calls that contact no server. tests/command_line has the tests with servers.
+//! Messages and exit codes of calls that reach no server. tests/command_line has the tests with servers.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -22,10 +22,10 @@ fn dlock(words: &[&str]) -> Output {
     dlock_with(words, &[])
 }
 
-/// The text of both streams, and the exit code.
-fn said(words: &[&str], environment: &[(&str, &str)]) -> (String, Option<i32>) {
+/// Returns the text of both output streams, and the exit code.
+fn text_and_code(words: &[&str], environment: &[(&str, &str)]) -> (String, Option<i32>) {
     let done = dlock_with(words, environment);
-    let text = [done.stdout, done.stderr].map(|said| String::from_utf8(said).expect("text")).concat();
+    let text = [done.stdout, done.stderr].map(|bytes| String::from_utf8(bytes).expect("text")).concat();
     (text, done.status.code())
 }
 
@@ -33,37 +33,37 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("text")
 }
 
-/// Checks the exit code, that standard error contains `says`, and that standard output is empty.
+/// Checks the exit code, that standard error contains `message`, and that standard output is empty.
 #[track_caller]
-fn fails(words: &[&str], code: i32, says: &str) {
+fn assert_fails(words: &[&str], code: i32, message: &str) {
     let output = dlock(words);
-    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(code), "{words:?}: {complaint}");
-    assert!(complaint.contains(says), "{words:?}: {complaint}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {stderr}");
+    assert!(stderr.contains(message), "{words:?}: {stderr}");
     assert_eq!(stdout(&output), "");
 }
 
 #[test]
 fn a_wrong_call_exits_with_64_and_names_the_remedy() {
-    fails(&[], 64, "Usage: dlock <COMMAND>");
-    fails(&["rum"], 64, "similar subcommand exists: 'run'");
-    fails(&["run", "r", "ls"], 64, "<RESOURCE>... -- <COMMAND>...");
-    fails(&["run", "r", "ls"], 64, "tip: the command comes after --");
-    fails(&["run", "r", "ls", "-l"], 64, "tip: the command comes after --");
-    fails(&["elect", "r", "ls"], 64, "tip: the command comes after --");
+    assert_fails(&[], 64, "Usage: dlock <COMMAND>");
+    assert_fails(&["rum"], 64, "similar subcommand exists: 'run'");
+    assert_fails(&["run", "r", "ls"], 64, "<RESOURCE>... -- <COMMAND>...");
+    assert_fails(&["run", "r", "ls"], 64, "tip: the command comes after --");
+    assert_fails(&["run", "r", "ls", "-l"], 64, "tip: the command comes after --");
+    assert_fails(&["elect", "r", "ls"], 64, "tip: the command comes after --");
     for words in [&["run", "", "--", "ls"][..], &["acquire", ""], &["release", "", "t"], &["inspect", ""]] {
-        fails(words, 64, "must not be empty");
+        assert_fails(words, 64, "must not be empty");
     }
-    fails(&["run", "r", "--ttl", "30", "--", "ls"], 64, "times are written 30s, 500ms, 2m");
-    fails(&["run", "r", "--", "ls"], 64, "DLOCK_SERVERS");
-    fails(&["run", "r", "--ttl", "6s", "-k", "4s", "--", "ls"], 64, "a --ttl of 10s or more");
-    fails(
+    assert_fails(&["run", "r", "--ttl", "30", "--", "ls"], 64, "times are written 30s, 500ms, 2m");
+    assert_fails(&["run", "r", "--", "ls"], 64, "DLOCK_SERVERS");
+    assert_fails(&["run", "r", "--ttl", "6s", "-k", "4s", "--", "ls"], 64, "a --ttl of 10s or more");
+    assert_fails(
         &["run", "r", "--servers-file", "/does/not/exist", "--", "ls"],
         64,
         "/does/not/exist: No such file",
     );
-    fails(&["release", "r"], 64, "<TOKEN>");
-    fails(&["man", "rum"], 64, "no subcommand rum");
+    assert_fails(&["release", "r"], 64, "<TOKEN>");
+    assert_fails(&["man", "rum"], 64, "no subcommand rum");
 }
 
 #[test]
@@ -90,9 +90,9 @@ fn help_and_version_exit_with_71_when_stdout_is_closed() {
         let full = std::fs::File::create("/dev/full").expect("/dev/full");
         let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));
         let output = dlock.arg(word).stdout(full).output().expect("dlock runs");
-        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(71), "{word}: {complaint}");
-        assert!(complaint.starts_with("dlock: standard output: "), "{word}: {complaint}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(71), "{word}: {stderr}");
+        assert!(stderr.starts_with("dlock: standard output: "), "{word}: {stderr}");
     }
 }
 
@@ -116,9 +116,9 @@ fn completions_list_the_subcommands_and_pass_bash() {
         assert!(!stdout(&script).contains("dlock-starting"));
     }
     let script = stdout(&dlock(&["completions", "bash"]));
-    let asked = "COMP_WORDS=(dlock run --no) COMP_CWORD=2; _dlock dlock --no run; echo \"${COMPREPLY[*]}\"";
+    let query = "COMP_WORDS=(dlock run --no) COMP_CWORD=2; _dlock dlock --no run; echo \"${COMPREPLY[*]}\"";
     let mut bash = Command::new("bash").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("bash");
-    let input = format!("{script}\n{asked}\n");
+    let input = format!("{script}\n{query}\n");
     bash.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("bash reads");
     let output = bash.wait_with_output().expect("bash ends");
     assert_eq!(stdout(&output), "--no-wait --node-timeout\n");
@@ -169,9 +169,9 @@ fn an_error_names_the_place_of_a_wrong_address_and_does_not_repeat_it() {
                 (call, Some(("DLOCK_SERVERS", lines.as_str())), "address 2 in DLOCK_SERVERS: "),
                 (call, Some(("DLOCK_SERVERS_FILE", &list)), &line),
             ] {
-                let (said, code) = said(words, environment.as_slice());
-                assert_eq!(code, Some(64), "{address}: {said}");
-                assert!(said.contains(place) && !said.contains(SECRET), "{address}: {said}");
+                let (text, code) = text_and_code(words, environment.as_slice());
+                assert_eq!(code, Some(64), "{address}: {text}");
+                assert!(text.contains(place) && !text.contains(SECRET), "{address}: {text}");
             }
         }
     }
@@ -196,11 +196,11 @@ fn an_error_repeats_an_unknown_word_only_when_it_cannot_be_a_secret() {
         &["completions", &address],
         &["man", &address],
     ] {
-        let (said, code) = said(words, &[]);
-        assert_eq!(code, Some(64), "{words:?}: {said}");
-        assert!(!said.contains(SECRET), "{words:?}: {said}");
-        assert!(said.contains("(not shown)") || said.contains("unknown time unit"), "{words:?}: {said}");
-        assert_eq!(said.find(|char: char| char.is_control() && char != '\n'), None, "{words:?}: {said:?}");
+        let (text, code) = text_and_code(words, &[]);
+        assert_eq!(code, Some(64), "{words:?}: {text}");
+        assert!(!text.contains(SECRET), "{words:?}: {text}");
+        assert!(text.contains("(not shown)") || text.contains("unknown time unit"), "{words:?}: {text}");
+        assert_eq!(text.find(|char: char| char.is_control() && char != '\n'), None, "{words:?}: {text:?}");
     }
 }
 
@@ -211,9 +211,9 @@ fn help_and_manual_show_no_environment_values() {
     let environment: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), SECRET)).collect();
     for subcommand in subcommands() {
         for words in [[subcommand, "--help"], ["man", subcommand], ["completions", "bash"]] {
-            let (said, code) = said(&words, &environment);
+            let (text, code) = text_and_code(&words, &environment);
             assert_eq!(code, Some(0), "{words:?}");
-            assert!(!said.contains(SECRET), "{words:?}: {said}");
+            assert!(!text.contains(SECRET), "{words:?}: {text}");
         }
     }
 }
@@ -236,15 +236,15 @@ fn errors_show_a_server_by_host_and_port_without_its_password() {
             &["wait", "r"],
             &["break", "r", "--yes"],
         ] {
-            let (said, code) = said(words, &[("DLOCK_SERVERS", &address)]);
-            assert_eq!(code, Some(69), "{said}");
-            assert!(said.contains("//127.0.0.1:1") || said.contains("unix:///none"), "{said}");
-            assert!(!said.contains(SECRET), "{said}");
+            let (text, code) = text_and_code(words, &[("DLOCK_SERVERS", &address)]);
+            assert_eq!(code, Some(69), "{text}");
+            assert!(text.contains("//127.0.0.1:1") || text.contains("unix:///none"), "{text}");
+            assert!(!text.contains(SECRET), "{text}");
         }
     }
 }
 
-/// With a memory limit, so that a file that is read without a limit fails the test.
+/// The memory limit makes the test fail if dlock reads the file without a limit.
 #[test]
 fn an_endless_servers_file_is_refused() {
     for (option, limit) in [("--servers-file", "65536"), ("--cacert", "1048576")] {
@@ -252,15 +252,15 @@ fn an_endless_servers_file_is_refused() {
         let mut shell = Command::new("sh");
         shell.args(["-c", &call, env!("CARGO_BIN_EXE_dlock")]).env_remove("DLOCK_SERVERS_FILE");
         let done = shell.env("DLOCK_SERVERS", "rediss://127.0.0.1:1").output().expect("sh runs");
-        let said = String::from_utf8(done.stderr).expect("text");
-        assert_eq!(done.status.code(), Some(64), "{said}");
-        assert!(said.contains(&format!("/dev/zero: has more than {limit} bytes")), "{said}");
+        let text = String::from_utf8(done.stderr).expect("text");
+        assert_eq!(done.status.code(), Some(64), "{text}");
+        assert!(text.contains(&format!("/dev/zero: has more than {limit} bytes")), "{text}");
     }
 }
 
 #[test]
 fn file_names_are_escaped_for_the_terminal() {
-    fails(
+    assert_fails(
         &["inspect", "r", "--servers-file", "no\x1b[2J\u{9b}such\n"],
         64,
         "no\\u{1b}[2J\\u{9b}such\\n: No such file",

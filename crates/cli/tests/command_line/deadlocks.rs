@@ -21,16 +21,16 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
         let [ran, ended] = done;
         assert_eq!((ran.code, &*ran.stdout, &*ran.stderr), (Some(0), "inside\n", ""));
         assert_eq!((ended.code, &*ended.stdout), (Some(75), ""));
-        let says = [
+        let expected = [
             " is taken by sh@",
             "would be a deadlock",
             "release the locks you hold and try again",
             "in the same order",
         ];
-        assert!(says.iter().all(|words| ended.stderr.contains(words)), "{}", ended.stderr);
+        assert!(expected.iter().all(|words| ended.stderr.contains(words)), "{}", ended.stderr);
         let counts = stage.servers.iter().map(|server| server.info("dlock_deadlocks"));
         let counts: Vec<String> = counts.filter(|count| count != "0").collect();
-        assert_eq!(counts, ["1"], "one deadlock of one waiter");
+        assert_eq!(counts, ["1"], "one waiter gets the deadlock");
         assert_eq!((stage.held_on("a"), stage.held_on("b")), (0, 0));
     }
 }
@@ -50,7 +50,7 @@ fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
         let stage = Stage::one(kind);
         let run = stage.start(stage.run("", &script));
         stage.until_waiting("x", 1);
-        let done = stage.go(run);
+        let done = stage.finish(run);
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{script}");
         assert_eq!(stage.lines("turns"), ["turn", "turn"], "{script}");
     }
@@ -63,5 +63,5 @@ fn a_nested_run_is_refused_when_it_waits_for_its_parent(kind: &ServerKind) {
     let inner = "unset DLOCK_TOKEN DLOCK_RESOURCE; exec $DLOCK run --node-timeout 5s r -- echo inside";
     let done = stage.end(stage.run("", inner));
     assert_eq!((done.code, &*done.stdout), (Some(75), ""), "{}", done.stderr);
-    done.says("would be a deadlock");
+    done.assert_stderr("would be a deadlock");
 }

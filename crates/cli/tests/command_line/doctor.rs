@@ -1,6 +1,6 @@
 //! The findings of `dlock doctor`.
 
-use super::operators::{ended, json};
+use super::operators::{dlock, json};
 use super::*;
 use dlock_testkit::Value as Reply;
 use dlock_testkit::wall_clock::WallClock;
@@ -24,25 +24,25 @@ fn doctor_names_each_fault_and_passes_after_its_repair(kind: &ServerKind) {
     // The default configuration has no persistence and no keyspace events.
     let found = findings(&stage, "doctor", 1);
     assert_eq!(found.len(), 2, "{found:?}");
-    for ill in ["maxmemory-policy allkeys-lru", "dlock.fence-mark no"] {
-        conn.ok(&format!("CONFIG SET {ill}"));
+    for setting in ["maxmemory-policy allkeys-lru", "dlock.fence-mark no"] {
+        conn.ok(&format!("CONFIG SET {setting}"));
     }
     let found = findings(&stage, "doctor --ttl 48h", 1);
     assert_eq!(found.len(), 5, "{found:?}");
-    let shown = ended(&stage, "doctor --ttl 48h", 1).stdout;
+    let shown = dlock(&stage, "doctor --ttl 48h", 1).stdout;
     assert!(shown.contains("CONFIG REWRITE"), "{shown}");
     // Runs each remedy up to its first parenthesis.
     for finding in &found {
-        let (_, fix) = finding.split_once(" -> ").expect("what to change");
+        let (_, fix) = finding.split_once(" -> ").expect("a remedy");
         let command = fix.split(" (").next().expect("a command");
         assert!(command.starts_with("CONFIG SET "), "{fix}");
         conn.ok(command);
     }
     assert_eq!(findings(&stage, "doctor --ttl 48h", 0), Vec::<String>::new());
-    assert_eq!(ended(&stage, "doctor", 0).stdout, "nothing to change (1 server)\n");
+    assert_eq!(dlock(&stage, "doctor", 0).stdout, "nothing to change (1 server)\n");
     conn.ok("CONFIG SET dlock.max-ttl 86400000");
     let found = findings(&stage, "doctor --ttl 1h", 0);
-    assert!(found.is_empty(), "shorter than the grace is fine: {found:?}");
+    assert!(found.is_empty(), "a lease that is shorter than the grace is fine: {found:?}");
     conn.ok("CONFIG SET dlock.restart-grace 60000");
     let found = findings(&stage, "doctor --ttl 1h", 1);
     assert!(found.iter().any(|finding| finding.contains("leases in between are refused")), "{found:?}");
@@ -58,15 +58,15 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
     let mut conn = stage.connect();
     conn.ok("ACL SETUSER zoe on >s3cret ~other:* +dlock.acquire +ping +acl|whoami");
     let urls = stage.urls().replace("redis://", "redis://zoe:s3cret@");
-    let mut words = stage.dlock("doctor lock:1 --json --node-timeout 5s");
-    words.env("DLOCK_SERVERS", &urls);
-    let said = stage.end(words).stdout;
+    let mut doctor = stage.dlock("doctor lock:1 --json --node-timeout 5s");
+    doctor.env("DLOCK_SERVERS", &urls);
+    let said = stage.end(doctor).stdout;
     assert!(said.contains("+info") && said.contains("NOPERM"), "{said}");
     conn.ok("ACL SETUSER zoe +info +config|get");
     let with_rights = || {
-        let mut words = stage.dlock("doctor lock:1 --json --node-timeout 5s");
-        words.env("DLOCK_SERVERS", &urls);
-        stage.end(words).stdout
+        let mut doctor = stage.dlock("doctor lock:1 --json --node-timeout 5s");
+        doctor.env("DLOCK_SERVERS", &urls);
+        stage.end(doctor).stdout
     };
     let said = with_rights();
     let fix = "ACL SETUSER zoe +dlock.extend +dlock.release ~lock:1";
@@ -90,16 +90,16 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     assert!(skew.contains(" ahead of the others'"), "{skew}");
     assert_eq!(found.iter().filter(|finding| finding.contains("its clock")).count(), 1, "{found:?}");
 
-    let mut words = stage.dlock("doctor --json --node-timeout 5s");
+    let mut doctor = stage.dlock("doctor --json --node-timeout 5s");
     let [first, second] = [0, 1].map(|server: usize| stage.servers[server].port());
     let twice = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
-    words.env("DLOCK_SERVERS", twice);
-    let said = stage.end(words).stdout;
+    doctor.env("DLOCK_SERVERS", twice);
+    let said = stage.end(doctor).stdout;
     assert!(said.contains("it would vote twice") && said.contains("name each server once"), "{said}");
 
-    let mut words = stage.dlock("doctor --json --node-timeout 5s");
-    words.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{first},redis://127.0.0.1:{second}"));
-    assert!(stage.end(words).stdout.contains("name 1 or 3 servers"));
+    let mut doctor = stage.dlock("doctor --json --node-timeout 5s");
+    doctor.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{first},redis://127.0.0.1:{second}"));
+    assert!(stage.end(doctor).stdout.contains("name 1 or 3 servers"));
 
     stage.servers[1].connect().ok(&format!("REPLICAOF 127.0.0.1 {first}"));
     let found = findings(&stage, "doctor", 1);
@@ -135,6 +135,6 @@ fn doctor_and_status_report_a_cluster_node(kind: &ServerKind) {
     stage.servers.push(Server::options(kind).conf("cluster-enabled yes").start());
     let found = findings(&stage, "doctor", 69);
     assert!(found.iter().any(|finding| finding.contains("cluster_enabled:1")), "{found:?}");
-    let status = ended(&stage, "status", 69).stdout;
+    let status = dlock(&stage, "status", 69).stdout;
     assert!(status.contains("cluster_enabled:1"), "{status}");
 }

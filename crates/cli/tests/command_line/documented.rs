@@ -16,19 +16,20 @@ fn shell(stage: &Stage, script: &str) -> Command {
     shell
 }
 
-/// Replaces the parts that differ between runs: tokens and fences by letters, runs of blanks by one.
-fn alike(line: &str) -> String {
-    let number = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_digit());
-    let token = |word: &str| word.strip_suffix('…').is_some_and(|word| word.len() == 8);
+/// Replaces the fences, times and tokens, which differ between runs, by words, and blanks in a row by one
+/// blank.
+fn uniform(line: &str) -> String {
+    let is_fence = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_digit());
+    let is_token = |word: &str| word.strip_suffix('…').is_some_and(|word| word.len() == 8);
     // Each unit of a time is a word.
-    let time = |word: &str| {
+    let is_time = |word: &str| {
         let unit = word.trim_start_matches(|char: char| char.is_ascii_digit());
         unit != word && ["ms", "s", "m"].contains(&unit)
     };
     let words = line.split_whitespace().map(|word| match word {
-        word if number(word.trim_end_matches(')').trim_start_matches('(')) => "FENCE",
-        word if time(word) => "TIME",
-        word if token(word) => "TOKEN",
+        word if is_fence(word.trim_end_matches(')').trim_start_matches('(')) => "FENCE",
+        word if is_time(word) => "TIME",
+        word if is_token(word) => "TOKEN",
         word => word,
     });
     words.collect::<Vec<_>>().join(" ")
@@ -43,14 +44,14 @@ fn the_documented_session_runs_as_shown(kind: &ServerKind) {
         match line.strip_prefix("$ ") {
             Some(command) if command.starts_with("export DLOCK_SERVERS") => {}
             Some(command) => script += &format!("{command}\n"),
-            None => shown.push(alike(line)),
+            None => shown.push(uniform(line)),
         }
     }
     assert!(shown.len() >= 7, "{shown:?}");
     let done = stage.end(shell(&stage, &script));
     let address = format!("127.0.0.1:{}", stage.servers[0].port());
-    let happened: Vec<String> = done.stdout.replace(&address, "127.0.0.1:6379").lines().map(alike).collect();
-    assert_eq!(happened, shown);
+    let printed: Vec<String> = done.stdout.replace(&address, "127.0.0.1:6379").lines().map(uniform).collect();
+    assert_eq!(printed, shown);
     assert_eq!(stage.held_on("invoice:42"), 0);
 }
 
@@ -70,7 +71,7 @@ fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     let first = stage.start(shell(&stage, &line));
     stage.lines("reports");
     assert_eq!(stage.end(shell(&stage, &line)).code, Some(75));
-    assert_eq!(stage.go(first).code, Some(0));
+    assert_eq!(stage.finish(first).code, Some(0));
     assert_eq!(stage.lines("reports"), ["report"]);
 }
 
@@ -80,7 +81,7 @@ fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
 fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let line = line_of_the_crontab();
-    // As long as the test may take.
+    // Waits as long as the test may take.
     let line = line.replace("sleep 60", "true").replace("--wait 2s", "--wait 1m --node-timeout 5s");
     executable(&stage, "report.sh", "echo report >> reports");
     for (server, token) in stage.servers.iter().zip(["x", "y"]) {
@@ -91,7 +92,7 @@ fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
         let queued = stage.servers[..2]
             .iter()
             .any(|server| !queue::clients(&mut server.connect(), "nightly-report").is_empty());
-        queued || machine.is_over()
+        queued || machine.has_ended()
     });
     for (server, token) in stage.servers.iter().zip(["x", "y"]) {
         assert_eq!(server.connect().say(&format!("DLOCK.RELEASE nightly-report {token}")), 1);

@@ -42,7 +42,7 @@ fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(ki
     ] {
         let done = stage.end(stage.dlock(command));
         assert_eq!(done.code, Some(code), "{}", done.stderr);
-        done.says(says);
+        done.assert_stderr(says);
         assert_eq!(stage.held_on("r"), 0);
     }
 }
@@ -55,19 +55,19 @@ fn run_exits_with_69_without_a_quorum(kind: &ServerKind) {
     stage.servers[2].kill9();
     let done = stage.end(stage.run("", "echo ran"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(69), ""), "{}", done.stderr);
-    done.says_first("dlock: no quorum for r");
+    done.assert_stderr_starts("dlock: no quorum for r");
     assert_eq!(stage.held_on("r"), 0, "the grant of the one server was released");
 }
 
 #[each_server]
 fn run_exits_with_69_for_an_unusable_server_and_64_for_an_invalid_address(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let plain = Server::options(kind).without_module().start();
-    let nobody = Port::claim();
+    let without_module = Server::options(kind).without_module().start();
+    let unused_port = Port::claim();
     let address = |port: u16| format!("redis://127.0.0.1:{port}");
     for (urls, code, says) in [
-        (vec![address(plain.port())], 69, address(plain.port())),
-        (vec![address(nobody.number())], 69, "down".to_owned()),
+        (vec![address(without_module.port())], 69, address(without_module.port())),
+        (vec![address(unused_port.number())], 69, "down".to_owned()),
         (vec!["10.0.0.1:6379:x".to_owned()], 64, "--server number 1: ".to_owned()),
         (vec![stage.urls(), stage.urls()], 64, "twice".to_owned()),
     ] {
@@ -80,25 +80,25 @@ fn run_exits_with_69_for_an_unusable_server_and_64_for_an_invalid_address(kind: 
             command
         });
         assert_eq!(done.code, Some(code), "{}", done.stderr);
-        done.says(&says);
+        done.assert_stderr(&says);
     }
 }
 
 #[each_server]
 fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN ${DLOCK_FENCE-none}";
-    let look = format!("{tell} > told; until [ -e go ]; do sleep 0.02; done");
-    let run = stage.start(stage.run("--fenced --label by-hand", &look));
-    let told = stage.lines("told");
-    let told: Vec<&str> = told[0].split(' ').collect();
-    let [resource, token, fence] = told[..] else { panic!("{told:?}") };
+    let report = "echo $DLOCK_RESOURCE $DLOCK_TOKEN ${DLOCK_FENCE-none}";
+    let script = format!("{report} > variables; until [ -e go ]; do sleep 0.02; done");
+    let run = stage.start(stage.run("--fenced --label by-hand", &script));
+    let variables = stage.lines("variables");
+    let variables: Vec<&str> = variables[0].split(' ').collect();
+    let [resource, token, fence] = variables[..] else { panic!("{variables:?}") };
     assert_eq!(resource, "r");
-    assert!(stage.confirmed("r", token, fence, "by-hand") >= 2);
-    assert_eq!(stage.go(run).code, Some(0));
+    assert!(stage.count_confirmed("r", token, fence, "by-hand") >= 2);
+    assert_eq!(stage.finish(run).code, Some(0));
 
     // Without --fenced, a run over a quorum has no fence, and does not show its parent's.
-    let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{tell}'");
+    let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{report}'");
     let done = stage.end(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(done.stdout.starts_with("inner ") && done.stdout.ends_with(" none\n"), "{}", done.stdout);
@@ -114,7 +114,7 @@ fn the_default_label_names_host_and_command(kind: &ServerKind) {
     let label = lock.field("holders").items()[0].field("label").text();
     let host = stage.end(stage.command("hostname")).stdout;
     assert_eq!(label, format!("sh@{} ({dlock})", host.trim()));
-    assert_eq!(stage.go(run).code, Some(0));
+    assert_eq!(stage.finish(run).code, Some(0));
 }
 
 #[each_server]
@@ -138,18 +138,18 @@ fn servers_and_passwords_come_from_a_file_or_the_environment(kind: &ServerKind) 
     assert_eq!(run("DLOCK_SERVERS_FILE", file).code, Some(0));
     let mut by_option = stage.dlock("run --node-timeout 5s r --servers-file");
     by_option.arg(file).args(["--", "true"]).env("DLOCK_SERVERS", "redis://nobody.invalid");
-    assert_eq!(stage.end(by_option).code, Some(0), "an option goes before the environment");
+    assert_eq!(stage.end(by_option).code, Some(0), "an option overrides the environment");
 
     let refused = run("DLOCK_SERVERS", &url("wrong"));
     assert_eq!(refused.code, Some(69), "{}", refused.stderr);
-    assert!(!refused.stderr.contains("wrong"), "the password is printed: {}", refused.stderr);
+    assert!(!refused.stderr.contains("wrong"), "the password is secret: {}", refused.stderr);
 }
 
 #[each_server]
-fn run_names_an_unusable_member_once_and_goes_on_without_it(kind: &ServerKind) {
+fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
-    let bare = Server::options(kind).without_module().start();
-    let urls = format!("{},redis://127.0.0.1:{}", stage.urls(), bare.port());
+    let without_module = Server::options(kind).without_module().start();
+    let urls = format!("{},redis://127.0.0.1:{}", stage.urls(), without_module.port());
     let end = |words: &str| {
         let mut dlock = stage.dlock(words);
         dlock.env("DLOCK_SERVERS", &urls);
@@ -157,19 +157,19 @@ fn run_names_an_unusable_member_once_and_goes_on_without_it(kind: &ServerKind) {
     };
     let done = end("run --node-timeout 5s r -- true");
     assert_eq!(done.code, Some(0), "{}", done.stderr);
-    let says = format!("dlock: redis://127.0.0.1:{} cannot take part", bare.port());
+    let says = format!("dlock: redis://127.0.0.1:{} cannot take part", without_module.port());
     assert!(done.stderr.starts_with(&says) && done.stderr.lines().count() == 1, "{}", done.stderr);
-    done.says("load the module");
+    done.assert_stderr("load the module");
     let seen = end("inspect r");
     assert_eq!((seen.code, seen.stdout.contains("load the module")), (Some(0), true), "{}", seen.stdout);
     assert_eq!(end("wait r").code, Some(0));
 }
 
-/// Each of these once waited four times for the silent member.
+/// Each of these commands once waited four times for the silent member.
 #[each_server]
 fn commands_succeed_with_a_silent_member(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // On each server, because `dlock acquire` would return as soon as a majority has granted it.
+    // The hold is on each server. `dlock acquire` would return as soon as a majority has granted the lock.
     stage.on_each("DLOCK.ACQUIRE other token 600000");
     stage.servers[0].pause();
     let release = "release --node-timeout 3s other token";

@@ -6,9 +6,10 @@ use super::*;
 use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
 use dlock_testkit::{ServerKind, each_server, until_some};
 
-/// Writes the name of each signal that it receives into the file `heard`, and ends when the file `go` exists.
+/// Writes the name of each signal that it receives into the file `signals`, and ends when the file `go`
+/// exists.
 const LISTEN: &str = r#"
-    for name in $NAMES; do trap "echo $name >> heard" $name; done
+    for name in $NAMES; do trap "echo $name >> signals" $name; done
     echo $$ > ready
     until [ -e go ]; do sleep 0.02; done"#;
 
@@ -25,24 +26,24 @@ fn run_forwards_each_signal_once(kind: &ServerKind) {
     stage.process("ready");
     for (count, name) in names.into_iter().enumerate() {
         run.signal(name);
-        until(&format!("the command receives SIG{name}"), || stage.file("heard").lines().count() > count);
+        until(&format!("the command receives SIG{name}"), || stage.file("signals").lines().count() > count);
     }
-    let done = stage.go(run);
+    let done = stage.finish(run);
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
-    assert_eq!(stage.lines("heard"), names);
+    assert_eq!(stage.lines("signals"), names);
 }
 
 #[each_server]
 fn the_command_inherits_the_ignored_signals_and_blocks_none(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let masks = "grep -E 'SigBlk|SigIgn' /proc/self/status";
-    let of = |script: &str| stage.end(stage.shell(script)).stdout;
-    let plain = of(masks);
+    let masks_of = |script: &str| stage.end(stage.shell(script)).stdout;
+    let plain = masks_of(masks);
     assert!(plain.starts_with("SigBlk:\t0000000000000000\nSigIgn:\t"), "{plain}");
-    assert_eq!(of(&format!("\"$DLOCK\" run r -- {masks}")), plain);
-    let ignored = of(&format!("trap '' HUP USR2; {masks}"));
+    assert_eq!(masks_of(&format!("\"$DLOCK\" run r -- {masks}")), plain);
+    let ignored = masks_of(&format!("trap '' HUP USR2; {masks}"));
     assert_ne!(ignored, plain);
-    assert_eq!(of(&format!("trap '' HUP USR2; \"$DLOCK\" run r -- {masks}")), ignored);
+    assert_eq!(masks_of(&format!("trap '' HUP USR2; \"$DLOCK\" run r -- {masks}")), ignored);
 }
 
 /// A shell that is terminated leaves its children running, which must not continue without the lock.
@@ -81,7 +82,7 @@ fn run_reaps_adopted_orphans(kind: &ServerKind) {
     until("dlock is the parent of the orphan", || status(orphan, "PPid") == Some(run.id().to_string()));
     signal(orphan, "KILL");
     until("the orphan is reaped", || status(orphan, "State").is_none());
-    assert_eq!(stage.go(run).code, Some(0));
+    assert_eq!(stage.finish(run).code, Some(0));
 }
 
 #[each_server]
@@ -96,7 +97,7 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
         assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
         stage.servers.iter().for_each(queue::until_no_waiters);
     }
-    assert_eq!(stage.held_on("r"), 3, "the other client holds it");
+    assert_eq!(stage.held_on("r"), 3, "the other client still holds the lock");
 }
 
 /// These subcommands block signals and read them from a signalfd.
@@ -106,7 +107,7 @@ fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE broken somebody 600000");
     conn.ok("DLOCK.BREAK broken");
-    for (words, asks) in [
+    for (words, request) in [
         ("acquire r --ttl 10m", "dlock.acquire"),
         ("elect r --observe", "dlock.inspect"),
         ("log --follow", "dlock.log"),
@@ -114,8 +115,8 @@ fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
         conn.ok("CONFIG RESETSTAT");
         let (_reader, writer) = full_pipe();
         let mut child = stage.dlock(words).stdout(writer).spawn().expect("dlock starts");
-        until(&format!("{words} has something to say"), || {
-            conn.ok("INFO commandstats").text().to_lowercase().contains(asks)
+        until(&format!("{words} has sent its request"), || {
+            conn.ok("INFO commandstats").text().to_lowercase().contains(request)
         });
         signal(child.id(), "TERM");
         let status = until_some(&format!("{words} ends"), || child.try_wait().expect("the state of a child"));
@@ -148,9 +149,9 @@ fn run_renews_the_lock_of_a_stopped_command(kind: &ServerKind) {
     signal(command, "STOP");
     until("the command is stopped", || is_stopped(command));
     until_renewed(&mut stage.connect(), "r");
-    assert!(!run.is_over() && !is_stopped(run.id()));
+    assert!(!run.has_ended() && !is_stopped(run.id()));
     signal(command, "CONT");
-    assert_eq!(stage.go(run).code, Some(0));
+    assert_eq!(stage.finish(run).code, Some(0));
 }
 
 /// Some supervisors ignore SIGCHLD when they start a program. For a process that ignores it, the kernel

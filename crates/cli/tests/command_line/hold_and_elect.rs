@@ -19,9 +19,9 @@ fn candidate(stage: &Stage, name: &str) -> Running {
 
 /// Waits until the candidates have led in this order. Returns the process id of the last leader.
 #[track_caller]
-fn leads(stage: &Stage, names: &[&str]) -> u32 {
+fn until_led_by(stage: &Stage, names: &[&str]) -> u32 {
     let mut last = String::new();
-    until(&format!("{names:?} have led"), || {
+    until(&format!("{names:?} have led in this order"), || {
         let text = stage.file("leads");
         last = text.lines().last().unwrap_or_default().to_owned();
         text.ends_with('\n')
@@ -37,13 +37,13 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     until("the observer sees no leader", || observer.stdout().contains("scheduler has no leader"));
     let json = stage.start(stage.dlock("elect scheduler --observe --json --node-timeout 5s"));
     let first = candidate(&stage, "one");
-    let process = leads(&stage, &["one"]);
+    let process = until_led_by(&stage, &["one"]);
     let second = candidate(&stage, "two");
     stage.until_waiting("scheduler", 1);
     until("the observer sees the first leader", || observer.stdout().contains("scheduler is led by one"));
 
     stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK scheduler")));
-    leads(&stage, &["one", "two"]);
+    until_led_by(&stage, &["one", "two"]);
     until("the command of the first candidate has ended", || !is_alive(process));
     until("the first candidate stands again", || first.stderr().contains("standing for election again"));
     until("the observers see the second leader", || {
@@ -51,7 +51,7 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     });
     stage.write("end-two", "");
     assert_eq!(second.end().code, Some(7), "dlock exits with the code of its command");
-    leads(&stage, &["one", "two", "one"]);
+    until_led_by(&stage, &["one", "two", "one"]);
     until("the observer has seen every change", || observer.stdout().matches("is led by one").count() == 2);
     stage.write("end-one", "");
     assert_eq!(first.end().code, Some(7));
@@ -67,7 +67,7 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
 }
 
 /// A script that holds the lock, writes its token into the file `held`, and runs until the file `go` exists.
-const SCRIPT: &str = "trap 'echo TERM > heard; exit 3' TERM; \
+const SCRIPT: &str = "trap 'echo TERM > signals; exit 3' TERM; \
     held=$(\"$DLOCK\" hold r --pid $$ --node-timeout 5s --ttl 6s) || exit; \
     echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
@@ -83,13 +83,13 @@ fn hold_ends_when_its_script_does(kind: &ServerKind) {
     assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
     until_renewed(&mut conn, "r");
     assert_eq!(stage.end(stage.dlock("hold --no-wait --node-timeout 5s r --pid 1")).code, Some(75));
-    let done = stage.go(script);
+    let done = stage.finish(script);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     until("the lock is released", || stage.held_on("r") == 0);
 
     // A script that is killed releases the lock, too.
-    std::fs::remove_file(stage.write("go", "")).expect("the file is there");
-    std::fs::remove_file(stage.write("ready", "")).expect("the file is there");
+    std::fs::remove_file(stage.write("go", "")).expect("the file exists");
+    std::fs::remove_file(stage.write("ready", "")).expect("the file exists");
     let script = stage.start(stage.shell(SCRIPT));
     signal(stage.process("ready"), "KILL");
     until("the lock is released", || stage.held_on("r") == 0);
@@ -103,7 +103,7 @@ fn hold_ends_its_script_when_the_lock_is_lost(kind: &ServerKind) {
     stage.process("ready");
     stage.connect().ok("DLOCK.BREAK r");
     assert_eq!(script.end().code, Some(3));
-    assert_eq!(stage.file("heard"), "TERM\n");
+    assert_eq!(stage.file("signals"), "TERM\n");
     let done = stage.end(stage.dlock("hold r --pid 999999999"));
     assert_eq!(done.code, Some(64), "{}", done.stderr);
 }
@@ -111,7 +111,7 @@ fn hold_ends_its_script_when_the_lock_is_lost(kind: &ServerKind) {
 /// A service manager sends SIGTERM to all processes of a service. The lock must be held until the script has
 /// ended.
 #[each_server]
-fn hold_goes_on_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind) {
+fn hold_continues_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut script = stage.shell(&SCRIPT.replace("exit 3", "true"));
     let script = stage.start({
@@ -121,7 +121,7 @@ fn hold_goes_on_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind
     stage.process("ready");
     let all = format!("kill -TERM -{}", script.id());
     assert_eq!(stage.end(stage.shell(&all)).code, Some(0));
-    assert_eq!(stage.lines("heard"), ["TERM"]);
+    assert_eq!(stage.lines("signals"), ["TERM"]);
     until_renewed(&mut stage.connect(), "r");
     stage.write("go", "");
     script.end();
@@ -130,17 +130,17 @@ fn hold_goes_on_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind
 
 /// The background process waits. It must not outlive the script, or the dlock process that the script called.
 #[each_server]
-fn a_wait_of_hold_ends_with_its_script_or_with_dlock(kind: &ServerKind) {
+fn a_wait_of_hold_ends_when_its_script_or_dlock_is_killed(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");
-    for ends in ["script", "dlock"] {
+    for killed in ["script", "dlock"] {
         let script = format!(
-            "\"$DLOCK\" hold r --pid $$ --wait 1m & echo $! > dlock-{ends}; echo $$ > script-{ends}; wait"
+            "\"$DLOCK\" hold r --pid $$ --wait 1m & echo $! > dlock-{killed}; echo $$ > script-{killed}; wait"
         );
         let script = stage.start(stage.shell(&script));
         stage.until_waiting("r", 1);
-        signal(stage.process(&format!("{ends}-{ends}")), "KILL");
+        signal(stage.process(&format!("{killed}-{killed}")), "KILL");
         until("the client has left the queue", || queue::tokens(&mut conn, "r").is_empty());
         drop(script);
     }

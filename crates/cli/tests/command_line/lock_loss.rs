@@ -7,8 +7,8 @@ use super::*;
 use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
 use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
-/// A command that writes `TERM` into the file `heard` when it receives SIGTERM, and exits.
-const OBEYS: &str = "trap 'echo TERM > heard; exit 0' TERM; echo $$ > ready; while :; do sleep 0.02; done";
+/// A command that writes `TERM` into the file `signals` when it receives SIGTERM, and exits.
+const OBEYS: &str = "trap 'echo TERM > signals; exit 0' TERM; echo $$ > ready; while :; do sleep 0.02; done";
 
 /// A command that ignores SIGTERM, with two children that ignore it too.
 const IGNORES: &str = "trap '' TERM; setsid sh -c 'echo $$ > far; exec sleep 1000' & sleep 1000 & echo $! > near; \
@@ -32,9 +32,9 @@ fn run_ends_its_command_and_exits_with_79_when_the_lock_is_broken(kind: &ServerK
     let command = break_lock(&stage);
     let done = run.end();
     assert!(!is_alive(command));
-    assert_eq!(stage.file("heard"), "TERM\n");
-    assert_eq!(done.code, Some(79), "not the exit code of the command");
-    done.says_first("dlock: the lock is lost: it was taken away");
+    assert_eq!(stage.file("signals"), "TERM\n");
+    assert_eq!(done.code, Some(79), "dlock does not exit with the code of its command");
+    done.assert_stderr_starts("dlock: the lock is lost: it was taken away");
     assert!(!done.stderr.contains("killed"), "{}", done.stderr);
 }
 
@@ -49,7 +49,7 @@ fn run_kills_a_command_that_ignores_sigterm_and_its_children(kind: &ServerKind) 
         let done = run.end();
         assert_eq!(pids.map(is_alive), [false; 3]);
         assert_eq!(done.code, Some(79));
-        done.says("is killed");
+        done.assert_stderr("is killed");
     }
 }
 
@@ -62,7 +62,7 @@ fn a_stopped_command_handles_sigterm_when_the_lock_is_lost(kind: &ServerKind) {
     until("the command is stopped", || is_stopped(command));
     break_lock(&stage);
     let done = run.end();
-    assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
+    assert_eq!((done.code, stage.file("signals").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
 /// The masters ignore renewals, as if the network were cut, while they still answer reads.
@@ -76,7 +76,7 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
         conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
         let mut left = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
         loop {
-            // In this order: a command that is alive after a lease of 0 was read has outlived its lease.
+            // The lease is read first: a command that is alive afterwards has outlived a lease of 0.
             let left = left();
             if !is_alive(command) {
                 break;
@@ -86,7 +86,7 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
         }
         let done = run.end();
         assert_eq!(done.code, Some(79));
-        done.says_first("dlock: the lock is lost: it was not renewed in time");
+        done.assert_stderr_starts("dlock: the lock is lost: it was not renewed in time");
     }
 }
 
@@ -98,11 +98,11 @@ fn run_ends_its_command_when_a_majority_is_killed(kind: &ServerKind) {
     stage.servers[..2].iter().for_each(|server| server.kill9());
     let done = run.end();
     assert!(!is_alive(command));
-    assert_eq!((done.code, stage.file("heard").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
+    assert_eq!((done.code, stage.file("signals").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
 #[each_server]
-fn run_goes_on_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
+fn run_continues_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
     let run = stage.start(stage.run("--ttl 6s", "echo > ready; until [ -e go ]; do sleep 0.02; done"));
     stage.lines("ready");
@@ -113,7 +113,7 @@ fn run_goes_on_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
         until_renewed(&mut conn, "r");
     }
     stage.servers[1].resume();
-    let done = stage.go(run);
+    let done = stage.finish(run);
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
 }
 
@@ -124,14 +124,14 @@ fn run_reports_a_loss_that_it_finds_at_the_release(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     break_lock(&stage);
-    let done = stage.go(run);
+    let done = stage.finish(run);
     assert_eq!(done.code, Some(79));
     let messages = ["lost before the command ended", "lost while the command ended", "the lock is lost"];
     assert!(messages.iter().any(|words| done.stderr.contains(words)), "{}", done.stderr);
 }
 
 #[each_server]
-fn the_command_is_killed_when_dlock_is(kind: &ServerKind) {
+fn the_command_is_killed_when_dlock_is_killed(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("", "trap '' TERM; echo $$ > ready; while :; do sleep 0.02; done"));
     let command = stage.process("ready");
@@ -149,7 +149,7 @@ fn run_ends_its_command_when_stderr_is_full(kind: &ServerKind) {
         stage.start(stage.shell("exec \"$DLOCK\" run --ttl 1m --kill-after 25s r -- sh script 2> /dev/full"));
     let command = break_lock(&stage);
     assert_eq!((run.end().code, is_alive(command)), (Some(79), false));
-    assert_eq!(stage.file("heard"), "TERM\n");
+    assert_eq!(stage.file("signals"), "TERM\n");
 }
 
 /// A shell that becomes dlock by exec may already have children, which are not part of the command.
@@ -161,9 +161,9 @@ fn run_leaves_earlier_children_of_its_process_alone(kind: &ServerKind) {
     let run = stage.start(stage.shell(script));
     let (before, command) = (stage.process("before"), break_lock(&stage));
     assert_eq!(run.end().code, Some(79));
-    let lives = is_alive(before);
+    let is_alive_after = is_alive(before);
     signal(before, "KILL");
-    assert_eq!((lives, is_alive(command)), (true, false));
+    assert_eq!((is_alive_after, is_alive(command)), (true, false));
 }
 
 /// A program whose first thread ends before another one. The kernel shows it as a zombie.
@@ -201,7 +201,7 @@ fn run_kills_a_command_whose_first_thread_has_ended(kind: &ServerKind) {
     break_lock(&stage);
     let done = run.end();
     assert_eq!(done.code, Some(79));
-    done.says("is killed");
+    done.assert_stderr("is killed");
     assert!(!done.stderr.contains("could not kill"), "{}", done.stderr);
 }
 
@@ -229,10 +229,10 @@ fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
 #[each_server]
 fn run_renews_the_lock_when_stderr_is_not_read(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
-    // A member without the module, of which dlock warns.
-    let bare = Server::options(kind).without_module().start();
+    // dlock warns of this member, because it lacks the module.
+    let without_module = Server::options(kind).without_module().start();
     let mut command = stage.run("--ttl 3s", OBEYS);
-    command.env("DLOCK_SERVERS", format!("{},redis://127.0.0.1:{}", stage.urls(), bare.port()));
+    command.env("DLOCK_SERVERS", format!("{},redis://127.0.0.1:{}", stage.urls(), without_module.port()));
     let (mut run, mut reader) = start_with_full_stderr(command);
     stage.process("ready");
     let mut conn = stage.connect();

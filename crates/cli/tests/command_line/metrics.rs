@@ -13,7 +13,7 @@ type Samples = BTreeMap<String, f64>;
 /// Prometheus' text format, version 0.0.4.
 #[track_caller]
 fn parse(text: &str) -> Samples {
-    assert!(text.ends_with('\n'), "the last line ends too");
+    assert!(text.ends_with('\n'), "the last line has a line end");
     let (mut samples, mut families, mut family) = (Samples::new(), HashSet::new(), Vec::new());
     let is_name = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     let mut lines = text.lines();
@@ -33,7 +33,7 @@ fn parse(text: &str) -> Samples {
         let (name, labels) = sample.split_once('{').map_or((sample, ""), |(name, labels)| {
             (name, labels.strip_suffix('}').expect("the end of the labels"))
         });
-        assert!(family.iter().any(|of| of == name), "a sample stands in its family: {line}");
+        assert!(family.iter().any(|of| of == name), "a sample follows the header of its family: {line}");
         let mut rest = labels;
         while let Some((label, value)) = rest.split_once("=\"") {
             assert!(is_name(label), "{line}");
@@ -167,8 +167,8 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
     let port = port(&exporter);
     // Clients that send nothing, or read nothing, do not delay others.
     let _silent = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
-    let mut deaf = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
-    deaf.write_all(&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10)).expect("requests");
+    let mut unread = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+    unread.write_all(&b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10)).expect("requests");
 
     let scrape = || {
         let (status, body) = get(port, "GET /metrics");
@@ -208,7 +208,7 @@ fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();
     let open = format!("/proc/{}/fd", exporter.id());
     let count = || std::fs::read_dir(&open).map_or(0, Iterator::count);
-    until("the exporter accepts no more, or has ended", || exporter.is_over() || count() >= 60);
+    until("the exporter accepts no more, or has ended", || exporter.has_ended() || count() >= 60);
     drop(silent);
     let (status, body) = get(port, "GET /metrics");
     assert!(status.ends_with(" 200 OK"), "{status}");

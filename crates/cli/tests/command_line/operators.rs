@@ -4,14 +4,14 @@ use super::*;
 use dlock_testkit::{ServerKind, each_server};
 use serde_json::Value;
 
-pub fn ended(stage: &Stage, words: &str, code: i32) -> Done {
+pub fn dlock(stage: &Stage, words: &str, code: i32) -> Done {
     let done = stage.end(stage.dlock(&format!("{words} --node-timeout 5s")));
     assert_eq!(done.code, Some(code), "{words}: {}{}", done.stdout, done.stderr);
     done
 }
 
 pub fn json(stage: &Stage, words: &str, code: i32) -> Value {
-    let done = ended(stage, &format!("{words} --json"), code);
+    let done = dlock(stage, &format!("{words} --json"), code);
     serde_json::from_str(&done.stdout).unwrap_or_else(|why| panic!("{words}: {why}: {}", done.stdout))
 }
 
@@ -23,7 +23,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
 #[each_server]
 fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    assert_eq!(ended(&stage, "list", 0).stdout, "no locks\n");
+    assert_eq!(dlock(&stage, "list", 0).stdout, "no locks\n");
     // The servers know an address only while its connection is open.
     let mut holders = [0, 1].map(|server: usize| stage.servers[server].connect());
     for conn in &mut holders {
@@ -38,12 +38,12 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     }
     let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE invoice:1 next 600000 BLOCK 0");
 
-    let shown = ended(&stage, "list", 0).stdout;
+    let shown = dlock(&stage, "list", 0).stdout;
     let rows = rows(&shown);
     assert_eq!(rows.len(), 3, "{shown}");
     assert_eq!(&rows[0][..4], ["invoice:1", "exclusive", "by-hand", "127.0.0.1"], "{shown}");
     assert_eq!(rows[0].last(), Some(&"1"), "{shown}");
-    assert_eq!(&rows[1][..3], ["invoice:2", "free", "only-her…"], "on a majority: {shown}");
+    assert_eq!(&rows[1][..3], ["invoice:2", "free", "only-her…"], "on one of three: {shown}");
     assert_eq!(&rows[2][..4], ["report", "shared", "(2)", "a"], "{shown}");
     assert!(!shown.contains("0123456789"), "a token is secret: {shown}");
 
@@ -56,9 +56,9 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     assert_eq!(first["holder"]["label"], "by-hand");
     assert!((500_000..=600_000).contains(&first["left_ms"].as_u64().expect("ms")), "{first}");
 
-    // A majority of the servers knows every lock that is held.
+    // Each held lock is on two of the three servers, so any two servers show all held locks.
     stage.servers[2].kill9();
-    assert!(ended(&stage, "list", 0).stderr.contains("down: "));
+    assert!(dlock(&stage, "list", 0).stderr.contains("down: "));
     stage.servers[1].kill9();
     let found = json(&stage, "list", 69);
     assert_eq!(found["unanswered"].as_array().map(Vec::len), Some(2), "{found}");
@@ -75,7 +75,7 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
     conn.ok(&format!("DLOCK.ACQUIRE {name}2 t 600000"));
     conn.ok(&format!("DLOCK.BREAK {name}2"));
     for words in ["list", "log", &format!("inspect {name}")] {
-        let shown = ended(&stage, words, 0).stdout;
+        let shown = dlock(&stage, words, 0).stdout;
         assert!(shown.contains(&format!("{}…", &name[..64])), "{shown}");
         let widest = shown.lines().map(|line| line.chars().count()).max();
         assert!(widest < Some(250), "{widest:?}: {shown}");
@@ -85,7 +85,7 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
     assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
 }
 
-/// A table shows it escaped, which is a different name.
+/// A table shows the name escaped, and the escaped text is a different name.
 #[each_server]
 fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -93,7 +93,7 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let mut held = stage.dlock("acquire --ttl 10m --node-timeout 5s");
     held.arg(name);
     assert_eq!(stage.end(held).code, Some(0));
-    assert!(ended(&stage, "list", 0).stdout.contains("two\\nlines "));
+    assert!(dlock(&stage, "list", 0).stdout.contains("two\\nlines "));
     let listed = json(&stage, "list", 0);
     let mut inspect = stage.dlock("inspect --node-timeout 5s --json");
     inspect.arg(listed["locks"][0]["resource"].as_str().expect("a name"));
@@ -110,8 +110,8 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
         let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int() + ahead * 1_000_000;
         conn.ok(&format!("DLOCK.CONFIRM other t {fence} 600000"));
     }
-    ended(&stage, "acquire --ttl 10m --label ada r", 0);
-    ended(&stage, "acquire --ttl 10m --label ada --fenced fenced", 0);
+    dlock(&stage, "acquire --ttl 10m --label ada r", 0);
+    dlock(&stage, "acquire --ttl 10m --label ada --fenced fenced", 0);
     until("each server has both locks", || (stage.held_on("r"), stage.held_on("fenced")) == (3, 3));
     let taken = |resource: &str| {
         stage.end(stage.dlock(&format!("run --no-wait --node-timeout 5s {resource} -- true"))).stderr
@@ -143,13 +143,13 @@ fn server_errors_come_with_a_remedy(kind: &ServerKind) {
     words.env("DLOCK_SERVERS", format!("{}/999", stage.urls()));
     let done = stage.end(words);
     assert_eq!(done.code, Some(69));
-    let says = ["DB index is out of range", "use a lower one in the address"];
-    assert!(says.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
+    let expected = ["DB index is out of range", "use a lower one in the address"];
+    assert!(expected.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
 }
 
 /// As in `dlock list | head -0`.
 #[each_server]
-fn list_ends_quietly_when_its_reader_is_gone(kind: &ServerKind) {
+fn subcommands_end_quietly_when_their_reader_has_closed(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("DLOCK.ACQUIRE r t 600000");
     stage.connect().ok("DLOCK.BREAK r");
@@ -167,7 +167,7 @@ fn list_shows_a_thousand_locks_once_each(kind: &ServerKind) {
     (0..1000).for_each(|lock| {
         conn.ok(&format!("DLOCK.ACQUIRE lock:{lock:04} t 600000"));
     });
-    let shown = ended(&stage, "list", 0).stdout;
+    let shown = dlock(&stage, "list", 0).stdout;
     let names: Vec<String> = rows(&shown).iter().map(|row| row[0].to_owned()).collect();
     let all: Vec<String> = (0..1000).map(|lock| format!("lock:{lock:04}")).collect();
     assert_eq!(names, all);
@@ -176,45 +176,45 @@ fn list_shows_a_thousand_locks_once_each(kind: &ServerKind) {
 #[each_server]
 fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
-    assert_eq!(ended(&stage, "log", 0).stdout, "");
-    let broken = |server: usize, resource: &str| {
+    assert_eq!(dlock(&stage, "log", 0).stdout, "");
+    let break_lock = |server: usize, resource: &str| {
         let mut conn = stage.servers[server].connect();
         conn.ok(&format!("DLOCK.ACQUIRE {resource} t 600000 LABEL by-hand"));
         conn.ok(&format!("DLOCK.BREAK {resource}"));
-        // So that the next entry has a later time.
+        // The next entry must have a later time.
         let then = conn.ok("TIME").items()[0].text();
         until("the clock of the server shows a later time", || conn.ok("TIME").items()[0].text() != then);
     };
-    (0..4).for_each(|at| broken(at % 2, &format!("r{at}")));
-    let shown = ended(&stage, "log", 0).stdout;
+    (0..4).for_each(|at| break_lock(at % 2, &format!("r{at}")));
+    let shown = dlock(&stage, "log", 0).stdout;
     let resources: Vec<&str> = rows(&shown).iter().map(|row| row[3]).collect();
     assert_eq!(resources, ["r3", "r2", "r1", "r0"], "{shown}");
     assert_eq!((rows(&shown)[0][2], rows(&shown)[0][4]), ("broken", "by-hand"), "{shown}");
-    assert_eq!(rows(&ended(&stage, "log -n 1", 0).stdout).len(), 2, "one row for each server");
+    assert_eq!(rows(&dlock(&stage, "log -n 1", 0).stdout).len(), 2, "one row for each server");
 
-    let entry: Value = serde_json::from_str(&ended(&stage, "log r2 --json", 0).stdout).expect("JSON");
+    let entry: Value = serde_json::from_str(&dlock(&stage, "log r2 --json", 0).stdout).expect("JSON");
     assert_eq!((&entry["resource"], &entry["what"]), (&"r2".into(), &"broken".into()));
     assert_eq!(entry["server"], format!("redis://127.0.0.1:{}", stage.servers[0].port()));
 
-    let follows = stage.start(stage.dlock("log --follow --json --node-timeout 5s"));
-    until("the old entries are shown", || follows.stdout().lines().count() == 4);
-    broken(1, "new");
-    until("the new entry is shown", || follows.stdout().lines().count() == 5);
-    let said = follows.stdout();
+    let log = stage.start(stage.dlock("log --follow --json --node-timeout 5s"));
+    until("the old entries are shown", || log.stdout().lines().count() == 4);
+    break_lock(1, "new");
+    until("the new entry is shown", || log.stdout().lines().count() == 5);
+    let said = log.stdout();
     let last: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("JSON");
     assert_eq!(last["resource"], "new");
-    follows.signal("INT");
-    assert_eq!(follows.end().signal, Some(2));
+    log.signal("INT");
+    assert_eq!(log.end().signal, Some(2));
     stage.servers[0].kill9();
-    let half = ended(&stage, "log", 69);
+    let partial = dlock(&stage, "log", 69);
     assert!(
-        half.stderr.contains(&format!("{}: down: ", stage.urls().split(',').next().expect("an address"))),
+        partial.stderr.contains(&format!("{}: down: ", stage.urls().split(',').next().expect("an address"))),
         "{}",
-        half.stderr
+        partial.stderr
     );
-    assert_eq!(rows(&half.stdout).len(), 3, "what the other knows: {}", half.stdout);
+    assert_eq!(rows(&partial.stdout).len(), 3, "the entries of the other server: {}", partial.stdout);
     stage.servers[1].kill9();
-    ended(&stage, "log", 69);
+    dlock(&stage, "log", 69);
 }
 
 #[each_server]
@@ -222,9 +222,9 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     stage.on_each("CONFIG SET notify-keyspace-events Kd");
     stage.connect().ok("DLOCK.ACQUIRE r t 600000");
-    let well = json(&stage, "status", 0);
-    assert_eq!(well["status"], "ok");
-    let first = &well["servers"][0];
+    let healthy = json(&stage, "status", 0);
+    assert_eq!(healthy["status"], "ok");
+    let first = &healthy["servers"][0];
     assert_eq!((&first["role"], &first["held"]), (&"master".into(), &1.into()), "{first}");
     let name = if kind.is_valkey { "valkey" } else { "redis" };
     assert!(first["version"].as_str().expect("a version").starts_with(name), "{first}");
@@ -234,7 +234,7 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     let warned = json(&stage, "status", 0);
     assert_eq!(warned["status"], "ok");
     assert_eq!(warned["servers"][0]["warnings"][0], "notify-keyspace-events");
-    assert!(ended(&stage, "status", 0).stdout.contains("notify-keyspace-events"));
+    assert!(dlock(&stage, "status", 0).stdout.contains("notify-keyspace-events"));
 
     // A server in its grace period cannot grant locks.
     stage.connect().ok("CONFIG SET dlock.restart-grace 600000 dlock.max-ttl 600000");
@@ -245,7 +245,7 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     let none = json(&stage, "status", 69);
     assert_eq!(none["status"], "no_quorum");
     assert!(none["servers"][1]["unanswered"]["down"].is_string(), "{none}");
-    assert!(ended(&stage, "status", 69).stdout.contains("down: "));
+    assert!(dlock(&stage, "status", 69).stdout.contains("down: "));
 }
 
 #[each_server]
@@ -256,9 +256,9 @@ fn inspect_and_break_name_the_type_of_a_key_that_holds_data(kind: &ServerKind) {
     for (name, text) in
         [("list", "the key holds a list, which is no lock"), ("string", "the key holds a string;")]
     {
-        let inspected = ended(&stage, &format!("inspect {name}"), 69).stdout;
+        let inspected = dlock(&stage, &format!("inspect {name}"), 69).stdout;
         assert!(inspected.contains(text), "{inspected}");
-        let broken = ended(&stage, &format!("break --yes {name}"), 69).stderr;
+        let broken = dlock(&stage, &format!("break --yes {name}"), 69).stderr;
         assert!(broken.contains(text), "{broken}");
     }
 }

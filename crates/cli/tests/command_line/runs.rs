@@ -3,8 +3,8 @@
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
 
-/// Fails if another one is inside (mkdir), or if its fence is not greater than the last one in the file
-/// `fence`.
+/// A script that fails if another instance runs (the folder `inside` exists), or if its fence is not greater
+/// than the fence in the file `fence`.
 const GUARDED: &str = r#"
     mkdir inside || exit 99
     [ "$DLOCK_FENCE" -gt "$(cat fence)" ] || exit 98
@@ -41,23 +41,23 @@ fn shared_runs_overlap_and_exclude_exclusive_ones(kind: &ServerKind) {
     until("both sharers run", || stage.file("met").lines().count() == 2);
     assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(75));
     for sharer in sharers {
-        assert_eq!(stage.go(sharer).code, Some(0));
+        assert_eq!(stage.finish(sharer).code, Some(0));
     }
     assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(0));
 }
 
-/// Writes its variables into the file `told`, and waits until the file `go` exists.
-const LOOKS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\" > told; echo > ready; \
+/// A script that writes its variables into the file `variables`, and waits until the file `go` exists.
+const REPORTS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\" > variables; echo > ready; \
     until [ -e go ]; do sleep 0.02; done";
 
 #[each_server]
 fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    let run = stage.start(stage.run("b a", LOOKS));
+    let run = stage.start(stage.run("b a", REPORTS));
     stage.lines("ready");
     assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [3; 3]);
-    let told = stage.file("told");
-    let (resources, rest) = told.trim_end().split_once('/').expect("resources");
+    let variables = stage.file("variables");
+    let (resources, rest) = variables.trim_end().split_once('/').expect("resources");
     assert_eq!(resources, "a\nb\nr");
     let tokens: Vec<&str> = rest.split('/').next().expect("tokens").lines().collect();
     for (resource, token) in ["a", "b", "r"].into_iter().zip(tokens) {
@@ -65,10 +65,10 @@ fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
     }
     let done = stage.end(stage.dlock("run --no-wait free b -- true"));
     assert_eq!(done.code, Some(75), "{}", done.stderr);
-    done.says_first("dlock: b is taken by sh@");
+    done.assert_stderr_starts("dlock: b is taken by sh@");
     assert_eq!(stage.held_on("free"), 0);
 
-    // The loss of one ends the command.
+    // The loss of one lock ends the command.
     stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK b")));
     let done = run.end();
     assert_eq!(done.code, Some(79), "{}", done.stderr);
@@ -78,11 +78,11 @@ fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
 #[each_server]
 fn permits_bound_the_number_of_parallel_runs(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let two = [0, 1].map(|_| stage.start(stage.run("--permits 2", "until [ -e go ]; do sleep 0.02; done")));
+    let runs = [0, 1].map(|_| stage.start(stage.run("--permits 2", "until [ -e go ]; do sleep 0.02; done")));
     until("both commands run", || queue::holders(&mut stage.connect(), "r").len() == 2);
     assert_eq!(stage.end(stage.run("--permits 2 --no-wait", "true")).code, Some(75));
     stage.write("go", "");
-    for run in two {
+    for run in runs {
         assert_eq!(run.end().code, Some(0));
     }
     let done = stage.end(Stage::with(kind, 2).run("--permits 2 --no-wait", "true"));
@@ -109,7 +109,7 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
     stage.servers[0].kill9();
     let done = stage.end(stage.dlock("run --no-wait --quiet -E 3 r -- true"));
     assert_eq!(done.code, Some(69));
-    done.says("down: ");
+    done.assert_stderr("down: ");
 }
 
 /// The lease is longer than this test, so only --max-hold can end the command.
@@ -118,7 +118,7 @@ fn run_ends_a_command_that_exceeds_its_time_limit(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.run("--ttl 10m --max-hold 100ms", "exec sleep 1000"));
     assert_eq!(done.code, Some(79), "{}", done.stderr);
-    done.says("--max-hold");
+    done.assert_stderr("--max-hold");
     assert_eq!(stage.held_on("r"), 0);
 }
 
@@ -134,7 +134,7 @@ fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     let hold = stage.connect().ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
     assert_eq!(hold.field("label"), &"ours");
     assert!(hold.field("pttl").int() > 3_000_000);
-    assert_eq!(stage.go(run).code, Some(0));
+    assert_eq!(stage.finish(run).code, Some(0));
     let mut wrong = stage.run("", "true");
     wrong.env("DLOCK_TTL", "redis://u:s3cret@host");
     let done = stage.end(wrong);
@@ -145,9 +145,9 @@ fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
 #[each_server]
 fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    let tell = "echo $DLOCK_RESOURCE $DLOCK_TOKEN $DLOCK_FENCE";
+    let report = "echo $DLOCK_RESOURCE $DLOCK_TOKEN $DLOCK_FENCE";
     let inner = format!(
-        "{tell}; $DLOCK run --node-timeout 5s --fenced r -- sh -c '{tell}; exit 7'; echo $?; $DLOCK inspect r --json"
+        "{report}; $DLOCK run --node-timeout 5s --fenced r -- sh -c '{report}; exit 7'; echo $?; $DLOCK inspect r --json"
     );
     let done = stage.end(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
@@ -157,14 +157,14 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
 
     // For resources that the parent does not hold, the nested run acquires locks of its own.
     let inner =
-        format!("$DLOCK run --node-timeout 5s a r b -- sh -c '{tell}; $DLOCK list --json'; $DLOCK list");
+        format!("$DLOCK run --node-timeout 5s a r b -- sh -c '{report}; $DLOCK list --json'; $DLOCK list");
     let done = stage.end(stage.run("", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(done.stdout.starts_with("r a b "), "{}", done.stdout);
     assert_eq!(done.stdout.matches("\"state\":\"held\"").count(), 3, "{}", done.stdout);
     assert!(done.stdout.lines().last().expect("a row").starts_with(" r "), "{}", done.stdout);
 
-    // What only shares may not write.
+    // A nested run that needs an exclusive lock cannot enter a shared hold.
     let done = stage.end(stage.run("--shared", "$DLOCK run --node-timeout 5s r -- echo wrote"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
     let done = stage.end(stage.run("", "$DLOCK run --node-timeout 5s --shared r -- echo read"));

@@ -18,7 +18,7 @@ fn scripts_acquire_extend_and_release_a_hold(kind: &ServerKind) {
     let mut conn = stage.connect();
     let printed = step(&stage, "acquire --fenced --ttl 10m --label by-hand r", 0);
     let (token, fence) = printed.trim().split_once(' ').expect("a token and a fence");
-    assert!(stage.confirmed("r", token, fence, "by-hand") >= 2);
+    assert!(stage.count_confirmed("r", token, fence, "by-hand") >= 2);
 
     let lease = |conn: &mut dlock_testkit::Conn| conn.ok("DLOCK.PTTL r").int();
     assert!((540_000..=600_000).contains(&lease(&mut conn)));
@@ -80,25 +80,25 @@ fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
         (format!("{acquire} > /dev/full"), 71, 0, "standard output"),
         (format!("{acquire} >&-"), 71, 0, "standard output"),
         (unread(acquire), 141, 0, ""),
-        // To keep others out for a while.
+        // A caller may discard the token, to keep other clients out until the lease ends.
         (format!("{acquire} > /dev/null"), 0, 1, ""),
     ] {
         let stage = Stage::one(kind);
         let done = stage.end(stage.shell(&script));
         assert_eq!((done.code, stage.held_on("r")), (Some(code), held), "{script}: {}", done.stderr);
-        done.says(says);
+        done.assert_stderr(says);
     }
 }
 
 #[each_server]
 fn inspect_prints_json(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    let look = |code: i32| -> serde_json::Value {
+    let inspect = |code: i32| -> serde_json::Value {
         let done = stage.end(stage.dlock("inspect --json --node-timeout 5s r"));
         assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
         serde_json::from_str(&done.stdout).expect("JSON")
     };
-    let free = look(0);
+    let free = inspect(0);
     assert_eq!((&free["resource"], &free["state"]), (&"r".into(), &"free".into()));
     assert_eq!(free["masters"].as_array().map(Vec::len), Some(3));
     assert_eq!(free["masters"][0]["found"], serde_json::Value::Null);
@@ -107,7 +107,7 @@ fn inspect_prints_json(kind: &ServerKind) {
         server.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
     }
     let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE r next 600000 BLOCK 0 SHARED");
-    let held = look(0);
+    let held = inspect(0);
     assert_eq!(held["state"], "held");
     let (first, last) = (&held["masters"][0], &held["masters"][2]);
     let address = format!("redis://127.0.0.1:{}", stage.servers[0].port());
@@ -118,11 +118,11 @@ fn inspect_prints_json(kind: &ServerKind) {
     assert_eq!(last["found"], serde_json::Value::Null);
 
     stage.servers[1].kill9();
-    let undecided = look(0);
+    let undecided = inspect(0);
     assert_eq!(undecided["state"], "undecided");
     assert!(undecided["masters"][1]["unanswered"]["down"].is_string(), "{undecided}");
     stage.servers[2].kill9();
-    assert_eq!(look(69)["state"], "no_quorum");
+    assert_eq!(inspect(69)["state"], "no_quorum");
 }
 
 #[each_server]
@@ -153,10 +153,10 @@ fn wait_ends_when_the_lock_is_free(kind: &ServerKind) {
     step(&stage, "wait r", 0);
     stage.on_each("DLOCK.ACQUIRE r somebody 600000");
     step(&stage, "wait --timeout 100ms r", 75);
-    let mut waits = stage.start(stage.dlock("wait r"));
-    assert!(!waits.is_over());
+    let mut waiter = stage.start(stage.dlock("wait r"));
+    assert!(!waiter.has_ended());
     stage.on_each("DLOCK.RELEASE r somebody");
-    assert_eq!(waits.end().code, Some(0));
+    assert_eq!(waiter.end().code, Some(0));
     assert_eq!(stage.held_on("r"), 0);
     stage.servers[..2].iter().for_each(|server| server.kill9());
     step(&stage, "wait r", 69);
@@ -167,11 +167,11 @@ fn break_ends_the_hold_on_each_server_that_answers(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     stage.on_each("DLOCK.ACQUIRE r somebody 600000");
     step(&stage, "break r", 64);
-    assert_eq!(stage.held_on("r"), 3, "there is no terminal to ask on");
+    assert_eq!(stage.held_on("r"), 3, "without a terminal to ask on, nothing is broken");
     stage.servers[2].kill9();
     let done = stage.end(stage.dlock("break --yes r"));
     assert_eq!((done.code, stage.held_on("r")), (Some(69), 0));
-    done.says("not broken on every server");
+    done.assert_stderr("not broken on every server");
     assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
 }
 
@@ -181,10 +181,10 @@ fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for (fenced, words) in [("", 1), ("--fenced", 2)] {
         stage.on_each("DLOCK.ACQUIRE r other 600000");
-        let waits = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
+        let waiter = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
         stage.until_waiting("r", 1);
         stage.on_each("DLOCK.RELEASE r other");
-        let done = waits.end();
+        let done = waiter.end();
         assert_eq!(done.stdout.split_whitespace().count(), words, "{fenced}: {}", done.stdout);
         let token = done.stdout.split_whitespace().next().expect("a token");
         step(&stage, &format!("release --node-timeout 5s r {token}"), 0);

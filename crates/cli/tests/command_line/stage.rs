@@ -119,9 +119,9 @@ impl Stage {
         self.start(command).end()
     }
 
-    /// Creates the file `go`, for which the command of the run waits, and waits for the end of the run.
+    /// Creates the file `go`, which the command of the run waits for, and waits for the end of the run.
     #[track_caller]
-    pub fn go(&self, run: Running) -> Done {
+    pub fn finish(&self, run: Running) -> Done {
         self.write("go", "");
         run.end()
     }
@@ -143,10 +143,10 @@ impl Stage {
         });
     }
 
-    /// The number of servers that have the hold with this fence. A member that granted late can have no hold
-    /// yet, or one with another fence.
+    /// Returns the number of servers that have the hold with this fence. A member that granted late may have
+    /// no hold yet, or a hold with another fence.
     #[track_caller]
-    pub fn confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
+    pub fn count_confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
         let holds =
             self.servers.iter().map(|server| server.connect().ok(&format!("DLOCK.INSPECT {resource}")));
         let confirms = |lock: &Value| {
@@ -175,7 +175,7 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
     });
 }
 
-/// A script that runs `script` with a standard output whose reader has closed.
+/// A script that runs `script` after the reader of its standard output has closed.
 pub fn unread(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
 }
@@ -194,7 +194,7 @@ pub struct Running {
     err: PathBuf,
 }
 
-/// How a process ended.
+/// The exit status and the output of a process.
 #[derive(Debug)]
 pub struct Done {
     pub code: Option<i32>,
@@ -231,7 +231,7 @@ impl Running {
         signal(self.id(), name);
     }
 
-    pub fn is_over(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("the state of a child").is_some()
     }
 
@@ -239,7 +239,7 @@ impl Running {
     #[track_caller]
     pub fn end(mut self) -> Done {
         let err = self.err.clone();
-        let status = until_some(&format!("the process ends; it said {:?}", fs::read_to_string(err)), || {
+        let status = until_some(&format!("the process ends; stderr: {:?}", fs::read_to_string(err)), || {
             self.child.try_wait().expect("the state of a child")
         });
         let (stdout, stderr) = (self.stdout(), self.stderr());
@@ -250,13 +250,13 @@ impl Running {
 impl Done {
     /// Fails the test unless standard error contains these words.
     #[track_caller]
-    pub fn says(&self, words: &str) {
+    pub fn assert_stderr(&self, words: &str) {
         assert!(self.stderr.contains(words), "{}", self.stderr);
     }
 
     /// Fails the test unless standard error begins with these words.
     #[track_caller]
-    pub fn says_first(&self, words: &str) {
+    pub fn assert_stderr_starts(&self, words: &str) {
         assert!(self.stderr.starts_with(words), "{}", self.stderr);
     }
 }
@@ -282,7 +282,7 @@ pub fn status(process: u32, field: &str) -> Option<String> {
     Some(line.trim().to_owned())
 }
 
-/// Returns whether a process runs: it exists and is no zombie.
+/// Returns whether a process exists and is not a zombie.
 pub fn is_alive(process: u32) -> bool {
     status(process, "State").is_some_and(|state| !state.starts_with(['Z', 'X']))
 }

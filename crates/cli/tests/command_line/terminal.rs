@@ -34,7 +34,7 @@ impl Terminal {
 
     #[track_caller]
     pub fn types(&mut self, text: &str) {
-        self.keys.write_all(text.as_bytes()).and_then(|()| self.keys.flush()).expect("the terminal is there");
+        self.keys.write_all(text.as_bytes()).and_then(|()| self.keys.flush()).expect("the terminal reads");
     }
 
     /// The contents of the screen of a terminal of this size.
@@ -44,7 +44,7 @@ impl Terminal {
         screen.screen().contents()
     }
 
-    fn shows(&self) -> String {
+    fn output(&self) -> String {
         self.running.stdout()
     }
 
@@ -61,9 +61,9 @@ const CTRL_C: &str = "\x03";
 const CTRL_S: &str = "\x13";
 const CTRL_Z: &str = "\x1a";
 
-/// Records the signals that it receives in the file `heard`. A SIGUSR1 arrives after every SIGINT that was
+/// Records the signals that it receives in the file `signals`. A SIGUSR1 arrives after every SIGINT that was
 /// sent before it.
-const COUNTS: &str = "trap 'echo INT >> heard' INT; trap 'echo USR1 >> heard' USR1; echo $PPID > dlock; \
+const COUNTS: &str = "trap 'echo INT >> signals' INT; trap 'echo USR1 >> signals' USR1; echo $PPID > dlock; \
     echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
 /// Types Ctrl-C to a command that runs behind the words `before`, and checks that it receives one SIGINT.
@@ -75,10 +75,10 @@ fn assert_interrupted_once(stage: &Stage, before: &str) {
     let mut terminal = Terminal::with(stage, &run);
     stage.process("ready");
     terminal.types(CTRL_C);
-    until("SIGINT is received", || stage.file("heard").contains("INT\n"));
+    until("SIGINT is received", || stage.file("signals").contains("INT\n"));
     crate::stage::signal(stage.process("dlock"), "USR1");
-    until("SIGUSR1 is received", || stage.file("heard").contains("USR1\n"));
-    assert_eq!(stage.lines("heard"), ["INT", "USR1"]);
+    until("SIGUSR1 is received", || stage.file("signals").contains("USR1\n"));
+    assert_eq!(stage.lines("signals"), ["INT", "USR1"]);
     stage.write("go", "");
     assert_eq!(terminal.end().code, Some(0));
 }
@@ -118,8 +118,8 @@ fn a_wait_shows_its_position_on_a_terminal_only(kind: &ServerKind) {
     let piped = stage.start(stage.run("", "echo ran"));
     stage.until_waiting("r", 1);
     let terminal = Terminal::with(&stage, "\"$DLOCK\" run r -- echo ran");
-    until("the position is shown", || terminal.shows().contains("position 2 at redis://127.0.0.1"));
-    let shows = |seconds: u32| terminal.shows().contains(&format!(" {seconds} s"));
+    until("the position is shown", || terminal.output().contains("position 2 at redis://127.0.0.1"));
+    let shows = |seconds: u32| terminal.output().contains(&format!(" {seconds} s"));
     until("the time advances", || (2..10).any(shows));
     assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
     let done = piped.end();
@@ -137,12 +137,12 @@ fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE r other 600000");
     let run = "echo $$ > dlock; exec \"$DLOCK\" run r -- true";
     let mut terminal = Terminal::with(&stage, run);
-    until("the position is shown", || terminal.shows().contains("position 1"));
+    until("the position is shown", || terminal.output().contains("position 1"));
     terminal.types(CTRL_S);
     let (mut shown, mut since) = (String::new(), now());
     until("the display has stopped", || {
-        if shown != terminal.shows() {
-            (shown, since) = (terminal.shows(), now());
+        if shown != terminal.output() {
+            (shown, since) = (terminal.output(), now());
         }
         now().saturating_since(since) > Duration::from_secs(3)
     });
@@ -160,7 +160,7 @@ fn run_without_a_wait_writes_nothing_to_the_terminal(kind: &ServerKind) {
 }
 
 /// Stops a run by Ctrl-Z, calls `then`, and continues it by `fg`. Returns the exit code of the run.
-fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
+fn suspend_and_continue(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
     // The script waits without starting a process: a shell that is stopped between vfork and exec hangs.
     assert_eq!(stage.end(stage.shell("mkfifo go")).code, Some(0));
     stage.write("script", "echo $PPID > dlock; echo $$ > ready; read line < go");
@@ -186,7 +186,7 @@ fn suspended(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
 #[each_server]
 fn ctrl_z_stops_dlock_and_its_command_and_fg_continues_both(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    assert_eq!(suspended(&stage, "10m", || {}), "0");
+    assert_eq!(suspend_and_continue(&stage, "10m", || {}), "0");
     assert_eq!(stage.held_on("r"), 0);
 }
 
@@ -194,7 +194,7 @@ fn ctrl_z_stops_dlock_and_its_command_and_fg_continues_both(kind: &ServerKind) {
 fn run_ends_a_command_that_continues_after_its_lease(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
-    let code = suspended(&stage, "2s", || {
+    let code = suspend_and_continue(&stage, "2s", || {
         until("the lease has expired", || conn.ok("DLOCK.PTTL r") == -2);
     });
     assert_eq!(code, "79");
@@ -206,8 +206,8 @@ fn break_asks_for_confirmation(kind: &ServerKind) {
     stage.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
     for (answer, code, held) in [("n\n", 75, 1), ("\n", 75, 1), ("y\n", 0, 0)] {
         let mut terminal = Terminal::with(&stage, "\"$DLOCK\" break --node-timeout 5s r");
-        until("the command asks", || terminal.shows().contains("End every hold of r? [y/N]"));
-        assert!(terminal.shows().contains("by-hand"), "{}", terminal.shows());
+        until("the command asks", || terminal.output().contains("End every hold of r? [y/N]"));
+        assert!(terminal.output().contains("by-hand"), "{}", terminal.output());
         terminal.types(answer);
         assert_eq!((terminal.end().code, stage.held_on("r")), (Some(code), held), "{answer:?}");
     }
@@ -220,13 +220,13 @@ fn positions_are_escaped_for_the_terminal(kind: &ServerKind) {
     stage.write("name", "r\x1b]0;title\x07\x1b[2J");
     conn.call(&["DLOCK.ACQUIRE", &stage.file("name"), "other", "600000"]).int();
     let mut terminal = Terminal::with(&stage, "exec \"$DLOCK\" run \"$(cat name)\" -- true");
-    until("the position is shown", || terminal.shows().contains("position 1 at redis://127.0.0.1"));
+    until("the position is shown", || terminal.output().contains("position 1 at redis://127.0.0.1"));
     assert!(
-        terminal.shows().contains("waiting for r\\u{1b}]0;title\\u{7}\\u{1b}[2J"),
+        terminal.output().contains("waiting for r\\u{1b}]0;title\\u{7}\\u{1b}[2J"),
         "{}",
-        terminal.shows()
+        terminal.output()
     );
-    assert!(!terminal.shows().contains("\x1b]") && !terminal.shows().contains("\x1b[2J"));
+    assert!(!terminal.output().contains("\x1b]") && !terminal.output().contains("\x1b[2J"));
     terminal.types(CTRL_C);
     terminal.end();
 }

@@ -20,7 +20,7 @@ impl Top {
     }
 
     #[track_caller]
-    fn shows(&self, what: &str) {
+    fn until_shows(&self, what: &str) {
         until(&format!("the screen shows {what:?}"), || self.0.screen(SIZE.0, SIZE.1).contains(what));
     }
 
@@ -33,9 +33,9 @@ impl Top {
 
     /// Checks that dlock top has ended and the terminal is restored.
     #[track_caller]
-    fn ended_with(self, code: i32) {
+    fn assert_ended(self, code: i32) {
         let end = self.0.end();
-        let said = end.stdout.rsplit("\u{1b}[?1049l").next().expect("the other screen").to_owned();
+        let said = end.stdout.rsplit("\u{1b}[?1049l").next().expect("the main screen").to_owned();
         assert!(said.contains(&format!("code {code}\r\n")), "{said:?}");
         assert!(said.contains("icanon") && !said.contains("-icanon") && !said.contains("-echo"), "{said:?}");
     }
@@ -52,11 +52,11 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
     let _waiter = queue::waiter(&stage.servers[0], "DLOCK.ACQUIRE beta next 600000 BLOCK 0");
     let mut top = Top::start(&stage);
     let names = ["alpha", "beta", "gamma"];
-    top.shows("3 of 3 servers, 3 locks");
-    top.shows("second");
-    assert_eq!(top.locks(&names), ["beta", "alpha", "gamma"], "most wait for beta");
+    top.until_shows("3 of 3 servers, 3 locks");
+    top.until_shows("second");
+    assert_eq!(top.locks(&names), ["beta", "alpha", "gamma"], "most clients wait for beta");
     top.0.types("n");
-    top.shows("by name");
+    top.until_shows("by name");
     until("the locks are sorted", || top.locks(&names) == names);
 
     top.0.types("/amm\r");
@@ -66,22 +66,22 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
 
     // Selects the second lock, inspects it, and answers no to break.
     top.0.types("j\r");
-    top.shows("beta is held");
-    top.shows("Waiting:");
+    top.until_shows("beta is held");
+    top.until_shows("Waiting:");
     top.0.types("b");
-    top.shows("End every hold of beta? [y/N]");
+    top.until_shows("End every hold of beta? [y/N]");
     top.0.types("n");
-    top.shows("nothing was broken");
+    top.until_shows("nothing was broken");
     assert_eq!(stage.held_on("beta"), 3);
     top.0.types("\r");
-    top.shows("RESOURCE");
+    top.until_shows("RESOURCE");
     top.0.types("by");
-    top.shows("beta: ended 3 holds");
-    top.shows("broken");
+    top.until_shows("beta: ended 3 holds");
+    top.until_shows("broken");
     assert_eq!((stage.held_on("alpha"), stage.held_on("gamma")), (3, 3));
     assert!(!top.0.screen(SIZE.0, SIZE.1).contains("token-of-alpha"));
     top.0.types("q");
-    top.ended_with(0);
+    top.assert_ended(0);
 }
 
 #[each_server]
@@ -89,7 +89,7 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
     let mut stage = Stage::with(kind, 2);
     stage.connect().ok("DLOCK.ACQUIRE alpha t 600000 LABEL by-hand");
     let top = Top::start(&stage);
-    top.shows("2 of 2 servers, 1 locks");
+    top.until_shows("2 of 2 servers, 1 locks");
     let tty = stage.lines("tty").remove(0);
     let resize = |rows: u16, columns: u16| {
         let done = stage.end(stage.shell(&format!("stty -F {tty} rows {rows} cols {columns}")));
@@ -110,12 +110,12 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
     // The terminal is restored after each kind of end.
     let mut top = top;
     top.0.types("\x03");
-    top.ended_with(0);
+    top.assert_ended(0);
     for (signal, number) in [("TERM", 15), ("INT", 2)] {
         let top = Top::start(&stage);
-        top.shows("2 of 2 servers");
+        top.until_shows("2 of 2 servers");
         crate::stage::signal(stage.process("pid"), signal);
-        top.ended_with(128 + number);
+        top.assert_ended(128 + number);
     }
 }
 
@@ -124,5 +124,5 @@ fn top_needs_a_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.dlock("top"));
     assert_eq!(done.code, Some(64));
-    done.says("requires a terminal");
+    done.assert_stderr("requires a terminal");
 }

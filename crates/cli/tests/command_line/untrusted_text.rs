@@ -19,7 +19,7 @@ const HOSTILE: &str = "r\x1b]0;title\x07\x1b[2J\u{9b}2J\u{202e}\r\nforged";
 const O_NONBLOCK: i32 = 0o4000;
 
 /// The escaped form of [`HOSTILE`].
-const SHOWN: &str = "r\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}2J\\u{202e}\\r\\nforged";
+const ESCAPED: &str = "r\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}2J\\u{202e}\\r\\nforged";
 
 /// Fails if the output has a control character, or a line that the hostile text started.
 #[track_caller]
@@ -56,16 +56,16 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     ] {
         let done = end(words);
         assert_eq!(done.code, Some(code), "{words:?}: {}", done.stderr);
-        assert!(done.stderr.contains(SHOWN), "{words:?}: {}", done.stderr);
+        assert!(done.stderr.contains(ESCAPED), "{words:?}: {}", done.stderr);
     }
     let table = end(&["inspect"]).stdout;
-    assert_eq!(table.matches(SHOWN).count(), 2, "the resource and the label: {table}");
+    assert_eq!(table.matches(ESCAPED).count(), 2, "the resource and the label are escaped: {table}");
     // JSON has the original value.
     let json: serde_json::Value = serde_json::from_str(&end(&["inspect", "--json"]).stdout).expect("JSON");
     assert_eq!((&json["resource"], &json["state"]), (&HOSTILE.into(), &"held".into()));
     assert_eq!(json["masters"][0]["found"]["holders"][0]["label"], HOSTILE);
     end(&["break", "--yes"]);
-    // The output of `acquire` is for programs, and not changed.
+    // The output of `acquire` is for programs, so it is not escaped.
     let held = end(&["acquire"]).stdout;
     let (token, fence) = held.trim_end().split_once(' ').expect("a token and a fence");
     assert!(fence.parse::<u64>().is_ok(), "{held}");
@@ -81,7 +81,7 @@ fn program_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let done = stage.end(run);
     assert_eq!(done.code, Some(127), "{}", done.stderr);
     assert_harmless(&done.stderr);
-    done.says(SHOWN);
+    done.assert_stderr(ESCAPED);
 }
 
 /// A server that answers every command with an error whose text is hostile.
@@ -107,7 +107,7 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
     let servers = format!("{},redis://127.0.0.1:{port}", stage.urls());
     for words in ["inspect r", "inspect r --json", "acquire r --no-wait", "break r --yes", "release r t"] {
-        // As one member beside others, and as the only server.
+        // The server is one of three members, and then the only server.
         for servers in [servers.clone(), format!("redis://127.0.0.1:{port}")] {
             let mut dlock = stage.dlock(&format!("{words} --node-timeout 5s"));
             dlock.env("DLOCK_SERVERS", servers);
