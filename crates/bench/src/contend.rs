@@ -120,7 +120,7 @@ impl Contender {
 
 fn contend_in_threads(clients: &mut [Client], time: Duration) -> Result<Vec<ClientResult>> {
     let start = Barrier::new(clients.len());
-    // Only the holder writes it.
+    // Only the holder writes this number.
     let last_holder = AtomicUsize::new(usize::MAX);
     let contend = |number: usize, client: &mut Client| -> Result<ClientResult> {
         let mut result = ClientResult::default();
@@ -173,12 +173,12 @@ impl Sample {
     /// `cpu`: seconds of the server's processor time in the block.
     fn new(results: &[ClientResult], time: Duration, cpu: f64) -> Sample {
         let grants: Vec<f64> = results.iter().map(|result| result.grants as f64).collect();
-        let all = grants.iter().sum::<f64>();
+        let sum = grants.iter().sum::<f64>();
         let waits_us: Vec<f64> = results.iter().flat_map(|result| &result.waits_us).copied().collect();
         Sample {
-            grants_per_second: all / time.as_secs_f64(),
+            grants_per_second: sum / time.as_secs_f64(),
             fairness: jain(&grants),
-            changes: results.iter().map(|result| result.changes as f64).sum::<f64>() / all,
+            changes: results.iter().map(|result| result.changes as f64).sum::<f64>() / sum,
             cpu_per_grant: cpu * 1e6 / waits_us.len() as f64,
             waits_us,
         }
@@ -187,7 +187,7 @@ impl Sample {
 
 /// A ratio compares a block with the baseline's block in the same round.
 fn report(title: String, samples: &[(Kind, Vec<Sample>)]) -> Report {
-    let all = |of: &[Sample], field: fn(&Sample) -> f64| of.iter().map(field).collect::<Vec<_>>();
+    let values = |blocks: &[Sample], field: fn(&Sample) -> f64| blocks.iter().map(field).collect::<Vec<_>>();
     let baseline = samples.iter().find(|(kind, _)| *kind == BASELINE).map_or(&[][..], |(_, blocks)| blocks);
     let head = [
         "",
@@ -206,13 +206,13 @@ fn report(title: String, samples: &[(Kind, Vec<Sample>)]) -> Report {
     let mut lines = Vec::new();
     for (kind, blocks) in samples {
         let speed =
-            Ratios::of(&all(blocks, |s| s.grants_per_second), &all(baseline, |s| s.grants_per_second));
+            Ratios::of(&values(blocks, |s| s.grants_per_second), &values(baseline, |s| s.grants_per_second));
         let waits_us: Vec<f64> = blocks.iter().flat_map(|block| &block.waits_us).copied().collect();
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| percentile(&waits_us, share));
-        let middle = |field: fn(&Sample) -> f64| median(&all(blocks, field));
+        let middle = |field: fn(&Sample) -> f64| median(&values(blocks, field));
         let (grants, changes) = (middle(|s| s.grants_per_second), middle(|s| s.changes));
         let (fairness, cpu) = (middle(|s| s.fairness), middle(|s| s.cpu_per_grant));
-        let least_fairness = percentile(&all(blocks, |s| s.fairness), 0.0);
+        let least_fairness = percentile(&values(blocks, |s| s.fairness), 0.0);
         table.row(vec![
             kind.name().into(),
             si(grants),

@@ -41,7 +41,7 @@ impl Pair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Dlock,
-    /// Releases the lock without checking its owner: fast, and wrong.
+    /// Releases the lock without checking its owner: fast, but unsafe.
     SetDel,
     /// The lock of most client libraries.
     SetScript,

@@ -49,18 +49,18 @@ impl Way {
 struct Contender {
     way: Way,
     server: Server,
-    giver: End,
-    taker: End,
+    holder: Side,
+    waiter: Side,
     listener: Conn,
     ping: Vec<u8>,
 }
 
 /// One of the two owners that hand the lock back and forth.
-struct End {
+struct Side {
     conn: Conn,
-    /// Encoded commands: one acquires the lock, the other hands it over.
-    take: Vec<u8>,
-    give: Vec<u8>,
+    /// The encoded commands that acquire the lock and hand it over.
+    acquire: Vec<u8>,
+    hand_over: Vec<u8>,
 }
 
 const LOCK: &str = "lock";
@@ -72,12 +72,12 @@ impl Contender {
         let server = run.program.start(matches!(way, Way::Block | Way::Queue), &[])?;
         let mut listener = server.connect()?;
         listener.call(&["SUBSCRIBE", CHANNEL])?;
-        let end = |token: &str| -> Result<End> {
-            let acquire = ["DLOCK.ACQUIRE", LOCK, token, TTL];
-            let block = [&acquire[..], &["BLOCK", "0"]].concat();
-            let queue = [&acquire[..], &["QUEUE", QUEUE_MS, "NOTIFY", CHANNEL, LOCK]].concat();
+        let side = |token: &str| -> Result<Side> {
+            let words = ["DLOCK.ACQUIRE", LOCK, token, TTL];
+            let block = [&words[..], &["BLOCK", "0"]].concat();
+            let queue = [&words[..], &["QUEUE", QUEUE_MS, "NOTIFY", CHANNEL, LOCK]].concat();
             let release: &[&[&str]] = &[&["DLOCK.RELEASE", LOCK, token]];
-            let (take, give): (&[&str], &[&[&str]]) = match way {
+            let (acquire, hand_over): (&[&str], &[&[&str]]) = match way {
                 Way::Block => (&block, release),
                 Way::Queue => (&queue, release),
                 Way::Publish => (&["PING"], &[&["PUBLISH", CHANNEL, "1"]]),
@@ -86,62 +86,62 @@ impl Contender {
                     (&["SET", LOCK, token, "NX", "PX", TTL], &[&["DEL", LOCK], &["PUBLISH", CHANNEL, "1"]])
                 }
             };
-            let give = give.iter().flat_map(|args| bytes(args)).collect();
-            Ok(End { conn: server.connect()?, take: bytes(take), give })
+            let hand_over = hand_over.iter().flat_map(|args| bytes(args)).collect();
+            Ok(Side { conn: server.connect()?, acquire: bytes(acquire), hand_over })
         };
-        let (mut giver, taker) = (end("5f0a7c19d2e84b36a1c0")?, end("a1c05f0a7c19d2e84b36")?);
+        let (mut holder, waiter) = (side("5f0a7c19d2e84b36a1c0")?, side("a1c05f0a7c19d2e84b36")?);
         if matches!(way, Way::Block | Way::Queue | Way::Retry) {
-            giver.conn.send(&giver.take)?;
-            giver.conn.skip(1)?;
+            holder.conn.send(&holder.acquire)?;
+            holder.conn.skip(1)?;
         }
-        Ok(Contender { way, server, giver, taker, listener, ping: bytes(&["PING"]) })
+        Ok(Contender { way, server, holder, waiter, listener, ping: bytes(&["PING"]) })
     }
 
-    /// Hands over once. Returns the time from the first byte sent until the taker has the lock.
-    fn once(&mut self) -> Result<Duration> {
-        let Contender { way, giver, taker, listener, ping, .. } = self;
+    /// Hands over once. Returns the time from the first byte sent until the waiter has the lock.
+    fn hand_over_once(&mut self) -> Result<Duration> {
+        let Contender { way, holder, waiter, listener, ping, .. } = self;
         if matches!(way, Way::Block | Way::Queue | Way::Pop) {
-            taker.conn.send(&taker.take)?;
+            waiter.conn.send(&waiter.acquire)?;
         }
         if *way == Way::Queue {
-            Expect::Line("$-1").check(taker.conn.line()?)?;
+            Expect::Line("$-1").check(waiter.conn.line()?)?;
         }
-        // The reply shows that the server has read the taker's command: the taker waits now.
-        giver.conn.send(ping)?;
-        giver.conn.skip(1)?;
+        // The reply shows that the server has read the waiter's command: the waiter now waits.
+        holder.conn.send(ping)?;
+        holder.conn.skip(1)?;
 
         let start = Instant::now();
-        giver.conn.send(&giver.give)?;
+        holder.conn.send(&holder.hand_over)?;
         match way {
-            Way::Block => Expect::Number.check(taker.conn.line()?)?,
+            Way::Block => Expect::Number.check(waiter.conn.line()?)?,
             Way::Queue => {
                 listener.skip(MESSAGE)?;
-                taker.conn.send(&taker.take)?;
-                Expect::Number.check(taker.conn.line()?)?;
+                waiter.conn.send(&waiter.acquire)?;
+                Expect::Number.check(waiter.conn.line()?)?;
             }
             Way::Publish => listener.skip(MESSAGE)?,
-            Way::Pop => taker.conn.skip(POPPED)?,
+            Way::Pop => waiter.conn.skip(POPPED)?,
             Way::Retry => {
                 listener.skip(MESSAGE)?;
-                taker.conn.send(&taker.take)?;
-                Expect::Line("+OK").check(taker.conn.line()?)?;
+                waiter.conn.send(&waiter.acquire)?;
+                Expect::Line("+OK").check(waiter.conn.line()?)?;
             }
         }
-        let took = start.elapsed();
+        let elapsed = start.elapsed();
 
         let replies = if *way == Way::Retry { 2 } else { 1 };
         for _ in 0..replies {
             // Each command replies 1: a deleted key, a list element, or a subscriber.
-            Expect::Line(":1").check(giver.conn.line()?)?;
+            Expect::Line(":1").check(holder.conn.line()?)?;
         }
-        std::mem::swap(giver, taker);
-        Ok(took)
+        std::mem::swap(holder, waiter);
+        Ok(elapsed)
     }
 
     /// Returns the microseconds of each of `samples` handoffs.
-    fn block(&mut self, samples: usize) -> Result<Vec<f64>> {
-        let took = (0..samples).map(|_| Ok(self.once()?.as_secs_f64() * 1e6)).collect::<Result<_>>();
-        took.map_err(|why| self.server.explain(self.way.name(), &why))
+    fn run_block(&mut self, samples: usize) -> Result<Vec<f64>> {
+        let times_us = (0..samples).map(|_| Ok(self.hand_over_once()?.as_secs_f64() * 1e6));
+        times_us.collect::<Result<_>>().map_err(|why| self.server.explain(self.way.name(), &why))
     }
 }
 
@@ -167,11 +167,11 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
         let mut contenders: Vec<Contender> =
             samples.iter().map(|(way, _)| Contender::start(run, *way)).collect::<Result<_>>()?;
         for contender in &mut contenders {
-            contender.block(BLOCK)?;
+            contender.run_block(BLOCK)?;
         }
         let title = format!("{title}, start {} of {STARTS}", start + 1);
         for at in run.turns(&title, rounds, contenders.len()) {
-            samples[at].1.push(contenders[at].block(BLOCK)?);
+            samples[at].1.push(contenders[at].run_block(BLOCK)?);
         }
     }
     Ok(vec![run.done(report(title, &samples))])

@@ -51,7 +51,7 @@ impl Holds {
 
     /// Like [`Holds::acquire_long`], each hold with a token of its own of this length.
     pub fn acquire_with_own_tokens(&mut self, numbers: Range<u64>, token_bytes: usize) -> Result<()> {
-        // `KEY` marks where the number of the key is filled in, in the token too.
+        // The token contains `KEY`, so each command fills the number of its key into its token, too.
         let token = format!("{KEY}{}", &TOKEN[..token_bytes - KEY.len()]);
         self.acquire(&token, numbers, || Ok(LONG)).map_err(|why| self.explain(&why))
     }
@@ -85,7 +85,7 @@ impl Holds {
         Ok(())
     }
 
-    /// Returns how many keys there are beyond this number, expired or not.
+    /// Returns by how much the number of keys, expired or not, exceeds `number`.
     pub fn keys_beyond(&mut self, number: u64) -> Result<u64> {
         let keys = self.conn.call(&["DBSIZE"])?.int();
         Ok((keys as u64).saturating_sub(number))

@@ -32,7 +32,7 @@ const AOF: &[&str] = &["appendonly yes", "appendfsync no"];
 const FEW: u64 = 50 * BATCH;
 const MORE: u64 = 500 * BATCH;
 
-/// The caches of a processor of 2024, with 32 KB for instructions. The same on every machine.
+/// The simulated caches, on every machine those of a processor of 2024, with 32 KB for instructions.
 const CACHES: [&str; 3] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=49152,12,64"];
 
 /// The largest accepted ratio to the recorded figure. The server's housekeeping varies between runs.
@@ -90,7 +90,7 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<[u64; 2]> 
         .prepare(&mut conn, TOKEN)?
         .ok_or_else(|| unexpected("this server lacks a contender's command"))?;
     pair.run_on(&mut conn, 0..pairs).map_err(|why| server.explain(way.name(), &why))?;
-    // An orderly end: callgrind writes its figures then.
+    // callgrind writes its figures when the server ends in an orderly way.
     conn.send(&encode(&["SHUTDOWN", "NOSAVE"]))?;
     server.expect_exit();
     let written = fs::read_to_string(&file)?;

@@ -34,9 +34,9 @@ int epoll_wait(int epoll, struct epoll_event *events, int most, int timeout) {
     /* Clients wait for the main thread only. */
     if (gettid() != getpid()) return real(epoll, events, most, timeout);
     if (since) {
-        long long took = processor_time_ns() - since;
-        if (took > figures()[0]) figures()[0] = took;
-        if (took > 1000000) figures()[1]++;
+        long long elapsed = processor_time_ns() - since;
+        if (elapsed > figures()[0]) figures()[0] = elapsed;
+        if (elapsed > 1000000) figures()[1]++;
     }
     int result = real(epoll, events, most, timeout);
     since = processor_time_ns();

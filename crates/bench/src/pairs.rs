@@ -194,20 +194,21 @@ fn send(conn: &mut Conn, command: &Command, first: u64, depth: usize, batch: &mu
 
 /// A ratio compares a block with the baseline's block in the same round.
 fn report(title: String, samples: &[(Way, Vec<Sample>)], notes: Vec<String>) -> Report {
-    let of = |way: Way| samples.iter().find(|(other, _)| *other == way).map(|(_, all)| all.as_slice());
-    let base = of(Way::SetDel).unwrap_or_default();
-    let all = |all: &[Sample], field: fn(&Sample) -> f64| all.iter().map(field).collect::<Vec<_>>();
+    let blocks_of = |way: Way| samples.iter().find(|(other, _)| *other == way).map(|(_, all)| all.as_slice());
+    let base = blocks_of(Way::SetDel).unwrap_or_default();
+    let values = |blocks: &[Sample], field: fn(&Sample) -> f64| blocks.iter().map(field).collect::<Vec<_>>();
     let mut table = Table::new(
         &title,
         &["", "pairs/s", "x SET + DEL", "(min..max)", "server us/pair", "x SET + DEL", "(min..max)", "busy"],
     );
     let mut lines = Vec::new();
-    for (way, mine) in samples {
-        let speed = Ratios::of(&all(mine, |s| s.pairs_per_second), &all(base, |s| s.pairs_per_second));
-        let cpu = Ratios::of(&all(base, |s| s.cpu_per_pair), &all(mine, |s| s.cpu_per_pair));
-        let pairs_per_second = median(&all(mine, |s| s.pairs_per_second));
-        let cpu_per_pair = median(&all(mine, |s| s.cpu_per_pair));
-        let busy = median(&all(mine, |s| s.busy));
+    for (way, blocks) in samples {
+        let speed =
+            Ratios::of(&values(blocks, |s| s.pairs_per_second), &values(base, |s| s.pairs_per_second));
+        let cpu = Ratios::of(&values(base, |s| s.cpu_per_pair), &values(blocks, |s| s.cpu_per_pair));
+        let pairs_per_second = median(&values(blocks, |s| s.pairs_per_second));
+        let cpu_per_pair = median(&values(blocks, |s| s.cpu_per_pair));
+        let busy = median(&values(blocks, |s| s.busy));
         table.row(vec![
             way.name().into(),
             si(pairs_per_second),

@@ -57,8 +57,8 @@ impl Run {
         }
     }
 
-    /// Returns the indices of the contenders in the order of their turns: each contender once a round, and in
-    /// each round after a different one.
+    /// Returns the indices of the contenders in the order of their turns: each contender once per round. Each
+    /// round begins with another contender.
     pub fn turns(&self, title: &str, rounds: usize, contenders: usize) -> impl Iterator<Item = usize> {
         (0..rounds * contenders).map(move |nth| {
             let (round, turn) = (nth / contenders, nth % contenders);

@@ -21,7 +21,7 @@ pub struct Server(dlock_testkit::Server);
 
 impl Program {
     pub fn new(server: &Path, module: &Path) -> Result<Program> {
-        // Links are not followed, because the program acts by the name of the link.
+        // Links are not followed, because a server behaves according to the name that it was started by.
         let command = vec![absolute(server)?.display().to_string()];
         Ok(Program { kind: ServerKind::identify("the server", command), module: module.to_owned() })
     }

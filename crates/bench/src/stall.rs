@@ -200,7 +200,7 @@ impl TurnMeter {
 
     /// Reads the figures and resets them to zero.
     fn take(&self) -> Result<LongestTurn> {
-        // In place, because the server has mapped the file.
+        // The file is overwritten in place, because the server has mapped it.
         let file = OpenOptions::new().read(true).write(true).open(self.file())?;
         let mut figures = [[0; 8]; 2];
         file.read_exact_at(figures.as_flattened_mut(), 0)?;
