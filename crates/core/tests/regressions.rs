@@ -72,8 +72,8 @@ fn a_waiter_behind_an_upgrade_that_may_be_refused_waits() {
     let (mut system, mut client) = (System::new(START, 0), 0);
     let mut wait = move |key, token, mode, reentry| {
         client += 1;
-        let asked = Request { reentry, ..Request::new(client, key, token, mode) };
-        system.make(Move::Acquire(asked, Some(0)))
+        let request = Request { reentry, ..Request::new(client, key, token, mode) };
+        system.make(Move::Acquire(request, Some(0)))
     };
     let full = Reentry::AtLeast(NonZeroU32::new(i32::MAX as u32).unwrap());
     wait(KEY, 0, Mode::Shared, full);

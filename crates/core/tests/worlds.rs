@@ -57,7 +57,7 @@ fn permits(n: u32) -> Mode {
 /// fences.
 fn fingerprint(model: &Model) -> u64 {
     let mut fences: Vec<u64> = model.holds.iter().map(|hold| hold.fence).collect();
-    fences.extend(model.flights.iter().map(|flight| flight.fence));
+    fences.extend(model.sent_grants.iter().map(|grant| grant.fence));
     fences.sort_unstable();
     fences.dedup();
     let rank = |fence: u64| fences.binary_search(&fence).expect("a fence of a hold") as u64;
@@ -66,14 +66,14 @@ fn fingerprint(model: &Model) -> u64 {
     let now = model.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
     let mut model = model.clone();
-    let flight_numbers: Vec<u64> = model.flights.iter().map(|flight| flight.number).collect();
+    let grant_numbers: Vec<u64> = model.sent_grants.iter().map(|grant| grant.number).collect();
     for hold in &mut model.holds {
         // A waiter's number becomes the index of its grant in `model.flights`, or u64::MAX if it is not
         // there.
         if let Some(unconfirmed) = &mut hold.unconfirmed {
             for number in &mut unconfirmed.sent_to {
-                let flight = flight_numbers.iter().position(|other| other == number);
-                *number = flight.map_or(u64::MAX, |index| index as u64);
+                let grant = grant_numbers.iter().position(|other| other == number);
+                *number = grant.map_or(u64::MAX, |index| index as u64);
             }
             unconfirmed.unclaimed =
                 unconfirmed.unclaimed.map(|(_, until, delay)| (0, from_now(until), delay));
@@ -81,8 +81,8 @@ fn fingerprint(model: &Model) -> u64 {
         // The age of a hold affects no decision.
         (hold.fence, hold.end, hold.since) = (rank(hold.fence), from_now(hold.end), 0);
     }
-    for flight in &mut model.flights {
-        (flight.fence, flight.number) = (rank(flight.fence), 0);
+    for grant in &mut model.sent_grants {
+        (grant.fence, grant.number) = (rank(grant.fence), 0);
     }
     let numbers: Vec<u64> = model.waiters.iter().map(|waiter| waiter.number).collect();
     for waiter in &mut model.waiters {
@@ -98,7 +98,7 @@ fn fingerprint(model: &Model) -> u64 {
     }
     let mut hasher = DefaultHasher::new();
     let grace = from_now(model.grants_from / 1000);
-    (&model.holds, &model.flights, &model.waiters, &model.delays, grace).hash(&mut hasher);
+    (&model.holds, &model.sent_grants, &model.waiters, &model.delays, grace).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -176,7 +176,7 @@ fn two_tokens_in_a_grace_period_agree_with_the_model() {
 fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
     let mut moves = common_moves(3);
     let queue = |client: Client, token, block| match acquire(client, token, Mode::Exclusive, None) {
-        Move::Acquire(asked, _) => Move::Queue(asked, 3, block),
+        Move::Acquire(request, _) => Move::Queue(request, 3, block),
         other => other,
     };
     for token in 0..3 {

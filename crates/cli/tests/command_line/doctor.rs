@@ -60,20 +60,20 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
     let urls = stage.urls().replace("redis://", "redis://zoe:s3cret@");
     let mut doctor = stage.dlock("doctor lock:1 --json --node-timeout 5s");
     doctor.env("DLOCK_SERVERS", &urls);
-    let said = stage.end(doctor).stdout;
-    assert!(said.contains("+info") && said.contains("NOPERM"), "{said}");
+    let output = stage.end(doctor).stdout;
+    assert!(output.contains("+info") && output.contains("NOPERM"), "{output}");
     conn.ok("ACL SETUSER zoe +info +config|get");
     let with_rights = || {
         let mut doctor = stage.dlock("doctor lock:1 --json --node-timeout 5s");
         doctor.env("DLOCK_SERVERS", &urls);
         stage.end(doctor).stdout
     };
-    let said = with_rights();
+    let output = with_rights();
     let fix = "ACL SETUSER zoe +dlock.extend +dlock.release ~lock:1";
-    assert!(said.contains("the user zoe may not lock lock:1") && said.contains(fix), "{said}");
+    assert!(output.contains("the user zoe may not lock lock:1") && output.contains(fix), "{output}");
     conn.ok(fix);
-    let said = with_rights();
-    assert!(!said.contains("zoe"), "{said}");
+    let output = with_rights();
+    assert!(!output.contains("zoe"), "{output}");
     assert_eq!(conn.ok("DLOCK.LIST 0").items()[1].items().len(), 0, "nothing was locked");
 }
 
@@ -94,8 +94,8 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     let [first, second] = [0, 1].map(|server: usize| stage.servers[server].port());
     let twice = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
     doctor.env("DLOCK_SERVERS", twice);
-    let said = stage.end(doctor).stdout;
-    assert!(said.contains("it would vote twice") && said.contains("name each server once"), "{said}");
+    let output = stage.end(doctor).stdout;
+    assert!(output.contains("it would vote twice") && output.contains("name each server once"), "{output}");
 
     let mut doctor = stage.dlock("doctor --json --node-timeout 5s");
     doctor.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{first},redis://127.0.0.1:{second}"));

@@ -36,13 +36,13 @@ fn run_dies_of_sigint_when_its_command_does(kind: &ServerKind) {
 fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("data", "");
-    for (command, code, says) in [
+    for (command, code, message) in [
         ("run r -- no-such-command x", 127, "dlock: no-such-command: No such file"),
         ("run r -- ./data", 126, "dlock: ./data: Permission denied"),
     ] {
         let done = stage.end(stage.dlock(command));
         assert_eq!(done.code, Some(code), "{}", done.stderr);
-        done.assert_stderr(says);
+        done.assert_stderr(message);
         assert_eq!(stage.held_on("r"), 0);
     }
 }
@@ -65,7 +65,7 @@ fn run_exits_with_69_for_an_unusable_server_and_64_for_an_invalid_address(kind: 
     let without_module = Server::options(kind).without_module().start();
     let unused_port = Port::claim();
     let address = |port: u16| format!("redis://127.0.0.1:{port}");
-    for (urls, code, says) in [
+    for (urls, code, message) in [
         (vec![address(without_module.port())], 69, address(without_module.port())),
         (vec![address(unused_port.number())], 69, "down".to_owned()),
         (vec!["10.0.0.1:6379:x".to_owned()], 64, "--server number 1: ".to_owned()),
@@ -80,7 +80,7 @@ fn run_exits_with_69_for_an_unusable_server_and_64_for_an_invalid_address(kind: 
             command
         });
         assert_eq!(done.code, Some(code), "{}", done.stderr);
-        done.assert_stderr(&says);
+        done.assert_stderr(&message);
     }
 }
 
@@ -157,8 +157,8 @@ fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind)
     };
     let done = end("run --node-timeout 5s r -- true");
     assert_eq!(done.code, Some(0), "{}", done.stderr);
-    let says = format!("dlock: redis://127.0.0.1:{} cannot take part", without_module.port());
-    assert!(done.stderr.starts_with(&says) && done.stderr.lines().count() == 1, "{}", done.stderr);
+    let message = format!("dlock: redis://127.0.0.1:{} cannot take part", without_module.port());
+    assert!(done.stderr.starts_with(&message) && done.stderr.lines().count() == 1, "{}", done.stderr);
     done.assert_stderr("load the module");
     let seen = end("inspect r");
     assert_eq!((seen.code, seen.stdout.contains("load the module")), (Some(0), true), "{}", seen.stdout);

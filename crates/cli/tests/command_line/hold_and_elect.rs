@@ -57,8 +57,8 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     assert_eq!(first.end().code, Some(7));
     until("the observer sees no leader", || observer.stdout().ends_with("scheduler has no leader\n"));
     until("the JSON names no leader", || {
-        let said = json.stdout();
-        let last = said.lines().last().and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let text = json.stdout();
+        let last = text.lines().last().and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         last.is_some_and(|last| last["leader"].is_null() && last["known"] == true)
     });
     stage.servers[..2].iter().for_each(|server| server.kill9());

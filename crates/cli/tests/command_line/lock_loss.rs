@@ -219,11 +219,11 @@ fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     let (mut run, mut reader) = start_with_full_stderr(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
     let pids = [stage.process("far"), stage.process("near"), break_lock(&stage)];
     until("the command and its children have ended", || pids.map(is_alive) == [false; 3]);
-    let mut said = String::new();
-    reader.read_to_string(&mut said).expect("text");
+    let mut output = String::new();
+    reader.read_to_string(&mut output).expect("text");
     assert_eq!(run.wait().expect("dlock ends").code(), Some(79));
-    let messages: Vec<&str> = said.trim_start_matches('.').lines().collect();
-    assert!(messages[0].contains("the lock is lost") && messages[1].contains("is killed"), "{said}");
+    let messages: Vec<&str> = output.trim_start_matches('.').lines().collect();
+    assert!(messages[0].contains("the lock is lost") && messages[1].contains("is killed"), "{output}");
 }
 
 #[each_server]
@@ -242,8 +242,8 @@ fn run_renews_the_lock_when_stderr_is_not_read(kind: &ServerKind) {
     }
     assert_eq!(queue::holders(&mut conn, "r"), token);
     signal(run.id(), "TERM");
-    let mut said = String::new();
-    reader.read_to_string(&mut said).expect("text");
+    let mut output = String::new();
+    reader.read_to_string(&mut output).expect("text");
     assert_eq!(run.wait().expect("dlock ends").code(), Some(0));
-    assert!(said.contains("cannot take part"), "{said}");
+    assert!(output.contains("cannot take part"), "{output}");
 }

@@ -145,8 +145,8 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
 #[track_caller]
 fn port(exporter: &Running) -> u16 {
     until("the exporter listens", || exporter.stdout().ends_with("/metrics\n"));
-    let said = exporter.stdout();
-    let port = said.trim_end_matches("/metrics\n").rsplit(':').next().expect("a port");
+    let output = exporter.stdout();
+    let port = output.trim_end_matches("/metrics\n").rsplit(':').next().expect("a port");
     port.parse().expect("a number")
 }
 

@@ -97,8 +97,8 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let listed = json(&stage, "list", 0);
     let mut inspect = stage.dlock("inspect --node-timeout 5s --json");
     inspect.arg(listed["locks"][0]["resource"].as_str().expect("a name"));
-    let said: Value = serde_json::from_str(&stage.end(inspect).stdout).expect("JSON");
-    assert_eq!((&said["resource"], &said["state"]), (&name.into(), &"held".into()));
+    let output: Value = serde_json::from_str(&stage.end(inspect).stdout).expect("JSON");
+    assert_eq!((&output["resource"], &output["state"]), (&name.into(), &"held".into()));
 }
 
 /// Without --fenced, each member of a quorum has its own fence for the hold.
@@ -200,8 +200,8 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     until("the old entries are shown", || log.stdout().lines().count() == 4);
     break_lock(1, "new");
     until("the new entry is shown", || log.stdout().lines().count() == 5);
-    let said = log.stdout();
-    let last: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("JSON");
+    let output = log.stdout();
+    let last: Value = serde_json::from_str(output.lines().last().expect("a line")).expect("JSON");
     assert_eq!(last["resource"], "new");
     log.signal("INT");
     assert_eq!(log.end().signal, Some(2));

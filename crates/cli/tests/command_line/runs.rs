@@ -99,10 +99,10 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
         assert_eq!((run.code, run.stdout.as_str()), (acquire.code, ""));
         (run.code, run.stderr)
     };
-    let (code, said) = conflict("");
+    let (code, output) = conflict("");
     assert_eq!(code, Some(75));
-    assert!(said.starts_with("dlock: r is taken by nightly@host7 for "), "{said}");
-    assert!(said.ends_with(&format!("s (fence {fence})\n")), "{said}");
+    assert!(output.starts_with("dlock: r is taken by nightly@host7 for "), "{output}");
+    assert!(output.ends_with(&format!("s (fence {fence})\n")), "{output}");
     assert_eq!(conflict("-E 3").0, Some(3));
     assert_eq!(conflict("--quiet --conflict-code 0"), (Some(0), String::new()));
     // These options do not change other errors.

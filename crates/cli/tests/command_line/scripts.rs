@@ -76,7 +76,7 @@ fn release_takes_the_token_from_the_environment(kind: &ServerKind) {
 #[each_server]
 fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
     let acquire = "\"$DLOCK\" acquire --node-timeout 5s r";
-    for (script, code, held, says) in [
+    for (script, code, held, message) in [
         (format!("{acquire} > /dev/full"), 71, 0, "standard output"),
         (format!("{acquire} >&-"), 71, 0, "standard output"),
         (unread(acquire), 141, 0, ""),
@@ -86,7 +86,7 @@ fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
         let stage = Stage::one(kind);
         let done = stage.end(stage.shell(&script));
         assert_eq!((done.code, stage.held_on("r")), (Some(code), held), "{script}: {}", done.stderr);
-        done.assert_stderr(says);
+        done.assert_stderr(message);
     }
 }
 

@@ -35,9 +35,9 @@ impl Top {
     #[track_caller]
     fn assert_ended(self, code: i32) {
         let end = self.0.end();
-        let said = end.stdout.rsplit("\u{1b}[?1049l").next().expect("the main screen").to_owned();
-        assert!(said.contains(&format!("code {code}\r\n")), "{said:?}");
-        assert!(said.contains("icanon") && !said.contains("-icanon") && !said.contains("-echo"), "{said:?}");
+        let text = end.stdout.rsplit("\u{1b}[?1049l").next().expect("the main screen").to_owned();
+        assert!(text.contains(&format!("code {code}\r\n")), "{text:?}");
+        assert!(text.contains("icanon") && !text.contains("-icanon") && !text.contains("-echo"), "{text:?}");
     }
 }
 

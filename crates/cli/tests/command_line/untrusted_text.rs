@@ -96,8 +96,8 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
                 let read = BufReader::new(client.try_clone().expect("a second handle"));
                 // One answer for each command: the first line of a command begins with an asterisk.
                 for _ in read.lines().map_while(Result::ok).filter(|line| line.starts_with('*')) {
-                    let said = HOSTILE.replace("\r\n", " ");
-                    if client.write_all(format!("-ERR {said}\r\n").as_bytes()).is_err() {
+                    let text = HOSTILE.replace("\r\n", " ");
+                    if client.write_all(format!("-ERR {text}\r\n").as_bytes()).is_err() {
                         return;
                     }
                 }
@@ -112,9 +112,9 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
             let mut dlock = stage.dlock(&format!("{words} --node-timeout 5s"));
             dlock.env("DLOCK_SERVERS", servers);
             let done = stage.end(dlock);
-            let said = done.stdout + &done.stderr;
-            assert_harmless(&said);
-            assert!(said.contains("\\u{1b}]0;title") || said.contains("\\u001b]0;title"), "{words}: {said}");
+            let text = done.stdout + &done.stderr;
+            assert_harmless(&text);
+            assert!(text.contains("\\u{1b}]0;title") || text.contains("\\u001b]0;title"), "{words}: {text}");
         }
     }
 }

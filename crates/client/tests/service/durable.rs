@@ -60,22 +60,22 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
 async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
     replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
-    let late = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);
-    let urls = [url(&servers[0]), url(&servers[1]), late.url()];
+    let proxy = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);
+    let urls = [url(&servers[0]), url(&servers[1]), proxy.url()];
     let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
     let client = client.build().await.expect("a client");
-    late.lose_the_next();
+    proxy.lose_the_next();
     replicas[1].pause();
     let ttl = Duration::from_secs(60);
     let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
-    until("the proxy holds the EXTEND back", || late.has_lost());
+    until("the proxy holds the EXTEND back", || proxy.has_lost());
     until_held_everywhere(&servers, "r");
     replicas[1].resume();
     let guard = acquires.await.expect("no panic").expect("a majority has replicas");
     servers[1].kill9();
     let extended = guard.extend(LONG).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
-    late.deliver();
+    proxy.deliver();
     let mut conn = servers[2].connect();
     until("the late EXTEND is executed", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
 }

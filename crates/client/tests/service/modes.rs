@@ -141,15 +141,15 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
 #[each_server]
 async fn a_dropped_upgrade_is_cancelled_until_its_master_confirms(kind: &ServerKind) {
     let servers = masters(kind, 1);
-    let lossy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
-    let (ann, bob) = (lossy.client(Duration::from_secs(5)).await, client(&servers).await);
+    let proxy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
+    let (ann, bob) = (proxy.client(Duration::from_secs(5)).await, client(&servers).await);
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
     run_until_waiting(&servers[0], &mut upgrade).await;
-    lossy.lose_the_next();
+    proxy.lose_the_next();
     drop(upgrade);
-    until("the CANCEL is lost", || lossy.has_lost());
+    until("the CANCEL is lost", || proxy.has_lost());
     second.release().await.expect("the lock is held");
     let wait = Wait::For(Duration::from_secs(20));
     let shared = bob.lock("r").shared().wait(wait).await.expect("the lock is shared again");
@@ -161,10 +161,10 @@ async fn a_dropped_upgrade_is_cancelled_until_its_master_confirms(kind: &ServerK
 #[each_server]
 async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kind: &ServerKind) {
     let server = Server::start(kind);
-    let late = Lossy::before(&server, "SHARED", Loss::Late);
-    let client = late.client(Duration::from_secs(1)).await;
+    let proxy = Lossy::before(&server, "SHARED", Loss::Late);
+    let client = proxy.client(Duration::from_secs(1)).await;
     let mut guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
-    late.lose_the_next();
+    proxy.lose_the_next();
     let downgraded = guard.downgrade().await;
     assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
     // After two failures the client uses another connection.

@@ -10,20 +10,20 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[each_server]
 async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let late = Lossy::before(&servers[0], "DLOCK.EXTEND", Loss::ClosesAndLate);
-    let client = builder(&servers[1..]).server(late.url()).build().await.expect("a client");
+    let proxy = Lossy::before(&servers[0], "DLOCK.EXTEND", Loss::ClosesAndLate);
+    let client = builder(&servers[1..]).server(proxy.url()).build().await.expect("a client");
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
-    late.lose_the_next();
+    proxy.lose_the_next();
     guard.extend(MINUTE).await.expect("two of three answer");
-    until("the proxy holds the command back", || late.has_lost());
+    until("the proxy holds the command back", || proxy.has_lost());
     servers[2].kill9();
     let extended = guard.extend(LONG).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
     assert!(guard.remaining() <= MINUTE);
     // This lease is not longer than the unanswered one, so the server may execute the two in any order.
     guard.extend(MINUTE / 2).await.expect("two of three answer");
-    late.deliver();
+    proxy.deliver();
     let mut conn = servers[0].connect();
     until("the late EXTEND is executed", || (30_001..=60_000).contains(&conn.ok("DLOCK.PTTL r").int()));
 }
@@ -90,18 +90,18 @@ async fn a_server_under_two_addresses_has_one_vote_in_acquire(kind: &ServerKind)
 #[each_server]
 async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let late = Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::Late);
-    let client = builder(&servers[1..]).server(late.url()).node_timeout(Duration::from_secs(1));
+    let proxy = Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::Late);
+    let client = builder(&servers[1..]).server(proxy.url()).node_timeout(Duration::from_secs(1));
     let client = client.build().await.expect("a client");
     // A first hold opens the connections.
     client.lock("other").await.expect("the lock is free").release().await.expect("the lock is held");
-    late.lose_the_next();
+    proxy.lose_the_next();
     let lock = client.lock("r").ttl(LONG).wait(Wait::No).acquire();
     let guard = lock.await.expect("two of three answer");
-    until("the proxy holds the command back", || late.has_lost());
+    until("the proxy holds the command back", || proxy.has_lost());
     let _ = guard.release().await;
     client.flush().await;
-    late.deliver();
+    proxy.deliver();
     let grants = |server: &Server| server.info("dlock_grants");
     until("the late ACQUIRE is executed", || grants(&servers[0]) == "2");
     until_nothing_is_left(&servers, "r");
@@ -129,25 +129,25 @@ fn until_late_acquires_are_released(servers: &[Server], proxies: &[Lossy]) {
 #[each_server]
 async fn a_failed_acquisition_releases_an_acquire_that_arrives_late_at_a_majority(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let late = [0, 1].map(|index| Lossy::before(&servers[index], "DLOCK.ACQUIRE", Loss::ClosesAndLate));
-    let client = builder(&servers[2..]).servers(late.iter().map(Lossy::url));
+    let proxies = [0, 1].map(|index| Lossy::before(&servers[index], "DLOCK.ACQUIRE", Loss::ClosesAndLate));
+    let client = builder(&servers[2..]).servers(proxies.iter().map(Lossy::url));
     let client = client.retry(Retry::new(0, Duration::ZERO)).build().await.expect("a client");
-    late.iter().for_each(Lossy::lose_the_next);
+    proxies.iter().for_each(Lossy::lose_the_next);
     let why = client.lock("r").ttl(LONG).wait(Wait::No).acquire().await.expect_err("one of three answers");
     assert!(matches!(why, AcquireError::QuorumImpossible { .. }), "{why:?}");
-    until_late_acquires_are_released(&servers[..2], &late);
+    until_late_acquires_are_released(&servers[..2], &proxies);
 }
 
 #[each_server]
 async fn a_released_hold_releases_an_acquire_that_arrives_late_at_one_member(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let late = [Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::ClosesAndLate)];
-    let client = builder(&servers[1..]).server(late[0].url()).build().await.expect("a client");
-    late[0].lose_the_next();
+    let proxies = [Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::ClosesAndLate)];
+    let client = builder(&servers[1..]).server(proxies[0].url()).build().await.expect("a client");
+    proxies[0].lose_the_next();
     let guard = client.lock("r").ttl(LONG).wait(Wait::No).acquire().await.expect("two of three answer");
-    until("the proxy holds the command back", || late[0].has_lost());
+    until("the proxy holds the command back", || proxies[0].has_lost());
     guard.release().await.expect("two of three answer");
-    until_late_acquires_are_released(&servers[..1], &late);
+    until_late_acquires_are_released(&servers[..1], &proxies);
 }
 
 /// A refusal by the only reachable member, where the client queues, is not the refusal of a majority.

@@ -90,22 +90,22 @@ pub fn assert_agreement(system: &System, model: &Model, step: &Move, answer: &An
     assert_eq!(answer, expected, "the answer to {step:?}");
     assert_eq!(system.outcomes, model.outcomes, "the waiters answered by {step:?}");
     assert_eq!(system.events, model.events, "the events of {step:?}");
-    assert_eq!(system.flights, model.flights);
+    assert_eq!(system.sent_grants, model.sent_grants);
     assert_eq!(system.now, model.now);
     assert_eq!(system.fences.last(), model.last_fence);
     for key in 0..KEYS {
         assert_same_holds(system, model, key);
-        let queue: Vec<_> = model.queue(key).iter().map(|w| (w.asked, w.upgrades, w.until)).collect();
+        let queue: Vec<_> = model.queue(key).iter().map(|w| (w.request, w.upgrades, w.until)).collect();
         let core = system.waiting.queue(&name(key)).map(|w| {
-            let asked = w.request.borrowed();
+            let request = w.request.borrowed();
             let client = match &w.owner {
                 Owner::Client(client) | Owner::Beside(client, _) => client.0,
                 Owner::Token(queued) => queued.client.0,
             };
-            let identity = (client, token_of(asked.token.as_bytes()), asked.mode, asked.ttl.millis());
-            let rest =
-                (asked.reentry, asked.ephemeral, asked.delay.millis(), asked.label.as_bytes().to_vec());
-            let rest = (rest, asked.owner.map_or(&b""[..], |owner| owner.as_bytes()).to_vec());
+            let identity = (client, token_of(request.token.as_bytes()), request.mode, request.ttl.millis());
+            let (delay, label) = (request.delay.millis(), request.label.as_bytes().to_vec());
+            let rest = (request.reentry, request.ephemeral, delay, label);
+            let rest = (rest, request.owner.map_or(&b""[..], |owner| owner.as_bytes()).to_vec());
             (identity, rest, w.rank == Rank::Upgrade, w.until.map(|until| until.millis()))
         });
         let model = queue.iter().map(|(w, upgrades, until)| {
@@ -239,7 +239,7 @@ fn delayed(lock: &dlock_core::Lock, system: &System) -> bool {
 
 fn processed_key(step: &Move) -> Option<u8> {
     match step {
-        Move::Acquire(asked, _) | Move::Queue(asked, ..) => Some(asked.key),
+        Move::Acquire(request, _) | Move::Queue(request, ..) => Some(request.key),
         Move::Release(key, ..) | Move::Extend(key, ..) | Move::Confirm(key, ..) | Move::Break(key) => {
             Some(*key)
         }

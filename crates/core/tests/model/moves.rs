@@ -51,14 +51,14 @@ impl Model {
     /// Returns whether the move is possible: a client that waits sends no command before its reply.
     pub fn can_make(&self, step: &Move) -> bool {
         match step {
-            Move::Acquire(asked, _) | Move::Queue(asked, ..) => {
-                let busy = |client: Client| client == asked.client;
-                let blocked = |waiter: &Waiter| waiter.by != WaitsBy::Position && busy(waiter.asked.client);
-                asked.owner == owner_of(asked.token, self.restarted)
+            Move::Acquire(request, _) | Move::Queue(request, ..) => {
+                let busy = |client: Client| client == request.client;
+                let blocked = |waiter: &Waiter| waiter.by != WaitsBy::Position && busy(waiter.request.client);
+                request.owner == owner_of(request.token, self.restarted)
                     && !self.waiters.iter().any(blocked)
-                    && !self.flights.iter().any(|flight| busy(flight.client))
+                    && !self.sent_grants.iter().any(|grant| busy(grant.client))
             }
-            Move::Delivered(nth) | Move::Undelivered(nth) => *nth < self.flights.len(),
+            Move::Delivered(nth) | Move::Undelivered(nth) => *nth < self.sent_grants.len(),
             _ => true,
         }
     }
@@ -69,8 +69,8 @@ impl Model {
         self.marks.clear();
         self.edges.clear();
         match *step {
-            Move::Acquire(asked, block) => return self.acquire(asked, block),
-            Move::Queue(asked, ms, block) => return self.acquire_with_queue(asked, ms, block),
+            Move::Acquire(request, block) => return self.acquire(request, block),
+            Move::Queue(request, ms, block) => return self.acquire_with_queue(request, ms, block),
             Move::Release(key, token, counts) => return Answer::Number(self.release(key, token, counts)),
             Move::Extend(key, token, ttl) => return Answer::Number(self.extend(key, token, ttl)),
             Move::Confirm(key, token, fence, ttl, bound) => {
@@ -90,12 +90,12 @@ impl Model {
             Move::RightsLost(key, token) => self.rights_lost(key, token),
             Move::RunJob(key) => self.run_job(key),
             Move::Delivered(nth) => {
-                let flight = self.flights.remove(nth);
-                self.delivered(&flight);
+                let grant = self.sent_grants.remove(nth);
+                self.delivered(&grant);
             }
             Move::Undelivered(nth) => {
-                let flight = self.flights.remove(nth);
-                self.undelivered(&flight);
+                let grant = self.sent_grants.remove(nth);
+                self.undelivered(&grant);
             }
             Move::Advance(us) => self.now += us,
             Move::Grace(ms) => self.begin_grace(ms),
@@ -147,12 +147,12 @@ pub fn moves(model: &Model) -> BoxedStrategy<Move> {
         1 => any::<bool>().prop_map(|child| Move::Resync { child }),
         1 => prop_oneof![2 => Just(Move::Demote), 2 => restart, 1 => select(vec![1, 5, 30]).prop_map(Move::Grace)],
     ];
-    match model.flights.len() {
+    match model.sent_grants.len() {
         0 => any.boxed(),
-        flights => prop_oneof![
+        sent_grants => prop_oneof![
             6 => any,
-            1 => (0..flights).prop_map(Move::Delivered),
-            1 => (0..flights).prop_map(Move::Undelivered),
+            1 => (0..sent_grants).prop_map(Move::Delivered),
+            1 => (0..sent_grants).prop_map(Move::Undelivered),
         ]
         .boxed(),
     }
@@ -174,8 +174,8 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
         prop::collection::vec(prop_oneof![12 => wait, 1 => release, 2 => Just(Move::Delivered(0))], 6..30);
     (owners, moves).prop_map(|(owners, mut moves)| {
         for step in &mut moves {
-            if let Move::Acquire(asked, _) = step {
-                asked.owner = owners[usize::from(asked.token)];
+            if let Move::Acquire(request, _) = step {
+                request.owner = owners[usize::from(request.token)];
             }
         }
         moves
@@ -184,7 +184,7 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
 
 fn queue(restarted: bool) -> impl Strategy<Value = Move> {
     (acquire(restarted), select(vec![1, 5, 30, 500, 500])).prop_map(|(step, ms)| match step {
-        Move::Acquire(asked, block) => Move::Queue(asked, ms, block.filter(|block| *block < 100)),
+        Move::Acquire(request, block) => Move::Queue(request, ms, block.filter(|block| *block < 100)),
         other => other,
     })
 }
@@ -209,7 +209,7 @@ fn acquire(restarted: bool) -> impl Strategy<Value = Move> {
     (who, mode, reentry, block, rest, extras).prop_map(move |(who, mode, reentry, block, rest, extras)| {
         let ((client, key, token), (ttl, ephemeral), (delay, label)) = (who, rest, extras);
         let owner = owner_of(token, restarted);
-        let asked = Request { client, key, token, mode, ttl, reentry, ephemeral, delay, label, owner };
-        Move::Acquire(asked, block)
+        let request = Request { client, key, token, mode, ttl, reentry, ephemeral, delay, label, owner };
+        Move::Acquire(request, block)
     })
 }

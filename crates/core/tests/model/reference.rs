@@ -69,7 +69,7 @@ pub struct UnconfirmedGrant {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waiter {
     pub number: u64,
-    pub asked: Request,
+    pub request: Request,
     /// Whether the waiter is a sharer that waits for its upgrade, ahead of all others.
     pub upgrades: bool,
     /// The ms at which the wait times out.
@@ -129,7 +129,7 @@ pub enum KeyEvent {
 
 /// A grant that is under way to a client that waited.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Flight {
+pub struct SentGrant {
     /// The number of the waiter.
     pub number: u64,
     pub client: Client,
@@ -154,7 +154,7 @@ pub struct Model {
     pub waiters: Vec<Waiter>,
     /// The keys in a delay, and the ms at which it ends.
     pub delays: Vec<(Key, u64)>,
-    pub flights: Vec<Flight>,
+    pub sent_grants: Vec<SentGrant>,
     /// The connection that is closing.
     pub closed: Option<Client>,
     pub restarted: bool,
@@ -175,6 +175,10 @@ impl Model {
 
     pub fn has_passed(&self, ms: u64) -> bool {
         self.now >= ms * 1000
+    }
+
+    pub fn has_timed_out(&self, waiter: &Waiter) -> bool {
+        waiter.until.is_some_and(|until| self.has_passed(until))
     }
 
     /// The holds of a key that have not expired.
@@ -200,7 +204,7 @@ impl Model {
 
     /// The queue of a key, head first.
     pub fn queue(&self, key: Key) -> Vec<Waiter> {
-        let here = |waiter: &&Waiter| waiter.asked.key == key && !matches!(waiter.by, WaitsBy::Both(_));
+        let here = |waiter: &&Waiter| waiter.request.key == key && !matches!(waiter.by, WaitsBy::Both(_));
         let of_key = self.waiters.iter().filter(here);
         let (mut first, rest): (Vec<_>, Vec<_>) = of_key.cloned().partition(|waiter| waiter.upgrades);
         first.extend(rest);
@@ -254,7 +258,7 @@ impl Model {
         gone.len()
     }
 
-    fn grant(&mut self, asked: &Request) -> Result<u64, Refusal> {
+    fn grant(&mut self, request: &Request) -> Result<u64, Refusal> {
         // Fences follow the clock in whole milliseconds.
         let fence = (self.now / 1000 * 1000).max(self.last_fence + 1);
         if fence > GREATEST_FENCE {
@@ -262,9 +266,9 @@ impl Model {
             return Err(Refusal::FencesUsedUp);
         }
         self.last_fence = fence;
-        let count = if let Reentry::AtLeast(n) = asked.reentry { n.get() } else { 1 };
-        let bond = if asked.ephemeral { Bond::To(asked.client) } else { Bond::None };
-        let Request { key, token, mode, ttl, delay, label, owner, .. } = *asked;
+        let count = if let Reentry::AtLeast(n) = request.reentry { n.get() } else { 1 };
+        let bond = if request.ephemeral { Bond::To(request.client) } else { Bond::None };
+        let Request { key, token, mode, ttl, delay, label, owner, .. } = *request;
         let (end, since) = (self.in_ms(ttl), self.now / 1000);
         self.holds.push(Hold {
             key,
@@ -286,31 +290,31 @@ impl Model {
     }
 
     /// ACQUIRE by a token that already holds the key.
-    fn reacquire(&mut self, asked: &Request) -> Result<u64, Refusal> {
-        let end = self.in_ms(asked.ttl);
-        let hold = self.hold_mut(asked.key, asked.token).expect("a hold");
-        hold.count = match asked.reentry {
+    fn reacquire(&mut self, request: &Request) -> Result<u64, Refusal> {
+        let end = self.in_ms(request.ttl);
+        let hold = self.hold_mut(request.key, request.token).expect("a hold");
+        hold.count = match request.reentry {
             Reentry::Keep => hold.count,
             Reentry::AtLeast(n) => hold.count.max(n.get()),
             Reentry::OneMore if hold.count == GREATEST_COUNT => return Err(Refusal::CountFull),
             Reentry::OneMore => hold.count + 1,
         };
-        if asked.ephemeral {
-            hold.bond = Bond::To(asked.client);
+        if request.ephemeral {
+            hold.bond = Bond::To(request.client);
         }
-        if asked.delay > 0 {
-            hold.delay = asked.delay;
+        if request.delay > 0 {
+            hold.delay = request.delay;
         }
-        if asked.label > 0 {
-            hold.label = asked.label;
+        if request.label > 0 {
+            hold.label = request.label;
         }
-        if asked.owner > 0 {
-            hold.owner = asked.owner;
+        if request.owner > 0 {
+            hold.owner = request.owner;
         }
         let fence = hold.fence;
         if end > hold.end {
-            (hold.end, hold.ttl) = (end, asked.ttl);
-            self.events.push((asked.key, KeyEvent::Extended));
+            (hold.end, hold.ttl) = (end, request.ttl);
+            self.events.push((request.key, KeyEvent::Extended));
         }
         Ok(fence)
     }

@@ -18,7 +18,7 @@ mod connections;
 
 use super::moves::Move;
 use super::reference::{
-    Answer, Client, Flight, KEYS, Key, KeyEvent, MAX_HOLDERS, MAX_WAITERS, OWNERS, Party, Request, Token,
+    Answer, Client, KEYS, Key, KeyEvent, MAX_HOLDERS, MAX_WAITERS, OWNERS, Party, Request, SentGrant, Token,
     WaitOutcome, owner,
 };
 
@@ -37,7 +37,7 @@ pub struct System {
     /// The log position that the writer assumes of its readers, and the positions of the two replicas.
     pub(super) known: Option<Known>,
     pub(super) replica_positions: [Option<Known>; 2],
-    pub flights: Vec<Flight>,
+    pub sent_grants: Vec<SentGrant>,
     /// The queued waiter of the last grant to each token that is not claimed.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
     /// The waiters that have no answer yet.
@@ -179,7 +179,7 @@ impl System {
                     let (number, fence) = (waiter.id.0, fence.get());
                     if waiter.client().is_some() {
                         self.record_receipt(key, token, client, waiter.request.mode);
-                        self.flights.push(Flight { number, client, key, token, fence, granted });
+                        self.sent_grants.push(SentGrant { number, client, key, token, fence, granted });
                     } else {
                         self.unclaimed.insert((key, token), waiter.id);
                     }
@@ -215,8 +215,8 @@ impl System {
         self.cycle.clear();
         self.marks.clear();
         match step {
-            Move::Acquire(asked, block) => return self.acquire(&asked, block, None),
-            Move::Queue(asked, ms, block) => return self.acquire(&asked, block, Some(ms)),
+            Move::Acquire(request, block) => return self.acquire(&request, block, None),
+            Move::Queue(request, ms, block) => return self.acquire(&request, block, Some(ms)),
             Move::Release(key, who, counts) => {
                 let plain = Some(Plain::Release);
                 let ended = self.turn_of(plain, key, |turn| turn.release(checked(&token(who)), counts));
@@ -285,7 +285,7 @@ impl System {
             }
             Move::RunJob(key) => self.turn(key, |turn| turn.advance()),
             Move::Delivered(nth) => {
-                self.waiting.deliveries.handed_over(WaiterId(self.flights.remove(nth).number));
+                self.waiting.deliveries.handed_over(WaiterId(self.sent_grants.remove(nth).number));
                 self.waiting.deliveries.next_turn();
             }
             Move::Undelivered(nth) => self.undelivered(nth),

@@ -4,9 +4,9 @@ use super::queue::Decision;
 use super::*;
 
 impl Model {
-    pub fn acquire(&mut self, asked: Request, block: Option<u64>) -> Answer {
+    pub fn acquire(&mut self, request: Request, block: Option<u64>) -> Answer {
         let before = self.outcomes.len();
-        let answer = self.turn(asked.key, |model| model.try_acquire(&asked));
+        let answer = self.turn(request.key, |model| model.try_acquire(&request));
         if self.outcomes[before..].iter().any(|(_, outcome)| matches!(outcome, WaitOutcome::Granted(..))) {
             self.marks.push("an ACQUIRE lets waiters in");
         }
@@ -18,47 +18,42 @@ impl Model {
             }
             (Err(upgrades), Some(ms)) => {
                 let until = (ms > 0).then(|| self.in_ms(ms));
-                self.wait(Waiter {
-                    number: self.last_waiter + 1,
-                    asked,
-                    upgrades,
-                    until,
-                    by: WaitsBy::Connection,
-                })
+                let (number, by) = (self.last_waiter + 1, WaitsBy::Connection);
+                self.wait(Waiter { number, request, upgrades, until, by })
             }
         }
     }
 
     /// Returns `Err` if the lock cannot be granted now. Its value is true if the request is an upgrade by a
     /// sharer.
-    pub(super) fn try_acquire(&mut self, asked: &Request) -> Result<Answer, bool> {
+    pub(super) fn try_acquire(&mut self, request: &Request) -> Result<Answer, bool> {
         if self.in_grace() {
-            match self.hold(asked.key, asked.token).map(|hold| (hold.mode, asked.mode)) {
+            match self.hold(request.key, request.token).map(|hold| (hold.mode, request.mode)) {
                 None => self.marks.push("grace"),
                 Some((Mode::Shared, Mode::Exclusive)) => self.marks.push("an upgrade in grace"),
-                Some(_) => return self.try_acquire_after_grace(asked),
+                Some(_) => return self.try_acquire_after_grace(request),
             }
             return Ok(Answer::Grace);
         }
-        self.try_acquire_after_grace(asked)
+        self.try_acquire_after_grace(request)
     }
 
-    fn try_acquire_after_grace(&mut self, asked: &Request) -> Result<Answer, bool> {
-        let Some(hold) = self.hold(asked.key, asked.token).cloned() else {
-            return match self.decide(asked) {
+    fn try_acquire_after_grace(&mut self, request: &Request) -> Result<Answer, bool> {
+        let Some(hold) = self.hold(request.key, request.token).cloned() else {
+            return match self.decide(request) {
                 Decision::Never(refusal) => {
                     self.marks.push("permits of another total");
                     Ok(Answer::Refused(refusal))
                 }
-                Decision::Now(_) if self.queue(asked.key).is_empty() => {
+                Decision::Now(_) if self.queue(request.key).is_empty() => {
                     self.marks.push("a grant");
-                    Ok(self.grant(asked).map_or_else(Answer::Refused, Answer::Fence))
+                    Ok(self.grant(request).map_or_else(Answer::Refused, Answer::Fence))
                 }
                 Decision::Now(_) => {
                     self.marks.push("a newcomer does not overtake the queue");
                     Err(false)
                 }
-                Decision::Full if self.queue(asked.key).is_empty() => {
+                Decision::Full if self.queue(request.key).is_empty() => {
                     self.marks.push("a full lock refuses a newcomer");
                     Ok(Answer::Refused(Refusal::TooManyHolders(MAX_HOLDERS as u32)))
                 }
@@ -70,22 +65,22 @@ impl Model {
             };
         };
         let downgrade =
-            asked.reentry == Reentry::Keep && (hold.mode, asked.mode) == (Mode::Exclusive, Mode::Shared);
+            request.reentry == Reentry::Keep && (hold.mode, request.mode) == (Mode::Exclusive, Mode::Shared);
         if downgrade && hold.count > 1 {
             self.marks.push("a downgrade of a hold with a count above 1");
             return Ok(Answer::Refused(Refusal::EnteredOften(hold.count)));
         }
-        match self.decide(asked) {
+        match self.decide(request) {
             Decision::Never(refusal) => {
                 self.marks.push("a holder asks for an impossible mode");
                 return Ok(Answer::Refused(refusal));
             }
             Decision::Later | Decision::Full => {
-                if self.holds_of(asked.key).count() == 1 {
+                if self.holds_of(request.key).count() == 1 {
                     self.marks.push("a delay keeps an upgrade waiting");
                 }
-                let queue = self.queue(asked.key);
-                if queue.first().is_some_and(|first| first.upgrades && first.asked.token != asked.token) {
+                let queue = self.queue(request.key);
+                if queue.first().is_some_and(|first| first.upgrades && first.request.token != request.token) {
                     self.marks.push("two sharers ask for an upgrade");
                     return Ok(Answer::Deadlock);
                 }
@@ -93,10 +88,10 @@ impl Model {
             }
             Decision::Now(_) => {}
         }
-        let mut counted = *asked;
-        if self.claim_grant(asked.key, asked.token) {
+        let mut counted = *request;
+        if self.claim_grant(request.key, request.token) {
             self.marks.push("a queued waiter claims its grant");
-            if asked.reentry == Reentry::OneMore {
+            if request.reentry == Reentry::OneMore {
                 counted.reentry = Reentry::Keep;
             }
         }
@@ -104,19 +99,19 @@ impl Model {
             self.marks.push("a count is full");
             return Ok(Answer::Refused(Refusal::CountFull));
         };
-        if hold.mode == Mode::Exclusive && asked.mode == Mode::Shared && !downgrade {
+        if hold.mode == Mode::Exclusive && request.mode == Mode::Shared && !downgrade {
             self.marks.push("an exclusive holder asks for a shared lock");
-        } else if hold.mode != asked.mode {
-            let upgrade = asked.mode == Mode::Exclusive;
+        } else if hold.mode != request.mode {
+            let upgrade = request.mode == Mode::Exclusive;
             if !upgrade {
-                self.events.push((asked.key, KeyEvent::Downgraded));
+                self.events.push((request.key, KeyEvent::Downgraded));
             }
             self.marks.push(if upgrade { "an upgrade in place" } else { "a downgrade" });
-            let waiting = self.queue(asked.key).len();
-            self.hold_mut(asked.key, asked.token).expect("a hold").mode = asked.mode;
-            self.answer_others(asked.key, asked.token);
-            self.serve(asked.key);
-            if !upgrade && self.queue(asked.key).len() < waiting {
+            let waiting = self.queue(request.key).len();
+            self.hold_mut(request.key, request.token).expect("a hold").mode = request.mode;
+            self.answer_others(request.key, request.token);
+            self.serve(request.key);
+            if !upgrade && self.queue(request.key).len() < waiting {
                 self.marks.push("a downgrade lets sharers in");
             }
         }
@@ -139,13 +134,13 @@ impl Model {
     pub(super) fn wait(&mut self, waiter: Waiter) -> Answer {
         let alike = |other: &&Waiter| (other.by == WaitsBy::Position) == (waiter.by == WaitsBy::Position);
         let number = self.waiters.iter().filter(alike).count();
-        if number >= MAX_WAITERS.0 || self.queue(waiter.asked.key).len() >= MAX_WAITERS.1 {
+        if number >= MAX_WAITERS.0 || self.queue(waiter.request.key).len() >= MAX_WAITERS.1 {
             self.marks.push("the queue is full");
             return Answer::QueueFull;
         }
         self.waiters.push(waiter.clone());
         if self.closes_a_cycle(&waiter) {
-            let start = waiter.asked.party();
+            let start = waiter.request.party();
             self.edges = self.edges();
             if self.edges.contains(&(start, start)) {
                 self.marks.push("an owner waits for itself");
@@ -163,7 +158,7 @@ impl Model {
     }
 
     pub fn release(&mut self, key: Key, token: Token, counts: ReleaseCount) -> u64 {
-        self.cancel(key, |waiter| waiter.asked.token == token, WaitOutcome::Left);
+        self.cancel(key, |waiter| waiter.request.token == token, WaitOutcome::Left);
         self.turn(key, |model| {
             let Some(hold) = model.hold_mut(key, token) else { return 0 };
             let left = match counts {
@@ -240,7 +235,7 @@ impl Model {
 
     /// CANCEL by token. Serves the queue, because the head may have changed.
     pub fn cancel_token(&mut self, key: Key, token: Token) -> u64 {
-        let gone = self.cancel(key, |waiter| waiter.asked.token == token, WaitOutcome::Cancelled);
+        let gone = self.cancel(key, |waiter| waiter.request.token == token, WaitOutcome::Cancelled);
         self.turn(key, |_| ());
         gone
     }
@@ -258,7 +253,7 @@ impl Model {
 
     /// Returns the waiter with which the client's connection is blocked.
     pub(super) fn blocked(&self, client: Client) -> Option<Waiter> {
-        let its = |waiter: &&Waiter| waiter.asked.client == client && waiter.by != WaitsBy::Position;
+        let its = |waiter: &&Waiter| waiter.request.client == client && waiter.by != WaitsBy::Position;
         self.waiters.iter().find(its).cloned()
     }
 }

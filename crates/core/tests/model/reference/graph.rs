@@ -33,7 +33,7 @@ impl Model {
     /// Returns whether this wait, which is in `waiters`, closes a cycle: its party can be reached from
     /// itself.
     pub(super) fn closes_a_cycle(&self, waiter: &Waiter) -> bool {
-        let (start, mut visited) = (waiter.asked.party(), vec![]);
+        let (start, mut visited) = (waiter.request.party(), vec![]);
         let mut to_follow = self.blockers(waiter);
         while let Some(party) = to_follow.pop() {
             if party == start {
@@ -42,7 +42,7 @@ impl Model {
             }
             if !visited.contains(&party) {
                 visited.push(party);
-                let waits = self.waiters.iter().filter(|waiter| waiter.asked.party() == party);
+                let waits = self.waiters.iter().filter(|waiter| waiter.request.party() == party);
                 to_follow.extend(waits.flat_map(|waiter| self.blockers(waiter)));
             }
         }
@@ -51,7 +51,7 @@ impl Model {
 
     /// The edges of the graph.
     pub fn edges(&self) -> Vec<(Party, Party)> {
-        let edges = |waiter| self.blockers(waiter).into_iter().map(|party| (waiter.asked.party(), party));
+        let edges = |waiter| self.blockers(waiter).into_iter().map(|party| (waiter.request.party(), party));
         self.waiters.iter().flat_map(edges).collect()
     }
 
@@ -60,29 +60,29 @@ impl Model {
         if !self.adds_edges(waiter) {
             return vec![];
         }
-        let asked = waiter.asked;
+        let request = waiter.request;
         let excludes = |token: Token, mode: Mode| {
-            let both_share = (mode, asked.mode) == (Mode::Shared, Mode::Shared);
-            token != asked.token && !both_share && !matches!(mode, Mode::Permits(_))
+            let both_share = (mode, request.mode) == (Mode::Shared, Mode::Shared);
+            token != request.token && !both_share && !matches!(mode, Mode::Permits(_))
         };
-        let holds = self.holds_of(asked.key).filter(|hold| excludes(hold.token, hold.mode));
-        let queue = self.queue(asked.key);
+        let holds = self.holds_of(request.key).filter(|hold| excludes(hold.token, hold.mode));
+        let queue = self.queue(request.key);
         let ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
-        let ahead = ahead.filter(|w| self.adds_edges(w) && excludes(w.asked.token, w.asked.mode));
+        let ahead = ahead.filter(|w| self.adds_edges(w) && excludes(w.request.token, w.request.mode));
         // The server may refuse a waiter whose hold count is full when its turn comes.
-        let is_full = |token| self.hold(asked.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
-        let ahead = ahead.filter(|ahead| !is_full(ahead.asked.token));
-        holds.map(Hold::party).chain(ahead.map(|ahead| ahead.asked.party())).collect()
+        let is_full = |token| self.hold(request.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
+        let ahead = ahead.filter(|ahead| !is_full(ahead.request.token));
+        holds.map(Hold::party).chain(ahead.map(|ahead| ahead.request.party())).collect()
     }
 
     /// Returns whether a wait adds edges. A wait that has timed out adds none, nor does a second one of a
     /// token for the same key.
     fn adds_edges(&self, waiter: &Waiter) -> bool {
-        let (queue, token) = (self.queue(waiter.asked.key), waiter.asked.token);
-        let first = queue.iter().find(|other| other.asked.token == token);
+        let (queue, token) = (self.queue(waiter.request.key), waiter.request.token);
+        let first = queue.iter().find(|other| other.request.token == token);
         first.is_some_and(|first| first.number == waiter.number)
-            && !matches!(waiter.asked.mode, Mode::Permits(_))
-            && !waiter.until.is_some_and(|until| self.has_passed(until))
+            && !matches!(waiter.request.mode, Mode::Permits(_))
+            && !self.has_timed_out(waiter)
             && !self.is_lost(waiter)
     }
 
@@ -93,18 +93,13 @@ impl Model {
         // The copy has no leases, delays, timeouts and grace period: their ends would end every deadlock.
         (model.grants_from, model.last_fence) = (0, 0);
         (model.max_grants_per_turn, model.grants_left) = (usize::MAX, usize::MAX);
-        let has_passed = |model: &Model, end: u64| model.has_passed(end);
-        let over = |w: &&Waiter| w.until.is_some_and(|u| has_passed(&model, u));
-        let in_queue = model.waiters.iter().filter(|w| !over(w) && !matches!(w.by, WaitsBy::Both(_)));
-        let waits: Vec<_> = in_queue.cloned().collect();
-        model.waiters = waits;
+        model.waiters.retain(|w| !self.has_timed_out(w) && !matches!(w.by, WaitsBy::Both(_)));
         model.waiters.iter_mut().for_each(|waiter| waiter.until = None);
-        let held: Vec<_> = model.holds.iter().filter(|hold| !has_passed(&model, hold.end)).cloned().collect();
-        model.holds = held;
+        model.holds.retain(|hold| !self.has_passed(hold.end));
         model.delays.clear();
         (0..KEYS).for_each(|key| model.serve(key));
         while model.waiters.iter().any(|other| other.number == waiter.number) {
-            let waits = |party: &Party| model.waiters.iter().any(|w| w.asked.party() == *party);
+            let waits = |party: &Party| model.waiters.iter().any(|w| w.request.party() == *party);
             let mut holders = model.holds.iter().map(Hold::party);
             let Some(leaves) = holders.find(|party| !waits(party)) else { return true };
             for key in 0..KEYS {

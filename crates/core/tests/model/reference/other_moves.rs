@@ -10,21 +10,15 @@ impl Model {
 
     /// The background job ends a wait that has timed out: of a client, or of a QUEUE position.
     pub fn time_out(&mut self, client: Client) {
-        let waiter =
-            self.blocked(client).filter(|waiter| waiter.until.is_some_and(|until| self.has_passed(until)));
-        if let Some(waiter) = waiter {
+        if let Some(waiter) = self.blocked(client).filter(|waiter| self.has_timed_out(waiter)) {
             self.marks.push("a wait times out");
             self.leave_all(&waiter, WaitOutcome::TimedOut);
-            self.turn(waiter.asked.key, |_| ());
+            self.turn(waiter.request.key, |_| ());
         }
     }
 
     pub fn time_out_token(&mut self, key: Key, token: Token) {
-        let timed_out = |waiter: &&Waiter| {
-            (waiter.asked.key, waiter.asked.token, waiter.by) == (key, token, WaitsBy::Position)
-                && waiter.until.is_some_and(|until| self.has_passed(until))
-        };
-        if let Some(waiter) = self.waiters.iter().find(timed_out).cloned() {
+        if let Some(waiter) = self.position(key, token).filter(|waiter| self.has_timed_out(waiter)) {
             self.marks.push("a position times out");
             self.leave_all(&waiter, WaitOutcome::TimedOut);
             self.turn(key, |_| ());
@@ -36,13 +30,13 @@ impl Model {
         while let Some(waiter) = self.waiters.iter().find(|waiter| self.is_lost(waiter)).cloned() {
             self.marks.push("a position ends with its connection");
             self.leave_all(&waiter, WaitOutcome::Cancelled);
-            self.turn(waiter.asked.key, |_| ());
+            self.turn(waiter.request.key, |_| ());
         }
         self.closed = None;
         if let Some(waiter) = self.blocked(client) {
             self.marks.push("a waiter's connection closes");
             self.leave_all(&waiter, WaitOutcome::Cancelled);
-            self.turn(waiter.asked.key, |_| ());
+            self.turn(waiter.request.key, |_| ());
         }
         let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
         let mut bound: Vec<_> = bound.cloned().collect();
@@ -79,7 +73,7 @@ impl Model {
             self.marks.push("a demotion with waiters");
         }
         self.waiters.clear();
-        self.flights.clear();
+        self.sent_grants.clear();
         self.holds.iter_mut().for_each(|hold| hold.unconfirmed = None);
     }
 }

@@ -19,12 +19,12 @@ impl Model {
                 self.leave_all(&waiter, WaitOutcome::Cancelled);
                 continue;
             }
-            if waiter.until.is_some_and(|until| self.has_passed(until)) {
+            if self.has_timed_out(&waiter) {
                 self.marks.push("a wait has timed out at the head of the queue");
                 self.leave_all(&waiter, WaitOutcome::TimedOut);
                 continue;
             }
-            let decision = self.decide(&waiter.asked);
+            let decision = self.decide(&waiter.request);
             if matches!(decision, Decision::Never(_) | Decision::Now(_)) {
                 if self.grants_left == 0 && self.holds_of(key).next().is_some() {
                     self.marks.push("a waiter that could be granted waits for the next turn");
@@ -57,7 +57,8 @@ impl Model {
 
     /// Returns whether the position ends because its connection is closing.
     pub(super) fn is_lost(&self, waiter: &Waiter) -> bool {
-        waiter.by == WaitsBy::Position && waiter.asked.ephemeral && self.closed == Some(waiter.asked.client)
+        let Request { ephemeral, client, .. } = waiter.request;
+        waiter.by == WaitsBy::Position && ephemeral && self.closed == Some(client)
     }
 
     /// Returns the connections that wait together with a position.
@@ -67,19 +68,19 @@ impl Model {
     }
 
     pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) {
-        let mut asked = waiter.asked;
+        let mut request = waiter.request;
         let mut delay_after_claim = 0;
         let mut connections = self.connections_with(waiter);
-        connections.retain(|other| !other.until.is_some_and(|until| self.has_passed(until)));
+        connections.retain(|other| !self.has_timed_out(other));
         let without_connection = waiter.by == WaitsBy::Position && connections.is_empty();
         if let (true, Granted::New, Some(until)) = (without_connection, granted, waiter.until) {
             // No connection shows that the waiter is alive, so its lease ends with its position.
-            asked.ttl = asked.ttl.min(((until * 1000 - self.now) / 1000).max(1));
-            delay_after_claim = std::mem::take(&mut asked.delay);
+            request.ttl = request.ttl.min(((until * 1000 - self.now) / 1000).max(1));
+            delay_after_claim = std::mem::take(&mut request.delay);
         }
         let fence = match granted {
-            Granted::New => self.grant(&asked),
-            Granted::Upgrade | Granted::Renewal => self.reacquire(&asked),
+            Granted::New => self.grant(&request),
+            Granted::Upgrade | Granted::Renewal => self.reacquire(&request),
         };
         let fence = match fence {
             Err(refusal) => return self.leave_all(waiter, WaitOutcome::Refused(refusal)),
@@ -94,7 +95,7 @@ impl Model {
         let number = waiter.number;
         let unclaimed = waiter.until.filter(|_| waiter.by == WaitsBy::Position);
         let unclaimed = unclaimed.map(|until| (number, until, delay_after_claim));
-        let hold = self.hold_mut(asked.key, asked.token).expect("the lock has just been granted");
+        let hold = self.hold_mut(request.key, request.token).expect("the lock has just been granted");
         if granted == Granted::Upgrade {
             hold.mode = Mode::Exclusive;
         }
@@ -111,19 +112,19 @@ impl Model {
         }
         self.leave_all(waiter, WaitOutcome::Granted(fence, granted));
         if granted != Granted::Renewal {
-            self.answer_others(asked.key, asked.token);
+            self.answer_others(request.key, request.token);
         }
     }
 
     /// A grant to a token also answers those of its other waits for the key that it satisfies.
     pub(super) fn answer_others(&mut self, key: Key, token: Token) {
         for waiter in self.waiters.clone() {
-            if (waiter.asked.key, waiter.asked.token) != (key, token) || matches!(waiter.by, WaitsBy::Both(_))
-            {
+            let is_alike = (waiter.request.key, waiter.request.token) == (key, token);
+            if !is_alike || matches!(waiter.by, WaitsBy::Both(_)) {
                 continue;
             }
-            let timed_out = waiter.until.is_some_and(|until| self.has_passed(until)) || self.is_lost(&waiter);
-            if !timed_out && matches!(self.decide(&waiter.asked), Decision::Now(Granted::Renewal)) {
+            let ends = self.has_timed_out(&waiter) || self.is_lost(&waiter);
+            if !ends && matches!(self.decide(&waiter.request), Decision::Now(Granted::Renewal)) {
                 self.hand_off(&waiter, Granted::Renewal);
             }
         }
@@ -134,40 +135,40 @@ impl Model {
         let connections = self.connections_with(waiter);
         self.leave(waiter, outcome);
         for other in &connections {
-            let timed_out = matches!(outcome, WaitOutcome::Granted(..) | WaitOutcome::Refused(_))
-                && other.until.is_some_and(|until| self.has_passed(until));
-            self.leave(other, if timed_out { WaitOutcome::TimedOut } else { outcome });
+            let is_late = matches!(outcome, WaitOutcome::Granted(..) | WaitOutcome::Refused(_))
+                && self.has_timed_out(other);
+            self.leave(other, if is_late { WaitOutcome::TimedOut } else { outcome });
         }
     }
 
     fn leave(&mut self, waiter: &Waiter, outcome: WaitOutcome) {
-        let asked = waiter.asked;
+        let request = waiter.request;
         self.waiters.retain(|other| other.number != waiter.number);
         if waiter.by == WaitsBy::Position {
-            return self.outcomes.push((owner(asked.token), outcome));
+            return self.outcomes.push((owner(request.token), outcome));
         }
-        self.outcomes.push((asked.client, outcome));
+        self.outcomes.push((request.client, outcome));
         if let WaitOutcome::Granted(fence, granted) = outcome {
-            self.flights.push(Flight {
+            self.sent_grants.push(SentGrant {
                 number: waiter.number,
-                client: asked.client,
-                key: asked.key,
-                token: asked.token,
+                client: request.client,
+                key: request.key,
+                token: request.token,
                 fence,
                 granted,
             });
         }
     }
 
-    pub(super) fn decide(&self, asked: &Request) -> Decision {
-        let others: Vec<Mode> =
-            self.holds_of(asked.key).filter(|hold| hold.token != asked.token).map(|hold| hold.mode).collect();
-        let delayed = self.delayed(asked.key);
-        match (self.hold(asked.key, asked.token).map(|hold| hold.mode), asked.mode) {
-            (Some(Mode::Permits(n)), Mode::Permits(asked)) if n != asked => {
+    pub(super) fn decide(&self, request: &Request) -> Decision {
+        let others = self.holds_of(request.key).filter(|hold| hold.token != request.token);
+        let others: Vec<Mode> = others.map(|hold| hold.mode).collect();
+        let delayed = self.delayed(request.key);
+        match (self.hold(request.key, request.token).map(|hold| hold.mode), request.mode) {
+            (Some(Mode::Permits(n)), Mode::Permits(wanted)) if n != wanted => {
                 Decision::Never(Refusal::OtherPermits(n.get()))
             }
-            (Some(has), asked) if has == asked => Decision::Now(Granted::Renewal),
+            (Some(has), wanted) if has == wanted => Decision::Now(Granted::Renewal),
             (Some(Mode::Permits(_)), _) | (Some(_), Mode::Permits(_)) => Decision::Never(Refusal::OtherMode),
             (Some(Mode::Exclusive), _) => Decision::Now(Granted::Renewal),
             (Some(_), _) if others.is_empty() && !delayed && !self.in_grace() => {
@@ -175,13 +176,13 @@ impl Model {
             }
             (Some(_), _) => Decision::Later,
             (None, _) if self.in_grace() => Decision::Later,
-            (None, Mode::Permits(asked)) => {
+            (None, Mode::Permits(wanted)) => {
                 let size = others.iter().find_map(|mode| match mode {
                     Mode::Permits(n) => Some(*n),
                     _ => None,
                 });
                 match size {
-                    Some(n) if n != asked => Decision::Never(Refusal::OtherPermits(n.get())),
+                    Some(n) if n != wanted => Decision::Never(Refusal::OtherPermits(n.get())),
                     Some(n) if others.len() < n.get() as usize && !delayed => {
                         self.grant_if_room(others.len())
                     }
@@ -189,9 +190,9 @@ impl Model {
                     _ => Decision::Later,
                 }
             }
-            (None, asked) => {
+            (None, wanted) => {
                 let fits = others.is_empty()
-                    || asked == Mode::Shared && others.iter().all(|mode| *mode == Mode::Shared);
+                    || wanted == Mode::Shared && others.iter().all(|mode| *mode == Mode::Shared);
                 if fits && !delayed { self.grant_if_room(others.len()) } else { Decision::Later }
             }
         }

@@ -4,18 +4,18 @@ use super::*;
 
 impl Model {
     /// ACQUIRE with QUEUE.
-    pub fn acquire_with_queue(&mut self, asked: Request, ms: u64, block: Option<u64>) -> Answer {
-        if let Some(waiter) = self.position(&asked) {
+    pub fn acquire_with_queue(&mut self, request: Request, ms: u64, block: Option<u64>) -> Answer {
+        if let Some(waiter) = self.position(request.key, request.token) {
             if self.has_passed(waiter.until.expect("a position has a timeout")) {
                 self.leave_all(&waiter, WaitOutcome::TimedOut);
-            } else if waiter.asked.mode != asked.mode {
+            } else if waiter.request.mode != request.mode {
                 self.marks.push("a position is given up for another mode");
                 self.leave_all(&waiter, WaitOutcome::Left);
             }
         }
-        let upgrades = match self.turn(asked.key, |model| model.try_acquire(&asked)) {
+        let upgrades = match self.turn(request.key, |model| model.try_acquire(&request)) {
             Ok(Answer::Grace | Answer::Refused(Refusal::OtherPermits(_)))
-                if self.position(&asked).is_some() =>
+                if self.position(request.key, request.token).is_some() =>
             {
                 false
             }
@@ -23,16 +23,16 @@ impl Model {
             Err(upgrades) => upgrades,
         };
         let until = self.in_ms(ms);
-        let number = if let Some(Waiter { number, .. }) = self.position(&asked) {
+        let number = if let Some(Waiter { number, .. }) = self.position(request.key, request.token) {
             self.marks.push("a position is kept");
             let kept =
                 self.waiters.iter_mut().find(|waiter| waiter.number == number).expect("the position is kept");
-            (kept.asked, kept.until) = (asked, Some(until));
+            (kept.request, kept.until) = (request, Some(until));
             number
         } else {
             let number = self.last_waiter + 1;
             let answer =
-                self.wait(Waiter { number, asked, upgrades, until: Some(until), by: WaitsBy::Position });
+                self.wait(Waiter { number, request, upgrades, until: Some(until), by: WaitsBy::Position });
             if answer != Answer::Waits {
                 return answer;
             }
@@ -43,32 +43,33 @@ impl Model {
         self.last_waiter += 1;
         let until = if ms == 0 { until } else { until.min(self.in_ms(ms)) };
         let (number, by) = (self.last_waiter, WaitsBy::Both(number));
-        self.waiters.push(Waiter { number, asked, upgrades, until: Some(until), by });
+        self.waiters.push(Waiter { number, request, upgrades, until: Some(until), by });
         Answer::Waits
     }
 
-    fn position(&self, asked: &Request) -> Option<Waiter> {
-        let own = |waiter: &&Waiter| {
-            (waiter.asked.key, waiter.asked.token, waiter.by) == (asked.key, asked.token, WaitsBy::Position)
-        };
-        self.waiters.iter().find(own).cloned()
+    pub(super) fn position(&self, key: Key, token: Token) -> Option<Waiter> {
+        let own = (key, token, WaitsBy::Position);
+        self.waiters
+            .iter()
+            .find(|waiter| (waiter.request.key, waiter.request.token, waiter.by) == own)
+            .cloned()
     }
 
     /// The client has received the grant.
-    pub fn delivered(&mut self, flight: &Flight) {
-        let hold = self.hold_mut(flight.key, flight.token);
+    pub fn delivered(&mut self, sent: &SentGrant) {
+        let hold = self.hold_mut(sent.key, sent.token);
         if let Some(hold) = hold
-            && hold.unconfirmed.as_ref().is_some_and(|grant| grant.sent_to.contains(&flight.number))
+            && hold.unconfirmed.as_ref().is_some_and(|grant| grant.sent_to.contains(&sent.number))
         {
             hold.unconfirmed = None;
         }
     }
 
     /// The reply with the grant is lost.
-    pub fn undelivered(&mut self, flight: &Flight) {
-        self.run_job(flight.key);
-        self.lost(flight.key, flight.token, flight.number);
-        if flight.granted == Granted::Renewal {
+    pub fn undelivered(&mut self, sent: &SentGrant) {
+        self.run_job(sent.key);
+        self.lost(sent.key, sent.token, sent.number);
+        if sent.granted == Granted::Renewal {
             self.marks.push("an undelivered renewal");
         }
     }

@@ -37,7 +37,7 @@ impl System {
     }
 
     pub(super) fn undelivered(&mut self, nth: usize) {
-        let Flight { number, client, key, token: who, .. } = self.flights.remove(nth);
+        let SentGrant { number, client, key, token: who, .. } = self.sent_grants.remove(nth);
         self.turn(key, |turn| turn.advance());
         let held = |system: &System| {
             let view = system.locks.get(&key)?.at(system.instant());
@@ -68,6 +68,6 @@ impl System {
         self.waiting.deliveries = Deliveries::default();
         self.unanswered.clear();
         self.unserved.clear();
-        self.flights.clear();
+        self.sent_grants.clear();
     }
 }
