@@ -137,7 +137,7 @@ fn each_kind_of_edge_closes_a_cycle_and_other_waits_close_none() {
 }
 
 #[test]
-fn the_tokens_of_an_owner_are_one_party() {
+fn the_tokens_of_one_owner_count_as_one_node_of_the_graph() {
     for (what, wants, cycle) in [
         ("two owners", "1@o wants x, 2@p wants y, 3@o wants y, 4@p wants x", Some("p o p")),
         ("the same without owners", "1 wants x, 2 wants y, 3 wants y, 4 wants x", None),

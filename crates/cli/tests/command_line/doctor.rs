@@ -85,7 +85,7 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     stage.servers.push(Server::start(&ahead));
     let found = findings(&stage, "doctor", 1);
     let port = stage.servers[2].port();
-    let skew = found.iter().find(|finding| finding.contains("its clock")).expect("its clock");
+    let skew = found.iter().find(|finding| finding.contains("its clock")).expect("a finding on the clock");
     assert!(skew.starts_with(&format!("redis://127.0.0.1:{port}: ")), "{skew}");
     assert!(skew.contains(" ahead of the others'"), "{skew}");
     assert_eq!(found.iter().filter(|finding| finding.contains("its clock")).count(), 1, "{found:?}");

@@ -25,7 +25,7 @@ fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
 
 /// A shell ends its script only if its command was killed by SIGINT. The exit code 130 is not enough.
 #[each_server]
-fn run_dies_of_sigint_when_its_command_does(kind: &ServerKind) {
+fn run_is_killed_by_sigint_when_its_command_is(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.end(stage.run("", "kill -INT $$"));
     assert_eq!((done.code, done.signal), (None, Some(2)));

@@ -72,7 +72,7 @@ const SCRIPT: &str = "trap 'echo TERM > signals; exit 3' TERM; \
     echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
 #[each_server]
-fn hold_ends_when_its_script_does(kind: &ServerKind) {
+fn hold_ends_when_its_script_ends(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     let script = stage.start(stage.shell(SCRIPT));

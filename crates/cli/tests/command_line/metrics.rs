@@ -21,7 +21,7 @@ fn parse(text: &str) -> Samples {
         if let Some(help) = line.strip_prefix("# HELP ") {
             let (name, help) = help.split_once(' ').expect("a name and a help");
             assert!(families.insert(name.to_owned()) && !help.contains(['\\', '`']), "{line}");
-            let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE ")).expect("its type");
+            let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE ")).expect("a TYPE");
             let kind = kind.strip_prefix(name).expect("a sample of this family");
             assert_eq!(kind == " counter", name.ends_with("_total"), "{line}");
             assert!([" counter", " gauge", " histogram"].contains(&kind), "{line}");
@@ -109,7 +109,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     let bounds = seen.keys().filter(|name| name.starts_with("dlock_held_seconds_bucket{")).count();
     assert_eq!(bounds, 3 * 13, "13 bounds for each of three servers");
     let sum = conn.ok("INFO dlock").text();
-    let sum = sum.split("dlock_held_ms:").nth(1).and_then(|rest| rest.lines().next()).expect("its line");
+    let sum = sum.split("dlock_held_ms:").nth(1).and_then(|rest| rest.lines().next()).expect("a line");
     let sum: f64 = sum.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
     assert_eq!(held(&seen, &format!("sum{{{server}}}")), sum / 1000.0);
 

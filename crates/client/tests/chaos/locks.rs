@@ -47,7 +47,7 @@ impl Locks {
             }
             Locks::Redlock { masters, ttl } => {
                 let token = fresh_token();
-                let (sent, lease) = (now(), Lease::new(*ttl).expect("longer than its drift"));
+                let (sent, lease) = (now(), Lease::new(*ttl).expect("the lease exceeds its drift"));
                 let mut set = redis::cmd("SET");
                 set.arg(resource).arg(&token).arg("NX").arg("PX").arg(ttl.as_millis() as u64);
                 let votes = masters.iter().filter(|master| matches!(ask(master, &set), Ok(Some(())))).count();

@@ -50,7 +50,7 @@ fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port)
 }
 
 #[each_server]
-async fn a_quorum_is_locked_over_tls(kind: &ServerKind) {
+async fn a_quorum_works_over_tls(kind: &ServerKind) {
     let (authority, folder) = (Authority::new(), Folder::fresh());
     let ports: Vec<Port> = (0..3).map(|_| Port::claim()).collect();
     let servers: Vec<Server> = ports.iter().map(|port| start(kind, &authority, &folder, port)).collect();

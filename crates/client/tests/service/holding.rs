@@ -86,7 +86,7 @@ async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerK
 }
 
 #[each_server]
-async fn a_lease_is_set_longer_and_shorter(kind: &ServerKind) {
+async fn an_extension_makes_a_lease_longer_or_shorter(kind: &ServerKind) {
     for count in [1, 3] {
         let (_servers, client) = quorum(kind, count).await;
         let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");

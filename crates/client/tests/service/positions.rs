@@ -77,7 +77,7 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
 
 /// An unclaimed grant lasts as long as the position; the claim sets the requested lease.
 #[each_server]
-async fn a_granted_wait_has_the_whole_lease(kind: &ServerKind) {
+async fn a_granted_waiter_gets_the_whole_lease(kind: &ServerKind) {
     for options in [|lock| lock, |lock: Acquire| lock.ephemeral()] {
         let servers = masters(kind, 1);
         hold_as("other", &servers);

@@ -199,7 +199,7 @@ async fn a_waiter_gets_a_report_of_each_position(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn only_waiting_acquisitions_wait_for_the_grace_period(kind: &ServerKind) {
+async fn try_acquire_fails_in_the_grace_period_and_acquire_waits_for_its_end(kind: &ServerKind) {
     for count in [1, 3] {
         let grace = |_| Server::options(kind).conf("dlock.restart-grace 3000").start();
         let servers: Vec<Server> = (0..count).map(grace).collect();

@@ -68,7 +68,7 @@ fn a_hold_is_lost_when_a_majority_lacks_it_and_a_member_is_silent() {
 }
 
 #[test]
-fn a_member_that_forgot_is_asked_again_when_a_majority_holds() {
+fn a_member_that_forgot_is_asked_to_restore_a_hold_that_a_majority_has() {
     let mut machine = extending();
     machine.answered(Member(0), NOT_HELD, at(2_000));
     assert!(machine.restore(at(2_000)).is_empty(), "no other member has answered");
@@ -81,7 +81,7 @@ fn a_member_that_forgot_is_asked_again_when_a_majority_holds() {
 }
 
 #[test]
-fn a_member_that_answers_last_is_asked_again_before_the_end_of_validity() {
+fn a_member_that_answers_last_is_asked_to_restore_the_hold_before_the_end_of_validity() {
     let mut machine = extending();
     machine.answered(Member(1), YES, at(2_000));
     machine.answered(Member(2), YES, at(2_000));
