@@ -183,6 +183,27 @@ def test_two_addresses_of_one_server_are_refused(members):
         members.lock(quorum=quorum, timeout=10).acquire(blocking=False)
 
 
+def test_a_member_whose_user_may_not_run_info_does_not_vote(members):
+    """Two of its addresses would vote twice."""
+    rights = "on", ">secret", "~*", "&*", "+@all", "-info"
+    for client in members.direct[:2]:
+        client.execute_command("ACL", "SETUSER", "blind", *rights)
+    urls = [proxy.url.replace("//", "//blind:secret@") for proxy in members.proxies[:2]]
+    lock = members.lock(quorum=members.make_quorum([*urls, members.proxies[2].url]), timeout=10)
+    try:
+        with pytest.raises(dlock.NoQuorumError, match="let its user run INFO"):
+            lock.acquire(blocking_timeout=1)
+        members.until_free()
+        # The client asks again over the same connections.
+        for client in members.direct[:2]:
+            client.execute_command("ACL", "SETUSER", "blind", "+info")
+        with lock:
+            members.until_held()
+    finally:
+        for client in members.direct[:2]:
+            client.acl_deluser("blind")
+
+
 def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
     lock = members.lock(timeout=60)
     lock.acquire()

@@ -18,6 +18,7 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     MovedError,
+    NoPermissionError,
     RedisClusterException,
     ResponseError,
     TimeoutError,
@@ -280,14 +281,16 @@ class MemberConnection:
             self.disconnect()
         if self._connection is None:
             kind = self._pool.connection_class
-            connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            self.peer = Peer(None)
+        if self.peer.run_id is None:
+            # Also on a connection where INFO has failed before: rights change.
             try:
-                connection.connect()
-                self.peer = Peer(self._ask_run_id(connection))
+                self._connection.connect()
+                self.peer = Peer(self._ask_run_id(self._connection))
             except BaseException:
-                connection.disconnect()
+                self.disconnect()
                 raise
-            self._connection = connection
         return self._connection
 
     def _is_stale(self, connection: Any) -> bool:
@@ -298,12 +301,13 @@ class MemberConnection:
             return True
 
     def _ask_run_id(self, connection: Any) -> str | None:
-        """Asks for the run id on each new connection: a restarted member is another server."""
+        """Asks for the run id on each new connection: a restarted member is another server. Returns None if
+        the user may not run INFO."""
         connection.send_command("INFO", "server", check_health=False)
         try:
             return _protocol.run_id(connection.read_response())
         except Exception as why:
-            if isinstance(translated(why), ResponseError):
+            if isinstance(translated(why), NoPermissionError):
                 return None
             raise
 
@@ -358,14 +362,16 @@ class AsyncMemberConnection:
             await self.disconnect()
         if self._connection is None:
             kind = self._pool.connection_class
-            connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            self.peer = Peer(None)
+        if self.peer.run_id is None:
+            # Also on a connection where INFO has failed before: rights change.
             try:
-                await connection.connect()
-                self.peer = Peer(await self._ask_run_id(connection))
+                await self._connection.connect()
+                self.peer = Peer(await self._ask_run_id(self._connection))
             except BaseException:
-                await _disconnect(connection)
+                await self.disconnect()
                 raise
-            self._connection = connection
         return self._connection
 
     async def _is_stale(self, connection: Any) -> bool:
@@ -381,7 +387,7 @@ class AsyncMemberConnection:
         try:
             return _protocol.run_id(await connection.read_response())
         except Exception as why:
-            if isinstance(translated(why), ResponseError):
+            if isinstance(translated(why), NoPermissionError):
                 return None
             raise
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, Generic, TypeVar
 
-from redis.exceptions import LockError, TimeoutError
+from redis.exceptions import LockError, NoPermissionError, TimeoutError
 
 from . import _protocol
 from ._clients import LIBRARY_NAME, address, check_client, encoder, is_async_client
@@ -22,6 +22,9 @@ from ._waits import Contention
 
 # Prefix of a stand-in for a run id that the user may not read.
 UNKNOWN = "unknown "
+
+# Error in place of an answer without a run id. Two addresses of one server would vote twice.
+UNIDENTIFIED = "cannot tell which server it is, and whether it votes twice: let its user run INFO"
 
 # Pause between two questions to a silent member, in seconds.
 QUESTION_PAUSE = 2.0
@@ -150,19 +153,20 @@ class Quorum(Generic[C_co]):
                 self._asked_at[member] = asked_at
             questions[member] = self._question(member, question(member), asked_at)
 
-        # The members of this question that turned out to be the server of another member.
-        duplicates: set[int] = set()
+        # The members whose answers to this question do not count, with the reasons.
+        not_counted: dict[int, Exception] = {}
 
         def noted(member: int, answer: Any, peer: Peer) -> Steps | None:
             self.note(member, answer, peer)
             if member in self._duplicate_members:
-                duplicates.add(member)
-            then = None if member in duplicates else on_answer(member, answer)
+                not_counted[member] = LockError("the same server as another member")
+            elif peer.run_id is None and len(self.members) > 1 and not isinstance(answer, Exception):
+                not_counted[member] = NoPermissionError(UNIDENTIFIED)
+            then = None if member in not_counted else on_answer(member, answer)
             return self._naming(member, answer, peer, then)
 
         def known(found: Answers) -> Answers:
-            duplicate = LockError("the same server as another member")
-            return {**answers, **{m: duplicate if m in duplicates else found[m] for m in found}}
+            return {**answers, **{member: not_counted.get(member, found[member]) for member in found}}
 
         def is_enough(found: Answers) -> bool:
             return enough(known(found), self._awaited(members, known(found)))
