@@ -1,4 +1,4 @@
-//! LIST and LOG, for operators: all locks of a database, some for each call, and the recent incidents.
+//! LIST and LOG, for operators: all locks of a database, a part in each call, and the recent incidents.
 
 use dlock_core::listing::{self, Place};
 use dlock_core::lock::View;
@@ -19,7 +19,7 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
     let mut locks = Vec::new();
     let keys = part.waited.iter().map(|key| (key, parsed.waited));
-    for (key, whole) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
+    for (key, list_now) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
         let raw = ctx.string(key);
         // LIST shows of a key what INSPECT shows, so it needs the same right.
         if !user.may_read(raw.name()) {
@@ -27,9 +27,9 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         }
         let open = Key::open_for_read(ctx, raw.name()).ok();
         let lock = open.as_ref().and_then(Key::value);
-        // A scheduled lock with waiters comes again later in the walk. With WAITED there is no later
-        // part.
-        if whole || lock.is_none_or(|lock| lock.slot().is_none()) {
+        // A scheduled lock with waiters is listed later, among the scheduled locks. With WAITED, the scheduled
+        // locks are not listed.
+        if list_now || lock.is_none_or(|lock| lock.slot().is_none()) {
             let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
             let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);
             if let Some(listed) = listed.as_mut().filter(|listed| listed.holders == 0)

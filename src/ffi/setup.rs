@@ -9,8 +9,8 @@ use super::ctx::{Ctx, LogLevel};
 use super::raw::{api, c_string, guard, rm};
 use super::upcalls::{Section, Upcalls, enter};
 
-/// Makes a function the server's first call into the module, before it loads its data. The error says why the
-/// module does not load.
+/// Defines the function with which the server loads the module, before it loads its data. An error of `$load`
+/// says why the module does not load.
 macro_rules! on_load {
     ($module:ty, $load:path) => {
         $crate::ffi::commands::entry!(

@@ -577,10 +577,10 @@ mod tests {
         let parsed = run(&["r", "--ttl", "2m", "--", "ls", "--ttl", "x", "--", "-y"]).unwrap();
         assert_eq!(parsed.command, ["ls", "--ttl", "x", "--", "-y"]);
         assert_eq!((parsed.lock.ttl, parsed.lock.wait), (Duration::from_secs(120), None));
-        assert!(run(&["r", "ls"]).is_err(), "the command follows --");
+        assert!(run(&["r", "ls"]).is_err(), "a command without -- is refused");
         assert_eq!(run(&["a", "b", "--", "ls"]).unwrap().resources, ["a", "b"]);
-        assert!(run(&["a", "", "--", "ls"]).is_err(), "a variable that was not set");
-        assert!(run(&["r", "--"]).is_err(), "there is no command");
+        assert!(run(&["a", "", "--", "ls"]).is_err(), "an empty resource is refused");
+        assert!(run(&["r", "--"]).is_err(), "a run without a command is refused");
     }
 
     #[test]
@@ -592,8 +592,8 @@ mod tests {
                 (vec!["-x".into()], vec!["ls".into(), "-l".into()])
             );
         }
-        assert!(run(&["--", "-x"]).is_err(), "there is no command");
-        assert!(run(&["--", "ls", "-l"]).is_err(), "there is no resource");
+        assert!(run(&["--", "-x"]).is_err(), "a run without a command is refused");
+        assert!(run(&["--", "ls", "-l"]).is_err(), "a run without a resource is refused");
         assert_eq!(run(&["r", "--", "-x"]).unwrap().command, ["-x"]);
     }
 
