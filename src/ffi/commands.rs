@@ -11,7 +11,7 @@ use super::upcalls::Upcalls;
 /// The arguments of a command, without its name.
 pub struct Args<'a> {
     pub bytes: &'a [&'a [u8]],
-    /// The first argument as a server string. The server calls no command that takes a key without one.
+    /// The first argument as a server string. The server calls a command that takes a key only with a key.
     pub key: KeyName<'a>,
     /// All arguments as server strings, the command's name first.
     pub(super) argv: &'a [*mut rm::RedisModuleString],
@@ -210,7 +210,7 @@ pub fn register(ctx: Ctx<'_>, command: &Command, own_category: bool) -> bool {
         if command.is_null() || api!(RedisModule_SetCommandInfo(command, &info)) != OK {
             return false;
         }
-        // Redis has it from 7.2 on.
+        // Redis has this function from 7.2 on.
         if let Some(set) = rm::RedisModule_SetCommandACLCategories {
             set(command, categories.as_ptr());
         }

@@ -14,7 +14,7 @@ impl Token {
     pub const MAX_LEN: usize = 255;
 
     /// Encodes random bytes as a token, for DLOCK.TOKEN and the Rust client: 27 characters of URL-safe base64
-    /// without padding. The first is never a hyphen, which a command line would take for an option.
+    /// without padding. The first character is never a hyphen, which a command line would take for an option.
     pub fn of_random(mut random: [u8; 20]) -> Token {
         const HYPHEN: u8 = 62;
         if random[0] >> 2 == HYPHEN {
@@ -96,7 +96,7 @@ impl fmt::Debug for TokenRef<'_> {
 }
 
 /// The name of a client that acquires with several tokens: a process, a thread, a job. It has the form of a
-/// token, but is no secret. An owner releases nothing while one of its tokens waits.
+/// token, but is no secret. An owner must release nothing while one of its tokens waits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId(Token);
 

@@ -30,8 +30,8 @@ pub const RESTART_GRACE: Spec = number("restart-grace", 0, 0, u32::MAX as i64);
 pub const FENCE_MARK: Spec = Spec { name: "fence-mark", kind: Kind::YesNo { default: true } };
 /// The maximum number of clients that wait (BLOCK) on the server.
 pub const MAX_WAITERS: Spec = number("max-waiters", 10_000, 0, 1_000_000);
-/// The maximum number of clients that wait for one key. By default a tenth of those on the server, so that
-/// the waiters of one key do not use up the limit of all.
+/// The maximum number of clients that wait for one key. The default is a tenth of the one for the server, so
+/// that the waiters of one key do not use up that limit.
 pub const MAX_WAITERS_PER_KEY: Spec = number("max-waiters-per-key", 1_000, 0, 1_000_000);
 /// The maximum number of QUEUE positions on the server.
 pub const MAX_QUEUED: Spec = number("max-queued", 100_000, 0, 1_000_000);

@@ -356,10 +356,10 @@ map! {
         b"key" key: Cow<'a, [u8]>,
         b"token" token: Cow<'a, [u8]>,
         b"label" label: Cow<'a, [u8]>,
-        /// 0 if it is unknown.
+        /// The connection of the holder or waiter. 0 if it is unknown.
         b"client" client: u64,
         b"address" address: Cow<'a, [u8]>,
-        /// 0 if there is none.
+        /// The fence of the hold that ended or was granted. 0 if there is none.
         b"fence" fence: u64,
         ;
         /// The duration of the hold, in ms. `None` for an incident of a wait.

@@ -155,7 +155,7 @@ impl Deadline {
 
 /// The fence of a hold (a fencing token): greater than the fence of every earlier grant of this server, and
 /// below 2^53, so that every client language represents it exactly. A resource rejects writes with a fence
-/// lower than it has seen.
+/// lower than the greatest that it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(NonZeroU64);
 

@@ -377,8 +377,8 @@ impl Round {
             }
             Start::InOrder | Start::Adopting => false,
             Start::Queued => {
-                let moves = || self.next_queue().is_some_and(|next| Some(next) != self.queue());
-                self.asked_again >= BRIEF_TRIES && moves()
+                let may_move_on = || self.next_queue().is_some_and(|next| Some(next) != self.queue());
+                self.asked_again >= BRIEF_TRIES && may_move_on()
             }
         }
     }

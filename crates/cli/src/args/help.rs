@@ -136,9 +136,9 @@ Show all locks of the servers, with holder, time held, lease left and number of 
 
 Prints a row for each resource that is held, waited for or in a delay: the label of its holder (or the \
 beginning of its token), the address it was acquired from, the time it has been held, the rest of its \
-lease, and the number of waiters. Long names are shortened, and control characters escaped; --json has whole names. \
-With several servers, a lock is held if a majority of them has the same holder. The exit code is 69 if too \
-few servers answered, otherwise 0.
+lease, and the number of waiters. Long names are shortened, and control characters escaped; --json has whole \
+names. With several servers, a lock is held if a majority of them has the same holder. The exit code is 69 if \
+too few servers answered, otherwise 0.
 
 With --json, prints an object, with whole names:
   locks       an object for each resource: resource, state (see `inspect`), mode, holders, waiters, held_ms, \

@@ -145,7 +145,7 @@ impl Given {
 
     /// Returns whether the option has this name. Fails if it was given before.
     pub fn is(&mut self, option: &Word<'_>, name: &'static str) -> Result<bool, Misuse> {
-        self.is_new(option, name, &[name], Misuse::Twice(name))
+        self.is_once(option, name, &[name], Misuse::Twice(name))
     }
 
     /// Returns whether the option has this name, which is one of two that exclude each other. Fails if either
@@ -156,10 +156,11 @@ impl Given {
         name: &'static str,
         [one, other]: [&'static str; 2],
     ) -> Result<bool, Misuse> {
-        self.is_new(option, name, &[one, other], Misuse::Exclusive(one, other))
+        self.is_once(option, name, &[one, other], Misuse::Exclusive(one, other))
     }
 
-    fn is_new(
+    /// Returns whether the option has this name. Fails with `error` if one of `excluded` was given before.
+    fn is_once(
         &mut self,
         option: &Word<'_>,
         name: &'static str,
