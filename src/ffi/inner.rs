@@ -16,8 +16,8 @@ use super::verdict::has_dry_runs;
 /// Position of the carried command, with the carrier's name at 0. The key of the carrier is at 1.
 const AT: usize = 3;
 
-/// Like [`run`], for a command that carries another one. The server also calls this function to learn the keys
-/// of both commands. `key` is the use of the carrier's own key.
+/// Like [`run`], for a command that carries another one. The server also calls this function to learn the
+/// keys of both commands. `key` is the use of the carrier's own key.
 #[inline(always)]
 pub fn run_carrier<M: Upcalls>(
     call: RawCall<'_>,

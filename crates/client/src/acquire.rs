@@ -27,8 +27,8 @@ use crate::reading::shown;
 use crate::service::Service;
 use crate::wait::Wait;
 
-/// The caller of an [`Acquire`] or [`AcquireAll`](crate::AcquireAll) that is awaited. The other one is
-/// [`blocking::Client`](crate::blocking::Client), for threads.
+/// The caller of an [`Acquire`] or [`AcquireAll`](crate::AcquireAll) that is awaited. The other kind of
+/// caller is a [`blocking::Client`](crate::blocking::Client), for threads.
 #[derive(Debug, Clone, Copy)]
 pub enum Async {}
 
@@ -77,8 +77,9 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Requests a fencing token that is greater than that of every earlier hold of the resource over the
-    /// whole quorum, which takes one more round trip. On a single server every hold has one.
+    /// Requests a fencing token that is greater than that of every earlier hold of the resource, on any
+    /// member of the quorum. That takes one more round trip. On a single server, every hold has a fencing
+    /// token.
     pub fn fenced(mut self) -> Self {
         self.options.fenced = true;
         self
@@ -93,8 +94,8 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Ends the hold also when its connection closes. It gets a connection of its own. Requires a single
-    /// server.
+    /// Ends the hold also when its connection closes. The hold gets a connection of its own. Requires a
+    /// single server.
     pub fn ephemeral(mut self) -> Self {
         self.options.ephemeral = true;
         self
@@ -107,10 +108,10 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Acquires only if at least this number of replicas of a majority of the masters have the grant within
-    /// `timeout` (`WAIT`); 0 asks for the masters' own append only files (`WAITAOF`, of Redis 7.2 and
-    /// Valkey). Otherwise the lock is released again, with [`AcquireError::NotDurable`]. The user needs
-    /// `+wait` or `+waitaof`.
+    /// Acquires only if each master of a majority reports within `timeout` that at least this number of its
+    /// replicas have the grant (`WAIT`). With 0, a master reports whether its own append only file has the
+    /// grant (`WAITAOF`, of Redis 7.2 and Valkey). Otherwise the lock is released again, and the error is
+    /// [`AcquireError::NotDurable`]. The user needs `+wait` or `+waitaof`.
     ///
     /// A failover to one of these replicas then keeps the hold. The renewals do not wait for replicas.
     pub fn durable(mut self, replicas: u32, timeout: Duration) -> Self {
@@ -120,8 +121,8 @@ impl<C> Acquire<C> {
 
     /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then detect
     /// deadlocks between owners, each of which holds one lock and waits for another, and refuse the last wait
-    /// with [`AcquireError::Deadlock`]. Without owners they detect none,
-    /// because each acquisition has a token of its own.
+    /// with [`AcquireError::Deadlock`]. Without owners they detect none, because each acquisition has a token
+    /// of its own.
     ///
     /// An owner must release nothing while it waits. Threads and tasks that run side by side need owners of
     /// their own: if one of them releases a lock while another waits, a deadlock of their common owner is
@@ -139,37 +140,38 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Whether to renew the lease in the background after each third of the ttl; default: true. A third
-    /// leaves room for two more tries before the hold is lost.
+    /// Sets whether the lease is renewed in the background after each third of the ttl; default: true. A
+    /// third leaves room for two more tries before the hold is lost.
     pub fn renew(mut self, renew: bool) -> Self {
         self.options.renew = renew;
         self
     }
 
     /// Declares the hold lost ([`Lost::Ended`]) this long after the acquisition, whatever is left of its
-    /// lease, and renews it no longer; default: never. Without it, a holder that hangs holds for ever.
+    /// lease, and renews it no longer; default: never. Without this limit, a program that hangs keeps its
+    /// lock for ever.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.options.max_hold = Some(longest);
         self
     }
 
-    /// How long before its validity ends the hold is declared lost: the time that the holder has to stop. At
-    /// most half of the ttl; default: a tenth.
+    /// Sets how long before the end of its validity the hold is declared lost: the holder has this time to
+    /// stop. At most half of the ttl; default: a tenth.
     pub fn notice(mut self, notice: Duration) -> Self {
         self.options.notice = Some(notice);
         self
     }
 
-    /// Acquires with this token instead of a fresh one. It must never have been used for this resource: a
-    /// release of its earlier use, which may be repeated for a whole lease, would end the new hold. The
-    /// attempt then has a single round; in a quorum, it does not queue a second time.
+    /// Acquires with this token instead of a fresh one. The token must never have been used for this
+    /// resource: a release of its earlier hold, which may be repeated for a whole lease, would end the new
+    /// hold. An attempt with this option has a single round, so in a quorum it does not queue a second time.
     pub fn token(mut self, token: Token) -> Self {
         self.options.token = Some(token);
         self
     }
 
     /// Calls back when the hold is lost, on the client's thread: the renewals of other holds wait for its
-    /// return, so it must not block. To wait for it, see [`Guard::lost`](crate::Guard::lost).
+    /// return, so it must not block. To wait for the loss, see [`Guard::lost`](crate::Guard::lost).
     pub fn on_lost(mut self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
         self.options.on_lost = Some(Arc::new(callback));
         self
@@ -182,8 +184,8 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Calls back once, with the report of each master, if too many are missing for any client to acquire the
-    /// lock, the retries of [`Retry`](crate::Retry) are used up, and [`Wait`] allows to keep retrying.
+    /// Calls back once, with the report of each master, if too many masters are missing for any client to
+    /// acquire the lock, the retries of [`Retry`](crate::Retry) are used up, and [`Wait`] allows more.
     pub fn on_outage(mut self, callback: impl Fn(&Report) + Send + Sync + 'static) -> Self {
         self.options.on_outage = Some(Arc::new(callback));
         self
@@ -193,7 +195,7 @@ impl<C> Acquire<C> {
         &self.service
     }
 
-    /// The same lock and options for another kind of caller.
+    /// Returns the same lock and options for another kind of caller.
     pub(crate) fn called_by<D>(self) -> Acquire<D> {
         let Acquire { service, session, resource, options, .. } = self;
         Acquire { service, session, caller: PhantomData, resource, options }
@@ -234,7 +236,7 @@ impl Acquire {
         Acquire { service, session, caller: PhantomData, resource, options: Options::default() }
     }
 
-    /// The same options for another resource.
+    /// Returns the same options for another resource.
     pub(crate) fn of(&self, resource: Vec<u8>) -> Acquire {
         let mut other = Acquire::new(self.service.clone(), self.session.clone(), resource);
         other.options = self.options.clone();
@@ -311,7 +313,7 @@ impl IntoFuture for Acquire {
     }
 }
 
-/// Returns `None` for a lock that another client holds.
+/// Turns the error that another client holds the lock into `None`.
 pub(crate) fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireError> {
     match acquired {
         Err(AcquireError::Taken { .. }) => Ok(None),

@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::clock::now;
 
-/// Longest time until the renewals learn that the machine was suspended, which stops their timers.
+/// Longest time until the renewals learn that the machine was suspended. Their timers stop during a suspend.
 const CLOCK_CHECK: Duration = Duration::from_millis(250);
 
 /// The client's thread, which ends with the last reference. Tasks that must finish keep one.
@@ -65,8 +65,8 @@ impl Background {
     }
 }
 
-/// One timer for all renewals: ten thousand of them that each read the clock four times a second would use a
-/// tenth of a processor.
+/// Notifies the renewals when the machine was suspended. They share this timer: ten thousand renewals that
+/// each read the clock four times a second would use a tenth of a processor.
 async fn watch_clock(jumped: &Notify) {
     loop {
         let before = now();

@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! No operation may be called in an async context, such as a task: it would block the runtime, so it panics.
-//! Use the async [`Client`](crate::Client) there.
+//! In an async context, such as a task, every operation panics, because it would block the runtime. Use the
+//! async [`Client`](crate::Client) there.
 
 use std::fmt;
 use std::ops::Deref;
@@ -154,7 +154,7 @@ impl Guard {
 
     /// Releases the lock: see [`Guard::release`](crate::Guard::release).
     pub fn release(mut self) -> Result<(), ReleaseError> {
-        // By value: a caller that enters again meanwhile must not find a hold that is being released.
+        // The async guard is consumed, so a caller that enters again meanwhile does not find the old hold.
         self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 
@@ -171,8 +171,8 @@ impl Deref for Guard {
     }
 }
 
-/// The async guard is taken out only when this one ends.
-const KEPT: &str = "a guard that is used has not ended";
+/// The async guard is taken out only when the blocking one is released or dropped.
+const KEPT: &str = "the guard was not released";
 
 impl Drop for Guard {
     fn drop(&mut self) {

@@ -57,7 +57,7 @@ impl ClientBuilder {
     }
 
     /// Like [`build`](Self::build), for a client that only inspects servers. A server that cannot take part,
-    /// or is the same as another one, is no error: it answers each question with the reason.
+    /// or is the same as another one, is not an error: the answer to each question is the reason.
     pub async fn observe(self) -> Result<Client, BuildError> {
         let service = Arc::new(Service::new(self)?);
         join_all(service.nodes.iter().map(|node| node.connection())).await;
@@ -137,11 +137,11 @@ impl Client {
 
     /// Takes over the hold of `token`, which another process, [`forget`](crate::Guard::forget) or `dlock
     /// acquire` left: sets its lease to `ttl` from now on a majority, renews it from then on, and releases it
-    /// with the guard. The hold has a fence afterwards, in a quorum too. A master that forgets it is asked
-    /// for it again, as for any other hold, but without its label, owner and delay.
+    /// with the guard. The hold has a fence afterwards, in a quorum too. A master that forgets the hold is
+    /// asked for it again, like for any other hold, but without its label, owner and delay.
     ///
-    /// Returns [`ExtendError::Lost`] if a majority does not hold it. An error leaves the hold to its owner,
-    /// and to its lease.
+    /// Returns [`ExtendError::Lost`] if no majority has the hold. After an error, the hold still belongs to
+    /// its owner, and ends with its lease.
     pub async fn adopt(
         &self,
         resource: impl AsRef<[u8]>,
@@ -151,8 +151,8 @@ impl Client {
         adopt(&self.service, resource.as_ref(), token, ttl).await
     }
 
-    /// Returns the resource as each master sees it. `None` in an answer means that it has no holder and no
-    /// waiter there.
+    /// Returns the resource as each master sees it. `None` in an answer means that the resource has no holder
+    /// and no waiter there.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
         let question = request::inspect(resource.as_ref(), MAX_HOLDERS);
         self.ask_all(resource.as_ref(), question, reading::inspection).await
@@ -198,8 +198,8 @@ impl Client {
     }
 
     /// Returns the members that were reached but cannot take part, with the reason: no module, no permission,
-    /// a cluster node, the same server as another member. A majority works without them. They are known once
-    /// a request was sent to them.
+    /// a cluster node, the same server as another member. A majority works without them. A member is reported
+    /// only after a request to it.
     pub fn unusable(&self) -> Report {
         self.service.unusable()
     }
@@ -252,8 +252,8 @@ impl Client {
 
     /// Waits for the background work to finish: the releases of dropped guards, and the clean-up of failed
     /// acquisitions. It does not wait for masters that stay down: they are asked when they come back, for the
-    /// length of the lease. A process that exits without it may leave holds behind, which last until their
-    /// leases end.
+    /// length of the lease. A process that exits without a flush may leave holds behind, which last until
+    /// their leases end.
     pub async fn flush(&self) {
         self.service.flush().await;
     }
@@ -263,7 +263,8 @@ impl Client {
         self.flush().await;
     }
 
-    /// For a question about one resource with answers of bounded length: asks over the shared connections.
+    /// Asks all masters about one resource over the shared connections. The answers must have a bounded
+    /// length.
     async fn ask_all<T>(
         &self,
         resource: &[u8],
@@ -281,6 +282,7 @@ impl Client {
         seen
     }
 
+    /// Asks all masters over separate connections, because the length of the answers is unbounded.
     async fn ask_separately<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
         self.ask_each(|node| async move { Channel::separate(&node).await?.find(question, read).await }).await
@@ -310,8 +312,8 @@ impl fmt::Debug for Client {
 /// for them.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// Asks with each cursor from the beginning to the end, over a connection of its own: other clients choose
-/// the length of the names.
+/// Reads all locks of a master, cursor by cursor, over a separate connection: other clients choose the length
+/// of the names.
 async fn list_all(node: Arc<Node>, question: impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
     let channel = Channel::separate(&node).await?;
     let (mut cursors, mut found) = (Cursors::default(), HashMap::new());
@@ -322,20 +324,21 @@ async fn list_all(node: Arc<Node>, question: impl Fn(u64) -> Cmd) -> Result<Vec<
         if next == 0 {
             return Ok(found.into_values().collect());
         }
-        if !cursors.is_new(next) {
+        if !cursors.allow(next) {
             return Err(NodeState::Failed("its walk over the locks (DLOCK.LIST) does not end".into()));
         }
         cursor = next;
     }
 }
 
-/// The cursors that a server has answered.
+/// The cursors that a server has returned.
 #[derive(Debug, Default)]
 struct Cursors(HashSet<u64>);
 
 impl Cursors {
-    /// Returns true if this cursor is new. A cursor that is answered twice leads in a circle.
-    fn is_new(&mut self, cursor: u64) -> bool {
+    /// Returns true if the next question may use this cursor: the server has not returned it before, and has
+    /// returned fewer than [`MAX_ANSWERS`].
+    fn allow(&mut self, cursor: u64) -> bool {
         self.0.insert(cursor) && self.0.len() < MAX_ANSWERS
     }
 }
@@ -347,9 +350,9 @@ mod tests {
     #[test]
     fn a_repeated_cursor_and_an_endless_walk_are_detected() {
         let mut same = Cursors::default();
-        assert!(same.is_new(4) && same.is_new(6));
-        assert!(!same.is_new(4));
+        assert!(same.allow(4) && same.allow(6));
+        assert!(!same.allow(4));
         let mut cursors = Cursors::default();
-        assert!((1..).any(|cursor| !cursors.is_new(cursor)));
+        assert!((1..).any(|cursor| !cursors.allow(cursor)));
     }
 }

@@ -15,15 +15,15 @@ pub fn now() -> Instant {
     use nix::time::{ClockId, clock_gettime};
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
-    // On macOS it continues during a suspend. Where it does not, a suspended holder learns only from the
-    // servers that its hold has expired.
+    // On macOS, this clock continues during a suspend. On a system where it stops, a suspended holder learns
+    // only from the servers that its hold has expired.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
     Instant::since_boot(clock_gettime(CLOCK).expect("the system has this clock").into())
 }
 
 /// Returns the current time on the clock that continues while the machine is suspended.
-// QueryPerformanceCounter, which continues, counted from the first call.
+// This is QueryPerformanceCounter, which continues during a suspend, counted from the first call.
 #[cfg(windows)]
 #[allow(clippy::disallowed_methods)]
 pub fn now() -> Instant {
@@ -32,7 +32,7 @@ pub fn now() -> Instant {
     Instant::since_boot(FIRST.get_or_init(time::Instant::now).elapsed())
 }
 
-/// Sleeps until `then`. Returns at once if that is past.
+/// Sleeps until `then`. Returns at once if `then` has passed.
 pub async fn sleep_until(then: Instant) {
     loop {
         let left = then.saturating_since(now());

@@ -10,32 +10,34 @@ use std::time::Duration;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NodeState {
-    /// It granted, confirmed, extended or released as requested.
+    /// The master granted, confirmed, extended or released as requested.
     Agreed,
-    /// Another token holds it there, or the wait timed out there.
+    /// Another token holds the lock there, or the wait timed out there.
     Taken,
-    /// It may have forgotten holds, and grants nothing for this long (in JSON: seconds and nanoseconds).
+    /// The master may have forgotten holds, and grants nothing for this long (in JSON: seconds and
+    /// nanoseconds).
     InGrace(Duration),
-    /// Its wait queue is full.
+    /// The wait queue of the master is full.
     QueueFull,
     /// Waiting there would be a deadlock; the server describes the cycle.
     Deadlock(Arc<str>),
-    /// Its clock, or that of another master, is wrong: their fences are too far apart.
+    /// The clock of this master, or of another one, is wrong: their fences are too far apart.
     ClockAhead,
-    /// It granted, but only this number of its replicas, or of its disk, has the grant.
+    /// The master granted, but only this number of its replicas have the grant. For a grant that its disk
+    /// must have, the number is 0.
     NotDurable(u64),
     /// The token holds nothing there.
     NotHeld,
-    /// It could not be reached.
+    /// The master could not be reached.
     Down(Arc<str>),
-    /// It was reached, but did not answer in time: the request may have been carried out.
+    /// The master was reached, but did not answer in time: the request may have been carried out.
     Slow,
-    /// It answered with an error: no module, no permission, out of memory, a key that holds data, a cluster
-    /// node, the same server as another member.
+    /// The master answered with an error: no module, no permission, out of memory, a key that holds data, a
+    /// cluster node, the same server as another member.
     Failed(Arc<str>),
-    /// It was asked, but the others decided before it answered.
+    /// The master was asked, but the answers of others decided before it answered.
     Unheard,
-    /// It was not asked.
+    /// The master was not asked.
     Unasked,
 }
 
@@ -97,10 +99,10 @@ pub enum BuildError {
     /// More than 255 servers were given.
     #[error("a quorum has at most 255 members")]
     TooManyServers,
-    /// An address is invalid. The error repeats nothing of it, as it may contain a password.
+    /// An address is invalid. The error repeats no part of the address, which may contain a password.
     #[error("address {position}: {why}")]
     Address {
-        /// Its position in the order of the builder's servers, counted from 1.
+        /// Position of the address among the builder's servers, counted from 1.
         position: usize,
         /// Reason.
         why: String,
@@ -124,7 +126,8 @@ pub enum BuildError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Another client holds it: a majority could vote, and too many masters refused until the wait timed out.
+    /// Another client holds the lock: a majority could vote, and too many masters refused until the wait
+    /// timed out.
     #[error("{resource} is taken ({report})")]
     Taken {
         /// The requested resource.
@@ -140,7 +143,8 @@ pub enum AcquireError {
         /// The answers; [`NodeState::Deadlock`] describes the cycle.
         report: Report,
     },
-    /// Too many masters are down, silent, in grace or have a wrong clock: currently no client can acquire it.
+    /// Too many masters are down, silent, in grace or have a wrong clock: currently no client can acquire the
+    /// lock.
     #[error("no quorum for {resource} ({report})")]
     QuorumImpossible {
         /// The requested resource.
@@ -224,7 +228,7 @@ pub enum ExtendError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// Too many masters did not hold it any more: the hold had ended before the release.
+    /// Too many masters no longer had the hold: it had ended before the release.
     #[error("was no longer held ({0})")]
     NotHeld(Report),
     /// Too few masters answered in time. The client repeats the release in the background until the lease
@@ -243,14 +247,15 @@ pub struct NoQuorum(pub Report);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {
-    /// Its longest time ([`max_hold`](crate::Acquire::max_hold)) has passed, or its lease is about to end and
-    /// renewal is off.
+    /// The longest time of the hold ([`max_hold`](crate::Acquire::max_hold)) has passed, or its lease is
+    /// about to end and renewal is off.
     #[error("its time is up, and it is not renewed")]
     Ended,
-    /// It was not renewed in time.
+    /// The hold was not renewed in time.
     #[error("it was not renewed in time ({0})")]
     NotRenewed(Report),
-    /// Too many masters do not hold it any more for a majority: broken by an operator, deleted, forgotten.
+    /// Too many masters no longer have the hold: an operator broke it, its key was deleted, or the masters
+    /// forgot it.
     #[error("it was taken away ({0})")]
     TakenAway(Report),
     /// The connection of an ephemeral hold closed.

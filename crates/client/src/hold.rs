@@ -54,7 +54,7 @@ pub(crate) struct Hold {
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
     renews: bool,
-    /// True if masters that forget it are asked for it again.
+    /// True if masters that forget the hold are asked for it again.
     restores: bool,
     pub(crate) channels: Channels,
     state: Mutex<State>,
@@ -130,7 +130,7 @@ impl Hold {
         }
     }
 
-    /// Carries the pending calls on. Never returns.
+    /// Carries out the pending calls. Never returns.
     pub(crate) async fn drive_pending(&self) {
         let step = |cx: &mut Context<'_>| {
             // Each step holds the lock, so that no request leaves after the calls were cleared.
@@ -148,11 +148,12 @@ impl Hold {
         }
     }
 
-    /// Waits until too many masters have answered that they do not hold it for a majority to remain.
+    /// Waits until so many masters have answered that they do not have the hold that the others are no
+    /// majority.
     pub(crate) async fn taken_away(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
-        let fresh = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
-        let mut backoff = fresh();
+        let new_backoff = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
+        let mut backoff = new_backoff();
         loop {
             // Shorter holds end without a question.
             sleep(CHECK_PAUSE).await;
@@ -173,12 +174,12 @@ impl Hold {
                 }
                 let silent = states.iter().filter(|state| is_silent(state)).count();
                 if !self.service.quorum.possible_without(not_held + silent) {
-                    // A server does not repeat a push.
+                    // A server does not repeat a push, so the silent masters are asked again.
                     sleep(backoff.next()).await;
                     continue;
                 }
             }
-            backoff = fresh();
+            backoff = new_backoff();
             self.watched.notified().await;
         }
     }
@@ -198,7 +199,7 @@ impl Hold {
     }
 
     /// Asks every master for a lease of `ttl` from now. A shorter lease cuts the validity before the first
-    /// send, because a silent master may set it.
+    /// send, because a master may set the lease without an answer.
     pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Instant, ExtendError> {
         let hold = self.clone();
         let extended = self.service.background.run_on_thread(async move {
@@ -257,8 +258,8 @@ impl Hold {
         Ok(valid_until)
     }
 
-    /// Adds calls unless the hold has been released: a master that is asked for the hold after its RELEASE
-    /// would keep it.
+    /// Adds calls unless the hold has been released: a master that is asked for the hold after the RELEASE
+    /// would keep the hold.
     fn add_pending(&self, calls: PendingCalls) {
         let mut pending = self.pending.lock();
         if !self.ended.is_cancelled() {
@@ -344,7 +345,8 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// False for a shared hold: each of many sharers would ask whenever another one renews.
+/// Returns whether the client asks about the hold after a push. It does not ask about a shared hold, because
+/// each of many sharers would ask whenever another one renews.
 pub(super) fn is_watched(mode: Mode) -> bool {
     mode == Mode::Exclusive
 }

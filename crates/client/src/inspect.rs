@@ -69,7 +69,7 @@ pub struct Inspection {
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// Token as text, with escaped bytes where it is none.
+    /// Token as text, escaped if it has a backslash or is not UTF-8.
     pub token: String,
     /// Hold count.
     pub count: u64,
@@ -81,7 +81,7 @@ pub struct Holder {
     pub label: String,
     /// True if the hold ends with its connection.
     pub ephemeral: bool,
-    /// Number of its connection on that master. 0 means unknown.
+    /// Number of the holder's connection on that master. 0 means unknown.
     pub client: u64,
     /// Address of that connection. Empty means unknown.
     pub address: String,
@@ -116,11 +116,11 @@ pub struct Logged {
     pub id: u64,
     /// Time in ms since 1970 by the clock of the master.
     pub time_ms: u64,
-    /// Kind of the incident: `expired`, `broken`, `deadlock`.. as DLOCK.LOG names it.
+    /// Kind of the incident as DLOCK.LOG names it, such as `expired`, `broken` or `deadlock`.
     pub what: String,
     /// Database.
     pub db: u64,
-    /// Resource as text, with escaped bytes where it is none.
+    /// Resource as text, escaped if it has a backslash or is not UTF-8.
     pub resource: String,
     /// First bytes of the token, as text.
     pub token: String,
@@ -142,9 +142,9 @@ pub struct Logged {
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
-    /// Number of its connection on that master. 0 means that it waits without one.
+    /// Number of the waiter's connection on that master. 0 means that it waits without one.
     pub client: u64,
-    /// Token as text, with escaped bytes where it is none.
+    /// Token as text, escaped if it has a backslash or is not UTF-8.
     pub token: String,
     /// Requested mode: `exclusive`, `shared`, `permits`.
     pub mode: String,

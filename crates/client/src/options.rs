@@ -7,7 +7,7 @@ use std::time::Duration;
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
-    /// Number of times to ask masters again that are down or silent, before the error
+    /// How many times masters that are down or silent are asked again before the error
     /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible), unless [`Wait`](crate::Wait) allows more.
     /// 0 means no retry.
     pub times: u8,
@@ -57,7 +57,7 @@ impl Default for ClientBuilder {
     }
 }
 
-/// Without the addresses, which may contain passwords, and without the key.
+/// Shows neither the addresses, which may contain passwords, nor the key.
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ClientBuilder { node_timeout, drift, retry, .. } = self;
@@ -101,9 +101,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the untrusted part of the ttl, because clocks run at different rates. Default: a hundredth of the
-    /// ttl plus 2 ms, as in the Redlock algorithm. That allows for rates that differ by 1 % (quartz clocks
-    /// differ by 0.01 %).
+    /// Sets the part of the ttl that does not count as validity, because clocks run at different rates.
+    /// Default: a hundredth of the ttl plus 2 ms, as in the Redlock algorithm. That allows for rates that
+    /// differ by 1 % (quartz clocks differ by 0.01 %).
     pub fn drift(mut self, drift: Duration) -> Self {
         self.drift = Some(drift);
         self

@@ -20,12 +20,12 @@ use crate::service::Service;
 use crate::topology::{Channel, LateEffect};
 use crate::wait::Backoff;
 
-/// How long a master keeps a position that is not asked for. A dead waiter is in the way for this long at
-/// most, and a server or a process that hangs for seconds does not lose its position.
+/// How long a master keeps a position that no request renews. A dead waiter delays the queue for this long at
+/// most, and a waiter keeps its position while its process or the server hangs for some seconds.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// How often, at least, the waits at a member of a quorum check together whether it has fallen silent; how
-/// often the position is read.
+/// Longest interval between two checks whether a member of a quorum has fallen silent, which all waits at the
+/// member share. The position is also read at this interval.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The first pause of a wait that gets no messages, or cannot reach the master.
@@ -62,11 +62,11 @@ impl Waiter {
         // On the client's thread, where the user's tasks cannot delay it.
         let asking = self.service.background.run_on_thread(async move { waiter.ask().await });
         let positions = on_position.map(|on_position| self.report_positions(on_position));
-        let lookout = self.channel.node.waits.lookout(&self.request.resource);
+        let shared_check = self.channel.node.waits.shared_check(&self.request.resource);
         tokio::select! {
             ended = asking => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
-            () = lookout.until(self.until_stuck()), if may_leave => Vote::Refused(Refusal::Taken),
+            () = shared_check.until(self.until_stuck()), if may_leave => Vote::Refused(Refusal::Taken),
         }
     }
 
@@ -74,7 +74,8 @@ impl Waiter {
     async fn ask(&self) -> Vote<()> {
         let node = &self.channel.node;
         if self.request.owner.is_some() {
-            // With an earlier hold of the owner, this wait would be a deadlock: its release may be in flight.
+            // A release of an earlier hold of the owner may be in flight. Before it arrives, the server would
+            // detect a deadlock.
             let _ = timeout(node.limit, node.releases.wait()).await;
         }
         let wait = node.waits.begin();
@@ -90,7 +91,7 @@ impl Waiter {
                     answered = Some(now());
                     if listens { self.pause(kept) } else { backoff.next() }
                 }
-                // Not longer than the server's `dlock.max-ttl`, which the lease does not exceed either.
+                // The server rejects a time above its `dlock.max-ttl`, which the lease does not exceed.
                 Vote::Failed(Failure::Misuse(_)) if kept > self.request.ttl() => {
                     kept = self.request.ttl();
                     continue;
@@ -105,7 +106,7 @@ impl Waiter {
             };
             let pause = self.until.map_or(pause, |until| pause.min(until.saturating_since(now())));
             if pause.is_zero() {
-                // The next request of the caller must not find itself in the queue.
+                // The caller's next request must not wait behind this one.
                 if vote == Vote::Refused(Refusal::Taken)
                     && self.stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
@@ -125,8 +126,8 @@ impl Waiter {
         }
     }
 
-    /// Whether a master that did not answer is asked again, as it may still keep the position. In a quorum
-    /// the client continues without it.
+    /// Returns true if a master that did not answer is asked again, because it may still keep the position.
+    /// In a quorum the client continues without the master.
     fn outlasts(&self, vote: &Vote<()>, begun: Instant, answered: Option<Instant>) -> bool {
         let may_return = match vote {
             // The master is busy, or the connection broke.
@@ -143,7 +144,8 @@ impl Waiter {
         self.service.quorum.majority() == 1
     }
 
-    /// How long to wait for a message. All waits at a member share the check whether it has fallen silent.
+    /// Returns how long to wait for a message. All waits at a member share the check whether the member has
+    /// fallen silent.
     fn pause(&self, kept: Duration) -> Duration {
         let node = &self.channel.node;
         let check = if self.is_alone() { kept } else { node.limit.min(CHECK_INTERVAL) };

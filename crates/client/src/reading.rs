@@ -1,4 +1,4 @@
-//! Reading of the answers to questions, as the types of `inspect`.
+//! Reads the answers to questions as the types of `inspect`.
 
 use dlock_protocol::reply::{self, Reply};
 use redis::Value;
@@ -146,7 +146,8 @@ impl From<reply::Logged<'_>> for Logged {
     }
 }
 
-/// Shows a token or a label: UTF-8 as it is, other bytes escaped, no two in the same way.
+/// Returns bytes such as a token or a label as text, escaped if they have a backslash or are not UTF-8.
+/// Different bytes have different texts.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\\') => text.to_string(),

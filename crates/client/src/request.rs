@@ -18,7 +18,7 @@ pub(crate) struct LockRequest {
     pub(crate) asked: dlock_protocol::LockRequest,
 }
 
-/// The options of the request are read directly.
+/// Gives direct access to the options of the request.
 impl Deref for LockRequest {
     type Target = dlock_protocol::LockRequest;
 

@@ -81,9 +81,9 @@ impl Service {
         Ok(Service { nodes, quorum, retry, contended, drift, background, watched, member_list, cleanup })
     }
 
-    /// Opens the first connections. A master that is down may come back, and a majority works without one
-    /// that cannot take part. Once there is a majority, the others have the time of one answer left; they may
-    /// join later.
+    /// Opens the first connections. Returns once a majority is connected and the others have had the time of
+    /// one answer; they may connect later. A master that is down is not an error, because it may come back.
+    /// Nor is a master that cannot take part, as long as a majority remains without it.
     async fn first_connections(&self) -> Result<(), BuildError> {
         let overdue = now() + self.nodes[0].limit;
         let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });
@@ -126,8 +126,10 @@ impl Service {
         let asked = self.nodes.iter().map(|node| async move {
             let seen = Channel::new(node.clone()).find(question, reading::inspection).await;
             let holders = seen.ok()?.unwrap_or_default().holders;
-            let holder =
-                |it: inspect::Holder| Holder { token: it.token, age: Duration::from_millis(it.held_ms) };
+            let holder = |seen: inspect::Holder| Holder {
+                token: seen.token,
+                age: Duration::from_millis(seen.held_ms),
+            };
             let is_complete = holders.len() < MAX_HOLDERS_READ as usize;
             is_complete.then(|| holders.into_iter().map(holder).collect())
         });

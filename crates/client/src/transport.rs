@@ -1,4 +1,5 @@
-//! Connections to masters: addresses, sockets, and the reading of replies. It knows no members and no holds.
+//! Connections to masters: addresses, sockets, and the reading of replies. This module knows no members and
+//! no holds.
 
 mod address;
 mod connection;

@@ -19,7 +19,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// Begins the wait now.
+    /// Returns the end of a wait that begins now.
     pub(crate) fn deadline(self) -> Deadline {
         match self {
             Wait::No => Deadline::NoWait,

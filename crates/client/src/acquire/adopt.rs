@@ -15,8 +15,8 @@ use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
 use crate::topology::Channel;
 
-/// Asks each master for the fence of the hold instead of a new hold, and confirms it. Takes nothing back:
-/// until it succeeds, the hold belongs to another owner.
+/// Asks each master for the fence of the hold instead of a new hold, and confirms the hold. A failed adoption
+/// releases nothing, because the hold still belongs to another owner.
 pub(crate) async fn adopt(
     service: &Arc<Service>,
     resource: &[u8],
@@ -41,14 +41,14 @@ pub(crate) async fn adopt(
     };
     match service.background.run_with_timers(acquisition.run()).await {
         Ok(mut new) => {
-            // The renewal begins only after that.
+            // The renewal begins only after this question.
             let limit = lease.ttl() / 4;
             if let Some(mode) = held_as(service, &new.request, limit).await {
                 (new.request, new.restores) = (Arc::new(new.request.in_mode(mode)), true);
             }
             let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
             let share = begin_hold(service, lease, renewal, new);
-            // The runtime may have been blocked for a lease.
+            // The user's runtime may have been blocked for longer than the lease.
             if share.0.state().loss.is_some() {
                 share.0.leave();
                 return Err(ExtendError::Lost(service.empty_report()));
@@ -66,8 +66,9 @@ pub(crate) async fn adopt(
     }
 }
 
-/// Returns the mode of the hold, if enough masters show it: shared if one of them says so, as a downgrade may
-/// not have arrived everywhere; exclusive only if a majority does. Each has at most `limit` to answer.
+/// Returns the mode of the hold, if enough masters show it: shared if one master shows that mode, as a
+/// downgrade may not have arrived everywhere; exclusive only if a majority does. Each master has at most
+/// `limit` to answer.
 async fn held_as(service: &Service, request: &LockRequest, limit: Duration) -> Option<Mode> {
     let (question, token) =
         (&request::inspect(&request.resource, MAX_HOLDERS), &shown(request.token.as_bytes()));
@@ -78,9 +79,9 @@ async fn held_as(service: &Service, request: &LockRequest, limit: Duration) -> O
     });
     let modes: Vec<String> =
         service.background.run_with_timers(join_all(asked)).await.into_iter().flatten().collect();
-    let says = |mode: Mode| modes.iter().filter(|said| *said == mode.word()).count();
-    if says(Mode::Shared) > 0 {
+    let count_of = |mode: Mode| modes.iter().filter(|shown| *shown == mode.word()).count();
+    if count_of(Mode::Shared) > 0 {
         return Some(Mode::Shared);
     }
-    (says(Mode::Exclusive) >= service.quorum.majority()).then_some(Mode::Exclusive)
+    (count_of(Mode::Exclusive) >= service.quorum.majority()).then_some(Mode::Exclusive)
 }

@@ -25,7 +25,7 @@ impl<C> AcquireAll<C> {
         self
     }
 
-    /// The same locks and options for another kind of caller.
+    /// Returns the same locks and options for another kind of caller.
     pub(crate) fn called_by<D>(self) -> AcquireAll<D> {
         AcquireAll { resources: self.resources, each: self.each.called_by() }
     }

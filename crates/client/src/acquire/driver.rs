@@ -65,7 +65,7 @@ impl Acquisition {
         Ok(begin_hold(&self.service, self.terms.plan.lease, renewal, new))
     }
 
-    /// Acquires the lock. If the future is dropped, everything that it asked for is released.
+    /// Acquires the lock. If the future is dropped, everything that was requested is released.
     pub(crate) async fn run(&self) -> Result<NewHold, Unacquired> {
         let service = &self.service;
         let (memory, order) = (service.contended.get(&self.resource), service.queue_order());
@@ -116,8 +116,8 @@ impl Acquisition {
     }
 }
 
-/// The requests of one round. When this is dropped, it takes back everything that it asked for, except a hold
-/// that is adopted.
+/// The requests of one round. Dropping this releases everything that the round requested, except a hold that
+/// is adopted.
 struct SentRound<'a> {
     acquisition: &'a Acquisition,
     request: Arc<LockRequest>,
@@ -136,8 +136,8 @@ enum Answered {
 }
 
 impl SentRound<'_> {
-    /// A round in which nothing has been sent. `own` is the connection of an ephemeral hold that an earlier
-    /// round opened.
+    /// Makes a round in which nothing has been sent. `own` is the connection of an ephemeral hold that an
+    /// earlier round opened.
     fn new(acquisition: &Acquisition, token: Token, own: Option<Connection>) -> SentRound<'_> {
         let (asked, service) = (&acquisition.asked, &acquisition.service);
         let asked = asked.with(token, asked.label.clone(), asked.owner.clone());
@@ -182,7 +182,7 @@ impl SentRound<'_> {
     fn ask(&mut self, to: Member, what: Request) {
         let (request, ttl) = (&self.request, self.request.ttl());
         let (command, late_effect, read): (_, _, fn(Reply) -> Vote) = match what {
-            Request::Look => (request::waiters(&request.resource, 1), None, Reply::nobody_waits),
+            Request::Look => (request::waiters(&request.resource, 1), None, Reply::queue_state),
             Request::Confirm { fence, .. } => {
                 (request.confirm(fence), Some(LateEffect::Lease(ttl)), Reply::confirmed)
             }
@@ -280,7 +280,7 @@ impl Drop for SentRound<'_> {
     }
 }
 
-/// Opens the connection of an ephemeral hold, which ends with it.
+/// Opens the connection of an ephemeral hold. The hold ends with this connection.
 async fn open_own<G>(channel: &Channel, ephemeral: bool) -> Result<(), Vote<G>> {
     if ephemeral && channel.connection().is_none() {
         channel.pin(channel.node.own_connection().await.map_err(|why| Vote::Failed(why.into()))?);

@@ -1,4 +1,4 @@
-//! A grant that counts only when replicas have it, or the disk.
+//! Durable grants: a grant counts only when enough replicas have it, or the disk of the master.
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -17,7 +17,7 @@ use crate::topology::{Channel, Voters};
 use crate::transport::Reply;
 use dlock_quorum::Vote;
 
-/// The longest timeout in ms. Servers reject one that does not fit into their clock.
+/// The longest timeout in ms. Servers reject a timeout that ends beyond the range of their clock.
 const LONGEST_MS: u128 = 1 << 40;
 
 /// The number of replicas that must have a grant, and how long to wait for them.
@@ -28,7 +28,8 @@ pub(crate) struct Durable {
 }
 
 impl Durable {
-    /// Waits until a majority has the grant as durably as requested. Releases the hold if a majority cannot.
+    /// Waits until the grant is as durable as requested on a majority of the masters. Releases the hold if
+    /// that has become impossible.
     pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
         let hold = &share.0;
         let (service, quorum) = (&hold.service, hold.service.quorum);
@@ -60,8 +61,8 @@ impl Durable {
         }
     }
 
-    /// Asks one member, on a connection of its own, because WAIT blocks it. WAIT refers to the last write of
-    /// its connection, so an EXTEND is sent first: its effect follows that of the grant.
+    /// Asks one member, on a separate connection, because WAIT blocks its connection. WAIT refers to the last
+    /// write of its connection, so an EXTEND is sent first: a replica that has the EXTEND has the grant too.
     async fn ask(self, hold: &Hold, channel: &Channel, voters: &Voters) -> NodeState {
         let (node, request) = (&channel.node, &hold.request);
         let connection = match timeout(node.limit, node.own_connection()).await {
@@ -106,7 +107,7 @@ impl Durable {
     }
 }
 
-/// An EXTEND on a connection of its own. If it has no answer, or the caller has stopped waiting for one, the
+/// An EXTEND on a separate connection. If it has no answer, or the caller has stopped waiting for one, the
 /// server may still execute it after a longer extension.
 struct Unanswered<'a> {
     channel: &'a Channel,

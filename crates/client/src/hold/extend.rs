@@ -70,8 +70,8 @@ pub(crate) async fn extend(
     (extended, finish(request, extension, calls, restore).boxed())
 }
 
-/// Waits for the other answers once the outcome is decided. With `restore`, asks masters for the hold that
-/// have forgotten it.
+/// Waits for the other answers once the outcome is decided. With `restore`, asks masters that have forgotten
+/// the hold for it again.
 async fn finish(
     request: Arc<ExtendRequest>,
     mut extension: Extension,
@@ -89,7 +89,7 @@ async fn finish(
             let channel = request.channel(to);
             // A hold that an operator or another client has ended there stays ended.
             if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(request.lease.ttl())) {
-                calls.push(ask_for_it_again(channel.clone(), restore.command()).map(|()| None).boxed());
+                calls.push(restore_hold(channel.clone(), restore.command()).map(|()| None).boxed());
             }
         }
         if calls.is_empty() {
@@ -105,8 +105,8 @@ async fn finish(
     }
 }
 
-async fn ask_for_it_again(channel: Arc<Channel>, command: Cmd) {
-    // It may be granted at any time from now on.
+async fn restore_hold(channel: Arc<Channel>, command: Cmd) {
+    // The master may grant the hold at any time from now on.
     channel.assume_held();
     let vote = channel.ask(&command, Some(LateEffect::Hold), channel.node.limit).await.acquired();
     if matches!(vote, Vote::Granted(_)) {

@@ -108,8 +108,8 @@ impl Guard {
         self.hold().downgrade(|| self.only_guard()).await
     }
 
-    /// Turns a shared hold into an exclusive one once it is the only one. An exclusive hold stays as it is.
-    /// The fence and the validity stay. The upgrade waits ahead of all others in the queue, and keeps the
+    /// Turns a shared hold into an exclusive one once no other hold is left. An exclusive hold stays as it
+    /// is. The fence and the validity stay. The upgrade waits ahead of all others in the queue, and keeps the
     /// shared hold meanwhile. If another sharer waits for an upgrade already, the error is
     /// [`AcquireError::Deadlock`]. On an error, or if the future is dropped, the hold stays shared.
     ///
@@ -118,8 +118,8 @@ impl Guard {
     /// on extending a hold that counts as exclusive. With that master, and one that forgot the hold, another
     /// client could have a majority of shared votes at the same time.
     ///
-    /// It also fails if the connection broke before the answer to a downgrade, which may still be carried
-    /// out.
+    /// An upgrade also fails if the connection broke before the answer to an earlier downgrade: the server
+    /// may still carry out the downgrade.
     pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
         self.only_guard().map_err(AcquireError::Option)?;
         self.hold().upgrade(wait).await
@@ -258,7 +258,7 @@ impl IntoIterator for Guards {
 }
 
 /// Watches the loss of a hold, or of the first of several, for tasks that do not have the guard: see
-/// [`Guard::cancellation`]. It holds no lock: after the guard has released it, it never reports a loss.
+/// [`Guard::cancellation`]. A watch holds no lock, and reports no loss after the guard has released the lock.
 #[derive(Debug, Clone)]
 pub struct Cancellation(Arc<[Arc<Hold>]>);
 

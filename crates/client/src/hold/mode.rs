@@ -20,8 +20,8 @@ use crate::transport::Reply;
 use crate::wait::Wait;
 
 impl Hold {
-    /// Asks every master for the hold as a shared one. That shortens no lease, so the answers only serve the
-    /// report: an exclusive hold counts as shared from the first send.
+    /// Asks every master for the hold as a shared one. The hold counts as shared from the first send,
+    /// whatever the answers are, and no lease becomes shorter. So the answers are only reported.
     pub(crate) async fn downgrade(
         self: &Arc<Self>,
         allowed: impl FnOnce() -> Result<(), String>,
@@ -31,12 +31,12 @@ impl Hold {
         }
         self.set_mode(Mode::Shared, allowed).map_err(ExtendError::Option)?;
         let hold = self.clone();
-        let turn = self.service.background.run_on_thread(async move {
+        let cleared = self.service.background.run_on_thread(async move {
             let _turn = hold.turn.lock().await;
             // A master that has forgotten the hold must not be asked for an exclusive one after this.
             *hold.pending.lock() = None;
         });
-        turn.await;
+        cleared.await;
         let asked = self.channels.iter().map(|channel| self.ask(channel, Mode::Shared));
         let votes = join_all(asked).await;
         let report = self.service.report_of(votes.iter().map(NodeState::from));
@@ -62,7 +62,7 @@ impl Hold {
             return Err(AcquireError::Option(why.into()));
         }
         let vote = tokio::select! {
-            vote = self.exclusively(channel, deadline) => vote,
+            vote = self.become_exclusive(channel, deadline) => vote,
             why = self.lost() => return Err(self.lost_meanwhile(why)),
         };
         let resource = shown(&self.request.resource);
@@ -89,7 +89,7 @@ impl Hold {
         }
     }
 
-    async fn exclusively(self: &Arc<Self>, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
+    async fn become_exclusive(self: &Arc<Self>, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
         // The requests that undo an earlier upgrade must be over before this one.
         let limit = match deadline {
             Deadline::NoWait => channel.node.limit,
@@ -154,7 +154,7 @@ impl Hold {
             return true;
         }
         let (channel, cancel) = (&self.channels[0], self.request.cancel());
-        // Both at once: the next request must come after them.
+        // Both requests are sent at once, because the next request must come after them.
         let cancelled = channel.ask(&cancel, None, channel.node.limit);
         let (cancelled, vote) = join(cancelled, self.ask(channel, Mode::Shared)).await;
         if vote == Vote::Refused(Refusal::NotHeld) {
@@ -169,7 +169,7 @@ impl Hold {
 }
 
 /// Undoes an upgrade without a clear outcome: leaves the queue and asks for a shared hold until the master
-/// has answered, which might otherwise grant the upgrade later.
+/// has answered. Otherwise the master might still grant the upgrade.
 struct Undo(Option<(Arc<Hold>, OwnedMutexGuard<()>)>);
 
 impl Undo {

@@ -44,7 +44,7 @@ impl Releases {
                 let call = service.finish(
                     releases.track_future(async move { (member, channel.release(command, lease).await) }),
                 );
-                calls.push(call.map(move |told| told.unwrap_or((member, Vote::Unknown))).boxed());
+                calls.push(call.map(move |ended| ended.unwrap_or((member, Vote::Unknown))).boxed());
             }
         }
         Releases { service: service.clone(), channels: channels.clone(), calls, votes }

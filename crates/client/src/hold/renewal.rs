@@ -13,7 +13,7 @@ use crate::wait::Backoff;
 
 /// Number of moments per lease at which holds are renewed. All holds of one moment share the writes and reads
 /// of the connection, and wake its thread once. Renewed one by one, ten thousand holds take several times the
-/// processor.
+/// processor time.
 const BEATS: u32 = 128;
 
 /// Settings of a renewal.

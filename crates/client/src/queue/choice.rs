@@ -31,16 +31,16 @@ impl Service {
         }
     }
 
-    /// Lets the waits of this client for the lock leave every queue but that of this master. One by one they
-    /// would take long, and the heads of two queues keep each other from a majority.
+    /// Makes the waits of this client for the lock leave every queue but that of this master. They leave
+    /// together, because the heads of two queues keep each other from a majority.
     pub(crate) fn leave_other_queues(&self, resource: &[u8], queue: Member) {
         for node in self.nodes.iter().filter(|node| node.member != queue) {
             node.waits.leave(resource);
         }
     }
 
-    /// Looks in the background whether other clients wait at this master, which refused a client that has the
-    /// lock.
+    /// Looks in the background whether other clients wait at this master, which refused this client although
+    /// a majority granted the lock.
     pub(crate) fn look_for_others(self: &Arc<Self>, request: Arc<LockRequest>, queue: Member) {
         if !self.contended.update(&request.resource, |memory| memory.begin_look(now())) {
             return;

@@ -65,7 +65,7 @@ pub(crate) enum LateEffect {
     Hold,
     /// An ACQUIRE for a shared hold: also makes an exclusive hold a shared one.
     SharedHold,
-    /// Cuts a longer lease to this length.
+    /// An EXTEND or a CONFIRM: cuts a longer lease to this length.
     Lease(Duration),
 }
 
@@ -171,14 +171,14 @@ impl Channel {
     /// confirms it while an ACQUIRE without an answer may still arrive over an earlier connection.
     pub(crate) async fn release(&self, command: Arc<Cmd>, lease: Duration) -> Vote<()> {
         let mut unanswered = false;
-        let reply = self.release_once(&command, &mut unanswered).await;
+        let reply = self.release_until_answered(&command, &mut unanswered).await;
         let is_late_acquire = self.may_acquire_late();
         if is_late_acquire {
             // The server has probably received the ACQUIRE by now, and reads it next.
             self.ask(&*command, None, self.node.limit).await;
         }
         if is_late_acquire || !reply.confirms_release() {
-            self.owe_release(command, lease, is_late_acquire);
+            self.repeat_release(command, lease, is_late_acquire);
         }
         match reply.released() {
             // The RELEASE without an answer may have ended the hold.
@@ -189,7 +189,7 @@ impl Channel {
 
     /// Sends a RELEASE until it is answered, at most for the time limit of a connection. Sets `unanswered` if
     /// one was sent without an answer.
-    async fn release_once(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
+    async fn release_until_answered(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
         match self.ask_after_the_others(command).await {
             answer @ Reply::Answer(_) => return answer,
             reply => *unanswered |= matches!(reply, Reply::NoAnswer),
@@ -226,7 +226,7 @@ impl Channel {
 
     /// Repeats a RELEASE in the background for the length of the lease. Without a late ACQUIRE, a
     /// confirmation ends it earlier; with one, the pauses grow to a twentieth of the lease.
-    fn owe_release(&self, command: Arc<Cmd>, lease: Duration, is_late_acquire: bool) {
+    fn repeat_release(&self, command: Arc<Cmd>, lease: Duration, is_late_acquire: bool) {
         let (node, until) = (self.node.clone(), now() + lease);
         let longest = if is_late_acquire { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
         let mut backoff = Backoff::new(FIRST_PAUSE, longest);
@@ -282,7 +282,7 @@ impl Channel {
         is_another || !confirmed.taken_away
     }
 
-    /// Records that the token may hold something there from earlier.
+    /// Records that the token may hold something there already.
     pub(crate) fn assume_held(&self) {
         self.state.lock().held = true;
     }
@@ -335,7 +335,7 @@ impl Channel {
         }
         let new = self.node.connection().await?;
         let mut state = self.state.lock();
-        if state.connection.as_ref().is_none_or(|old| !old.is(&new)) {
+        if state.connection.as_ref().is_none_or(|old| !old.is_same(&new)) {
             let unanswered = std::mem::take(&mut state.in_flight);
             for late_effect in unanswered.iter().filter_map(|sent| sent.late_effect) {
                 state.note_orphan(late_effect);

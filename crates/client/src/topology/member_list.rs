@@ -1,4 +1,4 @@
-//! Which server each member is, so that no server votes twice.
+//! Records which server each member is, so that no server votes twice.
 
 use std::sync::Arc;
 

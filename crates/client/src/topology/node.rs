@@ -50,7 +50,7 @@ pub(crate) struct Node {
 enum Link {
     /// Not opened yet.
     None,
-    /// Being opened since then; `failed` is the error of the connection before, if it failed.
+    /// Being opened since `since`. `failed` is the error of the previous connection, if that one failed.
     Opening {
         opening: Opening,
         since: Instant,
@@ -67,7 +67,7 @@ enum Link {
 
 type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
 
-/// Without the user and the password of the address.
+/// Shows neither the user nor the password of the address.
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Node { name, member, limit, link, .. } = self;
@@ -113,8 +113,9 @@ impl Node {
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
             {
-                // Other clients may have flooded the channel of the waits: then a connection without a
-                // subscription works. Without one, a new connection would bring the same flood.
+                // If the connection had a subscription, other clients may have flooded the channel of the
+                // waits, and a connection without a subscription works. If it had none, a new connection
+                // would bring the same flood.
                 listens = !connection.listens();
                 if listens {
                     let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
@@ -124,7 +125,7 @@ impl Node {
             let backoff = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
-                // After this long the master counts as silent, and callers do not wait for it again.
+                // After the limit the master counts as silent, and callers do not wait for it again.
                 Link::Opening { since, failed, .. } if now() >= *since + self.limit => {
                     return Err(failed.clone().unwrap_or_else(|| self.too_slow()));
                 }
@@ -146,7 +147,7 @@ impl Node {
         opening.await
     }
 
-    /// Returns true if the last request had no answer: clients do not queue there.
+    /// Returns true if the last request had no answer. Clients do not queue at such a master.
     pub(crate) fn is_missing(&self) -> bool {
         match &*self.link.lock() {
             Link::Up(connection) => !connection.answers(),
@@ -156,12 +157,12 @@ impl Node {
         }
     }
 
-    /// Returns true if it is connected and does not answer.
+    /// Returns true if the master is connected and does not answer.
     pub(crate) fn is_silent(&self) -> bool {
         matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && !connection.answers())
     }
 
-    /// Returns true if it can publish the end of a wait to this client.
+    /// Returns true if the master can publish the end of a wait to this client.
     pub(crate) fn listens(&self) -> bool {
         matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && connection.listens())
     }
@@ -174,8 +175,8 @@ impl Node {
         }
     }
 
-    /// Returns the reason why there is no connection after the time limit of an answer: that of the
-    /// connection before, if it failed.
+    /// Returns the reason why there is no connection after the time limit of an answer. If the previous
+    /// connection failed, that is the reason.
     pub(crate) fn not_yet(&self) -> ConnectError {
         match &*self.link.lock() {
             Link::Opening { failed: Some(why), .. } => why.clone(),
@@ -207,14 +208,14 @@ impl Node {
         opening.await.is_ok()
     }
 
-    /// Opens a connection of its own: for an ephemeral hold, for WAIT, for an answer of unbounded length.
+    /// Opens a separate connection: for an ephemeral hold, for WAIT, for an answer of unbounded length.
     pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
         // On the client's thread, where the driver of the connection has to live.
         let opening = self
             .background
             .run_on_thread(async move { node.open(&node.member_list.library_name(), None, false).await });
-        opening.await.unwrap_or_else(|| Err(ConnectError::gone()))
+        opening.await.unwrap_or_else(|| Err(ConnectError::thread_ended()))
     }
 
     /// Returns the time limit of a connection.
@@ -233,7 +234,7 @@ impl Node {
                 Ok(connection)
             });
             for (connection, name) in node.member_list.outdated_names() {
-                // The answer means nothing, and may never come.
+                // The answer is not needed, and may never come.
                 tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
             }
             *node.link.lock() = match &opened {
@@ -243,7 +244,7 @@ impl Node {
             opened
         });
         let opening =
-            task.map(|opened| opened.unwrap_or_else(|_| Err(ConnectError::gone()))).boxed().shared();
+            task.map(|opened| opened.unwrap_or_else(|_| Err(ConnectError::thread_ended()))).boxed().shared();
         let failed = match &*link {
             Link::Down { why, .. } => Some(why.clone()),
             Link::Up(connection) => connection.is_open().then(|| self.too_slow()),
@@ -271,11 +272,12 @@ impl Node {
             waiting.iter().for_each(|waits| waits.pushed(push));
         };
         let channel = waits.as_ref().filter(|_| listens).map(|waits| &*waits.channel);
-        let mut lacks = "no connection";
+        let mut missing = "no connection";
         let opened =
-            timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut lacks)).await;
+            timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut missing))
+                .await;
         let connection =
-            opened.unwrap_or_else(|_| Err(ConnectError::down(format!("{lacks} within {limit:?}"))))?;
+            opened.unwrap_or_else(|_| Err(ConnectError::down(format!("{missing} within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;
         Ok(connection)
     }

@@ -13,25 +13,25 @@ use tokio::time::{sleep, timeout};
 use crate::request::fresh_token;
 use crate::sync::Mutex;
 
-/// Spread per wait when all waits ask at once: their answers must not be late.
+/// When all waits ask at once, their requests are spread over this time per wait, so that no answer is late.
 const SPREAD: Duration = Duration::from_micros(50);
 
 /// The waits at one master. Each has a number as its name.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    /// Random, so that no other client knows the channel.
+    /// The channel of the messages. Its name is random, so that no other client knows it.
     pub(super) channel: Vec<u8>,
     next: AtomicU64,
     /// By name. The message about a wait contains its name.
     all: Mutex<HashMap<Vec<u8>, Arc<Announcement>>>,
     /// By resource.
-    lookouts: Mutex<HashMap<Vec<u8>, Weak<Lookout>>>,
+    shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,
 }
 
-/// The shared check of all waits for one resource: one of them at a time asks whether the queue moves. They
-/// leave the queue together, because the heads of two queues keep each other from a majority.
+/// The check that all waits for one resource share: one wait at a time asks whether the queue moves. The
+/// waits leave the queue together, because the heads of two queues keep each other from a majority.
 #[derive(Debug)]
-pub(crate) struct Lookout {
+pub(crate) struct SharedCheck {
     waits: Arc<Waits>,
     resource: Vec<u8>,
     turn: Turn<()>,
@@ -66,21 +66,21 @@ impl Waits {
     }
 
     /// Returns the shared check of a resource.
-    pub(crate) fn lookout(self: &Arc<Self>, resource: &[u8]) -> Arc<Lookout> {
-        let mut all = self.lookouts.lock();
-        if let Some(lookout) = all.get(resource).and_then(Weak::upgrade) {
-            return lookout;
+    pub(crate) fn shared_check(self: &Arc<Self>, resource: &[u8]) -> Arc<SharedCheck> {
+        let mut all = self.shared_checks.lock();
+        if let Some(check) = all.get(resource).and_then(Weak::upgrade) {
+            return check;
         }
         let (waits, turn, leave) = (self.clone(), Turn::default(), Notify::new());
-        let lookout = Arc::new(Lookout { waits, resource: resource.to_vec(), turn, leave });
-        all.insert(resource.to_vec(), Arc::downgrade(&lookout));
-        lookout
+        let check = Arc::new(SharedCheck { waits, resource: resource.to_vec(), turn, leave });
+        all.insert(resource.to_vec(), Arc::downgrade(&check));
+        check
     }
 
     /// Makes all waits for this resource leave the queue.
     pub(crate) fn leave(&self, resource: &[u8]) {
-        let lookout = self.lookouts.lock().get(resource).and_then(Weak::upgrade);
-        lookout.iter().for_each(|lookout| lookout.leave.notify_waiters());
+        let check = self.shared_checks.lock().get(resource).and_then(Weak::upgrade);
+        check.iter().for_each(|check| check.leave.notify_waiters());
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -112,12 +112,12 @@ impl Waits {
     }
 }
 
-impl Lookout {
-    /// Returns when the queue is to be left: `look` has returned, of this wait or of another one.
-    pub(crate) async fn until(&self, look: impl Future<Output = ()>) {
+impl SharedCheck {
+    /// Returns when the queue is to be left: `stuck` has returned, in this wait or in another one.
+    pub(crate) async fn until(&self, stuck: impl Future<Output = ()>) {
         let own = async {
             let _turn = self.turn.lock().await;
-            look.await;
+            stuck.await;
             self.leave.notify_waiters();
         };
         tokio::select! {
@@ -127,11 +127,11 @@ impl Lookout {
     }
 }
 
-impl Drop for Lookout {
+impl Drop for SharedCheck {
     fn drop(&mut self) {
-        let mut all = self.waits.lookouts.lock();
+        let mut all = self.waits.shared_checks.lock();
         // Another check may have begun meanwhile.
-        if all.get(&self.resource).is_some_and(|lookout| lookout.strong_count() == 0) {
+        if all.get(&self.resource).is_some_and(|check| check.strong_count() == 0) {
             all.remove(&self.resource);
         }
     }

@@ -43,7 +43,7 @@ impl Address {
             "redis" | "rediss" | "valkey" | "valkeys" => &["protocol"],
             _ => &["db", "user", "pass", "protocol"],
         };
-        // It could be a password with an @ written as %40, or a list of addresses.
+        // Any other text could be a password with an @ written as %40, or a list of addresses.
         if url.host_str().is_some_and(|host| !is_host(host)) {
             return Err(wrong(NO_HOST));
         }
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Any part of it may be a user name, a password or the first line of a file.
+    /// Any part of an address may be a user name, a password or the first line of a file.
     #[test]
     fn an_invalid_address_is_refused_without_repeating_any_of_it() {
         for text in [

@@ -1,4 +1,4 @@
-//! One connection: the server that it leads to, and whether that answers.
+//! One connection: the server that it leads to, and whether the server answers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use super::stream::{Intake, Stream};
 /// After this number of late answers in a row a connection is suspect: a new one may reach the master.
 const MAX_SILENCES: u32 = 2;
 
-/// Largest number and size in bytes of requests in one write: the renewals of one moment.
+/// Largest number, and largest size in bytes, of the requests in one write, such as the renewals of one
+/// moment.
 const BATCH: usize = 512;
 const BATCH_SIZE: usize = 64 << 10;
 
@@ -63,14 +64,14 @@ impl Command for Pipeline {
 }
 
 impl Connection {
-    /// Opens a connection on the client's thread, and subscribes to the channel. `lacks` is set to the step
-    /// that the caller waits for.
+    /// Opens a connection on the client's thread, and subscribes to the channel. `missing` is set to what the
+    /// server has not yet given, for the error of a timeout.
     pub(crate) async fn open(
         address: &Address,
         library_name: &str,
         on_push: impl Fn(&PushInfo) + Send + Sync + 'static,
         channel: Option<&[u8]>,
-        lacks: &mut &'static str,
+        missing: &mut &'static str,
     ) -> Result<Connection, ConnectError> {
         let (closed, intake) = (CancellationToken::new(), Arc::<Intake>::default());
         // Dropped with the receiver of push messages, however the connection ends.
@@ -93,8 +94,9 @@ impl Connection {
             Some(why) => ConnectError::error(why),
             None => connect_error(why, password),
         };
-        let stream = Stream::open(address, intake.clone(), lacks).await.map_err(|why| failed(why.into()))?;
-        *lacks = "connected, but no answer";
+        let stream =
+            Stream::open(address, intake.clone(), missing).await.map_err(|why| failed(why.into()))?;
+        *missing = "connected, but no answer";
         let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
@@ -167,7 +169,7 @@ impl Connection {
         }
     }
 
-    pub(crate) fn is(&self, other: &Connection) -> bool {
+    pub(crate) fn is_same(&self, other: &Connection) -> bool {
         Arc::ptr_eq(&self.life, &other.life)
     }
 }
@@ -189,7 +191,7 @@ impl ConnectError {
         ConnectError::Failure(Failure::Error(why.into()))
     }
 
-    pub(crate) fn gone() -> Self {
+    pub(crate) fn thread_ended() -> Self {
         Self::down("the thread of the client has ended")
     }
 }

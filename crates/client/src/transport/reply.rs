@@ -1,4 +1,4 @@
-//! Reading of the replies to requests: as votes, or as reasons why there is no answer.
+//! Reads the replies to requests as votes, or as reasons why there is no answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,8 +54,9 @@ impl Reply {
         matches!(self, Reply::Answer(Value::Int(_)))
     }
 
-    /// Reads the reply to WAITERS. Without the permission, clients may be waiting.
-    pub(crate) fn nobody_waits(self) -> Vote {
+    /// Reads the reply to WAITERS: `NotHeld` if no client waits, `Taken` otherwise, also without the
+    /// permission to ask.
+    pub(crate) fn queue_state(self) -> Vote {
         match self.found(reading::queue) {
             Ok(queue) if queue.is_empty() => Vote::Refused(Refusal::NotHeld),
             _ => Vote::Refused(Refusal::Taken),
@@ -125,7 +126,7 @@ pub(crate) fn wrong_type(a_type: Option<&str>) -> String {
     };
     format!(
         "{WRONG_TYPE}: the key holds {}{rest}",
-        a_type.map_or("something else".into(), |it| format!("a {it}"))
+        a_type.map_or("something else".into(), |name| format!("a {name}"))
     )
 }
 

@@ -20,8 +20,8 @@ use super::address::{Address, SILENCE};
 /// Number of bytes to read from one member before the others' turn.
 const TURN: usize = 64 << 10;
 
-/// Smallest number of bytes to read at once. It grows with a long reply, which the parser may search from its
-/// beginning each time.
+/// Smallest number of bytes to read at once. More of a long reply is read at once, because the parser may
+/// search the reply from its beginning after each read.
 const MIN_READ: usize = 4096;
 
 /// Longest reply in bytes. LOG with 10,000 entries, or LIST with 250 locks of 30 KB names, is shorter.
@@ -29,7 +29,7 @@ const LONGEST_REPLY: usize = 8 << 20;
 
 /// Largest number of messages beyond the number of answers. Each request brings one message at most, perhaps
 /// much later, and many can come at once: ten thousand waits are granted, or an operator ends as many holds.
-/// All other messages are flushes, or published by strangers.
+/// All other messages are about FLUSHALL, or published by other clients.
 const MAX_UNSOLICITED: u64 = 100_000;
 
 /// Counts of the data received over a connection.
@@ -89,12 +89,12 @@ trait Socket: AsyncRead + AsyncWrite + Send {}
 impl<S: AsyncRead + AsyncWrite + Send> Socket for S {}
 
 impl Stream {
-    /// Opens the stream. `lacks` is set to the step that the caller waits for.
+    /// Opens the stream. `missing` is set to what the server has not yet given, for the error of a timeout.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables))]
     pub(super) async fn open(
         address: &Address,
         intake: Arc<Intake>,
-        lacks: &mut &'static str,
+        missing: &mut &'static str,
     ) -> io::Result<Stream> {
         let socket: Pin<Box<dyn Socket>> = match address.info.addr() {
             ConnectionAddr::Tcp(host, port) => Box::pin(tcp(host, *port).await?),
@@ -103,7 +103,7 @@ impl Stream {
                 let name = rustls::pki_types::ServerName::try_from(host.clone()).map_err(io::Error::other)?;
                 let tls = address.tls.clone().ok_or_else(|| io::Error::other("no TLS"))?;
                 let tcp = tcp(host, *port).await?;
-                *lacks = "no answer to the TLS handshake (rediss:// requires a port that speaks TLS)";
+                *missing = "no answer to the TLS handshake (rediss:// requires a port that speaks TLS)";
                 Box::pin(tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await?)
             }
             #[cfg(unix)]
