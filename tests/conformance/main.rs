@@ -17,7 +17,7 @@ fn every_scenario_runs_on_every_server(kind: &ServerKind) {
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect();
     files.sort();
-    let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).expect("a file")).collect();
+    let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).expect("it is text")).collect();
     let server = Server::start(kind);
     let help = server.connect().ok("DLOCK.HELP");
     // The first line is a heading, and the indented lines explain the form above them.

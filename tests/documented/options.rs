@@ -81,7 +81,7 @@ fn redis_conf_sets_options_and_overrides_the_arguments_of_loadmodule(kind: &Serv
 }
 
 #[each_server]
-fn a_wrong_option_stops_the_start_and_is_named(kind: &ServerKind) {
+fn a_server_with_a_wrong_option_names_it_and_does_not_start(kind: &ServerKind) {
     for (arguments, why) in [
         (
             "max-tll 5",
@@ -114,7 +114,7 @@ fn a_wrong_option_stops_the_start_and_is_named(kind: &ServerKind) {
 fn the_module_loads_into_a_running_server_and_cannot_be_unloaded(kind: &ServerKind) {
     let server = Server::options(kind).without_module().start();
     let mut conn = server.connect();
-    let path = module_path().to_str().expect("a path of text");
+    let path = module_path().to_str().expect("the path is UTF-8");
     let refused = conn.call(&["MODULE", "LOAD", path, "max-tll", "5"]);
     assert!(refused.error().contains("Error loading the extension"), "{refused:?}");
     assert!(server.log().contains("unknown module argument 'max-tll'"));

@@ -124,11 +124,11 @@ impl MakeRun {
     /// Runs the command of `make run`'s output that contains `part`, and returns its output.
     #[track_caller]
     fn run_advice(&self, part: &str) -> String {
-        let said = logged(&self.folder);
-        let mut lines = said.lines().filter(|line| line.starts_with("  redis-cli"));
-        let line = lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no command: {said}"));
-        let done = Command::new("sh").args(["-c", line]).output().expect("sh runs");
-        String::from_utf8(done.stdout).expect("text").trim().to_string()
+        let output = logged(&self.folder);
+        let mut lines = output.lines().filter(|line| line.starts_with("  redis-cli"));
+        let line = lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no command: {output}"));
+        let run = Command::new("sh").args(["-c", line]).output().expect("sh runs");
+        String::from_utf8(run.stdout).expect("text").trim().to_string()
     }
 }
 

@@ -51,14 +51,14 @@ fn a_warning_is_shown_until_an_unwritable_mark_is_written(kind: &ServerKind) {
     let file = std::fs::read_dir(server.dir()).expect("the folder").map(|file| file.expect("a file").path());
     let file = file.into_iter().find(|file| file.to_string_lossy().contains("fence")).expect("the mark");
     std::fs::remove_file(&file).expect("the file can be removed");
-    std::fs::create_dir_all(file.join("in-the-way")).expect("a folder");
+    std::fs::create_dir_all(file.join("in-the-way")).expect("the folder can be created");
     until("the mark cannot be written", || warnings(&mut conn) == "1 fence-mark");
     std::fs::remove_dir_all(&file).expect("the file can be removed");
     until("the mark can be written again", || warnings(&mut conn) == "0 ");
 }
 
 #[each_server]
-fn a_default_server_starts_with_warnings_and_the_example_without(kind: &ServerKind) {
+fn a_default_server_starts_with_warnings_and_the_example_configuration_with_none(kind: &ServerKind) {
     let conf = "maxmemory-policy allkeys-random";
     let server = Server::options(kind).conf(conf).conf("dlock.fence-mark no").start();
     let words = "3 maxmemory-policy,notify-keyspace-events,fence-mark";

@@ -120,7 +120,7 @@ fn leases_end_in_the_order_of_their_deadlines(kind: &ServerKind) {
 }
 
 #[each_server]
-fn watch_sees_the_end_of_a_lease(kind: &ServerKind) {
+fn watch_reports_the_end_of_a_lease(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let mut watcher = server.connect();
     // In one write, so that the lease cannot end before the WATCH.

@@ -59,11 +59,11 @@ fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
     assert_eq!(incidents(&mut conn, "one")[0], "vanished");
     conn.ok("CONFIG SET dlock.max-waiters 9");
     conn.ok("DLOCK.ACQUIRE k t 600000");
-    let mut gone = waiter(&server, "DLOCK.ACQUIRE k u 600000 BLOCK 0");
+    let mut killed = waiter(&server, "DLOCK.ACQUIRE k u 600000 BLOCK 0");
     let id = clients(&mut conn, "k")[0];
     let both = conn.say_together(&["DLOCK.RELEASE k t", &format!("CLIENT KILL ID {id}")]);
     assert_eq!(both, [Value::Int(1), Value::Int(1)]);
-    until("the connection of the waiter is closed", || gone.closed());
+    until("the connection of the waiter is closed", || killed.closed());
     until("the log has the grant", || incidents(&mut conn, "k").contains(&"undelivered".to_string()));
     let log = conn.ok("DLOCK.LOG KEY k");
     let undelivered = log.items().iter().find(|entry| *entry.field("what") == "undelivered").unwrap();
@@ -94,10 +94,10 @@ fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
     conn.ok("DEL k");
     let (vanished, expected) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
     assert_eq!(["client", "address"].map(|field| vanished.field(field).clone()), expected, "{vanished:?}");
-    let mut gone = server.connect();
-    gone.ok("SELECT 3");
-    let (id, _) = (gone.client_id(), gone.ok("DLOCK.ACQUIRE k t 600000"));
-    drop(gone);
+    let mut holder = server.connect();
+    holder.ok("SELECT 3");
+    let (id, _) = (holder.client_id(), holder.ok("DLOCK.ACQUIRE k t 600000"));
+    drop(holder);
     until("the connection is closed", || conn.ok(&format!("CLIENT LIST ID {id}")).text().is_empty());
     conn.ok("DLOCK.BREAK k");
     let broken = newest(&mut conn, "k");

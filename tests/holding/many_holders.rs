@@ -74,8 +74,8 @@ fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
 fn a_hold_acquired_again_after_a_break_is_bound_to_its_connection(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     acquire_for_many(&mut conn, "k", MANY, "600000", "SHARED EPHEMERAL");
-    let again = "DLOCK.ACQUIRE k token:0 600000 SHARED EPHEMERAL";
-    let replies = conn.say_together(&["DLOCK.BREAK k", again]);
+    let acquire = "DLOCK.ACQUIRE k token:0 600000 SHARED EPHEMERAL";
+    let replies = conn.say_together(&["DLOCK.BREAK k", acquire]);
     assert!(replies[0] == MANY && replies[1].int() > 0);
     until("each end is counted", || server.number("dlock_breaks") == MANY);
     drop(conn);

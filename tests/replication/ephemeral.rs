@@ -37,7 +37,7 @@ fn an_ephemeral_hold_outlives_its_connection_after_a_failover_and_a_failback(kin
     second.fail_over(&first);
     second.wait_in_sync(&first);
     drop(late);
-    // A hold acquired now ends with its connection. All earlier pending work is done before.
+    // When a new hold has ended with its connection, all earlier pending work is done.
     assert_new_hold_ends_with_its_connection(&first);
     for key in ["early", "late"] {
         assert_eq!([hold_fields(&first, key), hold_fields(&second, key)], [Some((1, 0)); 2], "{key}");

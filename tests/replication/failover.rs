@@ -106,7 +106,7 @@ fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
 /// In the configuration of docs/choosing.md, an old master that is cut off from its promoted replica refuses
 /// writes. It must not grant its waiters locks that the new master may grant.
 #[each_server]
-fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
+fn an_isolated_old_master_grants_no_lock_to_its_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
     let options = || with_grace(kind).conf("dlock.restart-grace 1000");
     let mut servers = [options().start(), options().start()];
@@ -127,7 +127,7 @@ fn an_isolated_old_master_grants_nothing_to_its_waiters(kind: &ServerKind) {
             conn.until_error("DLOCK.ACQUIRE other x 1", "NOREPLICAS");
             left_waiting += master.number("dlock_waiting");
             let before = master.number("dlock_grants");
-            // When these are granted, grace and the leases on the old master have ended.
+            // When more locks are granted, grace and the leases on the old master have ended.
             until_more_grants(granted);
             assert_eq!(master.number("dlock_grants"), before);
         });

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use dlock_testkit::workers::SetAtTheEnd;
 use dlock_testkit::{Server, ServerKind, Stream, Value, aof, each_server, locks, until};
 
 fn server_without_followers(kind: &ServerKind) -> Server {
@@ -14,16 +15,9 @@ fn server_without_followers(kind: &ServerKind) -> Server {
 
 /// Runs `act` while connections acquire and release without a pause. Every key is held at the end.
 fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
-    /// Stops the load when `act` returns or panics.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let _stop = Stop(&stop);
+        let _end = SetAtTheEnd(&stop);
         for n in 0..3 {
             let (mut conn, stop) = (server.connect(), &stop);
             scope.spawn(move || {

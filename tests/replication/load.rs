@@ -57,12 +57,12 @@ impl Load {
         let Load { clock, plan, random, .. } = self;
         let mut workers: Vec<Worker<'_>> =
             (0..6).map(|n| Worker::new(name(n), plan, *clock, random.branch())).collect();
-        let done = during(&mut workers, port, run);
+        let result = during(&mut workers, port, run);
         for worker in workers {
             self.denied.extend(worker.denied);
             self.history.holds.extend(worker.holds);
         }
-        done
+        result
     }
 
     /// Like [`Load::during`], on `master` at first. `run` gets the clients' port, which it may change.

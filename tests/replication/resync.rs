@@ -32,13 +32,13 @@ fn break_link_under_load(kind: &ServerKind, conf: &str, cut: impl Fn(&Server), c
 }
 
 #[each_server]
-fn a_partial_resync_under_load_makes_the_replica_equal(kind: &ServerKind) {
+fn a_replica_equals_its_master_after_a_partial_resync_under_load(kind: &ServerKind) {
     let cut = |master: &Server| assert!(master.connect().ok("CLIENT KILL TYPE replica").int() > 0);
     break_link_under_load(kind, "repl-backlog-size 10mb", cut, "sync_partial_ok");
 }
 
 #[each_server]
-fn a_full_resync_under_load_makes_the_replica_equal(kind: &ServerKind) {
+fn a_replica_equals_its_master_after_a_full_resync_under_load(kind: &ServerKind) {
     for conf in ["repl-diskless-sync yes", "repl-diskless-sync no"] {
         let cut = |master: &Server| {
             let mut conn = master.connect();

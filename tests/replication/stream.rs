@@ -12,9 +12,9 @@ fn effect(command: &[Vec<u8>]) -> String {
     let (last, bytes) = bytes.split_first_chunk().expect("a fence");
     let change = Layout::of(bytes);
     assert_eq!(change.version, 4, "the layout version");
-    let whole = ["whole", "part"][usize::from(change.mode / 4)];
+    let extent = ["whole", "part"][usize::from(change.mode / 4)];
     let mode = ["free", "exclusive", "shared", "permits"][usize::from(change.mode % 4)];
-    let mut words = vec![String::from_utf8_lossy(key).into_owned(), whole.into(), mode.into()];
+    let mut words = vec![String::from_utf8_lossy(key).into_owned(), extent.into(), mode.into()];
     words.extend(change.dropped.iter().map(|token| format!("-{}", token.escape_ascii())));
     for hold in &change.put {
         // The lease began a while ago, and its deadline is rounded up to the next ms.

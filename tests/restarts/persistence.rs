@@ -5,7 +5,7 @@ mod effects;
 mod elsewhere;
 mod restarts;
 
-use dlock_testkit::{Conn, Value, until};
+use dlock_testkit::{Conn, Value, describe_lock, until};
 
 /// Formats a lock without its remaining times, to compare it with another state.
 #[track_caller]
@@ -14,18 +14,8 @@ fn state(conn: &mut Conn, key: &str) -> String {
     if lock.is_nil() {
         return "free".into();
     }
-    let mut holders: Vec<String> = lock
-        .field("holders")
-        .items()
-        .iter()
-        .map(|hold| {
-            let fields = ["token", "count", "fence", "label", "ephemeral"].map(|name| hold.field(name));
-            format!("{fields:?}")
-        })
-        .collect();
-    holders.sort();
     let in_delay = lock.field("delay").int() > 500_000;
-    format!("{:?} {:?} {in_delay} {}", lock.field("mode"), lock.field("permits"), holders.join(" "))
+    format!("{} {in_delay}", describe_lock(&lock))
 }
 
 /// Acquires one lock of every kind in two databases, which [`all_states`] reads.

@@ -142,7 +142,7 @@ fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
 /// With an eviction policy, the server evicts before each command, and memory may exceed the limit in
 /// between. The background job must grant locks all the same.
 #[each_server]
-fn the_queue_is_served_when_the_server_evicts(kind: &ServerKind) {
+fn the_queue_is_served_while_memory_exceeds_an_eviction_limit(kind: &ServerKind) {
     let server = Server::options(kind).conf("maxmemory-policy volatile-lru").start();
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 3000");

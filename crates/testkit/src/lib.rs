@@ -46,7 +46,7 @@ pub use events::Events;
 pub use folder::Folder;
 pub use kinds::{ServerKind, each_server, each_server_in_turn, each_shimmed_server};
 pub use layout::{HoldLayout, Layout};
-pub use locks::{locks, locks_without_fence};
+pub use locks::{describe_lock, locks, locks_without_fence};
 pub use port::Port;
 pub use preload::{compiled, preloaded};
 pub use process::environment;

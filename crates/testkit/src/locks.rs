@@ -15,7 +15,7 @@ pub fn locks(server: &Server) -> Vec<String> {
         for key in conn.ok("KEYS *").items() {
             if conn.call(&[&b"TYPE"[..], key.bytes()]) == "dlock-key" {
                 let lock = conn.call(&[&b"DLOCK.INSPECT"[..], key.bytes()]);
-                let shown = if lock.is_nil() { continue } else { holders(&lock) };
+                let shown = if lock.is_nil() { continue } else { describe_lock(&lock) };
                 // The digest covers deadlines, TTLs and delays; each server computes it from its own bytes.
                 let digest = conn.call(&[&b"DEBUG"[..], b"DIGEST-VALUE", key.bytes()]);
                 lines.push(format!("{db} {key:?} {shown} {digest:?}"));
@@ -36,7 +36,8 @@ pub fn locks_without_fence(server: &Server) -> Vec<String> {
     locks(server).into_iter().filter(|line| !line.starts_with("dlock_fence")).collect()
 }
 
-fn holders(lock: &Value) -> String {
+/// Formats the mode, the permits and the holds of a reply to INSPECT, without times.
+pub fn describe_lock(lock: &Value) -> String {
     let holds = lock.field("holders").items().iter();
     let mut holds: Vec<String> = holds
         .map(|hold| {

@@ -25,7 +25,7 @@ fn an_evicted_key_ends_its_hold(kind: &ServerKind) {
 }
 
 #[each_server]
-fn volatile_eviction_leaves_locks(kind: &ServerKind) {
+fn volatile_eviction_evicts_no_lock(kind: &ServerKind) {
     for policy in ["volatile-lru", "volatile-ttl", "volatile-random", "noeviction"] {
         let mut fixture = Fixture::new(kind);
         fixture.ok("SET cached x EX 1000");

@@ -85,7 +85,7 @@ fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     assert_eq!(target.number("dlock_timeouts"), 1);
 }
 
-/// Servers refuse it for every module that does not support it. The slot stays with its locks.
+/// Servers refuse this migration for modules that do not support it. The slot stays with its locks.
 #[each_server]
 fn atomic_slot_migration_is_refused(kind: &ServerKind) {
     if !(kind.is_valkey && kind.is_at_least(9, 0)) {
@@ -210,7 +210,7 @@ fn a_guard_is_redirected_to_the_node_of_its_keys(kind: &ServerKind) {
 /// The other nodes may have promoted the node's replica, which grants the same lock. So the isolated node
 /// ends no lease and grants no lock.
 #[each_server]
-fn an_isolated_node_grants_nothing_in_the_background(kind: &ServerKind) {
+fn an_isolated_node_grants_no_lock_in_the_background(kind: &ServerKind) {
     let [one, node, two] =
         cluster_with(kind, EQUAL_SLOTS, &["cluster-node-timeout 1000", "notify-keyspace-events Kd"]);
     let mut conn = node.connect();

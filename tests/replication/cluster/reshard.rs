@@ -1,4 +1,4 @@
-//! `redis-cli --cluster reshard` under load, there and back.
+//! `redis-cli --cluster reshard` under load, to another node and back.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -57,6 +57,10 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     acquire_all(&here, &long);
     let before = kept(&here);
     let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let until_more_grants = || {
+        let before = granted.load(Ordering::Relaxed);
+        until("20 more locks are granted", || granted.load(Ordering::Relaxed) > before + 20);
+    };
     let mut clients: Vec<Client<'_>> = (0..6)
         .map(|n| Client::new(format!("client{n}"), &hot, other.port(), clock, random.branch()))
         .collect();
@@ -82,15 +86,13 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
         let mut sides = [&here, &there];
         for _ in 0..rounds(2) {
             let [from, to] = sides;
-            let grants = granted.load(Ordering::Relaxed);
-            until("20 more locks are granted", || granted.load(Ordering::Relaxed) > grants + 20);
+            until_more_grants();
             reshard(from, to, SLOTS);
             assert_eq!(kept(to), before);
             assert!(kept(from).is_empty());
             sides.reverse();
         }
-        let grants = granted.load(Ordering::Relaxed);
-        until("20 more locks are granted", || granted.load(Ordering::Relaxed) > grants + 20);
+        until_more_grants();
         over.store(true, Ordering::Relaxed);
         // The new nodes grant the moved locks to these waiters once the long holds are released.
         let mut conn = sides[0].connect();

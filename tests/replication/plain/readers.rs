@@ -55,7 +55,7 @@ fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
 
 /// The snapshot contains the replica's log position.
 #[each_server(shimmed)]
-fn a_restarted_replica_and_its_replica_continue_to_read(kind: &ServerKind) {
+fn a_restarted_replica_and_its_replica_continue_to_read_the_log(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
     let mut replica = Server::options(kind).conf("save 3600 1").start();
     replica.replicate(&master);
@@ -107,7 +107,7 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
 
 /// Clients of a writable replica have acquired the same locks before.
 #[each_server(shimmed)]
-fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
+fn a_replica_ends_with_the_locks_of_its_master_whatever_it_held_before(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
     let replica = Server::options(kind).conf("replica-read-only no").conf("appendonly yes").start();
     replica.replicate(&master);
@@ -130,7 +130,7 @@ fn a_replica_applies_the_outcome_to_any_earlier_state(kind: &ServerKind) {
 
 /// The link breaks between an effect and a grant that depends on it. WAIT works as usual.
 #[each_server(shimmed)]
-fn a_briefly_disconnected_replica_continues_to_read(kind: &ServerKind) {
+fn a_briefly_disconnected_replica_continues_to_read_the_log(kind: &ServerKind) {
     let (master, replica) = (with_frozen_clock(kind).start(), Server::start(kind));
     replica.replicate(&master);
     let mut conn = master.connect();

@@ -49,8 +49,8 @@ fn clock_steps_under_load_cause_no_second_holder_and_no_lower_fence(kind: &Serve
     let holds: Vec<_> = workers.into_iter().flat_map(|worker| worker.holds).collect();
     assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds(ROUNDS));
     let history = History { holds, ..History::default() };
-    let wrong = [history.exclusion(), history.fences()].concat();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    let faults = [history.exclusion(), history.fences()].concat();
+    assert!(faults.is_empty(), "{faults:#?}");
     for field in ["dlock_expiries", "dlock_timeouts", "dlock_handoffs"] {
         assert_ne!(server.number(field), 0, "{field}");
     }

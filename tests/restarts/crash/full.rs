@@ -7,7 +7,7 @@ use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, locks, until};
 
 #[each_server]
-fn a_full_disk_ends_the_server_and_loses_nothing_with_appendfsync_always(kind: &ServerKind) {
+fn a_full_disk_ends_the_server_and_loses_no_command_with_appendfsync_always(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     let rounds = Rounds { grants: 100, ..Rounds::of_synced("disk full, appendfsync always") };
     let tally = rounds.run(lossless(&kind).start(), |server, random| {
@@ -20,7 +20,7 @@ fn a_full_disk_ends_the_server_and_loses_nothing_with_appendfsync_always(kind: &
 }
 
 #[each_server]
-fn a_full_disk_refuses_commands_and_grants_nothing_with_appendfsync_everysec(kind: &ServerKind) {
+fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     // A fence mark would raise the fence at the restart, and the test compares it with the fence before.
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::{attempts, lossless};
 use dlock_testkit::{Random, Server, ServerKind, aof, each_server, locks_without_fence, parse, preloaded};
 
-/// A dead server, its append only file, and the locks after each command: at each length of the file.
+/// A dead server, its append only file, and the locks after each command, with the length of the file then.
 struct WrittenFile {
     server: Server,
     file: PathBuf,

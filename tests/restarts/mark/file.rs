@@ -38,7 +38,7 @@ fn the_mark_rises_above_a_confirmed_fence(kind: &ServerKind) {
 
 /// A user with write access to the folder could redirect the server's write with a link.
 #[each_server]
-fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
+fn a_planted_link_is_not_followed_and_does_not_block_the_mark(kind: &ServerKind) {
     let mut server = Server::start(kind);
     server.kill9();
     let (precious, mark) = (server.dir().join("precious"), path(&server));
@@ -56,7 +56,7 @@ fn a_planted_link_is_not_followed_and_blocks_nothing(kind: &ServerKind) {
     assert!(fs::symlink_metadata(&temporary).is_err(), "the temporary file is removed");
     // A folder blocks the temporary name, so the server uses another name.
     let first = stored(&mark);
-    fs::create_dir_all(temporary.join("below")).expect("a folder");
+    fs::create_dir_all(temporary.join("below")).expect("the folder can be created");
     until("another mark is written", || stored(&mark) > first);
     assert_eq!(status(&server), "ok");
     // A link in place of the mark file is neither read nor replaced.
@@ -126,7 +126,7 @@ fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &Serv
             let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
             assert!(made.success());
         } else {
-            fs::create_dir(&path).expect("a folder");
+            fs::create_dir(&path).expect("the folder can be created");
         }
         server.restart();
         assert_eq!(status(&server), "failing");
@@ -244,12 +244,12 @@ fn a_module_loaded_at_run_time_writes_the_mark_before_the_first_grant(kind: &Ser
 fn the_mark_is_written_again_when_its_removed_folder_is_back(kind: &ServerKind) {
     let folder = Folder::fresh();
     let dir = folder.path().join("below");
-    fs::create_dir(&dir).expect("a folder");
+    fs::create_dir(&dir).expect("the folder can be created");
     let server = Server::options(kind).conf(&format!("dir {}", dir.display())).start();
     fs::remove_dir_all(&dir).expect("the folder can be removed");
     until_status(&server, "failing");
     assert_eq!(logged(&server, "cannot be written: No such file or directory"), 1);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    fs::create_dir(&dir).expect("a folder");
+    fs::create_dir(&dir).expect("the folder can be created");
     until_status(&server, "ok");
 }

@@ -93,7 +93,7 @@ fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
             assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
         }
         if n % 2 == 0 {
-            // The writer thread kills the server while it grants locks.
+            // The server dies in the writer thread, while it grants locks.
             faults.kill_after(step);
             server.expect_exit();
         } else {

@@ -131,8 +131,8 @@ fn restore_refuses_every_truncated_payload(kind: &ServerKind) {
     let dumped = Dumped::of(&mut conn, "k");
     let whole = Dumped::body(&dumped.lock);
     assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the undamaged bytes are valid");
-    // Bodies that end early, by more than the foot, which the server would read as their end; truncated locks
-    // in complete bodies; and a lock with one byte too many.
+    // Bodies that lack more bytes than the foot has (fewer would be read from the foot), truncated locks in
+    // complete bodies, and a lock with one byte too many.
     let bodies = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
     let longer = [dumped.lock.clone(), vec![0]].concat();

@@ -67,7 +67,7 @@ fn a_malformed_effect_is_reported_and_ends_no_hold(kind: &ServerKind) {
         other[at] = byte;
         other
     };
-    // The server takes over the last fence of an effect that it cannot read otherwise.
+    // From an effect of a newer version, the server takes the last fence only.
     let later = fence + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let malformed = [
@@ -101,7 +101,7 @@ fn an_effect_without_all_arguments_is_reported_or_refused(kind: &ServerKind) {
         assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
         server.kill9();
         append(&server, &[command(cut)]);
-        // Valkey 9 and later check the number of arguments themselves, and stop.
+        // Valkey 9 and later check the number of arguments themselves, and do not start.
         match server.try_restart() {
             Ok(()) => {
                 assert!(server.log().contains("how a master tells replicas"), "{}", server.log());

@@ -152,7 +152,7 @@ fn a_server_without_grants_restarts(kind: &ServerKind) {
 
 /// The server loads a lock before it checks the native TTL, and drops the lock if the TTL has elapsed.
 #[each_server]
-fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next(kind: &ServerKind) {
+fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next_hold(kind: &ServerKind) {
     let mut server = Server::start(kind);
     let mut conn = server.connect();
     let soon = wall_millis() + 200;
@@ -176,7 +176,7 @@ fn wall_millis() -> u128 {
 }
 
 #[each_server]
-fn a_clean_shutdown_loses_nothing(kind: &ServerKind) {
+fn a_clean_shutdown_keeps_every_lock_that_is_not_ephemeral(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("appendonly yes").start();
     let mut conn = server.connect();
     acquire_all_kinds(&mut conn);
