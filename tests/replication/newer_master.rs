@@ -47,12 +47,12 @@ fn until_skipped(replica: &Server, count: i64) {
 
 /// Answers a replica's handshake up to the snapshot.
 fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
-    let (mut got, mut bytes) = (Vec::new(), [0; 1024]);
+    let (mut received, mut bytes) = (Vec::new(), [0; 1024]);
     loop {
         let count = stream.read(&mut bytes).ok().filter(|count| *count > 0)?;
-        got.extend(&bytes[..count]);
-        while let Some((command, length)) = parse(&got) {
-            got.drain(..length);
+        received.extend(&bytes[..count]);
+        while let Some((command, length)) = parse(&received) {
+            received.drain(..length);
             let word = command.items()[0].text().to_uppercase();
             if word == "PSYNC" || word == "SYNC" {
                 // An empty snapshot. A checksum of 0 is not checked.
@@ -73,11 +73,11 @@ fn dump_of_version_9(kind: &ServerKind) -> Vec<u8> {
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut payload = conn.ok("DUMP k").bytes().to_vec();
     // Type and module name (10 bytes), string marker and length, layout version, checksum at the end.
-    let (version, sum) = (if payload[11] < 64 { 12 } else { 13 }, payload.len() - 8);
-    assert_eq!(payload[sum..], checksum(&payload[..sum]).to_le_bytes());
+    let (version, end) = (if payload[11] < 64 { 12 } else { 13 }, payload.len() - 8);
+    assert_eq!(payload[end..], checksum(&payload[..end]).to_le_bytes());
     payload[version] = 0x90;
-    let new = checksum(&payload[..sum]).to_le_bytes();
-    payload[sum..].copy_from_slice(&new);
+    let new = checksum(&payload[..end]).to_le_bytes();
+    payload[end..].copy_from_slice(&new);
     payload
 }
 
@@ -137,6 +137,7 @@ fn a_verbatim_grant_is_skipped_and_counted_when_the_effect_before_it_is_missing(
     // The replica has skipped grants, so it cannot derive the fence of this one.
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
     until_skipped(&replica, 4);
+    // After another effect it could, but not after an effect that it cannot read.
     send(&[b"DLOCK._SET", b"k", &effect]);
     let newer = [&effect[..8], &[0x91, 2, 3]].concat();
     send(&[b"DLOCK._SET", b"m", &newer]);

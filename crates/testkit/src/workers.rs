@@ -41,7 +41,7 @@ pub struct Plan {
     pub waits: Vec<&'static str>,
     /// Time limit of a reply, including the wait for the lock.
     pub timeout: Duration,
-    /// Longest pause of a client after an answer, in ms.
+    /// Longest pause of a client after a batch of commands, in ms.
     pub rest: usize,
     /// The client disconnects before the replies after one in this many writes. 0 means never.
     pub hangs_up: usize,
@@ -84,8 +84,7 @@ pub fn during<R>(
     })
 }
 
-/// Sets the flag that ends the clients when it is dropped. Without it, a panic would wait for the clients for
-/// ever.
+/// Sets the flag, which ends the clients, when it is dropped: otherwise a panic would wait for them for ever.
 pub struct SetAtTheEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for SetAtTheEnd<'_> {
@@ -172,7 +171,10 @@ enum Intent {
 impl Intent {
     fn hold(&self) -> usize {
         match self {
-            Intent::Acquire(at, ..) | Intent::Ask(at) | Intent::Extend(at, _) | Intent::Release(at) => *at,
+            Intent::Acquire(index, ..)
+            | Intent::Ask(index)
+            | Intent::Extend(index, _)
+            | Intent::Release(index) => *index,
         }
     }
 }
@@ -222,9 +224,9 @@ impl<'a> Worker<'a> {
     /// Stops relying on the holds that end with the connection.
     fn end_ephemeral_holds(&mut self) {
         let now = self.clock.now();
-        for at in self.bound.drain(..) {
-            self.unsure.retain(|other| *other != at);
-            if let Some(grant) = &mut self.holds[at].grant {
+        for index in self.bound.drain(..) {
+            self.unsure.retain(|other| *other != index);
+            if let Some(grant) = &mut self.holds[index].grant {
                 grant.until = grant.until.min(now);
             }
         }
@@ -269,16 +271,16 @@ impl<'a> Worker<'a> {
     fn choose(&mut self, others: &[Intent]) -> Intent {
         let now = self.clock.now();
         self.mine.retain(|hold| self.holds[*hold].grant.is_some_and(|grant| grant.until > now));
-        let is_named = |at: usize| others.iter().any(|other| other.hold() == at);
-        let mine: Vec<usize> = self.mine.iter().copied().filter(|at| !is_named(*at)).collect();
+        let is_named = |index: usize| others.iter().any(|other| other.hold() == index);
+        let mine: Vec<usize> = self.mine.iter().copied().filter(|index| !is_named(*index)).collect();
         let lease = *self.random.of(&self.plan.leases);
-        if let Some(at) = self.unsure.pop() {
-            return Intent::Extend(at, lease);
+        if let Some(index) = self.unsure.pop() {
+            return Intent::Extend(index, lease);
         }
-        let queued: Vec<usize> = self.queued.iter().copied().filter(|at| !is_named(*at)).collect();
+        let queued: Vec<usize> = self.queued.iter().copied().filter(|index| !is_named(*index)).collect();
         if !queued.is_empty() && self.random.once_in(2) {
-            let at = *self.random.of(&queued);
-            return if self.random.once_in(6) { Intent::Release(at) } else { Intent::Ask(at) };
+            let index = *self.random.of(&queued);
+            return if self.random.once_in(6) { Intent::Release(index) } else { Intent::Ask(index) };
         }
         match self.random.below(10) {
             0..3 if !mine.is_empty() => Intent::Release(*self.random.of(&mine)),
@@ -351,11 +353,11 @@ impl<'a> Worker<'a> {
             }
             Intent::Ask(_) => return,
             Intent::Extend(_, lease) => now + lease * 1000,
-            Intent::Release(at) => {
-                self.mine.retain(|other| other != at);
-                self.unknown.retain(|other| other != at);
-                self.queued.retain(|other| other != at);
-                self.unknown.push(*at);
+            Intent::Release(index) => {
+                self.mine.retain(|other| other != index);
+                self.unknown.retain(|other| other != index);
+                self.queued.retain(|other| other != index);
+                self.unknown.push(*index);
                 now
             }
         };
@@ -375,17 +377,17 @@ impl<'a> Worker<'a> {
             }
             return;
         }
-        let at = intent.hold();
-        let hold = &mut self.holds[at];
+        let index = intent.hold();
+        let hold = &mut self.holds[index];
         match intent {
             Intent::Acquire(_, lease, options) => {
                 if options.contains(&"EPHEMERAL") {
-                    self.bound.push(at);
+                    self.bound.push(index);
                 }
                 if answer.is_nil() && options.iter().any(|option| option.contains("QUEUE")) {
-                    return self.queued.push(at);
+                    return self.queued.push(index);
                 }
-                self.unknown.retain(|other| *other != at);
+                self.unknown.retain(|other| *other != index);
                 let Value::Int(fence) = answer else {
                     hold.gone = Some(now);
                     return;
@@ -393,9 +395,9 @@ impl<'a> Worker<'a> {
                 hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
                 let still_runs = sent + lease * 1000 > now;
                 if still_runs {
-                    self.mine.push(at)
+                    self.mine.push(index)
                 } else {
-                    self.unsure.push(at)
+                    self.unsure.push(index)
                 };
                 self.granted += 1;
             }
@@ -403,9 +405,9 @@ impl<'a> Worker<'a> {
                 let Value::Int(fence) = answer else { return };
                 // The client relies on the hold from its claim on.
                 hold.grant = Some(Grant { fence: *fence, at: now, until: sent });
-                self.queued.retain(|other| *other != at);
-                self.unknown.retain(|other| *other != at);
-                self.unsure.push(at);
+                self.queued.retain(|other| *other != index);
+                self.unknown.retain(|other| *other != index);
+                self.unsure.push(index);
                 self.granted += 1;
                 self.found_granted += 1;
             }
@@ -413,8 +415,8 @@ impl<'a> Worker<'a> {
                 let Some(grant) = &mut hold.grant else { return };
                 if *answer == 1 {
                     grant.until = sent + lease * 1000;
-                    if !self.mine.contains(&at) {
-                        self.mine.push(at);
+                    if !self.mine.contains(&index) {
+                        self.mine.push(index);
                     }
                 } else if grant.until > now {
                     grant.until = sent;
@@ -422,7 +424,7 @@ impl<'a> Worker<'a> {
                 }
             }
             Intent::Release(_) => {
-                self.unknown.retain(|other| *other != at);
+                self.unknown.retain(|other| *other != index);
                 hold.gone = Some(now);
                 self.released += usize::from(*answer == 1);
             }

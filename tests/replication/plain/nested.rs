@@ -34,23 +34,23 @@ fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
         (&[&["DLOCK.GUARD", "d", "t", "DLOCK.ACQUIRE", "e", "t", "600000"]], &["effect e"]),
     ];
     for (n, (commands, expected)) in nested.into_iter().enumerate() {
-        let own = ["before-1", "before-2", "after-1", "after-2"].map(|when| format!("{n}-{when}"));
+        let around = ["before-1", "before-2", "after-1", "after-2"].map(|when| format!("{n}-{when}"));
         let acquire = |conn: &mut Conn, key: &str| {
             assert!(conn.call(&["DLOCK.ACQUIRE", key, "t", "600000"]).int() > 0);
         };
-        own[..2].iter().for_each(|key| acquire(&mut conn, key));
+        around[..2].iter().for_each(|key| acquire(&mut conn, key));
         commands.iter().for_each(|command| assert!(!conn.call(command).is_nil()));
-        own[2..].iter().for_each(|key| acquire(&mut conn, key));
+        around[2..].iter().for_each(|key| acquire(&mut conn, key));
         let sent = words(&stream.drain());
         let sent = sent.iter().map(String::as_str).filter(|word| !["MULTI", "EXEC"].contains(word));
-        let of_own = [
+        let expected_around = [
             format!("effect {n}-before-1"),
             format!("DLOCK.ACQUIRE {n}-before-2 t 600000"),
             format!("effect {n}-after-1"),
             format!("DLOCK.ACQUIRE {n}-after-2 t 600000"),
         ];
-        let of_own = of_own.each_ref().map(String::as_str);
-        let expected = [&of_own[..2], expected, &of_own[2..]].concat();
+        let expected_around = expected_around.each_ref().map(String::as_str);
+        let expected = [&expected_around[..2], expected, &expected_around[2..]].concat();
         // The form of the first grant depends on the round before.
         assert_eq!(sent.skip(1).collect::<Vec<_>>(), expected[1..]);
     }

@@ -18,9 +18,9 @@ fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     }
     conn.ok("SELECT 1");
     (0..40).step_by(5).for_each(|n| drop(conn.ok(&format!("DLOCK.RELEASE k{n} t"))));
-    let plain = words(&aof::commands(master.dir()));
-    assert!(plain.iter().filter(|word| word.starts_with("DLOCK.ACQUIRE")).count() > 30, "{plain:?}");
-    assert!(plain.iter().filter(|word| word.starts_with("DLOCK.RELEASE")).count() > 1, "{plain:?}");
+    let log = words(&aof::commands(master.dir()));
+    assert!(log.iter().filter(|word| word.starts_with("DLOCK.ACQUIRE")).count() > 30, "{log:?}");
+    assert!(log.iter().filter(|word| word.starts_with("DLOCK.RELEASE")).count() > 1, "{log:?}");
     replica.wait_in_sync(&master);
     sub.wait_in_sync(&replica);
     let held = locks(&master);
