@@ -140,7 +140,7 @@ class QuorumAttempt:
             if turn == QUEUED:
                 won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
                 has_ended = end is not None and now() >= end
-                if not won and has_ended and len(round_.answers) < quorum.majority:
+                if not won and has_ended and not round_.has_majority_answered():
                     # The wait has ended in the queue of one member without answers from a majority. Asks all
                     # members once more, as "taken" must only be reported if a majority can vote.
                     won = yield from round_.at_once()
