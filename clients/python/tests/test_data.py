@@ -53,8 +53,43 @@ def test_any_string_is_taken_where_the_server_honours_strings(r, get_lock):
     r.config_set("dlock.honour-strings", "yes")
     try:
         assert get_lock(timeout=10, thread_local=False).acquire(blocking_timeout=0.1) is False
+        assert get_lock(timeout=10).locked() is True
+        r.delete("foo")
+        r.rpush("foo", "a")
+        with pytest.raises(dlock.LockError, match="holds a list"):
+            get_lock(timeout=10).locked()
     finally:
         r.config_set("dlock.honour-strings", "no")
+
+
+def test_any_string_is_taken_where_a_quorum_honours_strings(members):
+    for client in members.direct:
+        client.config_set("dlock.honour-strings", "yes")
+        client.set("foo", "data")
+    try:
+        assert members.lock(timeout=10).locked() is True
+        assert members.lock(timeout=10).acquire(blocking=False) is False
+    finally:
+        for client in members.direct:
+            client.config_set("dlock.honour-strings", "no")
+
+
+def test_a_string_that_the_client_cannot_decode_is_data(r, locks, server):
+    r.set("foo", b"\x80\xff")
+    lock = locks.lock(locks.client(server.url, decode_responses=True), "foo", timeout=10)
+    for call in lock.acquire, lock.locked:
+        with pytest.raises(dlock.LockError, match="holds a string"):
+            call()
+
+
+def test_a_string_that_the_clients_of_a_quorum_cannot_decode_is_data(members):
+    for client in members.direct:
+        client.set("foo", b"\x80\xff")
+    urls = [f"{proxy.url}?decode_responses=True" for proxy in members.proxies]
+    lock = members.lock(quorum=members.make_quorum(urls), timeout=10)
+    for call in lock.acquire, lock.locked:
+        with pytest.raises(dlock.LockError, match="holds a string"):
+            call()
 
 
 @pytest.mark.parametrize("command", ["type", "get"])

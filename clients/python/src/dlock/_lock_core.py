@@ -18,7 +18,7 @@ from ._clients import encoder
 from ._clock import now
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import Owner
-from ._protocol import FOREIGN, Args, Key, Steps, error
+from ._protocol import Args, Key, Steps, error
 from ._single_attempt import SingleAttempt, late_for
 from ._steps import SINGLE, Owe, Watch
 
@@ -255,8 +255,7 @@ class Core(Generic[C]):
 
     def _ask_locked(self) -> Steps:
         """Returns whether the lock is held. Raises `LockError` if the key holds data."""
-        left = yield from _protocol.send_unless_data(_protocol.pttl(self._key), self.name)
-        return left is FOREIGN or left != -2
+        return (yield from _protocol.is_locked(self._key, self.name))
 
     def _ask_release(self, token: bytes, hold: Hold | None, lasts: float) -> Steps:
         """Returns whether the release ended the hold; None if an earlier copy of it, whose answer was lost,

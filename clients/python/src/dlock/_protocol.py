@@ -215,7 +215,11 @@ def send_unless_data(command: Args, name: Key) -> Steps:
         try:
             kind = _bytes((yield ("TYPE", command[1]))).decode("ascii", "replace")
             if kind == "string":
-                value = yield ("GET", command[1])
+                try:
+                    value = yield ("GET", command[1])
+                except UnicodeDecodeError:
+                    # Data, over a client with `decode_responses`.
+                    value = b""
                 if value is None:
                     continue
                 if FOREIGN_TOKEN.match(_bytes(value)):
@@ -237,6 +241,19 @@ def send_unless_data(command: Args, name: Key) -> Steps:
             text += ". If it is a lock of SET NX, set dlock.honour-strings to wait for it"
         raise error(DataError, text, name) from failure
     return None
+
+
+def is_locked(key: bytes, name: Key) -> Steps:
+    """Returns whether any client holds the lock. Raises `DataError` if the key holds data."""
+    try:
+        left = yield from send_unless_data(pttl(key), name)
+    except DataError as why:
+        # Where the server honours strings, any string is a lock, which INSPECT shows.
+        try:
+            return (yield from send(inspect(key, 1))) is not None
+        except ResponseError:
+            raise why from why.__cause__
+    return left is FOREIGN or left != -2
 
 
 def holders(answer: Any, count: int) -> dict[bytes, int] | None:

@@ -14,7 +14,7 @@ from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._lock_core import C, Core, Number
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._owners import Owner
-from ._protocol import FOREIGN, Args, DataError, Key, Steps, error, word
+from ._protocol import Args, DataError, Key, Steps, error, is_misuse, word
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
 
@@ -104,15 +104,10 @@ class QuorumCore(Core[C]):
         return sorted(lefts, reverse=True)[self.redis.majority - 1] if held else -2
 
     def _ask_locked(self) -> Steps:
-        command = _protocol.pttl(self._key)
-
         def question(member: int) -> Steps:
-            return _protocol.send_unless_data(command, self.name)
+            return _protocol.is_locked(self._key, self.name)
 
-        def yes(member: int, answer: Any) -> bool:
-            return answer is FOREIGN or answer != -2
-
-        return bool((yield from self._decided(question, yes)))
+        return bool((yield from self._decided(question, lambda member, answer: bool(answer))))
 
     def _ask_release(self, token: bytes, hold: Hold | None, lasts: float) -> Steps:
         orphaned = set() if hold is None else hold.orphaned
