@@ -12,7 +12,8 @@ from redis.exceptions import ResponseError, TimeoutError
 
 import dlock
 from dlock._clock import now
-from dlock._hold import UnansweredLeases
+from dlock._hold import Hold, UnansweredLeases
+from dlock._owners import of_thread
 from dlock._round import Request, Round
 
 
@@ -44,13 +45,30 @@ def extend_late(members, lock, seconds):
 
 def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(members, lock):
     extend_late(members, lock, 15)
-    with pytest.raises(dlock.NoQuorumError):
+    with pytest.raises(dlock.NoQuorumError, match="held, but an earlier, shorter extension has no answer"):
         lock.extend(60, replace_ttl=True)
     assert lock.local.hold.valid_until <= now() + 15
     members.proxies[0].resume()
     until(
         "the late request arrives", lambda: members.direct[0].execute_command("DLOCK.PTTL", "foo") <= 15_000
     )
+
+
+def test_a_late_shorter_extend_counts_for_a_token_of_another_object_too(members, lock):
+    elsewhere = members.lock(timeout=600)
+
+    class Adopted:
+        owned, extend = elsewhere.owned, elsewhere.extend
+
+        @staticmethod
+        def acquire():
+            lock.acquire()
+            elsewhere.local.token = lock.local.token
+
+    extend_late(members, Adopted, 15)
+    with pytest.raises(dlock.NoQuorumError):
+        elsewhere.extend(60, replace_ttl=True)
+    assert elsewhere.extend(15, replace_ttl=True)
 
 
 def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members, lock):
@@ -97,6 +115,24 @@ def test_a_renewal_is_not_due_at_once_while_a_shorter_lease_is_unanswered(throug
     until("the hold is renewed", lambda: hold.valid_until > now() + 14)
     assert hold.wake_at() > now()
     lock.release()
+
+
+def test_renewals_ask_for_no_longer_lease_than_an_unanswered_one():
+    """A member that may still set the shorter lease would not count for a longer one."""
+    leases, asked = UnansweredLeases(), []
+    unanswered = leases.send(1, "DLOCK.EXTEND", request, 5000)
+    next(unanswered)
+
+    def ask(hold, lease):
+        asked.append(lease)
+        yield from ()
+        return 1
+
+    hold = Hold(b"token", 9000, None, now() + 9, of_thread(), (), True, None, ask, leases)
+    assert list(hold.wake()) == []
+    hold.woken()
+    assert asked == [5000]
+    assert hold.wake_at() > now()
 
 
 def request(name):

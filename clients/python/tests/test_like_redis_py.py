@@ -274,6 +274,19 @@ def test_do_release_ends_the_hold_that_it_releases(r, get_lock):
     assert reasons == []
 
 
+def test_a_late_shorter_extend_limits_a_token_of_another_object(through, proxy):
+    lock, elsewhere = through(timeout=60, socket_timeout=1), through(timeout=60, socket_timeout=1)
+    assert lock.acquire(blocking=False)
+    elsewhere.local.token = lock.local.token
+    assert elsewhere.owned()
+    proxy.silent = True
+    with pytest.raises(redis.TimeoutError):
+        elsewhere.extend(15, replace_ttl=True)
+    proxy.silent = False
+    with pytest.raises(redis.TimeoutError, match="Only 15 s are certain"):
+        elsewhere.extend(60, replace_ttl=True)
+
+
 def test_a_lock_with_the_token_of_another_owns_its_hold(r, get_lock):
     lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
     assert lock.acquire(blocking=False)

@@ -56,6 +56,17 @@ class UnansweredLeases:
         """Returns the shortest lease, in ms, that the member may still set. Infinite if there is none."""
         return min(self._leases.get(member, ()), default=math.inf)
 
+    def check(self, lease: int) -> None:
+        """Raises `TimeoutError` if the single server may still set a shorter lease."""
+        shortest = self.shortest(SINGLE)
+        if shortest < lease:
+            text = f"Only {shortest / 1000:g} s are certain: an earlier, shorter extension has no answer"
+            raise TimeoutError(text + " yet. Release the lock to start anew")
+
+    def shortest_of_all(self) -> float:
+        """Returns the shortest lease, in ms, that any member may still set. Infinite if there is none."""
+        return min(map(self.shortest, list(self._leases)), default=math.inf)
+
 
 class Hold:
     """The hold of one token, with its validity: the time for which its owner may rely on it."""
@@ -104,8 +115,8 @@ class Hold:
         # Ends the watch over the hold. Set by the driver that watches it.
         self.forget: Callable[[], object] | None = None
         self._retry_at: float | None = None
-        # The ms of the lease that are certain. Less than the lease while a shorter one is unanswered.
-        self._certain: float = lease
+        # The lease of the next renewal, in ms. Less than the lease while a shorter one is unanswered.
+        self._next_lease = lease
         self._failure = ""
         # Held by a renewal or an extension: two EXTENDs at once could arrive or be answered in either order.
         self._turn = threading.Lock()
@@ -148,7 +159,7 @@ class Hold:
     def _lost_at(self) -> float:
         """Returns when to declare the hold lost. For a renewed hold that is a tenth of the lease before the
         end, so that its owner has time to stop."""
-        return self.valid_until - (self._certain / 10_000 if self.renewed else 0)
+        return self.valid_until - (self._next_lease / 10_000 if self.renewed else 0)
 
     def finished(self) -> bool:
         return self.over if self.loss is None else self._reported
@@ -161,7 +172,7 @@ class Hold:
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
         # Renewed after a third of the lease, so that there is time for more tries.
-        return min(self.valid_until - self._certain / 1000 * 2 / 3, self._lost_at())
+        return min(self.valid_until - self._next_lease / 1000 * 2 / 3, self._lost_at())
 
     def wake(self) -> Steps | None:
         if now() >= self._lost_at():
@@ -189,10 +200,15 @@ class Hold:
         except Exception:
             logger.exception("on_lost failed")
 
+    def _renewed_lease(self) -> int:
+        """Returns the lease of a renewal, in ms: no longer than the shortest unanswered one, as members that
+        may still set that one do not count for a longer lease."""
+        return int(min(self.lease, self.unanswered.shortest_of_all()))
+
     def _renewal(self) -> Steps:
         try:
             if not self.over:
-                yield from self.extend(self.lease)
+                yield from self.extend(self._renewed_lease())
             self._retry_at = None
         # Catches any exception, as clusters and credential providers raise classes of their own.
         except Exception as why:
@@ -208,10 +224,8 @@ class Hold:
             yield Sleep(0.005)
         try:
             held = yield from self.extend(lease)
-            shortest = self.unanswered.shortest(SINGLE)
-            if held and shortest < lease:
-                text = f"Only {shortest / 1000:g} s are certain: an earlier, shorter extension has no answer"
-                raise TimeoutError(text + " yet. Release the lock to start anew")
+            if held:
+                self.unanswered.check(lease)
             return held
         finally:
             self._turn.release()
@@ -231,7 +245,7 @@ class Hold:
             return False
         certain = min(lease, self.unanswered.shortest(SINGLE))
         self.valid_until = sent + trusted(certain / 1000)
-        self._certain = min(self.lease, self.unanswered.shortest(SINGLE))
+        self._next_lease = self._renewed_lease()
         return True
 
 

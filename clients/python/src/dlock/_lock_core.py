@@ -338,7 +338,12 @@ class Core(Generic[C]):
     def _leasing(self, doing: str, token: bytes, ttl: int) -> Steps:
         hold = self._hold()
         if hold is None:
-            held = yield from self._ask_extend(token, ttl, UnansweredLeases())
+            if self.local.adopted is None or self.local.adopted[0] != token:
+                self.local.adopted = token, UnansweredLeases()
+            unanswered = self.local.adopted[1]
+            held = yield from self._ask_extend(token, ttl, unanswered)
+            if held:
+                unanswered.check(ttl)
         else:
             # Reads the clock first: a lost hold must not be extended.
             held = not hold.is_lost() and (yield from hold.extending(ttl))
@@ -362,6 +367,8 @@ class State:
 
     token: bytes | str | None = None
     hold: Hold | None = None
+    # The last token that this object extended without having acquired it, with its unanswered leases.
+    adopted: tuple[bytes, UnansweredLeases] | None = None
 
 
 class LocalState(threading.local, State):

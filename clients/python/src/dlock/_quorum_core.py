@@ -18,6 +18,13 @@ from ._protocol import Args, DataError, Key, Steps, error, is_misuse, word
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
 
+# The vote of a member, for messages.
+STATES = {
+    True: "held",
+    False: "not held",
+    None: "held, but an earlier, shorter extension has no answer",
+}
+
 
 class QuorumCore(Core[C]):
     """A `Core` that asks all members of a quorum. The majority decides."""
@@ -82,7 +89,7 @@ class QuorumCore(Core[C]):
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         question = _extend(self._key, token, ttl, unanswered)
-        return int((yield from self._decided(question, lambda member, answer: answer == 1)))
+        return int((yield from self._decided(question, _extended(ttl, unanswered))))
 
     def _ask_holds(self, token: bytes) -> Steps:
         command = _protocol.holds(self._key, token)
@@ -178,7 +185,14 @@ class QuorumCore(Core[C]):
             for answer in answers.values():
                 if isinstance(answer, DataError):
                     raise answer
-            raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, answers), self.name)
+            misuse = [answer for answer in answers.values() if is_misuse(answer)]
+            if len(self.redis.members) - len(misuse) < self.redis.majority:
+                raise misuse[0]
+            states = {
+                member: answer if isinstance(answer, Exception) else STATES[vote(member, answers)]
+                for member, answer in answers.items()
+            }
+            raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, states), self.name)
         if found is not None:
             found += [answers[member] for member in answers if vote(member, answers)]
         return decided
@@ -236,12 +250,8 @@ class Extension:
             # carries out the steps.
             return not_held.pop(member, None) if extended else None
 
-        def yes(member: int, answer: Any) -> bool | None:
-            if answer == 1 and hold.unanswered.shortest(member) < lease:
-                return None
-            return bool(answer == 1)
-
         question = _extend(self._key, hold.token, lease, hold.unanswered)
+        yes = _extended(lease, hold.unanswered)
         extended = bool((yield from self._decided(question, yes, on_answer=on_answer)))
         for member in list(not_held) if extended else ():
             steps = not_held.pop(member, None)
@@ -271,3 +281,12 @@ def _extend(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) 
         return _protocol.extend(key, token, lease, name)
 
     return lambda member: unanswered.send(member, "DLOCK.EXTEND", command, lease)
+
+
+def _extended(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:
+    """Returns the vote of an answer to EXTEND: None if the member may still set a shorter lease."""
+
+    def vote(member: int, answer: Any) -> bool | None:
+        return None if answer == 1 and unanswered.shortest(member) < lease else bool(answer == 1)
+
+    return vote
