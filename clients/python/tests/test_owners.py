@@ -309,11 +309,12 @@ def test_a_forked_process_has_owners_of_its_own():
     process.join()
 
 
-def test_a_name_of_a_thread_has_no_slash_in_its_owner():
+@pytest.mark.parametrize("name", ["pool/" + "ü" * 200, "\N{GRINNING FACE}" * 64, "\ud800" * 64])
+def test_an_owner_has_no_slash_and_a_limited_length_whatever_the_name_of_the_thread(name):
     found = []
-    thread = threading.Thread(target=lambda: found.append(of_thread().terms()), name="pool/" + "ü" * 200)
+    thread = threading.Thread(target=lambda: found.append(of_thread().terms()), name=name)
     thread.start()
     thread.join()
     ((word, owner),) = found
     assert word == "OWNER"
-    assert b"/" not in owner and len(owner) < 255
+    assert b"/" not in owner and len(owner) < 128

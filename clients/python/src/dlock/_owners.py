@@ -11,7 +11,7 @@ import weakref
 
 from ._protocol import Args
 
-# Number of characters of the thread's or task's name that the owner's name contains.
+# Number of bytes of the thread's or task's name that the owner's name contains.
 NAME_LENGTH = 64
 
 
@@ -20,13 +20,13 @@ class Owner:
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
-        shown = name[:NAME_LENGTH].replace("/", "_")
+        shown = name.encode("utf-8", "replace")[:NAME_LENGTH].decode("utf-8", "ignore").replace("/", "_")
         self._id = f"{secrets.token_urlsafe(6)}.{self.pid}.{shown}"
         self._renamed = 0
 
     def terms(self) -> Args:
         """Returns ACQUIRE's terms for this owner."""
-        return ("OWNER", f"{self._id}.{self._renamed}".encode("utf-8", "replace"))
+        return ("OWNER", f"{self._id}.{self._renamed}".encode())
 
     def rename(self, terms: Args) -> None:
         """Changes the owner's name in later requests if `terms`, those of an earlier ACQUIRE, contain its
