@@ -18,6 +18,7 @@ from redis.exceptions import InvalidResponse
 import dlock
 import dlock.asyncio
 from dlock._clients import translated
+from dlock._protocol import send
 
 
 def sync_client():
@@ -68,6 +69,8 @@ def test_a_lock_accepts_a_client_of_a_class_that_a_user_named_pipeline():
         (lambda: ["redis://localhost"], "from_url"),
         (lambda: [sync_client(), None], "got None"),
         (lambda: [sync_client().pipeline()], "pass the client"),
+        (sync_client, "needs a list of clients, and got Redis"),
+        (lambda: None, "needs a list of clients, and got None"),
     ],
 )
 def test_a_quorum_refuses_a_client_of_the_wrong_kind(make, text):
@@ -101,6 +104,13 @@ class CannedAsyncClient(redis.asyncio.Redis):
 
     async def execute_command(self, *args, **options):
         return self.answer
+
+
+def test_an_unknown_command_is_an_error_that_says_to_load_the_module():
+    steps = send(("DLOCK.PTTL", "foo"))
+    next(steps)
+    with pytest.raises(redis.ResponseError, match="load the module dlock"):
+        steps.throw(redis.ResponseError("unknown command 'DLOCK.PTTL', with args beginning with: 'foo' "))
 
 
 @pytest.mark.parametrize("answer", ["QUEUED", True, 1.5, object()], ids=["text", "bool", "float", "object"])

@@ -27,6 +27,27 @@ def exists(r):
     return r.exists("foo") == 1
 
 
+@pytest.mark.parametrize("value, error", [(float("nan"), ValueError), ("5", TypeError)], ids=["nan", "text"])
+def test_times_are_numbers_of_seconds(get_lock, value, error):
+    for argument in "timeout", "sleep", "blocking_timeout":
+        with pytest.raises(error, match=f"{argument} is a number of seconds"):
+            get_lock(**{"timeout": 10, argument: value})
+    lock = get_lock(timeout=10)
+    with pytest.raises(error, match="blocking_timeout is a number of seconds"):
+        lock.acquire(blocking_timeout=value)
+    with lock, pytest.raises(error, match="additional_time is a number of seconds"):
+        lock.extend(value)
+    with pytest.raises(ValueError, match="timeout is a number of seconds"):
+        get_lock(timeout=math.inf)
+    assert lock.acquire(blocking_timeout=math.inf)
+    lock.release()
+
+
+def test_on_lost_is_a_function(get_lock):
+    with pytest.raises(TypeError, match="on_lost is a function"):
+        get_lock(timeout=10, on_lost="print")
+
+
 def test_fences_rise(get_lock):
     lock, fences = get_lock(timeout=10), []
     assert lock.fence is None

@@ -85,6 +85,35 @@ def test_acquire_raises_at_once_for_a_lease_that_no_master_can_grant(members):
         members.lock(timeout=1_000_000).acquire()
 
 
+def test_extend_raises_the_error_of_a_lease_that_no_master_can_set(members):
+    with members.lock(timeout=10) as lock:
+        members.until_held()
+        for seconds in 0, 1_000_000:
+            with pytest.raises(redis.ResponseError, match="ttl"):
+                lock.extend(seconds, replace_ttl=True)
+        assert lock.owned()
+
+
+def test_an_error_names_the_members_that_have_the_hold(members):
+    members.direct[0].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
+    members.proxies[2].refuse = True
+    with pytest.raises(dlock.NoQuorumError, match=r": held; .*: not held; "):
+        members.lock(timeout=60).locked()
+
+
+@pytest.mark.parametrize("token", ["", "x" * 256], ids=["empty", "long"])
+def test_acquire_refuses_a_token_of_the_wrong_length(members, token):
+    with pytest.raises(redis.ResponseError, match="a token has 1 to 255 bytes"):
+        members.lock(timeout=10).acquire(blocking=False, token=token)
+
+
+def test_a_name_can_be_any_kind_of_bytes(members):
+    for name in b"foo", bytearray(b"foo"), memoryview(b"foo"):
+        with members.lock(name, timeout=10):
+            members.until_held()
+        members.until_free()
+
+
 def test_positions_last_no_longer_than_the_max_ttl_of_the_masters(members):
     for client in members.direct:
         client.config_set("dlock.max-ttl", 5000)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
+import numbers
 import os
 import threading
 from collections.abc import Iterator
@@ -51,6 +53,9 @@ class Core(Generic[C]):
         owner: str | bytes | None = None,
     ) -> None:
         self._check(redis)
+        _check_seconds("timeout", timeout)
+        _check_seconds("sleep", sleep)
+        _check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
         self.redis: Any = redis
         self.name: Any = name
         self.timeout = timeout
@@ -68,12 +73,17 @@ class Core(Generic[C]):
         self.auto_renew = not self.timeout if auto_renew is None else auto_renew
         if not self.timeout and not self.auto_renew:
             raise ValueError("without a timeout the lock is renewed: give a timeout, or leave out auto_renew")
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost is a function, and not {on_lost!r}")
         if inspect.iscoroutinefunction(on_lost):
             raise TypeError("on_lost is called, not awaited: give a plain function")
         self.on_lost = on_lost
         # The last hold of this object, in any thread.
         self._latest: Hold | None = None
-        self._encode: Callable[[Any], bytes] = encoder(redis).encode
+        encode = encoder(redis).encode
+        self._encode: Callable[[Any], bytes] = lambda value: bytes(
+            value if isinstance(value, bytearray) else encode(value)
+        )
         self._key = self._encode(name)
         self._mode: Args = ("SHARED",) if shared else ("PERMITS", permits) if permits is not None else ()
         self._owner_given = None if owner is None else self._encode(owner)
@@ -154,6 +164,8 @@ class Core(Generic[C]):
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
         limit = self.blocking_timeout if limit is None else limit
+        _check_seconds("sleep", sleep)
+        _check_seconds("blocking_timeout", limit, may_be_infinite=True)
         owner = self._owner()
         inside = self._hold()
         if inside is not None and not inside.over and inside.pid == os.getpid():
@@ -318,6 +330,7 @@ class Core(Generic[C]):
         token = self._held("extend")
         if self.timeout is None:
             raise error(LockError, "Cannot extend a lock with no timeout", self.name)
+        _check_seconds("additional_time", additional)
         ttl = int(additional * 1000)
         hold = self._hold()
         if not replace:
@@ -360,6 +373,15 @@ class Core(Generic[C]):
             return False
         held = yield from self._ask_holds(self._encode(token))
         return held > 0 and (hold is None or not hold.is_lost())
+
+
+def _check_seconds(name: str, value: Any, *, may_be_infinite: bool = False) -> None:
+    """Raises TypeError or ValueError unless the argument is None or a number of seconds."""
+    text = f"{name} is a number of seconds, and not {value!r}"
+    if value is not None and not isinstance(value, numbers.Real):
+        raise TypeError(text)
+    if value is not None and (math.isnan(value) or (math.isinf(value) and not may_be_infinite)):
+        raise ValueError(text)
 
 
 class State:

@@ -50,6 +50,8 @@ class Quorum(Generic[C_co]):
     asyncio. All processes must name the same masters."""
 
     def __init__(self, members: Iterable[C_co]) -> None:
+        if not isinstance(members, Iterable):
+            raise TypeError(f"dlock.Quorum needs a list of clients, and got {type(members).__name__}")
         self.members = list(members)
         if not self.members:
             raise ValueError("a quorum needs at least one member")

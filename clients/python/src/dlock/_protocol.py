@@ -185,7 +185,12 @@ def set_library_name(name: str) -> Args:
 def send(command: Args) -> Steps:
     """Sends a command, and returns the reply. Raises `InvalidResponse` if a command that returns an integer
     or null returns anything else: then the client is a pipeline, or of another kind."""
-    reply = yield command
+    try:
+        reply = yield command
+    except ResponseError as answer:
+        if str(answer).lower().startswith("unknown command"):
+            raise ResponseError(f"{answer}: load the module dlock into this server") from answer
+        raise
     if command[0] in INTEGER_COMMANDS and reply is not None and type(reply) is not int:
         text = f"{command[0]} returned {reply!r}, which is neither an integer nor null"
         raise InvalidResponse(text)

@@ -196,7 +196,7 @@ class QuorumAttempt:
                 yield self._backoff(end)
 
     def _begin(self, order: list[int]) -> Round:
-        token = self._token or _protocol.fresh_token()
+        token = _protocol.fresh_token() if self._token is None else self._token
         request = Request(self._key, self._name, self.lease, self._next_terms(), self._fenced)
         self._round = Round(self._quorum, request, token, order)
         return self._round
