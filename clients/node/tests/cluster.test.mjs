@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Lock } from "dlock";
 import { Cluster } from "ioredis";
-import { freePort, onEach, Server, until } from "./support.mjs";
+import { freePort, onEach, Server, suspend, until } from "./support.mjs";
 
 // One key of each node, in the order of the nodes.
 const keys = ["b", "c", "a"];
@@ -81,16 +81,16 @@ onEach(
 
     test("holds at other nodes are renewed while one node hangs", async () => {
       const client = connect();
-      const holds = await Promise.all(keys.map((key) => new Lock(client, key, { ttl: 9000 }).acquire()));
+      const holds = await Promise.all(keys.map((key) => new Lock(client, key, { ttl: 60_000 }).acquire()));
       nodes[2].freeze();
       try {
+        for (let round = 0; round < 2; round++) {
+          suspend(30_000);
+          for (const hold of holds.slice(0, 2)) await until("it is renewed", () => hold.validFor > 30_000);
+        }
         await until("the hold of its key is lost", () => holds[2].signal.aborted);
         const lock = new Lock(client, keys[0]);
         assert.equal(await lock.tryAcquire(), null);
-        for (const hold of holds.slice(0, 2)) {
-          await until("its validity falls", () => hold.validFor < 7500);
-          await until("it is renewed", () => hold.validFor > 7500);
-        }
         for (const hold of holds.slice(0, 2)) await hold.release();
       } finally {
         nodes[2].thaw();
@@ -110,5 +110,5 @@ onEach(
       assert.equal(await nodes[1].exists(keys[1]), false);
     });
   },
-  { only: ["ioredis"], isParallel: true },
+  { only: ["ioredis"] },
 );

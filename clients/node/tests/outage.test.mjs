@@ -1,26 +1,15 @@
 // An outage, or data at the key, is an error and no lock that another client holds.
 
 import assert from "node:assert/strict";
-import os from "node:os";
-import { afterEach, beforeEach, mock, test } from "node:test";
+import { afterEach, beforeEach, test } from "node:test";
 import { LateError, Lock, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
-import { mastersFor, onEach, until } from "./support.mjs";
+import { mastersFor, onEach, suspend, until } from "./support.mjs";
 
 const HOUR = 3_600_000;
 
 const usual = { ...times };
 afterEach(() => Object.assign(times, usual));
-
-const [wall, uptime] = [Date.now, os.uptime];
-let suspended = 0;
-mock.method(Date, "now", () => wall() + suspended);
-mock.method(os, "uptime", () => uptime() + suspended / 1000);
-
-/** Advances the clock of the clients, as if the machine had been suspended for `ms`. */
-function suspend(ms) {
-  suspended += ms;
-}
 
 onEach((bench) => {
   const { masters, proxies, quorumOf, isHeldAt, isWaitedFor } = mastersFor(bench);

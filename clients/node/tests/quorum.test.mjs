@@ -6,10 +6,15 @@ import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
-import { mastersFor, onEach, pause, until } from "./support.mjs";
+import { mastersFor, onEach, pause, suspend, until, untilRenewed } from "./support.mjs";
 
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
+
+function cut(proxy) {
+  proxy.refuse = true;
+  proxy.drop();
+}
 
 onEach(
   (bench) => {
@@ -20,11 +25,6 @@ onEach(
     beforeEach(async () => {
       quorum = await quorumOf(proxies, 4000);
     });
-
-    function cut(proxy) {
-      proxy.refuse = true;
-      proxy.drop();
-    }
 
     test("a hold of a majority excludes other clients", async () => {
       const [one, other] = [lock(), lock()];
@@ -95,27 +95,6 @@ onEach(
         fences.every((fence, at) => at === 0 || fence > fences[at - 1]),
         `${fences}`,
       );
-    });
-
-    test("a hold is renewed while one member is silent", async () => {
-      const hold = await lock({ ttl: 12_000 }).acquire();
-      proxies[1].silent = true;
-      const lease = () => masters[0].ask("DLOCK.PTTL", "foo");
-      for (let round = 0; round < 2; round++) {
-        await until("the lease goes down", async () => (await lease()) < 10_000);
-        await until("it is renewed", async () => (await lease()) > 10_000);
-      }
-      assert(!hold.signal.aborted);
-      proxies[1].silent = false;
-      await hold.release();
-    });
-
-    test("a hold is lost when a majority cannot be renewed", async () => {
-      const { signal } = await lock({ ttl: 6000 }).acquire();
-      await isHeldAt(0, 1, 2);
-      for (const proxy of proxies.slice(0, 2)) cut(proxy);
-      await until("it is lost", () => signal.aborted);
-      assert.match(signal.reason.message, /too few members answered/);
     });
 
     test("a hold is lost when a majority has ended it", async () => {
@@ -275,3 +254,31 @@ onEach(
   },
   { isParallel: true },
 );
+
+// Not in parallel, because these tests change the clock.
+onEach((bench) => {
+  const TTL = 60_000;
+  const { proxies, quorumOf, isHeldAt } = mastersFor(bench);
+  const acquire = async () => new Lock(await quorumOf(proxies, 4000), "foo", { ttl: TTL }).acquire();
+
+  test("a hold is renewed while one member is silent", async () => {
+    const hold = await acquire();
+    proxies[1].silent = true;
+    for (let round = 0; round < 2; round++) await untilRenewed(hold, TTL);
+    assert(!hold.signal.aborted);
+    proxies[1].silent = false;
+    await hold.release();
+  });
+
+  test("a hold is lost when a majority cannot be renewed", async () => {
+    const { signal } = await acquire();
+    await isHeldAt(0, 1, 2);
+    const lost = new Promise((resolve) => signal.addEventListener("abort", resolve));
+    for (const proxy of proxies.slice(0, 2)) cut(proxy);
+    suspend(TTL / 2);
+    await until("a renewal has failed", () => proxies[2].asked("DLOCK.EXTEND") > 1);
+    suspend(TTL / 2);
+    await lost;
+    assert.match(signal.reason.message, /too few members answered/);
+  });
+});

@@ -5,7 +5,7 @@ import { spawn } from "node:child_process";
 import { EventEmitter, once } from "node:events";
 import { closeSync, mkdtempSync, openSync, readFileSync, rmSync } from "node:fs";
 import net from "node:net";
-import { tmpdir } from "node:os";
+import os from "node:os";
 import path from "node:path";
 import { after, afterEach, beforeEach, describe } from "node:test";
 import { Quorum } from "dlock";
@@ -41,6 +41,24 @@ export async function until(what, condition, limit = 60_000) {
   }
 }
 
+const [wall, uptime] = [Date.now, os.uptime];
+let suspended = 0;
+Date.now = () => wall() + suspended;
+os.uptime = () => uptime() + suspended / 1000;
+
+/** Advances the clock of all clients, as if the machine had been suspended for `ms`. */
+export function suspend(ms) {
+  suspended += ms;
+}
+
+/** Makes the next renewal of a hold with this lease due, and waits for it. The lease must be long enough for a
+ * busy machine. */
+export async function untilRenewed(hold, ttl) {
+  suspend(ttl / 2);
+  assert(hold.validFor <= ttl / 2);
+  await until("the hold is renewed", () => hold.validFor > ttl / 2);
+}
+
 export async function freePort() {
   const probe = net.createServer().listen(0, "127.0.0.1");
   await once(probe, "listening");
@@ -57,7 +75,7 @@ export class Server {
     server.program = program;
     server.port = await freePort();
     server.url = `redis://127.0.0.1:${server.port}`;
-    server.folder = mkdtempSync(path.join(tmpdir(), "dlock-node-"));
+    server.folder = mkdtempSync(path.join(os.tmpdir(), "dlock-node-"));
     await server.start(options);
     return server;
   }
@@ -291,8 +309,8 @@ class Bench {
 }
 
 /** Runs a suite on each server, with clients of each library. Each test begins with an empty server. With
- * `isParallel`, the runs take place at the same time: for suites that mostly wait, and that change no
- * `times`. */
+ * `isParallel`, the runs take place at the same time: for suites that mostly wait, and that change
+ * neither `times` nor the clock. */
 export function onEach(suite, { only = Object.keys(kinds), isParallel = false } = {}) {
   describe("on each server", { concurrency: isParallel ? SERVERS.length * only.length : 1 }, () =>
     describeAll(suite, only),
