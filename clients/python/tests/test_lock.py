@@ -125,11 +125,9 @@ def test_a_lost_hold_is_not_entered_again(r, server):
 
 
 def test_a_renewed_hold_lasts_longer_than_its_lease(r, get_lock):
-    lock = get_lock(timeout=6, auto_renew=True)
+    lock = get_lock(timeout=60, auto_renew=True)
     lock.acquire()
-    before = lock.local.hold.valid_until
-    until("the hold outlasts its first lease", lambda: lock.local.hold.valid_until > before + 4)
-    assert r.execute_command("DLOCK.PTTL", "foo") > 0
+    until_renewed(r, lock)
     assert lock.owned()
     lock.release()
     assert not exists(r)
@@ -286,7 +284,7 @@ def test_a_fork_neither_owns_nor_releases_the_hold(r, server):
 
 def test_a_lock_without_timeout_ends_with_its_process(r, server):
     def child():
-        dlock.Lock(redis.Redis.from_url(server.url), "foo", timeout=6, auto_renew=True).acquire()
+        dlock.Lock(redis.Redis.from_url(server.url), "foo", timeout=15, auto_renew=True).acquire()
         threading.Event().wait()
 
     def left():
@@ -295,8 +293,8 @@ def test_a_lock_without_timeout_ends_with_its_process(r, server):
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     until("the process has the hold", lambda: exists(r))
-    until("the lease goes down", lambda: 0 < left() < 5000)
-    until("the hold is renewed", lambda: left() > 5000)
+    until("the lease goes down", lambda: 0 < left() < 13_000)
+    until("the hold is renewed", lambda: left() > 13_000)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     until("the lock is free", lambda: not exists(r))
