@@ -72,6 +72,17 @@ test("all waits go to a later queue together, and none goes back", () => {
   assert.deepEqual(left(), [1, 0, 1]);
 });
 
+test("a new wait begins in the later queue where other waits of the client are", () => {
+  const { members } = threeMembers();
+  const choice = new QueueChoice(members);
+  choice.contended.note("foo");
+  choice.meet("foo", 1);
+  const steps = new QuorumAttempt(members, choice, request, false, 1000).run(true, Number.POSITIVE_INFINITY);
+  const { value } = steps.next();
+  assert.equal(value.member, 1);
+  assert(value.step instanceof Listen);
+});
+
 /** Returns the answers to ACQUIRE by member, and the token. The other members have not answered. */
 function answersTo(ask, replies) {
   let token;

@@ -178,20 +178,6 @@ onEach(
       await isHeldAt();
     });
 
-    test("a new wait begins in the later queue where other waits of the client are", async () => {
-      const quorum = await quorumOf(proxies);
-      await Promise.all([rival(1), rival(2)]);
-      const first = lock(quorum).using(() => {});
-      await waits(0, 1, 0);
-      const before = proxies[0].asked("DLOCK.ACQUIRE");
-      const second = lock(quorum).using(() => {});
-      await waits(0, 2, 0);
-      assert.equal(proxies[0].asked("DLOCK.ACQUIRE"), before);
-      await Promise.all([release(1), release(2)]);
-      await Promise.all([first, second]);
-      await isHeldAt();
-    });
-
     test("a hold that only the member of the queue has keeps no client out", async () => {
       await rival(0, "stale");
       const [one, other] = [await quorumOf(masters), await quorumOf(masters)];
