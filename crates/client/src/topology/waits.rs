@@ -30,10 +30,8 @@ pub(crate) struct Waits {
 
 /// The check that all waits for one resource share: one wait at a time asks whether the queue moves. The
 /// waits leave the queue together, because the heads of two queues keep each other from a majority.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SharedCheck {
-    waits: Arc<Waits>,
-    resource: Vec<u8>,
     turn: Turn<()>,
     leave: Notify,
 }
@@ -66,13 +64,16 @@ impl Waits {
     }
 
     /// Returns the shared check of a resource.
-    pub(crate) fn shared_check(self: &Arc<Self>, resource: &[u8]) -> Arc<SharedCheck> {
+    pub(crate) fn shared_check(&self, resource: &[u8]) -> Arc<SharedCheck> {
         let mut all = self.shared_checks.lock();
         if let Some(check) = all.get(resource).and_then(Weak::upgrade) {
             return check;
         }
-        let (waits, turn, leave) = (self.clone(), Turn::default(), Notify::new());
-        let check = Arc::new(SharedCheck { waits, resource: resource.to_vec(), turn, leave });
+        // Before the map grows, it drops the checks of waits that have ended.
+        if all.len() == all.capacity() {
+            all.retain(|_, check| check.strong_count() > 0);
+        }
+        let check = Arc::<SharedCheck>::default();
         all.insert(resource.to_vec(), Arc::downgrade(&check));
         check
     }
@@ -123,16 +124,6 @@ impl SharedCheck {
         tokio::select! {
             () = self.leave.notified() => {}
             () = own => {}
-        }
-    }
-}
-
-impl Drop for SharedCheck {
-    fn drop(&mut self) {
-        let mut all = self.waits.shared_checks.lock();
-        // Another check may have begun meanwhile.
-        if all.get(&self.resource).is_some_and(|check| check.strong_count() == 0) {
-            all.remove(&self.resource);
         }
     }
 }
