@@ -110,7 +110,7 @@ const ignore = () => {};
 function ioredisLink(client: IoredisClient): Link {
   const { path, host, port, keyPrefix } = client.options;
   const { stringNumbers } = client.options.redisOptions ?? client.options;
-  const commander = client.isCluster ? routed(client) : client;
+  const commander = client.isCluster || keyPrefix ? direct(client) : client;
   const call = (args: Args) => commander.call(args[0] as string, ...args.slice(1));
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
@@ -149,19 +149,21 @@ function number(reply: unknown): unknown {
   return typeof reply === "string" && /^-?\d+$/.test(reply) ? Number(reply) : reply;
 }
 
-/** Returns a view of the cluster that sends each command to the node of its key.
+/** Returns a view of the client that sends each command as it is, and in a cluster to the node of its key.
  *
- * ioredis does not know which argument of dlock's commands is the key: it would send them to a random node,
- * which redirects them. If that node hangs, holds at other nodes would be lost. Auto-pipelining is off, as
- * several such commands in one pipeline would fail. */
-function routed(cluster: IoredisClient): IoredisClient {
+ * ioredis does not know which argument of dlock's commands is the key. In a cluster, it would send them to a
+ * random node, which redirects them. If that node hangs, holds at other nodes would be lost. `keyPrefix` is
+ * off, as `prefixed` puts it before each key, and ioredis would add a second one in GET and TYPE.
+ * Auto-pipelining is off: its pipelines have the client's `keyPrefix`, and in a cluster several such commands
+ * in one pipeline would fail. */
+function direct(client: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);
     // biome-ignore lint/suspicious/noExplicitAny: not a member that is described above
-    return (cluster as any).sendCommand(command, ...rest);
+    return (client as any).sendCommand(command, ...rest);
   };
-  const options = { ...cluster.options, enableAutoPipelining: false };
-  return Object.create(cluster, { sendCommand: { value: sendCommand }, options: { value: options } });
+  const options = { ...client.options, keyPrefix: undefined, enableAutoPipelining: false };
+  return Object.create(client, { sendCommand: { value: sendCommand }, options: { value: options } });
 }
 
 function nodeRedisLink(client: NodeRedisClient): Link {

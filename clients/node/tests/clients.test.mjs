@@ -24,6 +24,29 @@ onEach((bench) => {
     }
   });
 
+  for (const enableAutoPipelining of [false, true]) {
+    const title = `data and locks of redis-py at a key with a prefix are recognised${enableAutoPipelining ? ", with auto pipelining" : ""}`;
+    test(title, { skip: bench.kind !== "ioredis" }, async () => {
+      const client = new Redis(bench.server.port, { keyPrefix: "p:", enableAutoPipelining });
+      try {
+        for (const where of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
+          const one = new Lock(where, "foo");
+          await bench.server.ask("RPUSH", "p:foo", "x");
+          await assert.rejects(one.tryAcquire(), /WRONGTYPE foo: the key holds a list/);
+          await assert.rejects(one.acquire(), /WRONGTYPE foo: the key holds a list/);
+          await assert.rejects(one.locked(), /WRONGTYPE foo: the key holds a list/);
+          await bench.server.ask("SET", "p:foo", "0123456789abcdef0123456789abcdef");
+          assert.equal(await one.tryAcquire(), null);
+          assert(await one.locked());
+          await bench.server.ask("DEL", "p:foo");
+          await one.using(async () => assert(await bench.server.exists("p:foo")));
+        }
+      } finally {
+        client.disconnect();
+      }
+    });
+  }
+
   test("numbers may be mapped to strings", { skip: bench.kind !== "node-redis" }, async () => {
     // node-redis 4 has no types to map.
     const commandOptions = { typeMapping: { [nodeRedis.RESP_TYPES?.NUMBER]: String } };

@@ -70,6 +70,18 @@ onEach(
       assert.deepEqual(await moved(), before);
     });
 
+    test("data at a key with a prefix is an error that names its type", async () => {
+      const plain = connect();
+      const lock = new Lock(connect({ keyPrefix: "{x}" }), "data");
+      await plain.rpush("{x}data", "x");
+      for (const ask of [() => lock.acquire(), () => lock.locked()]) {
+        await assert.rejects(ask, /WRONGTYPE data: the key holds a list/);
+      }
+      await plain.set("{x}data", "0123456789abcdef0123456789abcdef");
+      assert(await lock.locked());
+      await plain.del("{x}data");
+    });
+
     test("a client with auto pipelining acquires and releases locks of several nodes at a time", async () => {
       const client = connect({ enableAutoPipelining: true });
       for (let round = 0; round < 5; round++) {
