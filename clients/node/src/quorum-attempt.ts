@@ -77,18 +77,19 @@ export class QuorumAttempt implements Acquisition {
         continue;
       }
       if (!isTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
-      if (waits && now() >= end) {
+      const isOver = waits
+        ? now() >= end
+        : splitVotes++ === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round));
+      if (isOver || isLastRound) {
         if (round.hasMajorityAnswered()) return null;
         if (isLastRound) throw round.noQuorum();
-        // The wait has ended in the queue of one member without answers from a majority. The last round asks
-        // all members, as "taken" must only be reported if a majority can vote.
+        // The last round asks all members, as "taken" must only be reported if a majority can vote.
         isLastRound = true;
         yield* members.identifyMembers(end);
-        [turn, order] = ["at once", choice.order(name)];
+        [turn, order] = ["at once", waits ? choice.order(name) : []];
       } else if (waits) {
         [turn, order] = yield* this.#next(turn, round, length, end);
       } else {
-        if (splitVotes++ === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round))) return null;
         // A split vote: clients that tried at the same moment each got a part of the votes.
         yield new Sleep(Math.random() * length);
         yield* members.identifyMembers(end);

@@ -1,11 +1,13 @@
-// One round of an acquisition, without servers: which answers count, and from when.
+// The rounds of an acquisition, without servers: which answers count, and from when.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { LockError, NoAnswerError } from "dlock";
 import { now, validity } from "../dist/clock.js";
 import { QueueChoice } from "../dist/queue-choice.js";
+import { QuorumAttempt } from "../dist/quorum-attempt.js";
 import { Round } from "../dist/round.js";
+import { Ask, Owe, Sleep } from "../dist/steps.js";
 import { request, threeMembers } from "./members.mjs";
 
 const LEASE = 10_000;
@@ -66,6 +68,51 @@ for (const [what, last, isTaken] of [
     assert(enough(answers));
     steps.next(answers);
     assert.equal(round.mayBeTaken(), isTaken);
+  });
+}
+
+/** Carries out steps. `reply` returns a member's reply to a command, which may be an error. */
+function carryOut(steps, reply, member) {
+  const outcomeOf = (step) => {
+    if (step instanceof Sleep || step instanceof Owe) return undefined;
+    if (!(step instanceof Ask)) return reply(member, step.command ?? step);
+    const answers = new Map();
+    for (const asked of step.members) {
+      if (step.enough(answers)) break;
+      try {
+        answers.set(asked, carryOut(step.steps(asked), reply, asked));
+      } catch (why) {
+        answers.set(asked, why);
+      }
+    }
+    return answers;
+  };
+  let turn = steps.next();
+  while (!turn.done) {
+    const outcome = outcomeOf(turn.value);
+    turn = outcome instanceof Error ? steps.throw(outcome) : steps.next(outcome);
+  }
+  return turn.value;
+}
+
+for (const [what, isDown] of [
+  ["taken", false],
+  ["outage", true],
+]) {
+  test(`tryAcquire asks all members after its last split vote: ${what}`, () => {
+    const { members } = threeMembers();
+    const attempt = new QuorumAttempt(members, new QueueChoice(members), request, false, 1000);
+    let isSplit = false;
+    const reply = (member, [name]) => {
+      if (name === "DLOCK.INSPECT") {
+        isSplit = true;
+        return ["holders", [["token", `${member}`, "held", 1]]];
+      }
+      return isDown && isSplit && member > 0 ? new Error("READONLY a replica") : null;
+    };
+    const tried = () => carryOut(attempt.run(false, Number.POSITIVE_INFINITY), reply);
+    if (isDown) assert.throws(tried, /NoQuorumError.*no majority can grant/);
+    else assert.equal(tried(), null);
   });
 }
 
