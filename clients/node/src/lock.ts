@@ -51,9 +51,10 @@ function checkTime(name: string, ms: number): void {
   }
 }
 
-function checkTtl(ttl: number): void {
-  if (!Number.isSafeInteger(ttl) || ttl < 1) {
-    throw new RangeError(`ttl: ${ttl}; it must be a whole number of milliseconds, 1 or more`);
+/** Throws a `RangeError` unless `ms` is a whole number, 1 or more. */
+export function checkLease(name: string, ms: number): void {
+  if (!Number.isSafeInteger(ms) || ms < 1) {
+    throw new RangeError(`${name}: ${ms}; it must be a whole number of milliseconds, 1 or more`);
   }
 }
 
@@ -70,7 +71,7 @@ export class Lock {
    * `RangeError` or `TypeError` for an invalid option. Sends nothing. */
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     const { ttl = 30_000, renew = true, shared = false, permits, fenced = false, retryDelay = 100 } = options;
-    checkTtl(ttl);
+    checkLease("ttl", ttl);
     checkTime("retryDelay", retryDelay);
     Owner.named(options.owner);
     if (shared && permits !== undefined) {
@@ -252,7 +253,7 @@ export class Hold implements AsyncDisposable {
    * Throws `NotHeldError` if the hold is lost, and `NoAnswerError` or `NoQuorumError` if the new lease is not
    * certain: then the shorter of the old and the new lease counts. */
   async extend(ttl: number = this.#renewal.lease): Promise<void> {
-    checkTtl(ttl);
+    checkLease("ttl", ttl);
     // Reads the clock first: a lost hold must not be extended.
     const isLost = this.#renewal.isLost() || this.#renewal.isReleased;
     if (isLost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();

@@ -3,10 +3,10 @@
 
 import { EventEmitter } from "node:events";
 import { setTimeout as pause } from "node:timers/promises";
-import { now } from "./clock.js";
+import { now, validity } from "./clock.js";
 import { LockError, NoAnswerError, NoQuorumError, ResourceLockedError, word } from "./errors.js";
 import type { Client } from "./links.js";
-import { type Hold, Lock as OneLock } from "./lock.js";
+import { checkLease, type Hold, Lock as OneLock } from "./lock.js";
 import { type Owner, withOwner } from "./owner.js";
 import { Quorum } from "./service.js";
 
@@ -118,7 +118,8 @@ export class Redlock extends EventEmitter {
     await Promise.all([...this.clients].map((client) => client.quit()));
   }
 
-  /** Locks all resources for `duration` ms, or none of them. Throws `ExecutionError`. */
+  /** Locks all resources for `duration` ms, or none of them. Throws `ExecutionError`, and a `TypeError` or
+   * `RangeError` for invalid resources or an invalid duration. */
   acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<Lock> {
     return this.#acquire(resources, duration, merged(this.settings, settings), false, null);
   }
@@ -130,6 +131,10 @@ export class Redlock extends EventEmitter {
     renew: boolean,
     owner: string | null,
   ): Promise<Lock> {
+    if (!Array.isArray(resources) || !resources.every((resource) => typeof resource === "string")) {
+      throw new TypeError('the resources must be an array of strings, such as ["invoice:42"]');
+    }
+    checkLease("duration", duration);
     const end = now() + (retryCount < 0 ? Number.POSITIVE_INFINITY : retryCount * retryDelay);
     // Sorted, so that two clients with the same resources never wait for each other.
     const names = [...new Set(resources)].sort();
@@ -155,11 +160,13 @@ export class Redlock extends EventEmitter {
     return this.#locked(
       resources,
       resources.map((resource) => held.get(resource)!),
+      duration,
     );
   }
 
-  #locked(resources: readonly string[], holds: readonly Hold[]): Lock {
-    const validFor = Math.min(...holds.map((hold) => hold.validFor));
+  #locked(resources: readonly string[], holds: readonly Hold[], duration: number): Lock {
+    // A lock without resources lasts for the duration, as in node-redlock.
+    const validFor = Math.min(validity(duration), ...holds.map((hold) => hold.validFor));
     const value = holds.map((hold) => hold.token).join(",");
     const lock = new Lock(this, [...resources], value, [this.#stats()], Date.now() + validFor);
     this.#holds.set(lock, holds);
@@ -196,6 +203,7 @@ export class Redlock extends EventEmitter {
   /** Sets the lease to `duration` ms. Returns a new lock, which replaces `lock`. Throws `ExecutionError`. */
   async extend(lock: Lock, duration: number, settings?: Partial<Settings>): Promise<Lock> {
     const { retryCount, retryDelay } = merged(this.settings, settings);
+    checkLease("duration", duration);
     if (lock.expiration === 0) throw new ExecutionError("The lock was released, or extended before", []);
     for (let tries = 0; ; tries += 1) {
       const failures = await this.#failures(lock, (hold) => hold.extend(duration));
@@ -207,7 +215,7 @@ export class Redlock extends EventEmitter {
       await pause(retryDelay);
     }
     lock.expiration = 0;
-    return this.#locked(lock.resources, this.holds(lock));
+    return this.#locked(lock.resources, this.holds(lock), duration);
   }
 
   async #failures(lock: Lock, act: (hold: Hold) => Promise<void>): Promise<PromiseRejectedResult[]> {

@@ -160,6 +160,27 @@ onEach(
             await assert.rejects(none.release(), ExecutionError);
           });
 
+          test("a duration that is not a whole number is refused", async () => {
+            const redlock = await make({ retryCount: 0 });
+            const lock = await redlock.acquire(["foo"], 60_000);
+            for (const duration of [undefined, null, Number.NaN, 1.5]) {
+              await assert.rejects(redlock.acquire(["bar"], duration));
+              await assert.rejects(redlock.using(["bar"], duration, async () => {}));
+              await assert.rejects(lock.extend(duration));
+            }
+            assert(!(await masters[0].exists("bar")));
+            await lock.release();
+          });
+
+          test("a lock without resources lasts for the duration", async () => {
+            const redlock = await make({ retryCount: 0 });
+            const first = await redlock.acquire([], 60_000);
+            assert(first.expiration <= Date.now() + 60_000);
+            const second = await first.extend(1000);
+            assert(second.expiration <= Date.now() + 1000);
+            await second.release();
+          });
+
           test("a setting that is no number has its default", async () => {
             const redlock = await make({ retryCount: undefined, retryJitter: null, retryDelay: 5 });
             const { retryCount, retryJitter, retryDelay } = redlock.settings;
@@ -225,6 +246,19 @@ onEach(
       await masters[0].ask("DLOCK.BREAK", "a");
       await waits;
       assert.equal(await masters[0].waiters("b"), 0);
+    });
+
+    test("resources that are not an array of strings are refused before any request", async () => {
+      const redlock = new Ours(await clients([masters[0]]));
+      for (const resources of ["ab", new Set(["a"]), undefined, null, [5], [["a"]]]) {
+        const refusal = { name: "TypeError", message: /array of strings/ };
+        await assert.rejects(redlock.acquire(resources, 2000), refusal);
+        await assert.rejects(
+          redlock.using(resources, 2000, async () => {}),
+          refusal,
+        );
+      }
+      assert.equal(await masters[0].ask("DBSIZE"), 0);
     });
 
     test("a lock has fences, and its value has the tokens", async () => {
