@@ -2,7 +2,7 @@
 // second connection.
 
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
-import { NoAnswerError, word } from "./errors.js";
+import { LockError, NoAnswerError, word } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import type { Args } from "./protocol.js";
 import type { Send } from "./steps.js";
@@ -15,6 +15,14 @@ const TICK = 1000;
  * loading its data executes no command. */
 function isAnswer(why: unknown): boolean {
   return word(why) !== "" && word(why) !== "LOADING";
+}
+
+/** Returns an error that says what to do if the server lacks the module, or else `why` itself. */
+function explained(why: Error, address: string): Error {
+  const [unknown] = /^ERR unknown command .DLOCK\.\w+./i.exec(why.message) ?? [];
+  return unknown === undefined
+    ? why
+    : new LockError(`${unknown}: load the dlock module on ${address}`, undefined, why);
 }
 
 const channels = new WeakMap<Client, Channel>();
@@ -101,7 +109,8 @@ export class Channel {
       }
       return await withTimeout(this.#call(command), left, signal);
     } catch (why) {
-      if (why instanceof Aborted || isAnswer(why)) throw why;
+      if (why instanceof Aborted) throw why;
+      if (isAnswer(why)) throw explained(why as Error, this.address);
       // If the server has answered other commands in the meantime, it is slow, and not silent.
       if (this.#answers === before) this.isSilent = true;
       const { address } = this;

@@ -115,3 +115,20 @@ test("a reply that is neither an integer nor null is an error, and no hold", asy
     });
   }
 });
+
+test("a server without the module is an error that says to load it", async () => {
+  const call = async (name) => {
+    if (name === "INFO") return "run_id:0123";
+    throw new Error(`ERR unknown command '${name}', with args beginning with: 'foo'`);
+  };
+  const client = { status: "ready", options: {}, on() {}, once() {}, duplicate() {}, call };
+  for (const where of [client, new Quorum([client])]) {
+    const lock = new Lock(where, "foo");
+    for (const ask of [() => lock.acquire(), () => lock.tryAcquire(), () => lock.locked()]) {
+      await assert.rejects(ask, {
+        name: "LockError",
+        message: /^ERR unknown command.*load the dlock module/,
+      });
+    }
+  }
+});
