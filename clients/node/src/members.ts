@@ -3,7 +3,7 @@
 
 import { createHash } from "node:crypto";
 import { now } from "./clock.js";
-import { LockError, NoAnswerError, word } from "./errors.js";
+import { LockError, NoAnswerError, NoQuorumError, word } from "./errors.js";
 import { Holders } from "./holders.js";
 import { firstWaiter, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
 import { reconnection, UnansweredLeases } from "./renewal.js";
@@ -271,11 +271,20 @@ export class Members {
     }
   }
 
+  /** Returns the error for a vote that these answers do not decide: that of a member, if the members that call
+   * the request invalid leave too few others for a majority. */
+  undecided(answers: Answers, name: string): unknown {
+    const invalid = [...answers.values()].filter((answer) => ["ERR", "WRONGTYPE"].includes(word(answer)));
+    if (this.reach.length - invalid.length < this.majority) return invalid[0];
+    return new NoQuorumError(`${name}: too few members answered: ${this.report(answers)}`, name);
+  }
+
   /** Describes the state of each member, for an error message. */
   report(answers: Answers): string {
     const state = (member: number) => {
       const answer = answers.has(member) ? answers.get(member) : this.#missing.get(member)?.why;
-      if (typeof answer === "number" || answer === true) return "granted";
+      if (typeof answer === "number") return "granted";
+      if (answer === true) return "held";
       if (answer === null || answer === "foreign") return "taken";
       if (answer === false) return "not held";
       if (answer instanceof Error) return answer.message;

@@ -131,6 +131,6 @@ export class QuorumHold implements Granted {
   *#vote(ask: (member: number) => Steps<boolean>): Steps<boolean> {
     const decided = yield* this.members.vote(ask);
     if (typeof decided === "boolean") return decided;
-    throw new NoQuorumError(`too few members answered: ${this.members.report(decided)}`);
+    throw this.members.undecided(decided, this.request.name);
   }
 }

@@ -2,7 +2,7 @@
 // client that does not send the command (a pipeline, a mock), an acquisition must never seem to succeed.
 
 import { LockError, word } from "./errors.js";
-import { type Args, acquire, type Key, pttl, queued } from "./protocol.js";
+import { type Args, acquire, inspect, type Key, pttl, queued } from "./protocol.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
 import { times, type Wait } from "./waits.js";
@@ -75,7 +75,7 @@ export function* tryAcquire(
     return fenceOf(yield unanswered.send(acquire(key, token, lease, [...terms, ...position]), lease));
   } catch (why) {
     if (word(why) !== "WRONGTYPE") throw why;
-    if (yield* isForeignLock(request)) return "foreign";
+    if (yield* isForeignLock(request.key)) return "foreign";
     const type = yield* typeOf(key);
     // The string that was at the key is gone: it was a lock that has been released.
     if (type === "none" || type === LOCK_TYPE) return "foreign";
@@ -158,7 +158,7 @@ export function* send(command: Args | Send): Steps<unknown> {
 }
 
 /** Returns whether a lock of node-redlock or redis-py is at the key: a string of 32 hexadecimal digits. */
-function* isForeignLock({ key }: Request): Steps<boolean> {
+function* isForeignLock(key: Key): Steps<boolean> {
   try {
     return /^[0-9a-f]{32}$/.test(String(yield ["GET", key]));
   } catch (why) {
@@ -168,17 +168,28 @@ function* isForeignLock({ key }: Request): Steps<boolean> {
   }
 }
 
-/** Returns whether the lock is held. A string counts as a lock of `SET NX PX`; throws a `LockError` if data
- * of another type is at the key. */
+/** Returns whether the lock is held. Throws a `LockError` that names the type if data is at the key. */
 export function* isLocked(key: Key, name: string): Steps<boolean> {
   try {
     return integerOf(yield pttl(key)) !== -2;
   } catch (why) {
     if (word(why) !== "WRONGTYPE") throw why;
+    if ((yield* isForeignLock(key)) || (yield* isHonouredString(key))) return true;
     const type = yield* typeOf(key);
     if (type === "none") return false;
-    if (type === undefined || type === "string" || type === LOCK_TYPE) return true;
+    if (type === LOCK_TYPE) return true;
     throw occupied(name, type, why);
+  }
+}
+
+/** Returns whether the server counts the string at the key as a lock (`dlock.honour-strings`). */
+function* isHonouredString(key: Key): Steps<boolean> {
+  try {
+    return (yield inspect(key)) !== null;
+  } catch (why) {
+    // The server does not, or the user may not ask.
+    if (word(why)) return false;
+    throw why;
   }
 }
 

@@ -1,7 +1,7 @@
 // The servers of a lock: a single one, or a majority of several.
 
 import { Channel } from "./channel.js";
-import { LockError, NoQuorumError } from "./errors.js";
+import { LockError } from "./errors.js";
 import { type Client, notAClient } from "./links.js";
 import { Members } from "./members.js";
 import type { Key } from "./protocol.js";
@@ -103,7 +103,7 @@ export class Quorum implements Service {
   *isLocked(key: Key, name: string): Steps<boolean> {
     const locked = yield* this.#members.vote((member) => this.#members.ask(member, isLocked(key, name)));
     if (typeof locked === "boolean") return locked;
-    throw new NoQuorumError(`too few members answered: ${this.#members.report(locked)}`, name);
+    throw this.#members.undecided(locked, name);
   }
 }
 

@@ -189,6 +189,17 @@ onEach(
       }
     });
 
+    test("an extension that the servers call invalid is their error, and does not end the hold", async () => {
+      const hold = await new Lock(await quorumOf(masters), "foo").acquire();
+      await assert.rejects(hold.extend(1e12), (why) => {
+        assert(!(why instanceof NoQuorumError), why);
+        assert.match(why.message, /^ERR ttl must be/);
+        return true;
+      });
+      assert(await hold.held());
+      await hold.release();
+    });
+
     test("tryAcquire tries again when the votes are split and no client has a majority", async () => {
       await (await lock().acquire()).release();
       await isHeldAt();

@@ -116,6 +116,12 @@ for (const [what, isDown] of [
   });
 }
 
+test("the report of a vote says which members have the hold", () => {
+  const { members } = threeMembers();
+  const answers = new Map([true, false, new NoAnswerError("down")].entries());
+  assert.equal(members.report(answers), "a: held; b: not held; c: down");
+});
+
 test("a majority confirms the greatest fence, with validity from before the phase", () => {
   const before = now();
   const phases = new ConfirmPhases([5, 7, 6]);
