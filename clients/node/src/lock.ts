@@ -58,6 +58,25 @@ export function checkLease(name: string, ms: number): void {
   }
 }
 
+/** Throws a `TypeError` unless `options` is an object: the number of `acquire(500)` would be ignored. */
+function checkOptions(options: object): void {
+  if (typeof options !== "object" || options === null) {
+    throw new TypeError(`options: ${options}; they must be an object, such as { timeout: 500 }`);
+  }
+}
+
+function checkKey(key: unknown): void {
+  if (typeof key !== "string" && !(key instanceof Uint8Array)) {
+    throw new TypeError(`key: ${key}; it must be a string or a Buffer`);
+  }
+}
+
+function checkSignal(signal: AbortSignal | null | undefined): void {
+  if (signal !== undefined && signal !== null && typeof signal.throwIfAborted !== "function") {
+    throw new TypeError(`signal: ${signal}; it must be an AbortSignal`);
+  }
+}
+
 /** A lock on one server, or on a majority of a quorum. The object itself holds nothing: each acquisition
  * returns a `Hold`, and any number of callers may share a `Lock`. */
 export class Lock {
@@ -70,6 +89,8 @@ export class Lock {
   /** Throws a `TypeError` if `client` is not a client of ioredis or node-redis, or a `Quorum`, and a
    * `RangeError` or `TypeError` for an invalid option. Sends nothing. */
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
+    checkKey(key);
+    checkOptions(options);
     const { ttl = 30_000, renew = true, shared = false, permits, fenced = false, retryDelay = 100 } = options;
     checkLease("ttl", ttl);
     checkTime("retryDelay", retryDelay);
@@ -134,8 +155,9 @@ export class Lock {
     return run(this.#service.isLocked(this.#request.key, this.#request.name), this.#service);
   }
 
-  #ownerName({ owner = this.#owner }: AcquireOptions): string | null | undefined {
-    return owner;
+  #ownerName(options: AcquireOptions): string | null | undefined {
+    checkOptions(options);
+    return options.owner === undefined ? this.#owner : options.owner;
   }
 
   async #waitFor(options: AcquireOptions, owner: Owner | undefined): Promise<Hold> {
@@ -150,6 +172,7 @@ export class Lock {
 
   async #acquire(waits: boolean, options: AcquireOptions, owner: Owner | undefined): Promise<Hold | null> {
     const { signal, timeout } = options;
+    checkSignal(signal);
     if (timeout !== undefined) checkTime("timeout", timeout);
     const end = timeout === undefined ? Number.POSITIVE_INFINITY : now() + timeout;
     return run(this.#acquiring(waits, end, owner), this.#service, signal);

@@ -8,7 +8,7 @@ import { LockError, NoAnswerError, NoQuorumError, ResourceLockedError, word } fr
 import type { Client } from "./links.js";
 import { checkLease, type Hold, Lock as OneLock } from "./lock.js";
 import { type Owner, withOwner } from "./owner.js";
-import { Quorum } from "./service.js";
+import { Quorum, serviceFor } from "./service.js";
 
 export { ResourceLockedError };
 
@@ -106,11 +106,16 @@ export class Redlock extends EventEmitter {
     super();
     // Without a listener, EventEmitter would throw the error.
     this.on("error", () => {});
+    if (typeof clients === "string" || typeof clients?.[Symbol.iterator] !== "function") {
+      throw new TypeError("Redlock needs a list of clients: new Redlock([one, two, three])");
+    }
     this.clients = new Set(clients);
     const [first] = this.clients;
     if (first === undefined) throw new TypeError("Redlock needs at least one client");
     this.settings = merged(defaults, settings);
     this.#service = this.clients.size === 1 ? first : new Quorum(this.clients);
+    // Throws if it is no client.
+    serviceFor(this.#service);
   }
 
   /** Closes all clients. */
@@ -288,8 +293,8 @@ export class Redlock extends EventEmitter {
 }
 
 /** Returns `base` with the settings of `given` that are numbers: ignores undefined and null. */
-function merged(base: Settings, given: Partial<Settings> = {}): Settings {
-  const set = Object.entries(given).filter(([, value]) => typeof value === "number");
+function merged(base: Settings, given?: Partial<Settings> | null): Settings {
+  const set = Object.entries(given ?? {}).filter(([, value]) => typeof value === "number");
   return { ...base, ...Object.fromEntries(set) };
 }
 

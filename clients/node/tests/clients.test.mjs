@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Lock, Quorum } from "dlock";
+import Redlock from "dlock/redlock";
 import { Redis } from "ioredis";
 import * as nodeRedis from "redis";
 import { onEach, untilRenewed } from "./support.mjs";
@@ -89,6 +90,7 @@ for (const [what, make] of Object.entries(notClients)) {
     const refusal = { name: "TypeError", message: /pass a client of ioredis 5 .*createClient/ };
     assert.throws(() => new Lock(make(), "foo"), refusal);
     assert.throws(() => new Quorum([make()]), refusal);
+    if (make() !== undefined) assert.throws(() => new Redlock([make()]), refusal);
   });
 }
 
@@ -102,6 +104,7 @@ test("a list of clients is refused as a client, and one client as a list", () =>
   assert.throws(() => new Lock([client], "foo"), { name: "TypeError", message: /new Quorum\(clients\)/ });
   for (const clients of [client, null, undefined, "redis://127.0.0.1:6379"]) {
     assert.throws(() => new Quorum(clients), { name: "TypeError", message: /list of clients/ });
+    assert.throws(() => new Redlock(clients), { name: "TypeError", message: /list of clients/ });
   }
 });
 

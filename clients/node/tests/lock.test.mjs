@@ -78,6 +78,24 @@ onEach((bench) => {
     await hold.release();
   });
 
+  test("an argument of the wrong type is refused, and the error names it", async () => {
+    const client = await bench.client();
+    const one = new Lock(client, "foo");
+    const refusal = (name) => ({ name: "TypeError", message: new RegExp(`^${name}: `) });
+    for (const key of [undefined, null, 5, {}]) assert.throws(() => new Lock(client, key), refusal("key"));
+    for (const options of [null, 500, "500"]) {
+      assert.throws(() => new Lock(client, "foo", options), refusal("options"));
+      await assert.rejects(one.acquire(options), refusal("options"));
+      await assert.rejects(one.tryAcquire(options), refusal("options"));
+      await assert.rejects(
+        one.using(() => {}, options),
+        refusal("options"),
+      );
+    }
+    for (const signal of [5, "soon", {}]) await assert.rejects(one.acquire({ signal }), refusal("signal"));
+    assert(!(await one.locked()));
+  });
+
   test("using releases the lock and throws the error of the routine", async () => {
     const one = await lock();
     await assert.rejects(

@@ -185,6 +185,8 @@ onEach(
             const redlock = await make({ retryCount: undefined, retryJitter: null, retryDelay: 5 });
             const { retryCount, retryJitter, retryDelay } = redlock.settings;
             assert.deepEqual([retryCount, retryJitter, retryDelay], [10, 100, 5]);
+            const lock = await redlock.acquire(["foo"], 60_000, null);
+            await lock.release();
           });
 
           test("quit closes the clients", async () => {
