@@ -72,7 +72,8 @@ export class Lock {
     readonly redlock: Redlock,
     readonly resources: string[],
     /** The tokens in the order of `resources`, separated by commas. A `Lock` that another process constructs
-     * with this value can extend and release. */
+     * with this value can extend and release. Only the object that sent an extension knows that it had no
+     * answer and may still shorten the lease: extend through that object. */
     readonly value: string,
     readonly attempts: readonly Promise<ExecutionStats>[],
     /** End of the validity, as `Date.now()`. 0 after a release or an extension. */
