@@ -310,12 +310,12 @@ fn is_final(failed: Failed<'_>) -> bool {
 }
 
 /// Returns whether to ask all members once more before the attempt fails. Its wait has ended in the queue of
-/// one member without answers from a majority, and "taken" must only be reported if a majority can vote.
+/// one member without votes of a majority, and "taken" must only be reported if a majority can vote.
 fn needs_last_round(failed: Failed<'_>) -> bool {
-    let answers = failed.round.votes().flatten().count();
+    let votes = failed.round.votes().flatten().filter(|vote| !vote.is_unavailable()).count();
     failed.reason == FailureReason::Taken
         && failed.terms.deadline != Deadline::NoWait
-        && answers < failed.terms.plan.quorum.majority()
+        && votes < failed.terms.plan.quorum.majority()
         && !is_full(failed.round)
 }
 

@@ -227,6 +227,17 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_before_the_lock_counts_as_taken(
 }
 
 #[test]
+fn a_wait_that_ends_in_a_queue_asks_all_members_if_the_members_of_earlier_queues_did_not_answer() {
+    let mut client = Client::new(terms(Deadline::At(at(1_000))), Contention::default());
+    client.round(0, &[taken(), taken()]);
+    client.review(None, 20);
+    assert_eq!(client.queued_round(20, Vote::Unknown), Next::Wait);
+    let refused = client.attempt.waited(Member(1), Vote::Refused(Refusal::Taken), at(40));
+    assert_eq!(refused.next, REVIEW);
+    assert_eq!(client.review(None, 1_000).next, Next::BeginRound, "one vote of three");
+}
+
+#[test]
 fn an_attempt_with_the_token_of_the_caller_runs_one_round_in_the_queue() {
     let terms = Terms { one_round: true, ..terms(Deadline::Never) };
     let mut client = Client::new(terms, Contention::default());
