@@ -138,7 +138,8 @@ pub struct Worker<'a> {
     mine: Vec<usize>,
     /// Grants that arrived after the lease may have ended. The client extends them to find out.
     unsure: Vec<usize>,
-    /// Acquisitions and releases without a reply, and queued positions without a known grant.
+    /// Acquisitions, releases and extensions of unsure holds without a reply, and queued positions without a
+    /// known grant.
     unknown: Vec<usize>,
     /// The queued positions among `unknown`.
     queued: Vec<usize>,
@@ -257,7 +258,8 @@ impl<'a> Worker<'a> {
 
     /// Releases every hold that the client has or may have.
     pub fn release_everything(&mut self, wire: &mut Wire) -> io::Result<()> {
-        self.release([self.unknown.as_slice(), &self.mine].concat(), wire)
+        let unsure = std::mem::take(&mut self.unsure);
+        self.release([self.unknown.as_slice(), &self.mine, &unsure].concat(), wire)
     }
 
     fn release(&mut self, holds: Vec<usize>, wire: &mut Wire) -> io::Result<()> {
@@ -352,7 +354,13 @@ impl<'a> Worker<'a> {
                 return self.unknown.push(intent.hold());
             }
             Intent::Ask(_) => return,
-            Intent::Extend(_, lease) => now + lease * 1000,
+            Intent::Extend(index, lease) => {
+                // Without a reply, a hold that the client does not rely on may have the new lease.
+                if !self.mine.contains(index) {
+                    self.unknown.push(*index);
+                }
+                now + lease * 1000
+            }
             Intent::Release(index) => {
                 self.mine.retain(|other| other != index);
                 self.unknown.retain(|other| other != index);
@@ -412,6 +420,7 @@ impl<'a> Worker<'a> {
                 self.found_granted += 1;
             }
             Intent::Extend(_, lease) => {
+                self.unknown.retain(|other| *other != index);
                 let Some(grant) = &mut hold.grant else { return };
                 if *answer == 1 {
                     grant.until = sent + lease * 1000;
