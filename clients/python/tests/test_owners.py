@@ -309,7 +309,11 @@ def test_a_forked_process_has_owners_of_its_own():
     process.join()
 
 
-@pytest.mark.parametrize("name", ["pool/" + "ü" * 200, "\N{GRINNING FACE}" * 64, "\ud800" * 64])
+@pytest.mark.parametrize(
+    "name",
+    ["pool/" + "ü" * 200, "\N{GRINNING FACE}" * 64, "\ud800" * 64],
+    ids=["two bytes", "four bytes", "surrogates"],
+)
 def test_an_owner_has_no_slash_and_a_limited_length_whatever_the_name_of_the_thread(name):
     found = []
     thread = threading.Thread(target=lambda: found.append(of_thread().terms()), name=name)

@@ -6,9 +6,12 @@ import pytest
 from conftest import quorum_of
 from redis.exceptions import ConnectionError, ResponseError
 
+from dlock import NoQuorumError
 from dlock._clock import trusted
+from dlock._owners import of_thread
+from dlock._quorum_attempt import QuorumAttempt
 from dlock._round import Request, Round
-from dlock._steps import Peer
+from dlock._steps import Ask, Owe, Peer, Sleep
 
 LEASE = 10_000
 AHEAD = ResponseError("FENCEAHEAD its clock is behind")
@@ -69,6 +72,57 @@ def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_a
     with pytest.raises(StopIteration):
         steps.send(answers)
     assert this.may_be_taken() == is_taken
+
+
+def carry_out(steps, reply, member=None):
+    """Carries out steps. ``reply`` returns the reply of a member to a command, which may be an error."""
+
+    def outcome_of(step):
+        if isinstance(step, Ask):
+            answers = {}
+            for asked, question in step.questions.items():
+                answers[asked] = carry_out(question, reply, asked)
+                step.on_answer(asked, answers[asked], Peer(f"server {asked}"))
+            return answers
+        return None if isinstance(step, (Owe, Sleep)) else reply(member, step)
+
+    try:
+        step = next(steps)
+        while True:
+            outcome = outcome_of(step)
+            step = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)
+    except StopIteration as end:
+        return end.value
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["taken", "outage"])
+def test_a_try_asks_all_members_after_its_last_split_vote(is_down):
+    attempt = QuorumAttempt(
+        quorum_of(3),
+        key=b"foo",
+        name="foo",
+        token=None,
+        lease=LEASE,
+        next_terms=lambda: (),
+        owner=of_thread(),
+        fenced=False,
+    )
+    commands = []
+
+    def reply(member, command):
+        commands.append(command[0])
+        if command[0] == "DLOCK.INSPECT":
+            return [b"holders", [[b"token", b"%d" % member, b"held", 1]]]
+        if is_down and "DLOCK.INSPECT" in commands and member > 0:
+            return ResponseError("MISCONF cannot write")
+        return None
+
+    tried = attempt.run(0.1, False, None)
+    if is_down:
+        with pytest.raises(NoQuorumError, match="MISCONF"):
+            carry_out(tried, reply)
+    else:
+        assert carry_out(tried, reply) is False
 
 
 @pytest.fixture

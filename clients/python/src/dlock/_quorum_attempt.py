@@ -166,6 +166,10 @@ class QuorumAttempt:
                 turn, order = IN_ORDER, quorum.order(key)
                 yield Sleep(random.uniform(0, length))
                 continue
+            if turn == IN_ORDER and is_taken and not round_.has_majority_answered():
+                # The first member has refused. Asks all members once more, as above.
+                turn, order = AT_ONCE, []
+                continue
             is_over = not blocking or self.token_given or (end is not None and now() >= end)
             if is_over and not is_taken:
                 raise round_.no_quorum()
