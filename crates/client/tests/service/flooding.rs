@@ -1,5 +1,7 @@
 //! A member that sends unrequested data without an end.
 
+use std::time::Instant;
+
 use super::proxies::Flood;
 use super::*;
 
@@ -8,31 +10,32 @@ async fn hold_through(servers: &[Server], flood: &Flood) -> (Client, Guard) {
     let builder = Client::builder().servers(servers[..2].iter().map(url)).server(flood.url());
     // The timeout is long, so that the client does not drop the member because it is silent.
     let client = builder.node_timeout(Duration::from_secs(5)).build().await.expect("a client");
-    let guard = client.lock("r").ttl(TTL).await.expect("the lock is free");
+    let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     (client, guard)
 }
 
-fn until_reported(client: &Client, what: &str) {
-    until("the client reports the member as unusable", || {
-        let unusable = client.unusable();
-        let member = unusable.0.first();
-        if let Some(member) = member {
-            assert!(matches!(&member.state, NodeState::Failed(why) if why.contains(what)), "{unusable}");
-        }
-        member.is_some()
-    });
+/// Extends the hold until the first two members answer in time.
+async fn extend(guard: &Guard) {
+    let begun = Instant::now();
+    while let Err(error) = guard.extend(LONG).await {
+        assert_eq!(guard.loss(), None);
+        assert!(begun.elapsed() < TIMEOUT, "{error}");
+    }
 }
 
-/// Longer than a busy machine takes to read and free a large reply.
-const TTL: Duration = Duration::from_secs(6);
-
-/// Waits for at least two renewals.
-fn until_renewed(guard: &Guard) {
-    let before = guard.valid_until();
-    until("the hold is renewed", || {
-        assert_eq!(guard.loss(), None);
-        guard.valid_until() > before + TTL / 2
-    });
+/// Extends the hold until the client reports the third member, which it does only after a request to it.
+async fn until_reported(client: &Client, guard: &Guard, what: &str) {
+    let begun = Instant::now();
+    loop {
+        extend(guard).await;
+        let unusable = client.unusable();
+        if let Some(member) = unusable.0.first() {
+            assert!(matches!(&member.state, NodeState::Failed(why) if why.contains(what)), "{unusable}");
+            return;
+        }
+        assert!(begun.elapsed() < TIMEOUT, "the client does not report the member as unusable");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 #[each_server]
@@ -47,9 +50,9 @@ async fn a_member_that_floods_with_messages_ends_no_hold(kind: &ServerKind) {
         let (client, guard) = hold_through(&servers, &flood).await;
         flood.begin();
         until("the flood has begun", || flood.accepted() > 0);
-        until_renewed(&guard);
+        extend(&guard).await;
         if message.starts_with(b">2") {
-            until_reported(&client, "floods the connection");
+            until_reported(&client, &guard, "floods the connection").await;
         }
         guard.release().await.expect("a majority has the hold");
     }
@@ -64,8 +67,8 @@ async fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory(kind: &ServerKi
         let flood = Flood::before(&servers[2], first, again);
         let (client, guard) = hold_through(&servers, &flood).await;
         flood.begin();
-        until_reported(&client, "its reply is longer");
-        until_renewed(&guard);
+        until_reported(&client, &guard, "its reply is longer").await;
+        extend(&guard).await;
         guard.release().await.expect("a majority has the hold");
         // The number includes bytes in kernel buffers.
         let accepted = flood.accepted();

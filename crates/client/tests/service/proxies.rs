@@ -172,7 +172,8 @@ impl Flood {
     }
 }
 
-/// Sends only while the member is silent, so that no reply is interrupted.
+/// Sends only while the member is silent, so that no reply is interrupted, and only after the reply to HELLO:
+/// a server sends no messages before, and the client's library would take them for that reply.
 fn flood(
     mut server: &TcpStream,
     mut client: TcpStream,
@@ -183,10 +184,12 @@ fn flood(
 ) {
     server.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
     let (mut buffer, mut sent, again) = ([0; 65_536], 0, again.repeat(4096 / again.len()));
+    let mut has_replied = false;
     loop {
         match server.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => {
+                has_replied = true;
                 let passes_on = sent == 0 || first.is_empty();
                 if passes_on && client.write_all(&buffer[..read]).is_err() {
                     break;
@@ -196,7 +199,7 @@ fn flood(
             Err(why) if why.kind() == ErrorKind::WouldBlock => {}
             Err(_) => break,
         }
-        if begun.load(Ordering::Relaxed) {
+        if has_replied && begun.load(Ordering::Relaxed) {
             if sent == 0 && client.write_all(first).is_err() {
                 break;
             }
