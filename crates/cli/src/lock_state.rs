@@ -8,6 +8,9 @@ use serde_json::json;
 
 use crate::output::{cell, short};
 
+/// The mode of a key with a string, which holds the lock while `dlock.honour-strings` is on.
+const STRING: &str = "string";
+
 /// The state of a lock over all servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -16,7 +19,7 @@ pub enum State {
     Free,
     /// No client holds it, and a DELAY keeps it from being granted.
     Delayed,
-    /// A majority has the same holder.
+    /// A majority has the same holder, or a string that counts as a lock of `SET NX PX`.
     Held,
     /// No holder has a majority, and no majority is free: an acquisition is under way, or a client died
     /// during one.
@@ -37,14 +40,15 @@ impl State {
         for holder in answers.iter().copied().flatten().flat_map(|lock| &lock.holders) {
             *votes.entry(&holder.token).or_default() += 1;
         }
+        let strings = answers.iter().copied().flatten().filter(|lock| lock.mode == STRING).count();
         let has_majority = |is_free: fn(&Inspection) -> bool| {
             answers.iter().filter(|lock| lock.as_ref().is_none_or(is_free)).count() >= majority
         };
-        if votes.values().any(|votes| *votes >= majority) {
+        if strings >= majority || votes.values().any(|votes| *votes >= majority) {
             State::Held
-        } else if has_majority(|lock| lock.holders.is_empty() && lock.delay_ms == 0) {
+        } else if has_majority(|lock| is_unheld(lock) && lock.delay_ms == 0) {
             State::Free
-        } else if has_majority(|lock| lock.holders.is_empty()) {
+        } else if has_majority(is_unheld) {
             State::Delayed
         } else {
             State::Undecided
@@ -60,6 +64,10 @@ impl State {
             State::NoQuorum => "no quorum",
         }
     }
+}
+
+fn is_unheld(lock: &Inspection) -> bool {
+    lock.holders.is_empty() && lock.mode != STRING
 }
 
 /// The holder of a lock over all servers.
@@ -134,6 +142,10 @@ mod tests {
         answers(Answer::Found(Some(delayed)))
     }
 
+    fn string() -> Inspected<Option<Inspection>> {
+        answers(Answer::Found(Some(inspection(STRING))))
+    }
+
     fn free() -> Inspected<Option<Inspection>> {
         answers(Answer::Found(None))
     }
@@ -148,6 +160,10 @@ mod tests {
             (vec![free()], State::Free),
             (vec![held(&["a"])], State::Held),
             (vec![delayed()], State::Delayed),
+            (vec![string()], State::Held),
+            (vec![string(), string(), free()], State::Held),
+            (vec![string(), free(), free()], State::Free),
+            (vec![string(), held(&["a"]), free()], State::Undecided),
             (vec![down()], State::NoQuorum),
             (vec![held(&["a"]), held(&["a"]), free()], State::Held),
             (vec![held(&["a"]), held(&["a"]), down()], State::Held),
