@@ -186,7 +186,7 @@ fn a_waiter_that_left_the_queue_does_not_count() {
 fn a_free_lock_with_waiters_is_rejected() {
     let free = report(20, 25, &[], &["b"]);
     let mut b = hold("b", 10, 60, 70, 3);
-    reject(with_reports(&[b.clone()], &[free.clone()]).queue(), "free at");
+    reject(with_reports(&[b.clone()], std::slice::from_ref(&free)).queue(), "free at");
     accept(&with_reports(&[b.clone()], &[Report { held_back: true, ..free }]));
     b.grant = None;
     reject(with_reports(&[b], &[report(20, 25, &[], &["b"])]).queue(), "free at");
