@@ -7,9 +7,10 @@ import { Lock } from "dlock";
 import { Redis } from "ioredis";
 import Redlock from "redlock";
 
-// Loads: the number of clients, the ms of each hold, and the ms until a client asks again. With 5 ms no client
-// finds the lock free, and a fair wait lasts for the holds of all others. With longer times most clients find
-// it free: polling costs the others its pause, although the lock is free again after a moment.
+// Loads: the number of clients, the ms of each hold, and the ms until a client asks again. If clients ask
+// again after 5 ms, none finds the lock free, and a fair wait lasts as long as the holds of all other clients.
+// If they ask again later, most find it free; one that does not would wait only a moment, but by polling it
+// waits for a whole pause.
 const LOADS = [
   [8, 1, 5],
   [64, 1, 5],
@@ -20,13 +21,13 @@ const LOADS = [
   [64, 5, 1000],
 ];
 const PROCESSES = 8;
-// Both kinds in each, one after the other.
+// Each round runs node-redlock, then dlock.
 const ROUNDS = 3;
-// The first ms do not count: all clients connect at the same moment.
+// The first ms of a run do not count, as all clients connect at the same moment.
 const WARM = 2000;
 
 const kinds = {
-  // Polls without a limit, with its default pauses: by default it gives up after 2 s.
+  // Polls without a limit, with the default pauses of node-redlock, which by default gives up after 2 s.
   "node-redlock": (client) => {
     const redlock = new Redlock([client], { retryCount: -1 });
     return (key) => redlock.acquire([key], 30_000);
@@ -40,7 +41,7 @@ const sorted = (numbers) => [...numbers].sort((a, b) => a - b);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const at = (numbers, part) => sorted(numbers)[Math.floor(numbers.length * part)];
 
-/** Acquire and release by a single client: the median of the rounds' ratios. */
+/** Measures acquire and release by a single client. Prints the median of the ratios of all rounds. */
 async function pairs(url, rounds, each) {
   const client = new Redis(url);
   const times = Object.fromEntries(Object.keys(kinds).map((kind) => [kind, []]));
@@ -64,7 +65,8 @@ async function pairs(url, rounds, each) {
   }
 }
 
-/** The clients of one process: their waits, each client's for itself. Begins when it is told to. */
+/** Runs the clients of one process from the start time that the parent sends, and sends the waits back, by
+ * client. */
 async function work(url, kind, clients, hold, elsewhere, seconds) {
   const client = new Redis(url);
   const acquire = kinds[kind](client);
@@ -95,7 +97,7 @@ async function work(url, kind, clients, hold, elsewhere, seconds) {
   process.send(found, () => process.exit());
 }
 
-/** What each client of one run found. */
+/** Returns the waits of each client of one run, and the time for which it held the lock. */
 async function run(url, kind, clients, ...load) {
   const args = [url, "work", kind, clients / PROCESSES, ...load].map(String);
   const processes = Array.from({ length: PROCESSES }, () => fork(new URL(import.meta.url), args));
@@ -107,7 +109,7 @@ async function run(url, kind, clients, ...load) {
 }
 
 async function contend(url, [clients, hold, elsewhere], seconds) {
-  console.log(`${clients} clients, each holds for ${hold} ms and is elsewhere for ${elsewhere} ms`);
+  console.log(`${clients} clients, each holds for ${hold} ms and asks again after ${elsewhere} ms`);
   const runs = { "node-redlock": [], dlock: [] };
   for (let round = 0; round < ROUNDS; round++) {
     for (const kind of Object.keys(runs))
@@ -131,11 +133,11 @@ async function contend(url, [clients, hold, elsewhere], seconds) {
   }
   const part = (ms) => (ms / tails["node-redlock"]).toFixed(3);
   console.log(
-    `  p99 of dlock is ${part(tails.dlock)} of polling's; without handoffs a fair wait would be ${least.toFixed(0)} ms, ${part(least)}`,
+    `  p99 of dlock is ${part(tails.dlock)} of polling's; if handoffs took no time, a fair wait would last ${least.toFixed(0)} ms, ${part(least)} of polling's p99`,
   );
 }
 
-/** Jain's index of the grants. */
+/** Returns Jain's index of the clients' numbers of grants. */
 function fairness(found) {
   const counts = found.map(({ waits }) => waits.length);
   return sum(counts) ** 2 / (counts.length * sum(counts.map((count) => count ** 2)));

@@ -2,7 +2,7 @@
 // second connection.
 
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
-import { LockError, NoAnswerError, word } from "./errors.js";
+import { errorWord, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import type { Args } from "./protocol.js";
 import type { Send } from "./steps.js";
@@ -14,7 +14,7 @@ const TICK = 1000;
 /** Returns whether an error is the server's reply to the command. LOADING does not count: a server that is
  * loading its data executes no command. */
 function isAnswer(why: unknown): boolean {
-  return word(why) !== "" && word(why) !== "LOADING";
+  return errorWord(why) !== "" && errorWord(why) !== "LOADING";
 }
 
 /** Returns an error that says what to do if the server lacks the module, or else `why` itself. */
@@ -175,7 +175,7 @@ export class Channel {
         registry.heardAt = now();
       } catch (why) {
         // An error reply shows that the connection works.
-        if (word(why)) registry.heardAt = now();
+        if (errorWord(why)) registry.heardAt = now();
         else reconnect();
       }
       isChecking = false;

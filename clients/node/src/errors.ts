@@ -43,14 +43,14 @@ export class NoQuorumError extends LockError {}
 
 /** Returns the error word of a server's error reply ("GRACE"), or "" for any other value. The client
  * libraries' own errors do not begin with a word in capitals. */
-export function word(reply: unknown): string {
+export function errorWord(reply: unknown): string {
   return (reply instanceof Error && /^[A-Z]{2,}(?= )/.exec(reply.message)?.[0]) || "";
 }
 
 /** Returns the error for an error reply to ACQUIRE, or undefined if its word is not about locks. */
 export function refusal(reply: unknown, key: string): LockError | undefined {
   const text = (reply as Error).message;
-  switch (word(reply)) {
+  switch (errorWord(reply)) {
     case "DEADLOCK":
       return new DeadlockError(text, key, reply);
     case "QUEUEFULL":

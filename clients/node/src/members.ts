@@ -3,7 +3,7 @@
 
 import { createHash } from "node:crypto";
 import { now } from "./clock.js";
-import { LockError, NoAnswerError, NoQuorumError, word } from "./errors.js";
+import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js";
 import { Holders } from "./holders.js";
 import { firstWaiter, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
 import { reconnection, UnansweredLeases } from "./renewal.js";
@@ -106,7 +106,7 @@ export class Members {
    * closed, or are not permitted to run INFO. */
   areUnusable(): boolean {
     const isUsable = ({ isClosed }: Reach, member: number) =>
-      !isClosed && !["NOPERM", "NOAUTH", "WRONGPASS"].includes(word(this.#missing.get(member)?.why));
+      !isClosed && !["NOPERM", "NOAUTH", "WRONGPASS"].includes(errorWord(this.#missing.get(member)?.why));
     return this.reach.filter(isUsable).length < this.majority;
   }
 
@@ -181,7 +181,7 @@ export class Members {
     const id = this.reach.length === 1 ? (runId(reply) ?? "the only one") : runId(reply);
     if (id === undefined) {
       this.#identities.delete(member);
-      const text = `${word(reply)} cannot tell which server it is, and whether it votes twice: let its user run INFO`;
+      const text = `${errorWord(reply)} cannot tell which server it is, and whether it votes twice: let its user run INFO`;
       return new LockError(text.trim(), undefined, reply);
     }
     const other = this.all().find((other) => other !== member && this.runId(other) === id);
@@ -266,7 +266,7 @@ export class Members {
       return (queue as readonly unknown[]).length > 0;
     } catch (why) {
       // No answer, or no right to ask.
-      if (why instanceof NoAnswerError || word(why)) return undefined;
+      if (why instanceof NoAnswerError || errorWord(why)) return undefined;
       throw why;
     }
   }
@@ -274,7 +274,9 @@ export class Members {
   /** Returns the error for a vote that these answers do not decide: that of a member, if the members that call
    * the request invalid leave too few others for a majority. */
   undecided(answers: Answers, name: string): unknown {
-    const invalid = [...answers.values()].filter((answer) => ["ERR", "WRONGTYPE"].includes(word(answer)));
+    const invalid = [...answers.values()].filter((answer) =>
+      ["ERR", "WRONGTYPE"].includes(errorWord(answer)),
+    );
     if (this.reach.length - invalid.length < this.majority) return invalid[0];
     return new NoQuorumError(`${name}: too few members answered: ${this.report(answers)}`, name);
   }

@@ -2,15 +2,16 @@
 // until the hold or queue position that they remove has expired by itself.
 
 import { now } from "./clock.js";
-import { word } from "./errors.js";
+import { errorWord } from "./errors.js";
 import type { Steps, Task } from "./steps.js";
 import { times } from "./waits.js";
 
 // First and longest pause between two tries, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
-// While an ACQUIRE has no answer, the pause may grow to this part of the time that the request is owed.
-const LONGEST_PART = 1 / 20;
+// While an earlier ACQUIRE is unanswered, the pause may grow to this fraction of `expiresAfter`, if that is
+// longer.
+const LONGEST_FRACTION = 1 / 20;
 
 /** Returns the time in ms after which a server retains nothing of a request for this lease: neither a hold, nor
  * a queue position. A position can become a hold just before it expires. */
@@ -34,14 +35,14 @@ export class Owed implements Task {
     /** Sends the request once. */
     private readonly request: () => Steps<number>,
     /** Time after which the hold or position has expired by itself, ms. */
-    private readonly lasts: number,
+    private readonly expiresAfter: number,
     /** Number of further answers that confirm the request. */
     private missing: number,
     /** Returns false while an earlier ACQUIRE without an answer may reach the server after the request. Then
      * an answer confirms nothing, and the request is sent again. */
     private readonly isSettled: () => boolean = () => true,
   ) {
-    this.#until = now() + lasts;
+    this.#until = now() + expiresAfter;
   }
 
   finished(): boolean {
@@ -62,10 +63,14 @@ export class Owed implements Task {
     try {
       this.ended = (this.ended ?? 0) + (yield* this.request());
       if (isSettled) this.missing -= 1;
-      else this.#pause = Math.min(this.#pause * 2, Math.max(LONGEST_PAUSE, this.lasts * LONGEST_PART));
+      else
+        this.#pause = Math.min(
+          this.#pause * 2,
+          Math.max(LONGEST_PAUSE, this.expiresAfter * LONGEST_FRACTION),
+        );
       this.answered?.();
     } catch (why) {
-      this.isUnanswered ||= !word(why);
+      this.isUnanswered ||= !errorWord(why);
       this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
     }
     this.#next = now() + this.#pause;

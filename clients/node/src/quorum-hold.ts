@@ -3,10 +3,10 @@
 // A member that restarted without its data, or was unreachable for a whole lease, has forgotten the hold. If
 // the members forgot it one after the other, the hold would be lost, although a majority had it at every
 // moment. So an extension asks such a member for the hold again, but only after a majority has extended
-// without it. The new grant is no vote; a later EXTEND there is. crates/quorum/src/extension.rs says why that
-// is safe.
+// without it. The new grant does not count as a vote; the answer of that member to a later EXTEND
+// does. crates/quorum/src/extension.rs says why that is safe.
 
-import { NoAnswerError, NoQuorumError, word } from "./errors.js";
+import { errorWord, NoAnswerError, NoQuorumError } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
 import { Owed } from "./owed.js";
 import { extend, holds, release } from "./protocol.js";
@@ -82,16 +82,16 @@ export class QuorumHold implements Granted {
     hold.releases = 2;
     this.#holds.asked.add(member);
     try {
-      // With a queue position, as another client may hold the lock there. The next extension shows whether
-      // the lock was granted, and retains the position. Without an owner, as the owner does not wait for this
-      // grant.
+      // The request asks for a queue position, as another client may hold the lock there: the next EXTEND
+      // keeps the position alive, and shows whether the lock was granted meanwhile. It names no owner, as the
+      // owner does not wait for this grant.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
       const restoring = tryAcquire(request, this.token, this.#holds.acquires[member]!, position);
       if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.note(member);
     } catch (why) {
-      // In its grace period, for example: the next extension asks again.
-      if (!(why instanceof NoAnswerError || word(why))) throw why;
+      // The member may be in its grace period, for example. The next extension asks it again.
+      if (!(why instanceof NoAnswerError || errorWord(why))) throw why;
     }
   }
 
@@ -104,27 +104,29 @@ export class QuorumHold implements Granted {
 
   *release({ longestLease, releases }: Renewal): Steps<boolean | undefined> {
     const owed = new Map<number, Owed>();
-    const connections = new Map<number, () => boolean>();
+    const hasReconnected = new Map<number, () => boolean>();
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires[member]!.isEmpty;
       const ask = () => orWrongType(this.members.ask(member, send(release(this.request.key, this.token))), 0);
       owed.set(member, new Owed(ask, longestLease, releases, isSettled));
-      connections.set(member, this.members.reconnection(member));
+      hasReconnected.set(member, this.members.reconnection(member));
     }
-    const vote = (member: number, surely: boolean) => {
+    const vote = (member: number, onlyCertain: boolean) => {
       const release = owed.get(member);
-      // A member that was never asked holds nothing.
+      // A member that was not asked has no hold.
       if (release === undefined) return false;
       if (release.ended === undefined) return undefined;
-      return release.ended > 0 || (!surely && (release.isUnanswered || connections.get(member)!()));
+      // After a reconnect, a RELEASE that found nothing may be the second copy.
+      return release.ended > 0 || (!onlyCertain && (release.isUnanswered || hasReconnected.get(member)!()));
     };
-    const isReleased = (surely = false) =>
-      this.members.decide(this.members.all().map((member) => vote(member, surely)));
+    const isReleased = (onlyCertain = false) =>
+      this.members.decide(this.members.all().map((member) => vote(member, onlyCertain)));
     yield new Owe(owed, () => isReleased() !== undefined);
     const released = isReleased();
     if (released === undefined) {
       throw new NoQuorumError("the release is not confirmed yet: it continues in the background");
     }
+    // True if a majority certainly ended the hold; undefined if an earlier, unanswered release may have.
     return isReleased(true) === true || (released ? undefined : false);
   }
 

@@ -4,7 +4,7 @@
 import { EventEmitter } from "node:events";
 import { setTimeout as pause } from "node:timers/promises";
 import { now, validity } from "./clock.js";
-import { LockError, NoAnswerError, NoQuorumError, ResourceLockedError, word } from "./errors.js";
+import { errorWord, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "./errors.js";
 import type { Client } from "./links.js";
 import { checkLease, type Hold, Lock as OneLock } from "./lock.js";
 import { type Owner, withOwner } from "./owner.js";
@@ -277,7 +277,7 @@ export class Redlock extends EventEmitter {
 
   #failed(what: string, cause: unknown): unknown {
     // Errors of invalid calls (TypeError, RangeError) come from no server: they are thrown as they are.
-    if (!(cause instanceof Error && (cause instanceof LockError || word(cause)))) return cause;
+    if (!(cause instanceof Error && (cause instanceof LockError || errorWord(cause)))) return cause;
     this.emit("error", cause);
     return new ExecutionError(`${what}: ${cause.message}`, [this.#stats(cause)], cause);
   }

@@ -2,7 +2,7 @@
 // `Task` at its times, and carries out the steps that the task returns.
 
 import { now, validity } from "./clock.js";
-import { NotHeldError, word } from "./errors.js";
+import { errorWord, NotHeldError } from "./errors.js";
 import type { Owner } from "./owner.js";
 import type { Args } from "./protocol.js";
 import { Send, Sleep, type Steps, type Task } from "./steps.js";
@@ -108,7 +108,7 @@ export class Renewal implements Task {
     } catch (why) {
       // Without an answer, a server may have set the new lease, or may do so later. Renewals ask for the
       // shorter of both leases, as a longer one would never be certain.
-      if (!word(why)) this.lease = Math.min(this.lease, lease);
+      if (!errorWord(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {
       this.#isExtending = false;

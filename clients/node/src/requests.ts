@@ -1,7 +1,7 @@
 // One command to one server: sends it, and reads its reply. A reply of an unexpected type is an error: with a
 // client that does not send the command (a pipeline, a mock), an acquisition must never seem to succeed.
 
-import { LockError, word } from "./errors.js";
+import { errorWord, LockError } from "./errors.js";
 import { type Args, acquire, inspect, type Key, pttl, queued } from "./protocol.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
@@ -74,7 +74,7 @@ export function* tryAcquire(
   try {
     return fenceOf(yield unanswered.send(acquire(key, token, lease, [...terms, ...position]), lease));
   } catch (why) {
-    if (word(why) !== "WRONGTYPE") throw why;
+    if (errorWord(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request.key)) return "foreign";
     const type = yield* typeOf(key);
     // The string that was at the key is gone: it was a lock that has been released.
@@ -107,12 +107,12 @@ export class QueuePosition {
   /** Changes the terms after an error that other terms may avoid. Returns whether it did, so that the caller
    * asks again. */
   askDifferently(why: unknown): boolean {
-    if (word(why) === "NOPERM" && this.#notify) {
+    if (errorWord(why) === "NOPERM" && this.#notify) {
       // The user has no right to the channel.
       this.#notify = false;
       return true;
     }
-    if (word(why) === "ERR" && this.keep > this.lease) {
+    if (errorWord(why) === "ERR" && this.keep > this.lease) {
       // The server limits the time to its `dlock.max-ttl`, and the lease is within that.
       this.keep = this.lease;
       return true;
@@ -147,7 +147,7 @@ export function* orWrongType(steps: Steps<unknown>, otherwise: number): Steps<nu
   try {
     return integerOf(yield* steps);
   } catch (why) {
-    if (word(why) === "WRONGTYPE") return otherwise;
+    if (errorWord(why) === "WRONGTYPE") return otherwise;
     throw why;
   }
 }
@@ -163,7 +163,7 @@ function* isForeignLock(key: Key): Steps<boolean> {
     return /^[0-9a-f]{32}$/.test(String(yield ["GET", key]));
   } catch (why) {
     // The value is not a string, or the user may not read it.
-    if (word(why)) return false;
+    if (errorWord(why)) return false;
     throw why;
   }
 }
@@ -173,7 +173,7 @@ export function* isLocked(key: Key, name: string): Steps<boolean> {
   try {
     return integerOf(yield pttl(key)) !== -2;
   } catch (why) {
-    if (word(why) !== "WRONGTYPE") throw why;
+    if (errorWord(why) !== "WRONGTYPE") throw why;
     if ((yield* isForeignLock(key)) || (yield* isHonouredString(key))) return true;
     const type = yield* typeOf(key);
     if (type === "none") return false;
@@ -188,7 +188,7 @@ function* isHonouredString(key: Key): Steps<boolean> {
     return (yield inspect(key)) !== null;
   } catch (why) {
     // The server does not, or the user may not ask.
-    if (word(why)) return false;
+    if (errorWord(why)) return false;
     throw why;
   }
 }
@@ -207,7 +207,7 @@ function* typeOf(key: Key): Steps<string | undefined> {
   try {
     return String(yield ["TYPE", key]);
   } catch (why) {
-    if (word(why)) return undefined;
+    if (errorWord(why)) return undefined;
     throw why;
   }
 }

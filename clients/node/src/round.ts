@@ -2,7 +2,7 @@
 // confirm phase. The rules are those of `crates/quorum`, whose states a model checker has searched.
 
 import { now, validity } from "./clock.js";
-import { LockError, NoAnswerError, NoQuorumError, word } from "./errors.js";
+import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
 import { Owed, timeUntilExpired } from "./owed.js";
 import { cancel, confirm, freshToken, release } from "./protocol.js";
@@ -75,10 +75,10 @@ export class Round {
    * the members that have answered this round, so that the next round finds them free. */
   owe(): Owe {
     const { members, request, token } = this;
-    const lasts = timeUntilExpired(request.lease);
+    const expiresAfter = timeUntilExpired(request.lease);
     for (const member of this.holds.asked) {
       const ask = () => orWrongType(members.ask(member, send(release(request.key, token))), 0);
-      this.#owed.set(member, new Owed(ask, lasts, 2, () => this.holds.acquires[member]!.isEmpty));
+      this.#owed.set(member, new Owed(ask, expiresAfter, 2, () => this.holds.acquires[member]!.isEmpty));
     }
     const answered = [...this.holds.asked].filter((member) => this.#hasAnswered(member));
     return new Owe(this.#owed, () => answered.every((member) => this.#owed.get(member)!.ended !== undefined));
@@ -128,7 +128,7 @@ export class Round {
   }
 
   /** Waits in the queue of the first reachable member of the order, and asks all members once it has granted.
-   * That grant is no vote, as the time of a grant after a wait is unknown. So the member is asked again
+   * That grant does not count as a vote, as the time of a grant after a wait is unknown. So the member is asked again
    * together with the others: that renews the lease, and the validity counts from there. */
   *queued(end: number): Steps<Won | null> {
     const { members, request } = this;
@@ -199,9 +199,9 @@ export class Round {
   /** Returns an error if the members that call the request invalid, or forbid it, leave too few others for a
    * majority; otherwise undefined. */
   finalError(): unknown {
-    const errors = [...this.answers.values()].filter((answer) => FINAL_WORDS.includes(word(answer)));
+    const errors = [...this.answers.values()].filter((answer) => FINAL_WORDS.includes(errorWord(answer)));
     if (this.members.all().length - errors.length >= this.members.majority) return undefined;
-    const invalid = errors.find((error) => ["ERR", "WRONGTYPE"].includes(word(error)));
+    const invalid = errors.find((error) => ["ERR", "WRONGTYPE"].includes(errorWord(error)));
     return invalid ?? this.noQuorum();
   }
 
@@ -236,13 +236,13 @@ export class Round {
       if (!(answer instanceof NoAnswerError)) this.#settled.add(member);
       return answer;
     } catch (why) {
-      if (word(why) || (why instanceof LockError && !(why instanceof NoAnswerError)))
+      if (errorWord(why) || (why instanceof LockError && !(why instanceof NoAnswerError)))
         this.#settled.add(member);
       throw why;
     }
   }
 
-  /** Asks the members that have not granted yet, after the member of the queue has. */
+  /** Asks the members that have not granted yet, after the member of the queue has granted. */
   *#takeTurn(since: number, end = Number.POSITIVE_INFINITY): Steps<Won | null> {
     const { members } = this;
     let pause = FIRST_PAUSE;
@@ -293,9 +293,9 @@ export class Round {
     this.answers = new Map([...before, ...answers]);
   }
 
-  /** Takes an answer that arrives after the votes were decided. If the round has won, a refusal by the member
-   * of a later queue shows that other clients may wait there. Returns the steps that look there, also after a
-   * wait in another queue than the first: the clients of that queue may have moved on. */
+  /** Called with an answer that arrives after the votes were decided. If the round has won, a refusal by the
+   * member of a later queue shows that other clients may wait there. Returns the steps that look there, even
+   * if the round waited in a later queue than the first: the clients of its queue may have moved on. */
   #answeredLate(member: number, answer: unknown): Steps<void> | undefined {
     const hasWon = this.grants() >= this.members.majority && !this.#isBehind && !this.isLate;
     const isLaterQueue = this.order.indexOf(member) > this.#queue;
@@ -332,21 +332,22 @@ export class Round {
       if (counted.length < members.majority) return null;
       const fence = Math.max(...counted.map((member) => this.answers.get(member) as number));
       const since = now();
-      const yes = (answers: Answers) =>
+      const confirmations = (answers: Answers) =>
         counted.filter((member) => answers.get(member) === fence && this.#isGrantedBy(member)).length;
       const enough = (answers: Answers) =>
-        yes(answers) >= members.majority || yes(answers) + counted.length - answers.size < members.majority;
+        confirmations(answers) >= members.majority ||
+        confirmations(answers) + counted.length - answers.size < members.majority;
       const answers: Answers = yield new Ask(counted, (member) => this.#confirmAt(member, fence), enough);
-      if (yes(answers) >= members.majority) {
+      if (confirmations(answers) >= members.majority) {
         this.#fence = fence;
         return since;
       }
       for (const [member, answer] of answers) {
         // The next phase tries a greater fence. A member that failed, or whose hold is gone (null), no longer
         // counts. A member that calls the fence too far ahead still does.
-        if (word(answer) !== "FENCEAHEAD") this.answers.set(member, answer);
+        if (errorWord(answer) !== "FENCEAHEAD") this.answers.set(member, answer);
       }
-      if ([...answers.values()].some((answer) => word(answer) === "FENCEAHEAD"))
+      if ([...answers.values()].some((answer) => errorWord(answer) === "FENCEAHEAD"))
         this.#dropAhead(counted, fence);
     }
     return null;

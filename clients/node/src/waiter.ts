@@ -3,7 +3,7 @@
 // the grant; as a message can be lost, a wait also repeats its request, which retains the position.
 
 import { now } from "./clock.js";
-import { GraceError, type LockError, NoAnswerError, refusal, word } from "./errors.js";
+import { errorWord, GraceError, type LockError, NoAnswerError, refusal } from "./errors.js";
 import type { Members } from "./members.js";
 import type { QueueChoice, QueueWatch } from "./queue-choice.js";
 import type { UnansweredLeases } from "./renewal.js";
@@ -96,7 +96,7 @@ export class Waiter {
 
   #refused(why: unknown): Error {
     const refused = refusal(why, this.request.name);
-    if (!word(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;
+    if (!errorWord(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;
     return why as LockError;
   }
 

@@ -1,5 +1,5 @@
-// The choice of the queue, with partial holds that were left behind: first without servers, then with three
-// members.
+// In which member's queue a client waits, also when a dead client has left a hold at a minority of the
+// members: first without servers, then with three members.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -23,7 +23,8 @@ const holders = (tokens) => [
   Object.entries(tokens).map(([token, held]) => ["token", token, "held", held]),
 ];
 
-/** Carries out steps. `answer` returns the holders at each member, for each INSPECT of all members. */
+/** Carries out steps. `answer(n)` returns the holders by member for the n-th look, which sends INSPECT to all
+ * members. */
 function play(steps, answer) {
   let looks = 0;
   let turn = steps.next();
@@ -40,18 +41,19 @@ function play(steps, answer) {
   return turn.value;
 }
 
+// The answers to ACQUIRE by member: a fence, null for a refusal, undefined for none yet.
 for (const [order, answers, queue] of [
   [[0, 1, 2], [5, 6, 7], undefined],
   // A later member refuses: other clients queue there.
   [[0, 1, 2], [5, 6, null], 2],
   [[0, 1, 2], [5, null, null], 1],
-  // The queue does not move.
+  // The first queue in the order refuses: go to the next one, if there is one.
   [[0, 1, 2], [null], 1],
   [[2], [undefined, undefined, null], undefined],
   // A client that waits in a later queue stays there.
   [[1, 2], [null, 6, 7], 1],
 ]) {
-  test(`the next queue after ${answers.map(String)} in the order ${order} is ${queue}`, () => {
+  test(`if the members answer ${answers.map(String)} and the order is ${order}, the next queue is ${queue}`, () => {
     const { members } = threeMembers();
     const round = new Round(members, new QueueChoice(members), request, false, 1000, order);
     round.queued(Number.POSITIVE_INFINITY).next();
@@ -60,7 +62,7 @@ for (const [order, answers, queue] of [
   });
 }
 
-test("all waits go to a later queue together, and none goes back", () => {
+test("all waits move to a later queue together, and none moves back", () => {
   const { members } = threeMembers();
   const choice = new QueueChoice(members);
   const watches = members.all().map((member) => choice.watch(member, request));
@@ -116,39 +118,39 @@ for (const [what, before, after, order] of [
   ["a hold that follows another one", { x: 5 }, { y: 5 }, [0, 1, 2]],
   ["its own hold", { own: 5 }, { own: 5 }, [0, 1, 2]],
 ]) {
-  const find = ({ choice, token }, steps) => {
+  const look = ({ choice, token }, steps) => {
     const named = (found) =>
-      Object.fromEntries(Object.entries(found).map(([t, h]) => [t === "own" ? token : t, h]));
-    play(steps, (look) => ({ 2: named([before, after][look]) }));
+      Object.fromEntries(Object.entries(found).map(([name, held]) => [name === "own" ? token : name, held]));
+    play(steps, (at) => ({ 2: named([before, after][at]) }));
     assert.deepEqual(choice.order("foo"), order);
     // The next look may begin at once only if nothing was found.
-    const isFound = Object.keys(before).some((it) => it in after && it !== "own");
+    const isFound = Object.keys(before).some((name) => name in after && name !== "own");
     assert.equal(choice.lookForOthers(request, 2, token) === undefined, isFound);
   };
 
-  test(`a winner that was refused finds at the member: ${what}`, () => {
+  test(`a client with a majority, refused by one member, finds there: ${what}`, () => {
     const won = acquire({ 0: 5, 1: 6, 2: null });
     assert(won.next.value instanceof Begin);
-    find(won, won.next.value.steps);
+    look(won, won.next.value.steps);
   });
 
-  test(`a winner that is refused late finds at the member: ${what}`, () => {
+  test(`a client with a majority, refused late by one member, finds there: ${what}`, () => {
     const won = acquire({ 0: 5, 1: 6 });
     assert(won.next.done);
-    find(won, won.ask.late(2, null));
+    look(won, won.ask.late(2, null));
   });
 }
 
-test("a late answer is no reason to look for other clients unless a later queue refuses a winner", () => {
+test("a client looks for others after a late answer only if that answer is a refusal, from a later queue, and the client has won", () => {
   assert.equal(acquire({ 0: 5, 1: 6 }).ask.late(2, 7), undefined);
   assert.equal(acquire({ 0: 5, 2: 7 }).ask.late(1, new NoAnswerError("slow")), undefined);
-  assert.equal(acquire({ 0: null, 1: null }).ask.late(2, null), undefined, "the round was lost");
-  const behind = acquire({ 0: null, 1: 6, 2: 7 });
-  behind.acquiring.next(["waiter"]);
-  assert.equal(behind.ask.late(2, null), undefined, "the round gave its majority back");
+  assert.equal(acquire({ 0: null, 1: null }).ask.late(2, null), undefined, "the round was not won");
+  const gaveBack = acquire({ 0: null, 1: 6, 2: 7 });
+  gaveBack.acquiring.next(["waiter"]);
+  assert.equal(gaveBack.ask.late(2, null), undefined, "the round gave its majority back");
 });
 
-test("a late refusal is a reason to look after a wait in a later queue, too", () => {
+test("also after it waited in a later queue, a client that is refused late looks for other clients", () => {
   const { members } = threeMembers();
   const round = new Round(members, new QueueChoice(members), request, false, 1000, [1, 2]);
   const waiting = round.queued(Number.POSITIVE_INFINITY);
@@ -158,11 +160,11 @@ test("a late refusal is a reason to look after a wait in a later queue, too", ()
   assert.equal(waiting.next(registry.open()).value.step.command[0], "DLOCK.ACQUIRE");
   const { value: ask } = waiting.next(5);
   assert(waiting.next(answersTo(ask, { 0: 6, 1: 5 }).answers).done);
-  assert.equal(round.nextQueue(), 1, "other clients wait there, too");
+  assert.equal(round.nextQueue(), 1, "other clients may wait in the queue of member 1");
   assert.notEqual(ask.late(2, null), undefined);
 });
 
-test("an answer after the outcome of an Ask is late, and begins steps over all members", async () => {
+test("an answer that arrives after the outcome of an Ask goes to `late`, whose steps can ask all members", async () => {
   let answerLate;
   const replies = [1, 2, new Promise((resolve) => (answerLate = resolve))];
   const channels = replies.map((reply) => ({ send: async () => reply }));
@@ -190,7 +192,7 @@ test("an answer after the outcome of an Ask is late, and begins steps over all m
   assert.deepEqual(seen, [[2, 3], 1]);
 });
 
-test("holders have a majority, or are partial", () => {
+test("a holder has a majority, or its holds are partial", () => {
   const seen = (...tokens) =>
     new Holders(
       tokens.map((there) => there && new Map(Object.entries(there))),
@@ -202,7 +204,11 @@ test("holders have a majority, or are partial", () => {
   assert.deepEqual([...both.partialHolders(2, "y").keys()], []);
   const parts = seen({ x: 5 }, undefined, {});
   assert(!parts.hasMajority());
-  assert.deepEqual([...parts.partialHolders(0, "own").keys()], ["x"], "as far as is known");
+  assert.deepEqual(
+    [...parts.partialHolders(0, "own").keys()],
+    ["x"],
+    "the holders at one member are unknown",
+  );
 });
 
 for (const [seen, canMove] of [
@@ -219,18 +225,18 @@ for (const [seen, canMove] of [
   });
 }
 
-for (const [isLast, held, leave] of [
+for (const [isLast, age, leave] of [
   [false, 5, true],
   [true, 1999, false],
   [true, 2000, true],
 ]) {
   const queue = isLast ? "the last queue" : "an earlier queue";
-  test(`the waits ${leave ? "leave" : "stay in"} ${queue} that does not move: hold of ${held} ms`, () => {
+  test(`if ${queue} does not move and its hold is ${age} ms old, the waits ${leave ? "leave" : "stay in"} it`, () => {
     const { members } = threeMembers();
     const watch = new QueueChoice(members).watch(2, request);
     for (let looks = 0; looks < 2; looks++) {
       while (performance.now() < watch.wakeAt());
-      play(watch.check(isLast), () => [{}, {}, { left: held }]);
+      play(watch.check(isLast), () => [{}, {}, { left: age }]);
       if (looks === 0) assert.equal(watch.departures, 0);
     }
     assert.equal(watch.departures, leave ? 1 : 0);
@@ -240,12 +246,12 @@ for (const [isLast, held, leave] of [
 onEach(
   (bench) => {
     const { masters, quorumOf, waits } = mastersFor(bench);
-    // Nothing expires.
+    // No lease ends during a test.
     const lock = (members) => new Lock(members, "foo", { ttl: MINUTES });
-    const leave = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
+    const leaveHold = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
 
-    /** Each client acquires and releases the lock again and again. Returns the number of turns of each, once
-     * they are enough. */
+    /** Each client acquires and releases the lock again and again. Returns the number of turns of each client,
+     * once `isEnough` accepts them. */
     async function contend(quorums, isEnough) {
       const counts = quorums.map(() => 0);
       let over = false;
@@ -271,7 +277,7 @@ onEach(
 
     for (const at of [0, 1, 2]) {
       test(`three clients contend although a hold was left behind at member ${at}`, async () => {
-        await leave(at);
+        await leaveHold(at);
         const quorums = [await quorumOf(masters), await quorumOf(masters), await quorumOf(masters)];
         await contend(quorums, (counts) => counts.every((count) => count >= 20));
         assert(await masters[at].exists());
@@ -279,7 +285,7 @@ onEach(
     }
 
     test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
-      for (const at of [0, 1, 2]) await leave(at, `left ${at}`);
+      for (const at of [0, 1, 2]) await leaveHold(at, `left ${at}`);
       const hold = lock(await quorumOf(masters)).acquire();
       await waits(0, 0, 1);
       for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
@@ -288,11 +294,11 @@ onEach(
 
     for (const at of [undefined, 0, 1]) {
       test(`a client with 20 waits gets its share: hold left behind at ${at === undefined ? "no member" : `member ${at}`}`, async () => {
-        if (at !== undefined) await leave(at);
+        if (at !== undefined) await leaveHold(at);
         const crowd = await quorumOf(masters);
         const quorums = [await quorumOf(masters), await quorumOf(masters), ...Array(20).fill(crowd)];
         const sum = (counts) => counts.reduce((a, b) => a + b);
-        // Counts from the time when all have left the queue that does not move.
+        // Counts the turns from the time when all clients have left the queue that does not move.
         let before;
         const counts = await contend(quorums, (counts) => {
           if (counts.every((count) => count >= 5)) before ??= [...counts];

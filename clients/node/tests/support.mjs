@@ -51,8 +51,8 @@ export function suspend(ms) {
   suspended += ms;
 }
 
-/** Makes the next renewal of a hold with this lease due, and waits for it. The lease must be long enough for a
- * busy machine. */
+/** Advances the clock by half the lease, so that the renewal is due, and waits for the renewal. The lease must
+ * be long enough for a busy machine. */
 export async function untilRenewed(hold, ttl) {
   suspend(ttl / 2);
   assert(hold.validFor <= ttl / 2);
@@ -128,7 +128,7 @@ export class Server {
     return /run_id:(\w+)/.exec(await this.ask("INFO", "server"))[1];
   }
 
-  /** How often a command was called since the last CONFIG RESETSTAT. */
+  /** Returns the number of calls of a command since the last CONFIG RESETSTAT. */
   async calls(command) {
     const stats = await this.ask("INFO", "commandstats");
     return Number(new RegExp(`cmdstat_${command}:calls=(\\d+)`, "i").exec(stats)?.[1] ?? 0);
@@ -177,7 +177,7 @@ export class FaultProxy {
     return proxy;
   }
 
-  /** How often clients sent a command. */
+  /** Returns the number of times that clients sent a command. */
   asked(command) {
     return this.requests.split(`\r\n${command}\r\n`).length - 1;
   }
@@ -201,9 +201,9 @@ export class FaultProxy {
 
   /** Sends the requests that were kept back to the server, and waits until it has read them. */
   async deliver() {
-    for (const { server, held } of this.#stalled.splice(0)) {
+    for (const { server, heldBack } of this.#stalled.splice(0)) {
       const replies = once(server, "data");
-      for (const [, data] of held.splice(0)) server.write(data);
+      for (const [, data] of heldBack.splice(0)) server.write(data);
       server.write("PING\r\n");
       await replies;
       server.destroy();
@@ -221,13 +221,13 @@ export class FaultProxy {
     client.on("error", () => {});
     if (this.refuse) return client.destroy();
     const server = net.connect(this.target, "127.0.0.1");
-    const pair = { client, server, held: [], isStalled: false };
+    const pair = { client, server, heldBack: [], isStalled: false };
     this.#pairs.add(pair);
     let matched = false;
-    const isHeld = () => this.silent || pair.isStalled;
-    const pass = (to, data) => (isHeld() ? pair.held.push([to, data]) : to.write(data));
+    const isHeldBack = () => this.silent || pair.isStalled;
+    const pass = (to, data) => (isHeldBack() ? pair.heldBack.push([to, data]) : to.write(data));
     const thaw = setInterval(() => {
-      if (!isHeld()) for (const [to, data] of pair.held.splice(0)) to.write(data);
+      if (!isHeldBack()) for (const [to, data] of pair.heldBack.splice(0)) to.write(data);
     }, 10);
     client.on("data", (data) => {
       this.requests += data;
@@ -270,7 +270,7 @@ const kinds = {
       // `destroy` from node-redis 5 on.
       if (client.isOpen) await (client.destroy ? client.destroy() : client.disconnect());
     };
-    // It connects later to a server that is away.
+    // If the server is down, do not wait: the client goes on trying, and connects later.
     await Promise.race([client.connect().catch(() => {}), pause(500)]);
     return { client, close };
   },
@@ -336,7 +336,8 @@ function describeAll(suite, only) {
   }
 }
 
-/** Gives each test of a suite empty masters, in the common order of their queues, each with a proxy. */
+/** Gives each test of a suite empty masters, each with a proxy, sorted by run id: the order in which all
+ * clients try their queues. */
 export function mastersFor(bench, count = 3) {
   const masters = [];
   const proxies = [];
@@ -358,17 +359,19 @@ export function mastersFor(bench, count = 3) {
     masters,
     proxies,
     clients,
-    /** Makes a quorum of the servers, or proxies, at these places. A busy machine makes no member silent. */
+    /** Makes a quorum of these servers or proxies. The long time limit keeps a busy machine from making a
+     * member silent. */
     quorumOf: async (places, nodeTimeout = 10_000) => new Quorum(await clients(places), { nodeTimeout }),
-    /** Waits until these masters have a hold of the key, and no other master has. */
+    /** Waits until the masters with these indices have a hold of the lock, and no other master has one. */
     isHeldAt: (...at) =>
-      until(`it is held at ${at}`, async () => {
+      until(`the lock is held at the masters ${at}`, async () => {
         const held = await Promise.all(masters.map((master) => master.exists()));
         return `${[...held.keys()].filter((master) => held[master])}` === `${at}`;
       }),
-    /** Waits until these numbers of clients wait at the masters. */
-    waits: (...counts) => until(`${counts} wait`, async () => `${await waiters()}` === `${counts}`),
-    /** Waits until a client waits at one of the masters. */
+    /** Waits until each master has this number of waiters. */
+    waits: (...counts) =>
+      until(`the masters have ${counts} waiters`, async () => `${await waiters()}` === `${counts}`),
+    /** Waits until one of the masters has a waiter. */
     isWaitedFor: (key) => until("a client waits", async () => (await waiters(key)).some(Boolean)),
   };
 }
