@@ -9,7 +9,9 @@ import * as nodeRedis from "redis";
 import { onEach, untilRenewed } from "./support.mjs";
 
 onEach((bench) => {
-  test("numbers may come as strings", { skip: bench.kind !== "ioredis" }, async () => {
+  test("a lock works if the client returns numbers as strings", {
+    skip: bench.kind !== "ioredis",
+  }, async () => {
     const client = new Redis(bench.server.port, { stringNumbers: true });
     try {
       for (const where of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
@@ -48,7 +50,9 @@ onEach((bench) => {
     });
   }
 
-  test("numbers may be mapped to strings", { skip: bench.kind !== "node-redis" }, async () => {
+  test("a lock works if the client maps numbers to strings", {
+    skip: bench.kind !== "node-redis",
+  }, async () => {
     // node-redis 4 has no types to map.
     const commandOptions = { typeMapping: { [nodeRedis.RESP_TYPES?.NUMBER]: String } };
     const client = nodeRedis.createClient({ url: bench.server.url, commandOptions });
@@ -94,7 +98,7 @@ for (const [what, make] of Object.entries(notClients)) {
   });
 }
 
-test("a client that calls back is refused, and the error says what to pass", () => {
+test("a client in legacyMode is refused, and the error says what to pass", () => {
   const client = { isOpen: true, isReady: true, options: { legacyMode: true }, sendCommand() {} };
   assert.throws(() => new Lock(client, "foo"), { name: "TypeError", message: /legacyMode: false/ });
 });
@@ -108,7 +112,7 @@ test("a list of clients is refused as a client, and one client as a list", () =>
   }
 });
 
-test("a reply that is neither an integer nor null is an error, and no hold", async () => {
+test("tryAcquire throws if the reply is neither an integer nor null", async () => {
   const server = { status: "ready", options: {}, on() {}, once() {}, duplicate() {} };
   for (const reply of ["OK", [], {}, true, 1.5, undefined]) {
     const client = { ...server, call: async () => reply };
@@ -119,7 +123,7 @@ test("a reply that is neither an integer nor null is an error, and no hold", asy
   }
 });
 
-test("a server without the module is an error that says to load it", async () => {
+test("a server without the module causes an error that says to load it", async () => {
   const call = async (name) => {
     if (name === "INFO") return "run_id:0123";
     throw new Error(`ERR unknown command '${name}', with args beginning with: 'foo'`);

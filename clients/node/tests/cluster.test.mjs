@@ -47,7 +47,7 @@ onEach(
       await Promise.all(nodes.map((node) => node.stop()));
     });
 
-    test("a lock of each node is requested at that node, without a redirection", async () => {
+    test("each lock is requested at the node of its key, without a redirection", async () => {
       const cluster = connect({ keyPrefix: "{x}" });
       const plain = connect();
       const moved = async () => {
@@ -98,9 +98,10 @@ onEach(
       try {
         for (let round = 0; round < 2; round++) {
           suspend(30_000);
-          for (const hold of holds.slice(0, 2)) await until("it is renewed", () => hold.validFor > 30_000);
+          for (const hold of holds.slice(0, 2))
+            await until("the hold is renewed", () => hold.validFor > 30_000);
         }
-        await until("the hold of its key is lost", () => holds[2].signal.aborted);
+        await until("the hold at the node that hangs is lost", () => holds[2].signal.aborted);
         const lock = new Lock(client, keys[0]);
         assert.equal(await lock.tryAcquire(), null);
         for (const hold of holds.slice(0, 2)) await hold.release();

@@ -13,12 +13,12 @@ const { Connection, Failure, Playing, STEP, play } = createRequire(import.meta.u
   `${folder.pathname}play.js`,
 );
 
-const json = (name) => name.endsWith(".json");
+const isJson = (name) => name.endsWith(".json");
 const isMarked = (name) => {
   const { library } = JSON.parse(readFileSync(new URL(name, folder)));
   return library;
 };
-const marked = readdirSync(folder).filter((name) => json(name) && isMarked(name));
+const marked = readdirSync(folder).filter((name) => isJson(name) && isMarked(name));
 const special = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
 const files = [...marked, ...special];
 
@@ -114,7 +114,7 @@ class Caller {
 }
 
 /** Plays through the library over a client behind a proxy. */
-class Through extends Playing {
+class LibraryPlaying extends Playing {
   holds = {};
   lost = {};
 
@@ -159,13 +159,13 @@ onEach((bench) => {
     test(file, async () => {
       const proxy = await bench.proxy();
       const client = await bench.client(proxy.url);
-      await play(new Through(proxy, client), new URL(file, folder).pathname);
+      await play(new LibraryPlaying(proxy, client), new URL(file, folder).pathname);
     });
   }
 
-  test("the player reports a reply that breaks the promise", async () => {
+  test("the player reports a reply that differs from the contract", async () => {
     const proxy = await bench.proxy();
-    const playing = new Through(proxy, await bench.client(proxy.url));
+    const playing = new LibraryPlaying(proxy, await bench.client(proxy.url));
     await playing.step({ send: "DLOCK.ACQUIRE lock one 60000", answer: { fence: "f" } });
     await assert.rejects(playing.step({ send: "DLOCK.RELEASE lock one", answer: 0 }), /found 1/);
     for (const caller of Object.values(playing.connections)) caller.close();

@@ -11,14 +11,14 @@ afterEach(() => Object.assign(times, usual));
 
 onEach((bench) => {
   let proxy;
-  const through = async (options) => {
+  const lockOverProxy = async (options) => {
     proxy = await bench.proxy();
     return new Lock(await bench.client(proxy.url), "foo", options);
   };
   const nothingIsHeld = () => until("nothing is held", async () => !(await bench.server.exists()));
 
   test("acquire leaves nothing on the server when its answer is lost", async () => {
-    const one = await through({ ttl: 60_000 });
+    const one = await lockOverProxy({ ttl: 60_000 });
     await one.locked();
     Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
     // ioredis sends the command again.
@@ -29,29 +29,29 @@ onEach((bench) => {
     await nothingIsHeld();
   });
 
-  test("a command that waits for a connection ends with its client", async () => {
+  test("a command that waits for a connection fails when its client is closed", async () => {
     proxy = await bench.proxy();
     const client = await bench.client(proxy.url);
     const one = new Lock(client, "foo");
     await one.locked();
     const ready = (now) =>
-      until("the client notices", () => (client.isReady ?? client.status === "ready") === now);
+      until("the client has noticed", () => (client.isReady ?? client.status === "ready") === now);
     await ready(true);
     // ioredis reports no disconnect between two tries, so here it gives up.
-    let goesOn = true;
-    if (bench.kind === "ioredis") client.options.retryStrategy = () => (goesOn ? 10 : null);
+    let mayReconnect = true;
+    if (bench.kind === "ioredis") client.options.retryStrategy = () => (mayReconnect ? 10 : null);
     proxy.refuse = true;
     proxy.drop();
     await ready(false);
     const outcome = assert.rejects(one.tryAcquire(), { name: "NoAnswerError", message: /clos/ });
     // The wait ends at once, and not after the time limit of an answer.
-    goesOn = false;
+    mayReconnect = false;
     if (bench.kind === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
     await outcome;
   });
 
   test("acquire opens no connection when its client is closed", async () => {
-    const one = await through();
+    const one = await lockOverProxy();
     const hold = await one.acquire();
     // The next acquisition would enter the queue at once.
     await assert.rejects(one.acquire({ timeout: 20 }), ResourceLockedError);
@@ -60,7 +60,7 @@ onEach((bench) => {
     const other = new Lock(client, "foo");
     await other.locked();
     await client.quit();
-    await until("it is closed", () => client.status === "end" || client.isOpen === false);
+    await until("the client is closed", () => client.status === "end" || client.isOpen === false);
     const { accepted } = proxy;
     await assert.rejects(other.acquire(), NoAnswerError);
     assert.equal(proxy.accepted, accepted);
@@ -68,12 +68,12 @@ onEach((bench) => {
   });
 
   test("an aborted acquire leaves nothing on the server", async () => {
-    const one = await through({ ttl: 60_000 });
+    const one = await lockOverProxy({ ttl: 60_000 });
     await one.locked();
     proxy.delay = 300;
     const controller = new AbortController();
     const acquired = assert.rejects(one.tryAcquire({ signal: controller.signal }), { name: "AbortError" });
-    await until("it is granted", () => bench.server.exists());
+    await until("the lock is granted", () => bench.server.exists());
     controller.abort();
     await acquired;
     proxy.delay = 0;
@@ -81,7 +81,7 @@ onEach((bench) => {
   });
 
   test("acquire fails when each answer takes longer than the lease", async () => {
-    const one = await through({ ttl: 100 });
+    const one = await lockOverProxy({ ttl: 100 });
     await one.locked();
     proxy.delay = 150;
     await assert.rejects(one.tryAcquire(), LateError);
@@ -89,7 +89,7 @@ onEach((bench) => {
   });
 
   test("validity counts from before the request", async () => {
-    const one = await through({ ttl: 60_000, renew: false });
+    const one = await lockOverProxy({ ttl: 60_000, renew: false });
     await one.locked();
     proxy.delay = 600;
     const hold = await one.tryAcquire();
@@ -97,7 +97,7 @@ onEach((bench) => {
   });
 
   test("a hold is lost when the server is silent, and the reason says so", async () => {
-    const { signal } = await (await through({ ttl: 60_000 })).acquire();
+    const { signal } = await (await lockOverProxy({ ttl: 60_000 })).acquire();
     const lost = new Promise((resolve) => signal.addEventListener("abort", resolve));
     proxy.silent = true;
     suspend(30_000);
@@ -109,17 +109,17 @@ onEach((bench) => {
   });
 
   test("a renewal is repeated when its reply is lost", async () => {
-    const hold = await (await through({ ttl: 60_000 })).acquire();
+    const hold = await (await lockOverProxy({ ttl: 60_000 })).acquire();
     Object.assign(proxy, { match: "EXTEND", cutReplies: 2 });
     suspend(30_000);
     await until("two replies are lost", () => proxy.lost === 2);
-    await until("it is renewed", () => hold.validFor > 30_000);
+    await until("the hold is renewed", () => hold.validFor > 30_000);
     assert(!hold.signal.aborted);
     await hold.release();
   });
 
   test("a release is repeated in the background until it is confirmed", async () => {
-    const hold = await (await through({ ttl: 60_000 })).acquire();
+    const hold = await (await lockOverProxy({ ttl: 60_000 })).acquire();
     times.answer = 500;
     proxy.refuse = true;
     proxy.drop();
@@ -132,7 +132,7 @@ onEach((bench) => {
   });
 
   test("release reports no loss when its answer is lost", async () => {
-    const hold = await (await through({ ttl: 60_000 })).acquire();
+    const hold = await (await lockOverProxy({ ttl: 60_000 })).acquire();
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
     // ioredis sends the command again.
     const outcome = await hold.release().catch((why) => why);
@@ -143,10 +143,10 @@ onEach((bench) => {
   });
 
   test("release reports an earlier loss when it is sent again", async () => {
-    const hold = await (await through({ ttl: 1000, renew: false })).acquire();
-    await until("it is lost", () => hold.signal.aborted);
+    const hold = await (await lockOverProxy({ ttl: 1000, renew: false })).acquire();
+    await until("the hold is lost", () => hold.signal.aborted);
     await nothingIsHeld();
-    // As after a suspend: the connection is lost, too.
+    // The connection is lost, too, as after a suspend.
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
     const expected = bench.kind === "ioredis" ? NotHeldError : NoAnswerError;
     await assert.rejects(hold.release(), expected);
@@ -160,7 +160,7 @@ onEach((bench) => {
     await one.locked();
     proxy.refuse = true;
     proxy.drop();
-    await until("the client notices", () => client.status !== "ready" && !client.isReady);
+    await until("the client has noticed", () => client.status !== "ready" && !client.isReady);
     times.answer = 500;
     await assert.rejects(one.tryAcquire(), NoAnswerError);
     const calls = () => bench.server.calls("dlock.acquire");
@@ -172,18 +172,18 @@ onEach((bench) => {
         () => true,
         () => false,
       );
-    await until("it is connected", connected);
+    await until("the client is connected", connected);
     assert.equal(await calls(), before);
   });
 
   test("an extension without an answer does not lengthen the validity", async () => {
-    const hold = await (await through({ ttl: 1000, renew: false })).acquire();
+    const hold = await (await lockOverProxy({ ttl: 1000, renew: false })).acquire();
     proxy.silent = true;
     const extended = assert.rejects(
       hold.extend(60_000),
       (why) => why instanceof NoAnswerError || why instanceof NotHeldError,
     );
-    await until("it is lost", () => hold.signal.aborted);
+    await until("the hold is lost", () => hold.signal.aborted);
     proxy.silent = false;
     await extended;
     await assert.rejects(hold.extend(), NotHeldError);

@@ -11,8 +11,8 @@ onEach(
   (bench) => {
     const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
 
-    /** A hold of all three members. Then the second member is cut off, and the third address leads to the first
-     * server. */
+    /** Acquires a hold of all three members, then cuts off the second member, and redirects the third address
+     * to the first server. Returns the hold. */
     async function heldBehindMovedAddress() {
       const quorum = await quorumOf(proxies);
       const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
@@ -22,7 +22,7 @@ onEach(
       proxies[2].target = masters[0].port;
       const { accepted } = proxies[2];
       proxies[2].drop();
-      await until("the client connects anew", () => proxies[2].accepted > accepted);
+      await until("the client reconnects", () => proxies[2].accepted > accepted);
       Object.assign(quorum, { limit: 3000 });
       return hold;
     }
@@ -63,7 +63,7 @@ onEach(
       await isHeldAt();
     });
 
-    test("the library name says which members the client names", async () => {
+    test("the library name contains a digest of the members of the quorum", async () => {
       const lines = async (master) =>
         (await master.ask("CLIENT", "LIST")).split("\n").filter((line) => line.includes(" name=test "));
       const client = await bench.client(masters[0].url);
@@ -82,7 +82,7 @@ onEach(
       for (const proxy of proxies) proxy.drop();
       for (const master of masters) {
         await names(master, `dlock-client(q3-${digest})`);
-        assert.equal((await lines(master)).filter((line) => line.includes("(q3")).length <= 1, true);
+        assert((await lines(master)).filter((line) => line.includes("(q3")).length <= 1);
       }
     });
   },
@@ -103,10 +103,10 @@ test("a member votes only while its connection leads to the server that answered
   }
   assert(ask.enough(answers));
   reach[1].connections = 2;
-  assert(!ask.enough(answers), "another server may be there now");
+  assert(!ask.enough(answers), "the new connection may lead to another server");
 });
 
-test("an address that led to another member's server is no error of a later acquisition", () => {
+test("an address that led to another member's server causes no error in a later acquisition", () => {
   const { members } = unknownMembers();
   for (const [member, id] of [0, 1, 0].entries()) members.record(member, info(id));
   const identifying = members.identifyMembers(Number.POSITIVE_INFINITY);

@@ -17,18 +17,20 @@ onEach(
   (bench) => {
     const { masters, proxies, quorumOf } = mastersFor(bench);
 
-    /** Calls `acquire` over connections that stall at `at`, and replaces these connections. Returns the hold,
-     * or the error. */
-    async function acquireOverStalled(at, acquire) {
-      for (const { proxy } of at) proxy.stall();
-      const accepted = at.map(({ proxy }) => proxy.accepted);
-      const asked = at.map(({ proxy }) => proxy.asked("DLOCK.ACQUIRE"));
+    /** Calls `acquire` while the connections at these places stall, and replaces these connections. Returns the
+     * hold, or the error. */
+    async function acquireOverStalled(places, acquire) {
+      for (const { proxy } of places) proxy.stall();
+      const accepted = places.map(({ proxy }) => proxy.accepted);
+      const asked = places.map(({ proxy }) => proxy.asked("DLOCK.ACQUIRE"));
       const outcome = acquire().catch((why) => why);
       await until("ACQUIRE is sent", () =>
-        at.every(({ proxy }, i) => proxy.asked("DLOCK.ACQUIRE") > asked[i]),
+        places.every(({ proxy }, i) => proxy.asked("DLOCK.ACQUIRE") > asked[i]),
       );
-      for (const { proxy } of at) proxy.breakStalled();
-      await until("the client connects anew", () => at.every(({ proxy }, i) => proxy.accepted > accepted[i]));
+      for (const { proxy } of places) proxy.breakStalled();
+      await until("the client reconnects", () =>
+        places.every(({ proxy }, i) => proxy.accepted > accepted[i]),
+      );
       return outcome;
     }
 
@@ -44,16 +46,16 @@ onEach(
     }
 
     const placesOf = (...at) => at.map((i) => ({ master: masters[i], proxy: proxies[i] }));
-    const releases = (at) => Promise.all(at.map(({ master }) => master.calls("dlock.release")));
+    const releases = (places) => Promise.all(places.map(({ master }) => master.calls("dlock.release")));
 
     for (const [name, at, isAcquired] of [
       ["a failed acquisition releases an ACQUIRE that arrives late at a majority", [0, 1], false],
-      ["a released hold releases an ACQUIRE that arrives late at one member", [0], true],
+      ["the release of a hold also ends an ACQUIRE that arrives late at one member", [0], true],
     ]) {
       test(name, async () => {
         const quorum = await quorumOf(proxies);
         await (await new Lock(quorum, "other").acquire()).release();
-        await until("each member has released it", async () =>
+        await until("no member has the other lock", async () =>
           (await Promise.all(masters.map((master) => master.exists("other")))).every((held) => !held),
         );
         Object.assign(quorum, { limit: 2000 });
@@ -93,7 +95,7 @@ function tries(owed, most) {
   return most;
 }
 
-test("an owed request needs its answers after the earlier requests have theirs", () => {
+test("an owed request counts only the answers that arrive after those to earlier requests", () => {
   let isSettled = false;
   const request = function* () {
     return yield [];

@@ -1,4 +1,4 @@
-// One lock: fences, modes, renewal, loss.
+// Locks on one server: fences, modes, renewal, loss.
 
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
@@ -68,9 +68,9 @@ onEach((bench) => {
 
   test("an invalid time is refused, and does not end the hold", async () => {
     const one = await lock({ ttl: 60_000 });
-    const noTimes = [Number.NaN, "5000", "soon", 5000n, null];
-    for (const timeout of noTimes) await assert.rejects(one.acquire({ timeout }), RangeError);
-    for (const retryDelay of noTimes) await assert.rejects(lock({ retryDelay }), RangeError);
+    const invalidTimes = [Number.NaN, "5000", "soon", 5000n, null];
+    for (const timeout of invalidTimes) await assert.rejects(one.acquire({ timeout }), RangeError);
+    for (const retryDelay of invalidTimes) await assert.rejects(lock({ retryDelay }), RangeError);
     assert.throws(() => new Quorum([], { nodeTimeout: "250" }), RangeError);
     const hold = await one.acquire();
     for (const ttl of [Number.NaN, 0, -1, 1.5]) await assert.rejects(hold.extend(ttl), RangeError);
@@ -133,7 +133,7 @@ onEach((bench) => {
     assert(signal.reason instanceof NotHeldError);
     assert.equal(hold.validFor, 0);
     assert(!(await hold.held()));
-    await until("the server ends it", async () => !(await bench.server.exists()));
+    await until("the server ends the hold", async () => !(await bench.server.exists()));
     await assert.rejects(hold.extend(), NotHeldError);
     await assert.rejects(hold.release(), NotHeldError);
   });
@@ -144,7 +144,7 @@ onEach((bench) => {
     assert.throws(() => hold.signal.throwIfAborted(), NotHeldError);
   });
 
-  test("extend sets the lease", async () => {
+  test("extend sets the lease, also for later renewals", async () => {
     const hold = await (await lock({ ttl: 20_000 })).acquire();
     await hold.extend(60_000);
     assert((await lease(bench.server)) > 20_000);
@@ -185,14 +185,14 @@ onEach((bench) => {
     });
     const answer = client.get("bar").then(() => aborted);
     suspend(MINUTE);
-    // The timer of the hold is due: it is never longer than a second.
+    // The timer of the hold becomes due: it never runs for longer than a second.
     block(1200);
     assert(await answer, "the loss comes before any other answer");
     await assert.rejects(hold.extend(), NotHeldError);
     assert(!(await hold.held()));
   });
 
-  test("signal.aborted reads the clock", async () => {
+  test("signal.aborted is true after the lease even before a timer has run", async () => {
     const [one, other] = [await (await lock({ ttl: MINUTE })).acquire(), new AbortController()];
     const { signal } = one;
     assert(!signal.aborted);
@@ -201,7 +201,7 @@ onEach((bench) => {
     assert(!other.signal.aborted);
   });
 
-  test("an answer counts that arrived while the event loop was blocked", async () => {
+  test("an answer that arrived while the event loop was blocked counts", async () => {
     const one = await lock({ ttl: 60_000 });
     await one.locked();
     times.answer = 500;
@@ -237,9 +237,9 @@ onEach((bench) => {
       await server.ask("CONFIG", "RESETSTAT");
       let hold;
       const waits = (await lock()).acquire().then((acquired) => (hold = acquired));
-      await until("it has asked", () => server.calls("dlock.acquire"));
+      await until("the client has asked", () => server.calls("dlock.acquire"));
       await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
-      await until("it asks again", () => hold);
+      await until("the client acquires the lock", () => hold);
       await (await waits).release();
     } finally {
       await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
@@ -255,7 +255,7 @@ onEach((bench) => {
     } finally {
       await server.ask("CONFIG", "SET", "min-replicas-to-write", "0");
     }
-    await until("it is released", async () => !(await server.exists()));
+    await until("the lock is released", async () => !(await server.exists()));
   });
 
   test("a key can be bytes", async () => {
@@ -265,7 +265,7 @@ onEach((bench) => {
     await hold.release();
   });
 
-  test("other errors of the server are thrown as they are", async () => {
+  test("an error reply that is not about locks is thrown as it is", async () => {
     await assert.rejects((await lock({ ttl: 2 ** 52 })).tryAcquire(), /max-ttl|ttl/);
   });
 });
@@ -279,7 +279,7 @@ test("extensions at the same time are sent one after the other", () => {
   assert(shorter.next().value instanceof Sleep);
   assert.equal(longer.next(true).value, true);
   assert.equal(shorter.next().value, "asked");
-  // The server may have carried out the extension.
+  // The server may have set the shorter lease.
   assert.throws(() => shorter.throw(new NoAnswerError("no answer")), NoAnswerError);
   assert(renewal.validUntil <= now() + 100);
 });
@@ -290,10 +290,13 @@ test("a renewed hold is lost a tenth of its lease before its validity ends", () 
   };
   const at = now();
   const early = new Renewal("foo", 600_000, at + 600_000, true, extend);
-  assert(early.wakeAt() < at + 200_001, "it is renewed after a third");
+  assert(early.wakeAt() < at + 200_001, "the renewal is due after a third of the lease");
   const late = new Renewal("foo", 600_000, at + 60_000, true, extend);
   assert.equal(late.wake(), undefined);
   assert.match(late.loss.message, /not renewed in time/);
-  const kept = new Renewal("foo", 600_000, at + 60_000, false, extend);
-  assert(!kept.isLost() && kept.wakeAt() > at + 59_999, "without renewal, it lasts until the end");
+  const unrenewed = new Renewal("foo", 600_000, at + 60_000, false, extend);
+  assert(
+    !unrenewed.isLost() && unrenewed.wakeAt() > at + 59_999,
+    "without renewal, the hold is valid until its lease ends",
+  );
 });

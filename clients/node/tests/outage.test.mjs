@@ -1,4 +1,5 @@
-// An outage, or data at the key, is an error and no lock that another client holds.
+// An outage, or data at the key, is an error of its own: the client does not report a lock that another client
+// holds.
 
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
@@ -25,11 +26,14 @@ onEach((bench) => {
       assert(why instanceof NoQuorumError, why);
       assert.match(why.message, message);
       const { port } = new URL(proxies[1].url);
-      assert(why.message.includes(port) || why.message.includes(masters[1].port), "it names each member");
+      assert(
+        why.message.includes(port) || why.message.includes(masters[1].port),
+        "the error names each member",
+      );
       return true;
     });
 
-  test("a wait is NoQuorumError, with or without a timeout, while a majority is down", async () => {
+  test("a wait throws NoQuorumError, with or without a timeout, while a majority is down", async () => {
     for (const proxy of proxies.slice(1)) {
       proxy.refuse = true;
       proxy.drop();
@@ -40,7 +44,7 @@ onEach((bench) => {
     await withoutMajority(lock.tryAcquire(), /no majority can grant/);
   });
 
-  test("a wait that ends in the queue of a minority is NoQuorumError", async () => {
+  test("a wait that ends in the queue of a minority throws NoQuorumError", async () => {
     for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
     const lock = new Lock(quorum, "foo");
     // The next wait begins in the queue.
@@ -53,7 +57,7 @@ onEach((bench) => {
     await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
   });
 
-  test("a wait that ends is NoQuorumError if no majority answers its last question", async () => {
+  test("a wait that ends throws NoQuorumError if no majority answers its last requests", async () => {
     for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
     proxies[1].refuse = true;
     proxies[1].drop();
@@ -61,7 +65,7 @@ onEach((bench) => {
     const lock = new Lock(quorum, "foo");
     // The next wait begins in the queue.
     await assert.rejects(lock.acquire({ timeout: 100 }), ResourceLockedError);
-    // The first member refuses, this one is down, and the last one does not answer.
+    // The first member refuses, the second one is down, and the third one does not answer.
     proxies[2].silent = true;
     await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
     proxies[2].silent = false;
@@ -82,7 +86,7 @@ onEach((bench) => {
     assert(proxies[0].asked("DLOCK.ACQUIRE") - before <= 2, "in the queue, and in the last round");
   });
 
-  test("a wait is NoQuorumError while a majority is in its grace period", async () => {
+  test("a wait throws NoQuorumError while a majority is in its grace period", async () => {
     await config("dlock.restart-grace", "600000");
     try {
       for (const master of masters.slice(1)) {
@@ -95,7 +99,7 @@ onEach((bench) => {
     }
   });
 
-  test("a wait is NoQuorumError while a majority refuses writes", async () => {
+  test("a wait throws NoQuorumError while a majority refuses writes", async () => {
     await config("min-replicas-to-write", "1");
     try {
       await withoutMajority(new Lock(quorum, "foo").acquire({ timeout: 300 }), /NOREPLICAS/);
@@ -104,7 +108,7 @@ onEach((bench) => {
     }
   });
 
-  test("an acquisition is NoQuorumError at once if its user has no right at a majority", async () => {
+  test("an acquisition throws NoQuorumError at once if its user has no right at a majority", async () => {
     const places = [masters[0]];
     for (const master of masters.slice(1)) {
       await master.ask("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-dlock.acquire");
@@ -115,7 +119,7 @@ onEach((bench) => {
 
   for (const fenced of [false, true]) {
     const kind = fenced ? "fenced" : "plain";
-    test(`an acquisition is LateError when each majority arrives after its lease: ${kind}`, async () => {
+    test(`an acquisition throws LateError when each majority arrives after its lease: ${kind}`, async () => {
       // Each round finds the members free.
       times.patience = 20_000;
       const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
@@ -127,21 +131,21 @@ onEach((bench) => {
     });
   }
 
-  test("a wait that another client's hold outlasts is ResourceLockedError", async () => {
+  test("a wait that another client's hold outlasts throws ResourceLockedError", async () => {
     const hold = await new Lock(quorum, "foo").acquire();
     await isHeldAt(0, 1, 2);
     await assert.rejects(new Lock(quorum, "foo").acquire({ timeout: 100 }), ResourceLockedError);
     await hold.release();
   });
 
-  test("a wait that ends while the server is silent is NoAnswerError", async () => {
+  test("a wait that ends while the server is silent throws NoAnswerError", async () => {
     const [master, proxy] = [masters[0], proxies[0]];
     // Only the timeout ends the wait.
     times.keep = 2 * HOUR;
     await master.ask("DLOCK.ACQUIRE", "foo", "holder", HOUR);
     const lock = new Lock(await bench.client(proxy.url), "foo", { retryDelay: 10 });
     const outcome = lock.acquire({ timeout: HOUR }).catch((why) => why);
-    await until("it waits", () => master.waiters());
+    await until("a client waits", () => master.waiters());
     const before = proxy.accepted;
     proxy.refuse = true;
     proxy.drop();
@@ -150,7 +154,7 @@ onEach((bench) => {
     const why = await outcome;
     assert(why instanceof NoAnswerError, why);
     proxy.refuse = false;
-    await until("it has left the queue", async () => (await master.waiters()) === 0);
+    await until("the client has left the queue", async () => (await master.waiters()) === 0);
   });
 
   for (const members of [1, 3]) {
@@ -188,13 +192,13 @@ onEach((bench) => {
       await isHeldAt(...Array(members).keys());
       const outcome = lock.acquire().catch((why) => why);
       await isWaitedFor();
-      await Promise.all(masters.map((it) => it.redis.multi().del("foo").rpush("foo", "x").exec()));
+      await Promise.all(masters.map((master) => master.redis.multi().del("foo").rpush("foo", "x").exec()));
       const why = await outcome;
       assert.match(why.message, /holds a list/);
       await hold.release().catch(() => {});
     });
 
-    test(`a lock of node-redlock is waited for: ${members} members`, async () => {
+    test(`acquire waits for a lock of node-redlock: ${members} members`, async () => {
       await onAll("SET", "foo", "0123456789abcdef0123456789abcdef", "PX", "600000");
       const lock = await lockOf({ retryDelay: 20 });
       assert.equal(await lock.tryAcquire(), null);
@@ -205,7 +209,7 @@ onEach((bench) => {
       await (await waits).release();
     });
 
-    test(`a string is waited for with dlock.honour-strings: ${members} members`, async () => {
+    test(`acquire waits for a string with dlock.honour-strings: ${members} members`, async () => {
       await onAll("CONFIG", "SET", "dlock.honour-strings", "yes");
       try {
         await onAll("SET", "foo", "text");

@@ -12,7 +12,7 @@ import { mastersFor, onEach, until } from "./support.mjs";
 // A busy machine confirms releases late.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
-/** Resolves for `count` callers at once. */
+/** Returns a function whose promise resolves once it was called `count` times. */
 function barrier(count) {
   let open;
   const all = new Promise((resolve) => (open = resolve));
@@ -47,7 +47,7 @@ onEach(
         assert(refused[0].reason instanceof DeadlockError, refused[0].reason);
       });
 
-      test(`a caller that locks what it holds already gets a DeadlockError: ${what}`, async () => {
+      test(`a caller that acquires a lock that it already holds gets a DeadlockError: ${what}`, async () => {
         const lock = new Lock(await make(), "foo");
         await lock.using(
           () => assert.rejects(lock.acquire({ owner: "mine" }).then(assert.fail), DeadlockError),
@@ -59,18 +59,19 @@ onEach(
         await lock.using(() => {});
       });
 
-      test(`branches that run in parallel are no deadlock: ${what}`, async () => {
+      test(`branches that run in parallel get no DeadlockError: ${what}`, async () => {
         const service = await make();
         const lock = (key) => new Lock(service, key);
         let end;
         const mayEnd = new Promise((resolve) => (end = resolve));
-        let isBeside = false;
+        let isInBranch = false;
         let isHeld = false;
         const rival = lock("b").using(async () => {
           isHeld = true;
-          await until("the branches run", () => isBeside);
+          await until("the branches run", () => isInBranch);
           const waits = lock("c").using(() => {});
-          await isWaitedFor("c"); // and is no deadlock
+          // The server accepts this wait: it closes no cycle.
+          await isWaitedFor("c");
           end();
           await waits;
         });
@@ -80,7 +81,7 @@ onEach(
             lock("b").using(() => {}),
             lock("c").using(async () => {
               await isWaitedFor("b");
-              isBeside = true;
+              isInBranch = true;
               await mayEnd;
             }),
           ]),
@@ -89,7 +90,7 @@ onEach(
       });
     }
 
-    test("a wait after the loss of the outer lock is no deadlock while the server retains it", async () => {
+    test("a wait after the loss of the outer lock gets no DeadlockError while the server retains that lock", async () => {
       const [master, proxy] = [masters[0], proxies[0]];
       const outer = new Lock(await bench.client(proxy.url), "a", { renew: false });
       const inner = new Lock(await bench.client(master.url), "a");
@@ -129,7 +130,7 @@ onEach(
       }
     });
 
-    test("redlock.using has an owner, too", async () => {
+    test("callers of redlock.using that lock in opposite order get a DeadlockError", async () => {
       const redlock = new Redlock([await bench.client(masters[0].url)], { retryCount: -1 });
       const both = barrier(2);
       const nested = (outer, inner) =>
@@ -147,7 +148,7 @@ onEach(
 );
 
 describe("owners", () => {
-  /** A `using` without servers: returns its owner, or runs `routine`. */
+  /** Runs `using` without servers. Resolves to the id of its owner. */
   const using = (routine = () => {}, { name, acquire = async () => {}, release = async () => {} } = {}) => {
     let own;
     const done = withOwner(
@@ -164,14 +165,14 @@ describe("owners", () => {
       { owner: own },
     );
   };
-  const ids = async (...calls) => (await Promise.all(calls)).map((id) => id);
+  const ids = (...calls) => Promise.all(calls);
 
-  test("calls side by side have owners of their own", async () => {
+  test("parallel calls have different owners", async () => {
     const [one, other] = await ids(using(), using());
     assert.notEqual(one, other);
   });
 
-  test("nested calls have one owner, one after the other too", async () => {
+  test("nested calls have one owner, also when they run one after the other", async () => {
     const seen = [];
     const outer = await using(async () => {
       seen.push(await using(async () => seen.push(await using())));
@@ -180,7 +181,7 @@ describe("owners", () => {
     assert.deepEqual(seen, [outer, outer, outer]);
   });
 
-  test("the second of two branches has an owner of its own, and its nested calls share that", async () => {
+  test("the second of two parallel branches has a new owner, which its nested calls share", async () => {
     let nested;
     const seen = [];
     const outer = await using(async () => {
@@ -198,7 +199,7 @@ describe("owners", () => {
     assert.equal(seen[2], outer);
   });
 
-  test("a call in a routine that has ended has an owner of its own", async () => {
+  test("a call that begins after its routine has ended has a new owner", async () => {
     let late;
     let begin;
     const ended = new Promise((resolve) => (begin = resolve));

@@ -53,7 +53,7 @@ onEach(
 
     test("release reports an earlier loss when it is sent again", async () => {
       const hold = await lock({ ttl: 4000, renew: false }).acquire();
-      await until("it is lost", () => hold.signal.aborted);
+      await until("the hold is lost", () => hold.signal.aborted);
       await isHeldAt();
       for (const proxy of proxies) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await assert.rejects(hold.release(), NotHeldError);
@@ -131,23 +131,23 @@ onEach(
 
     test("a quorum with two addresses of one server is refused", async () => {
       const [first, second] = proxies;
-      const again = { url: first.url.replace("127.0.0.1", "localhost") };
-      const twice = await quorumOf([first, again, second]);
+      const sameServer = { url: first.url.replace("127.0.0.1", "localhost") };
+      const twice = await quorumOf([first, sameServer, second]);
       await assert.rejects(new Lock(twice, "foo").tryAcquire(), /the same server/);
     });
 
-    test("a member has a new place in the order after a restart", () => {
+    test("the order of the queues follows the new run id of a restarted member", () => {
       const { members, reach } = unknownMembers();
       const choice = new QueueChoice(members);
-      const ask = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
-      const first = ask();
+      const identify = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
+      const first = identify();
       assert(!first.enough(new Map()));
       for (const member of [0, 1, 2]) members.record(member, info(`${member}5`));
       assert.deepEqual(choice.order("foo"), [0, 1, 2]);
-      assert.equal(ask(), undefined);
+      assert.equal(identify(), undefined);
       reach[0].connections = 2;
-      assert.deepEqual(members.voters(), [1, 2], "another server may be there");
-      const again = ask();
+      assert.deepEqual(members.voters(), [1, 2], "the new connection may lead to another server");
+      const again = identify();
       assert.deepEqual(again.members, [0]);
       members.record(0, info("20"));
       assert.deepEqual(choice.order("foo"), [1, 0, 2]);
@@ -158,7 +158,7 @@ onEach(
     });
 
     for (const members of [1, 3]) {
-      test(`a wait keeps its position where dlock.max-ttl is short: ${members} members`, async () => {
+      test(`a wait keeps its position when dlock.max-ttl is short: ${members} members`, async () => {
         const one = await bench.client(masters[0].url);
         const lock = (ttl) => new Lock(members === 1 ? one : quorum, "foo", { ttl });
         const limit = (ttl) =>
@@ -189,7 +189,7 @@ onEach(
       }
     });
 
-    test("an extension that the servers call invalid is their error, and does not end the hold", async () => {
+    test("an extension that the servers call invalid throws their error, and does not end the hold", async () => {
       const hold = await new Lock(await quorumOf(masters), "foo").acquire();
       await assert.rejects(hold.extend(1e12), (why) => {
         assert(!(why instanceof NoQuorumError), why);
@@ -207,10 +207,11 @@ onEach(
         await master.ask("CONFIG", "RESETSTAT");
         if (at < 2) await master.ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
       }
-      // The vote arrives before the refusals decide, and the rivals release before the last try.
+      // The third member grants before the delayed refusals arrive: the votes are split. The rivals release
+      // before the last try.
       for (const proxy of proxies.slice(0, 2)) proxy.delay = 100;
       const acquired = lock().tryAcquire();
-      await until("it has asked", () => masters[2].calls("dlock.acquire"));
+      await until("the client has asked the third member", () => masters[2].calls("dlock.acquire"));
       await Promise.all([0, 1].map((at) => masters[at].ask("DLOCK.RELEASE", "foo", `rival ${at}`)));
       const hold = await acquired;
       assert(hold !== null);
@@ -236,7 +237,7 @@ onEach(
       assert(fences.every((fence, at) => at === 0 || fence > fences[at - 1]));
     });
 
-    test("a wait is NoQuorumError after its clients are closed", async () => {
+    test("a wait throws NoQuorumError after its clients are closed", async () => {
       const closed = await clients(masters);
       const hold = await lock().acquire();
       await isHeldAt(0, 1, 2);
@@ -246,7 +247,7 @@ onEach(
       });
       await isWaitedFor();
       for (const client of closed) await client.quit();
-      assert((await until("it ends", () => failure)) instanceof NoQuorumError);
+      assert((await until("the wait ends", () => failure)) instanceof NoQuorumError);
       await hold.release();
     });
 

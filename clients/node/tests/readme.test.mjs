@@ -12,7 +12,7 @@ import { onEach } from "./support.mjs";
 
 const licences = ["LICENSE-APACHE", "LICENSE-MIT"];
 const root = fileURLToPath(new URL("..", import.meta.url));
-const ofNodeRedlock = `
+const nodeRedlockProgram = `
 import Redlock, { ExecutionError, Lock, type Settings, type RedlockAbortSignal } from "dlock/redlock";
 import { Redis } from "ioredis";
 
@@ -80,7 +80,7 @@ function checkTypes(more) {
 }
 
 test("the examples and a program for node-redlock type-check", () => {
-  const codes = [...examples.map(([, , code]) => code), ofNodeRedlock];
+  const codes = [...examples.map(([, , code]) => code), nodeRedlockProgram];
   const files = codes.map((code, at) => {
     const file = path.join(root, "tests", `example-${process.pid}-${at}.mts`);
     writeFileSync(file, code);
@@ -95,8 +95,8 @@ test("the examples and a program for node-redlock type-check", () => {
 
 test("the package installs from a new clone, and contains its files", () => {
   const clone = path.join(folder, "clients/node");
-  const left = new Set(["node_modules", "dist", ...licences]);
-  cpSync(root, clone, { recursive: true, filter: (file) => !left.has(path.basename(file)) });
+  const excluded = new Set(["node_modules", "dist", ...licences]);
+  cpSync(root, clone, { recursive: true, filter: (file) => !excluded.has(path.basename(file)) });
   for (const text of licences) cpSync(path.join(root, "../..", text), path.join(folder, text));
   const app = path.join(folder, "app");
   mkdirSync(app);

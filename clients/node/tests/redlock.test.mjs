@@ -30,7 +30,7 @@ onEach(
           test("a lock is acquired, extended and released", async () => {
             const redlock = await make();
             const first = await redlock.acquire(["foo"], 1000);
-            await until("it is held", () => masters[0].exists());
+            await until("the lock is held", () => masters[0].exists());
             assert(first.expiration > Date.now() && first.expiration <= Date.now() + 1000);
             const second = await first.extend(60_000);
             assert.equal(first.expiration, 0);
@@ -39,10 +39,10 @@ onEach(
             const { attempts } = await second.release();
             assert.equal((await attempts[0]).votesFor.size, members);
             assert.equal(second.expiration, 0);
-            await until("it is free", async () => !(await masters[0].exists()));
+            await until("the lock is free", async () => !(await masters[0].exists()));
           });
 
-          test("a locked resource is an ExecutionError, and every vote a ResourceLockedError", async () => {
+          test("acquire of a locked resource throws an ExecutionError whose votes are ResourceLockedErrors", async () => {
             const redlock = await make({ retryCount: 0 });
             const seen = [];
             redlock.on("error", (error) => seen.push(error));
@@ -59,13 +59,15 @@ onEach(
             await redlock.release(lock);
           });
 
-          test("a refusal of the server is an ExecutionError", async () => {
+          test("acquire throws an ExecutionError when the servers refuse writes", async () => {
             const redlock = await make({ retryCount: 0 });
             const servers = masters.slice(0, members);
             const refuse = (replicas) =>
-              Promise.all(servers.map((it) => it.ask("CONFIG", "SET", "min-replicas-to-write", replicas)));
+              Promise.all(
+                servers.map((server) => server.ask("CONFIG", "SET", "min-replicas-to-write", replicas)),
+              );
             await refuse(1);
-            // The releases are refused, too.
+            // The servers refuse the releases, too.
             times.patience = 500;
             try {
               await assert.rejects(redlock.acquire(["foo"], 1000), ExecutionError);
@@ -79,15 +81,15 @@ onEach(
             const redlock = await make({ retryCount: 0 });
             const lock = await redlock.acquire(["b"], 60_000);
             await assert.rejects(redlock.acquire(["a", "b"], 60_000), ExecutionError);
-            await until("none is locked", async () => !(await masters[0].exists("a")));
+            await until("a is not locked", async () => !(await masters[0].exists("a")));
             await lock.release();
             const both = await redlock.acquire(["b", "a"], 60_000);
             assert.deepEqual(both.resources, ["b", "a"]);
-            for (const key of both.resources) await until("it is held", () => masters[0].exists(key));
+            for (const key of both.resources) await until("the lock is held", () => masters[0].exists(key));
             await both.release();
           });
 
-          test("acquire waits for a locked resource, for retryCount times", async () => {
+          test("acquire waits for a locked resource, for retryCount times retryDelay", async () => {
             const redlock = await make({ retryDelay: 50, retryJitter: 10, retryCount: 100 });
             const lock = await redlock.acquire(["foo"], 60_000);
             const waits = redlock.acquire(["foo"], 60_000);
@@ -101,13 +103,13 @@ onEach(
             const settings = { automaticExtensionThreshold: 1000 };
             const result = await redlock.using(["foo"], 3000, settings, async (signal) => {
               const end = Date.now() + 4500;
-              await until("its lease would be over", () => Date.now() > end);
+              await until("the first lease would have ended", () => Date.now() > end);
               assert(!signal.aborted);
               assert(await masters[0].exists());
               return 7;
             });
             assert.equal(result, 7);
-            await until("it is free", async () => !(await masters[0].exists()));
+            await until("the lock is free", async () => !(await masters[0].exists()));
             await assert.rejects(
               redlock.using(["foo"], 100, async () => {}),
               /automaticExtensionThreshold/,
@@ -119,7 +121,7 @@ onEach(
             let lost;
             const used = redlock.using(["foo"], 1000, async (signal) => {
               await Promise.all(masters.map((server) => server.ask("DEL", "foo")));
-              await until("it is lost", () => signal.aborted);
+              await until("the lock is lost", () => signal.aborted);
               lost = signal.error;
             });
             await assert.rejects(used, ExecutionError);
@@ -129,15 +131,15 @@ onEach(
           test("an expired lock can be neither extended nor released", async () => {
             const redlock = await make({ retryCount: 0 });
             const lock = await redlock.acquire(["foo"], 1500);
-            await until("it expires", () => Date.now() > lock.expiration);
+            await until("the lease expires", () => Date.now() > lock.expiration);
             for (const server of masters) {
-              await until("it expires", async () => !(await server.exists()));
+              await until("the lease expires", async () => !(await server.exists()));
             }
             await assert.rejects(lock.extend(1000), ExecutionError);
             await assert.rejects(lock.release(), ExecutionError);
           });
 
-          test("a lock that was extended before cannot be extended again", async () => {
+          test("a lock cannot be extended again after its extension or release", async () => {
             const redlock = await make({ retryCount: 0 });
             const first = await redlock.acquire(["foo"], 60_000);
             const second = await first.extend(60_000);
@@ -146,18 +148,18 @@ onEach(
             await assert.rejects(second.extend(60_000), ExecutionError);
           });
 
-          test("a lock made from the value of another one can extend and release", async () => {
+          test("a lock that is constructed from the value of another lock can extend and release", async () => {
             const [one, other] = [await make({ retryCount: 0 }), await make({ retryCount: 0 })];
             const { resources, value, expiration } = await one.acquire(["a", "b"], 60_000);
-            const same = new Lock(other, resources, value, [], expiration);
-            const { expiration: later } = await same.extend(120_000);
+            const copy = new Lock(other, resources, value, [], expiration);
+            const { expiration: later } = await copy.extend(120_000);
             assert(later > expiration + 30_000);
-            await same.release();
+            await copy.release();
             for (const key of resources)
-              await until("it is free", async () => !(await masters[0].exists(key)));
-            const none = new Lock(other, ["a"], "unknown", [], expiration);
-            await assert.rejects(none.extend(1000), ExecutionError);
-            await assert.rejects(none.release(), ExecutionError);
+              await until("the lock is free", async () => !(await masters[0].exists(key)));
+            const unknown = new Lock(other, ["a"], "unknown", [], expiration);
+            await assert.rejects(unknown.extend(1000), ExecutionError);
+            await assert.rejects(unknown.release(), ExecutionError);
           });
 
           test("a duration that is not a whole number is refused", async () => {
@@ -181,7 +183,7 @@ onEach(
             await second.release();
           });
 
-          test("a setting that is no number has its default", async () => {
+          test("a setting that is not a number has its default value", async () => {
             const redlock = await make({ retryCount: undefined, retryJitter: null, retryDelay: 5 });
             const { retryCount, retryJitter, retryDelay } = redlock.settings;
             assert.deepEqual([retryCount, retryJitter, retryDelay], [10, 100, 5]);
@@ -192,8 +194,8 @@ onEach(
           test("quit closes the clients", async () => {
             const redlock = await make();
             await redlock.quit();
-            const states = () => [...redlock.clients].map((client) => client.status);
-            await until("they end", () => states().every((status) => status === "end"));
+            const hasEnded = (client) => client.status === "end";
+            await until("the connections end", () => [...redlock.clients].every(hasEnded));
           });
         });
       }
@@ -223,9 +225,9 @@ onEach(
       const lock = await redlock.acquire(["a", "b"], 6000);
       assert(lock.expiration > Date.now() + 3000);
       for (const key of lock.resources) assert((await masters[0].ask("DLOCK.PTTL", key)) > 3000);
-      // It is not renewed.
+      // After acquire has returned, the lock is not renewed.
       for (const key of lock.resources)
-        await until("it expires", async () => !(await masters[0].exists(key)));
+        await until("the lease expires", async () => !(await masters[0].exists(key)));
       await assert.rejects(lock.release(), ours.ExecutionError);
     });
 
@@ -244,7 +246,7 @@ onEach(
       const redlock = new Ours(await clients([masters[0]]), { retryCount: -1 });
       await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 60_000);
       const waits = assert.rejects(redlock.acquire(["a", "b"], 1000), ours.ExecutionError);
-      await until("it waits", () => masters[0].waiters("b"));
+      await until("a client waits", () => masters[0].waiters("b"));
       await masters[0].ask("DLOCK.BREAK", "a");
       await waits;
       assert.equal(await masters[0].waiters("b"), 0);
@@ -263,7 +265,7 @@ onEach(
       assert.equal(await masters[0].ask("DBSIZE"), 0);
     });
 
-    test("a lock has fences, and its value has the tokens", async () => {
+    test("a lock has the fences of its resources, and its value the tokens", async () => {
       const redlock = new Ours(await clients([masters[0]]));
       const lock = await redlock.acquire(["a", "b"], 1000);
       assert(lock.fences.every(Number.isSafeInteger));

@@ -23,7 +23,7 @@ for (const [what, get, type, locked] of [
   ["a string that has become a lock meanwhile", [WRONG_TYPE], ["dlock-key"], true],
   ["a lock of node-redlock", ["0123456789abcdef0123456789abcdef"], [], true],
 ]) {
-  test(`${what} is a lock that was taken`, () => {
+  test(`${what} counts as a lock of another client`, () => {
     const acquiring = tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
     assert.equal(play(acquiring, WRONG_TYPE, ...get, ...type), "foreign");
     const inspect = type.map(() => NO_INSPECT);
@@ -31,7 +31,7 @@ for (const [what, get, type, locked] of [
   });
 }
 
-test("data is an error even if the user may not read its type", () => {
+test("data at the key is an error even if the user may not read its type", () => {
   const forbidden = new Error("NOPERM this user has no permissions to run the 'get' command");
   assert.throws(
     () =>

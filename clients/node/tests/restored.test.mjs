@@ -1,5 +1,5 @@
-// A hold of a quorum outlives members that forget it, one after the other. A member where it was broken does
-// not get it again.
+// A hold of a quorum survives if its members forget it, one after the other. A member where the hold was
+// broken does not get it again.
 
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
@@ -12,7 +12,7 @@ const TTL = 60_000;
 onEach((bench) => {
   const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
   let quorum;
-  /** The token of the first holder there, or undefined. */
+  /** Returns the token of the first holder at a master; undefined for none. */
   const holder = async (master) => (await master.ask("DLOCK.INSPECT", "foo"))?.[7][0]?.[1];
 
   beforeEach(async () => {
@@ -42,7 +42,10 @@ onEach((bench) => {
 
   /** Extends the hold until the master has it again. */
   const untilHeldAgain = (master, { hold, token }) =>
-    until("it is held there again", async () => (await extended(hold)) && (await holder(master)) === token);
+    until(
+      "the master has the hold again",
+      async () => (await extended(hold)) && (await holder(master)) === token,
+    );
 
   /** Extends the hold until every earlier confirmation by a member is older than the lease. */
   async function extendForALease(hold) {
@@ -54,16 +57,16 @@ onEach((bench) => {
   }
 
   for (const shared of [false, true]) {
-    test(`a hold outlives a rolling restart of all members without persistence: ${shared ? "shared" : "exclusive"}`, async () => {
+    test(`a hold survives a rolling restart of all members without persistence: ${shared ? "shared" : "exclusive"}`, async () => {
       const held = await acquire({ shared });
       const fences = [held.hold.fence];
       // The waiter is granted the lock at the restarted member of its queue, and releases it.
       const waits = new Lock(quorum, "foo", { fenced: true }).using((hold) => fences.push(hold.fence));
-      // One more than needed: in the end, only members that restarted have the hold.
-      for (const struck of [0, 1, 2, 0]) {
-        await masters[struck].kill();
-        await masters[struck].start();
-        await untilHeldAgain(masters[struck], held);
+      // The first member restarts twice: a restored hold is restored again.
+      for (const member of [0, 1, 2, 0]) {
+        await masters[member].kill();
+        await masters[member].start();
+        await untilHeldAgain(masters[member], held);
       }
       await until("the restored holds are extended", () => extended(held.hold));
       assert.equal(fences.length, 1);
@@ -91,7 +94,10 @@ onEach((bench) => {
     await untilHeldAgain(master, held);
     const before = await master.calls("dlock.release");
     await held.hold.release();
-    await until("it is released twice", async () => (await master.calls("dlock.release")) >= before + 2);
+    await until(
+      "the hold is released twice",
+      async () => (await master.calls("dlock.release")) >= before + 2,
+    );
     await isHeldAt();
   });
 
@@ -101,7 +107,7 @@ onEach((bench) => {
       proxy.refuse = true;
       proxy.drop();
       await masters[member].ask("DLOCK.EXTEND", "foo", held.token, 1);
-      await until("its lease is over there", async () => !(await holder(masters[member])));
+      await until("the lease has ended at the member", async () => !(await holder(masters[member])));
       await extendForALease(held.hold);
       proxy.refuse = false;
       await untilHeldAgain(masters[member], held);
@@ -116,7 +122,7 @@ onEach((bench) => {
     await master.kill();
     await master.start();
     let hold;
-    await until("it votes again", async () => {
+    await until("the restarted member votes again", async () => {
       hold = await new Lock(quorum, "foo", { ttl: TTL, renew: false }).acquire();
       if (await holder(master)) return true;
       await hold.release();
@@ -133,7 +139,7 @@ onEach((bench) => {
     await extendForALease(hold);
     assert.equal(await holder(masters[0]), undefined);
     await masters[1].ask("DLOCK.BREAK", "foo");
-    const lost = until("it is lost", () => extended(hold).then(() => hold.signal.aborted));
+    const lost = until("the hold is lost", () => extended(hold).then(() => hold.signal.aborted));
     await assert.rejects(lost, NotHeldError);
   });
 });

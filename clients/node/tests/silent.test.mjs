@@ -1,5 +1,5 @@
-// Members that are missing or silent: no acquisition waits for one a second time, a split vote ends, and all
-// clients wait in one queue.
+// Members that are missing or silent: no acquisition waits for such a member a second time, a split vote ends,
+// and all clients wait in one queue.
 
 import assert from "node:assert/strict";
 import { afterEach, describe, test } from "node:test";
@@ -27,7 +27,8 @@ onEach(
     /** From now on, a wait for a silent member lasts for the rest of the test. */
     const failIfWaitingForSilent = (quorum) => Object.assign(quorum, { limit: MINUTES });
 
-    async function soon(what, work) {
+    /** Returns the outcome of `work`. Fails if it does not end within the limit of `until`. */
+    async function endsInTime(what, work) {
       let done = false;
       const outcome = work.finally(() => {
         done = true;
@@ -37,7 +38,7 @@ onEach(
       return outcome;
     }
 
-    /** A quorum with one member that is known to be silent. */
+    /** Returns a quorum that knows that one of its members is silent. */
     async function withSilent(at) {
       const quorum = await quorumOf(proxies);
       await lock(quorum).using(() => isHeldAt(0, 1, 2));
@@ -60,19 +61,23 @@ onEach(
           const calls = () => Promise.all([1, 2, 4].map((at) => masters[at].calls("dlock.acquire")));
           const before = await calls();
           for (let round = 0; round < 5; round++) {
-            await soon(
+            await endsInTime(
               `round ${round}`,
               lock(quorum, { fenced: true }).using(() => {}),
             );
             await isHeldAt();
           }
           const oneEach = before.map((count) => count + 5);
-          assert.deepEqual(await calls(), oneEach, "each round was the only one");
+          assert.deepEqual(await calls(), oneEach, "each acquisition needed one round");
           for (const at of [0, 3]) {
-            assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "its run id is unknown");
+            assert.equal(
+              proxies[at].asked("DLOCK.ACQUIRE"),
+              0,
+              "a member whose run id is unknown gets no ACQUIRE",
+            );
             proxies[at][fault] = false;
           }
-          await until("all hold it", async () => {
+          await until("all members grant the lock", async () => {
             const hold = await lock(quorum).acquire();
             const held = await Promise.all(masters.map((master) => master.exists()));
             await hold.release();
@@ -87,11 +92,11 @@ onEach(
         const quorum = await withSilent(at);
         const before = proxies[at].asked("DLOCK.ACQUIRE");
         for (let round = 0; round < 3; round++)
-          await soon(
+          await endsInTime(
             `round ${round}`,
             lock(quorum).using(() => {}),
           );
-        // The second one waits for the first one.
+        // The second client waits for the first one.
         let inside = 0;
         const work = () => {
           inside += 1;
@@ -99,10 +104,14 @@ onEach(
           inside -= 1;
         };
         const both = [1, 2].map(() => lock(quorum).using(work));
-        await soon("one after the other", Promise.all(both));
-        assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), before, "it is not asked before it answers");
+        await endsInTime("both clients have had the lock", Promise.all(both));
+        assert.equal(
+          proxies[at].asked("DLOCK.ACQUIRE"),
+          before,
+          "the silent member gets no ACQUIRE before it answers",
+        );
         proxies[at].silent = false;
-        await until("it answers", () => !quorum.channels[at].isSilent);
+        await until("the member answers", () => !quorum.channels[at].isSilent);
         const hold = await lock(quorum).acquire();
         await isHeldAt(0, 1, 2);
         await hold.release();
@@ -110,7 +119,7 @@ onEach(
       });
     }
 
-    test("a client with a part of the votes gives it back and queues while one member is silent", async () => {
+    test("a client without a majority gives its votes back and queues while one member is silent", async () => {
       const quorum = await withSilent(2);
       await rival(0);
       const hold = lock(quorum).acquire();
@@ -127,7 +136,7 @@ onEach(
       const inspected = () => proxies[0].asked("DLOCK.INSPECT");
       const before = inspected();
       const tried = lock(quorum).tryAcquire();
-      await until("it has found no holder of a majority", () => inspected() > before + 1);
+      await until("the client has found no holder of a majority", () => inspected() > before + 1);
       await Promise.all([release(0, "one"), release(1, "other")]);
       await (await tried).release();
       await isHeldAt();
@@ -152,21 +161,21 @@ onEach(
       await waits(3, 0, 0);
       const before = await masters[0].calls("dlock.acquire");
       masters[0].freeze();
-      await until("all wait at the next one", async () => (await masters[1].waiters()) === 3);
+      await until("all clients wait at the next member", async () => (await masters[1].waiters()) === 3);
       await hold.release();
-      await soon("all had their turn", Promise.all(done));
+      await endsInTime("all had their turn", Promise.all(done));
       assert.deepEqual(order.sort(), [0, 1, 2]);
       masters[0].thaw();
       await isHeldAt();
       await waits(0, 0, 0);
-      // The requests that were under way when it stopped: three waits, and the checks of each.
+      // Each of the three waits had at most three requests under way when the member stopped.
       assert(
         (await masters[0].calls("dlock.acquire")) <= before + 9,
         `${before}, ${await masters[0].calls("dlock.acquire")}`,
       );
     });
 
-    test("a client that is refused in its turn goes to the queue of the members that refuse", async () => {
+    test("a client that is refused in its turn moves to the queue of the first member that refuses", async () => {
       await Promise.all([rival(1), rival(2)]);
       const hold = lock(await quorumOf(masters)).acquire();
       await waits(0, 1, 0);
@@ -178,18 +187,18 @@ onEach(
       await isHeldAt();
     });
 
-    test("a hold that only the member of the queue has keeps no client out", async () => {
+    test("a partial hold at the member of the queue keeps no client out", async () => {
       await rival(0, "stale");
       const [one, other] = [await quorumOf(masters), await quorumOf(masters)];
       const before = await masters[0].calls("dlock.acquire");
-      const hold = await soon("it does not wait there", lock(one).acquire());
+      const hold = await endsInTime("the client does not wait behind the partial hold", lock(one).acquire());
       assert.equal(await masters[0].calls("dlock.acquire"), before + 1, "one try");
       await isHeldAt(0, 1, 2);
       const next = lock(other).acquire();
       // The first queue does not move, and the next one does.
       await waits(0, 1, 0);
       await hold.release();
-      await (await soon("it has its turn", next)).release();
+      await (await endsInTime("the next client acquires the lock", next)).release();
       await isHeldAt(0);
     });
 
@@ -217,7 +226,7 @@ onEach(
           });
         }
       };
-      await soon("both had ten turns", Promise.all([work(cut, 0), work(other, 1)]));
+      await endsInTime("both had ten turns", Promise.all([work(cut, 0), work(other, 1)]));
       assert(
         inside.every((fence, at) => at === 0 || fence > inside[at - 1]),
         `${inside}`,
@@ -231,22 +240,22 @@ onEach(
 
 test("identifyMembers waits once for each member, and for silent ones only while they are needed", () => {
   const { members, reach } = unknownMembers();
-  const asks = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
+  const identify = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
   const fails = (member) => {
     reach[member].isSilent = true;
     members.record(member, new NoAnswerError("away"));
   };
-  const first = asks();
+  const first = identify();
   for (const member of [0, 1]) members.record(member, info(member));
   assert(
     !first.enough(new Map([0, 1].map((member) => [member, ""]))),
-    "it waits for a member that was never asked",
+    "the client waits for a member that was never asked",
   );
   fails(2);
   assert.deepEqual(members.voters(), [0, 1]);
-  assert.equal(asks(), undefined, "it was asked a moment ago");
+  assert.equal(identify(), undefined, "the silent member was asked a moment ago");
   fails(1);
-  const needed = asks();
+  const needed = identify();
   assert.deepEqual(needed.members, [1, 2]);
   assert(!needed.enough(new Map()), "one of the two known members is silent");
   reach[1].isSilent = false;

@@ -1,4 +1,4 @@
-// Requests without an answer that are carried out late: they shorten no lease that its holder relies on.
+// Requests without an answer may be carried out late. They must not shorten a lease that a holder relies on.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -21,7 +21,7 @@ onEach(
       await until("EXTEND is sent", () => proxy.asked("DLOCK.EXTEND") > asked);
       const { accepted } = proxy;
       proxy.breakStalled();
-      await until("the client connects anew", () => proxy.accepted > accepted);
+      await until("the client reconnects", () => proxy.accepted > accepted);
       return extended;
     }
 
@@ -79,7 +79,7 @@ test("a reply settles the earlier requests of its connection", () => {
   assert(leases.isCertain(60_000));
 });
 
-test("a reply settles no request of an earlier connection, nor the request that was sent again", () => {
+test("a reply settles neither a request of an earlier connection, nor a request that was resent", () => {
   const server = { connections: 1 };
   const leases = new UnansweredLeases(server);
   const [lost, again] = [leases.send([], 100), leases.send([], 500)];
@@ -94,7 +94,7 @@ test("a reply settles no request of an earlier connection, nor the request that 
   assert(!leases.isCertain(101));
 });
 
-test("renewals ask for the shorter lease after an extension without an answer", () => {
+test("after an extension without an answer, renewals ask for the shorter of both leases", () => {
   const asked = [];
   const renewal = new Renewal("foo", 60_000, performance.now() + 60_000, true, function* (_, lease) {
     asked.push(lease);

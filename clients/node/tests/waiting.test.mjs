@@ -14,7 +14,7 @@ onEach((bench) => {
   const hold = () => bench.server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
   const release = () => bench.server.ask("DLOCK.RELEASE", "foo", "holder");
   const lock = async (options) => new Lock(await bench.client(), "foo", options);
-  const waiters = (n, key) => until(`${n} wait`, async () => (await bench.server.waiters(key)) === n);
+  const waiters = (n, key) => until(`${n} clients wait`, async () => (await bench.server.waiters(key)) === n);
 
   /** Returns the number of connections with this client name, and of those that are subscribed. */
   async function connections(name) {
@@ -23,7 +23,7 @@ onEach((bench) => {
     return [own.length, own.filter((line) => !line.includes(" sub=0 ")).length];
   }
 
-  /** Waits for these numbers: a slow server subscribes after the wait has begun. */
+  /** Waits until `connections` returns these numbers. The subscription may begin after the wait. */
   const connected = (name, ...counts) =>
     until(`${name} has ${counts} connections`, async () => `${await connections(name)}` === `${counts}`);
 
@@ -47,7 +47,7 @@ onEach((bench) => {
     const client = await bench.client(undefined, "counted");
     const done = Array.from({ length: 50 }, (_, at) => new Lock(client, `foo${at % 2}`).using(() => {}));
     const first = new Lock(client, "foo").using(() => {});
-    await until("it waits", () => bench.server.waiters());
+    await until("a client waits", () => bench.server.waiters());
     await connected("counted", 2, 1);
     await release();
     await Promise.all([first, ...done]);
@@ -96,7 +96,7 @@ onEach((bench) => {
     await waiters(0);
   });
 
-  test("20 waits can share one signal", async () => {
+  test("20 waits share one signal without a warning of Node", async () => {
     await hold();
     const one = await lock();
     const controller = new AbortController();
@@ -119,13 +119,13 @@ onEach((bench) => {
     await bench.server.ask("SET", "foo", "0123456789abcdef0123456789abcdef");
     let hold;
     const waits = (await lock({ retryDelay: 0 })).acquire().then((acquired) => (hold = acquired));
-    await until("it has asked again", async () => (await bench.server.calls("dlock.acquire")) > 3);
+    await until("the client has asked again", async () => (await bench.server.calls("dlock.acquire")) > 3);
     assert.equal(hold, undefined);
     await bench.server.ask("DEL", "foo");
     await (await waits).release();
   });
 
-  test("a wait that an operator ends is ResourceLockedError", async () => {
+  test("a wait that an operator ends throws ResourceLockedError", async () => {
     await hold();
     const waits = assert.rejects((await lock()).acquire(), ResourceLockedError);
     await waiters(1);
@@ -158,8 +158,8 @@ onEach((bench) => {
     await (await waits).release();
   });
 
-  test("a subscriber that receives nothing connects anew", async () => {
-    // Only the subscriber depends on the time, on a busy machine, too.
+  test("a subscriber that receives nothing reconnects", async () => {
+    // The position outlasts the test, so that only the subscriber depends on the time.
     Object.assign(times, { silence: 100, keep: 600_000 });
     await hold();
     const proxy = await bench.proxy();
@@ -167,7 +167,7 @@ onEach((bench) => {
     await waiters(1);
     const { accepted } = proxy;
     proxy.silent = true;
-    await until("it connects anew", () => proxy.accepted > accepted);
+    await until("the subscriber reconnects", () => proxy.accepted > accepted);
     proxy.silent = false;
     await release();
     await (await waits).release();
@@ -186,7 +186,7 @@ onEach((bench) => {
     for (let round = 0; round < 3; round++) {
       const { accepted } = proxy;
       proxy.drop();
-      await until("they connect anew", () => proxy.accepted > accepted);
+      await until("the client reconnects", () => proxy.accepted > accepted);
       assert.equal(await bench.server.waiters(), 2);
     }
     proxy.refuse = true;
@@ -202,7 +202,7 @@ onEach((bench) => {
     const server = await bench.ownServer();
     await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
     const waits = new Lock(await bench.client(server.url), "foo").acquire();
-    await until("it waits", () => server.waiters());
+    await until("a client waits", () => server.waiters());
     await server.kill();
     await server.start();
     await (await waits).release();
@@ -217,27 +217,27 @@ onEach((bench) => {
     const client = await bench.client(server.url);
     let answer;
     const waits = new Lock(client, "foo").acquire().catch((why) => (answer = why));
-    await until("it waits", () => server.waiters());
+    await until("a client waits", () => server.waiters());
     await server.ask("SAVE");
     await server.kill();
     await server.start(slowly);
     assert.equal(answer, undefined);
-    await until("it waits", () => server.waiters());
+    await until("a client waits", () => server.waiters());
     await server.ask("DLOCK.RELEASE", "foo", "holder");
     await (await waits).release();
   });
 
-  test("a wait is NoAnswerError when the server stays down", async () => {
+  test("a wait throws NoAnswerError when the server stays down", async () => {
     Object.assign(times, { keep: 1000, answer: 1000 });
     const server = await bench.ownServer();
     await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
     const waits = assert.rejects(new Lock(await bench.client(server.url), "foo").acquire(), NoAnswerError);
-    await until("it waits", () => server.waiters());
+    await until("a client waits", () => server.waiters());
     await server.kill();
     await waits;
   });
 
-  test("a wait is NoAnswerError after its client is closed", async () => {
+  test("a wait throws NoAnswerError after its client is closed", async () => {
     // The position would outlast the test.
     times.keep = 600_000;
     await hold();
@@ -248,10 +248,10 @@ onEach((bench) => {
     });
     await waiters(1);
     await client.quit();
-    assert((await until("it ends", () => failure)) instanceof NoAnswerError);
+    assert((await until("the wait ends", () => failure)) instanceof NoAnswerError);
   });
 
-  test("a wait without the right to its channel asks again by its own clock", async () => {
+  test("a wait without permission for its channel asks again every retryDelay", async () => {
     times.ask = 1_000_000;
     await bench.server.ask("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all");
     await hold();
@@ -260,7 +260,7 @@ onEach((bench) => {
     await waiters(1);
     await release();
     await (await waits).release();
-    // The next wait does not wait for the subscription.
+    // The next wait of this client is not delayed for the subscription.
     times.connect = 1_000_000;
     await hold();
     const next = new Lock(client, "foo", { retryDelay: 50 }).acquire();
@@ -269,7 +269,7 @@ onEach((bench) => {
     await (await next).release();
   });
 
-  test("a full queue is QueueFullError", async () => {
+  test("acquire throws QueueFullError if the queue is full", async () => {
     await bench.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1");
     try {
       await hold();
