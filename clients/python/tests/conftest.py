@@ -1,4 +1,4 @@
-"""Real servers, and locks of both kinds behind one interface."""
+"""Fixtures: real servers, and locks for threads and for asyncio behind one interface."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ MODULE = os.environ.get("DLOCK_TEST_MODULE", "")
 # Redis.
 LIBRARY = os.environ.get("DLOCK_TEST_CLIENT", "")
 CLIENTS = {"redis": "Redis", "valkey": "Valkey"}
+# Longest time in seconds that a test waits for a condition.
 LIMIT = 30
 # The value of a lock of redis-py or node-redlock.
 FOREIGN_TOKEN = "0123456789abcdef" * 2
@@ -49,7 +50,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def protocols():
-    """Returns the servers' names, each with a version of RESP: over all servers, both are used."""
+    """Returns each server's name with a version of RESP. The versions alternate from server to server."""
     return [(server, 2 + number % 2) for number, server in enumerate(sorted(SERVERS))] or [("none", 2)]
 
 
@@ -160,9 +161,9 @@ def shared_server(request):
 
 
 @pytest.fixture(autouse=True)
-def no_memory(monkeypatch):
-    """Clears the memory of contended resources, for which a wait would begin in the queue, and gives threads
-    other owners: the loss of a hold of an earlier test would change the name of its thread's owner."""
+def fresh_client_state(monkeypatch):
+    """Removes what earlier tests left in the client: the contended resources, for which a wait begins in the
+    queue, and the owners of the threads, whose names change when a hold is lost."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
     monkeypatch.setattr("dlock._owners._threads", threading.local())
 
@@ -207,7 +208,7 @@ class Loop:
 
     def close(self):
         async def cancel():
-            # A task that ends may begin another one, to close its connections.
+            # A task that ends may start another task, which closes its connections.
             while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in tasks:
                     task.cancel()
@@ -337,7 +338,7 @@ def masters(request):
 
 
 class Members:
-    """The masters behind their proxies."""
+    """A quorum of masters, each behind a proxy."""
 
     def __init__(self, masters, locks):
         self.direct = [redis.Redis.from_url(master.url) for master in masters]
@@ -381,7 +382,7 @@ class Members:
 
 
 def quorum_of(members, silent=()):
-    """Returns a quorum of this number of members, which are no servers. Their run ids are known."""
+    """Returns a quorum of this number of members without servers. All members have run ids."""
     quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
     for member in quorum.all():
         quorum.note(member, "anything", Peer(f"server {member}"))

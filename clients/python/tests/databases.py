@@ -35,7 +35,7 @@ def require_databases():
 
 
 class Database:
-    """A database, with the isolation levels that it has."""
+    """A database and its isolation levels."""
 
     isolations = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 
@@ -67,13 +67,13 @@ class Database:
 
 
 class Server(Database):
-    """A database server. `options` are those of its program."""
+    """A database server. `options` are the options of its program."""
 
     def __init__(self, *options):
         super().__init__()
         self.port = free_port()
         self.process = None
-        # A MariaDB that starts deletes the temporary tables of the others in the same folder.
+        # MariaDB deletes the temporary tables of other servers in this folder at its start.
         libraries = ":".join(map(str, UNPACKED.glob("usr/lib/*-linux-gnu")))
         self.environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "TMPDIR": str(self.folder)}
         try:
@@ -171,7 +171,7 @@ class PostgreSQL(Server):
         return connection.info.backend_pid
 
     def waits(self, connection, session):
-        """Returns whether a session waits for a lock of another one."""
+        """Returns whether a session waits for a lock of another session."""
         query = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
         [(waits,)] = connection.execute(query, (session,)).fetchall()
         connection.commit()
@@ -219,8 +219,8 @@ class MariaDB(Server):
         return connection.thread_id()
 
     def waits(self, connection, session):
-        """Returns whether any session waits. The table innodb_trx would not do: the server does not renew it
-        while it is read more often than every 0.1 s."""
+        """Returns whether any session waits. Does not read the table innodb_trx: the server does not update
+        it while it is read more often than every 0.1 s."""
         with connection.cursor() as cursor:
             cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
             [(_, waits)] = cursor.fetchall()

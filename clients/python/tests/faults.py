@@ -16,7 +16,7 @@ import time
 
 
 class Proxy:
-    """Passes bytes on. Every switch can be set at any time, for all connections."""
+    """Passes bytes on. Every switch can be set at any time, and applies to all connections."""
 
     def __init__(self, port):
         self.target = port
@@ -43,8 +43,9 @@ class Proxy:
                     end.shutdown(socket.SHUT_RDWR)
 
     def stall(self, *, breaks=False):
-        """Passes nothing on the connections of this moment. New connections work. ``breaks``: a connection is
-        closed for the client once it has sent something, which reaches the server after `resume`."""
+        """Stops passing bytes on the connections that are open now. New connections work. With ``breaks``,
+        the proxy closes a stalled connection for the client once the client has sent something. The server
+        receives those bytes after `resume`."""
         self._breaks = breaks
         self._stalled = set(self._pairs)
 

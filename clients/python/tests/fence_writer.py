@@ -1,5 +1,5 @@
-"""A process that adds 1 to a total under a lock, step by step: `fence_writer.py LOCKS DATABASE`, both in
-JSON. It reads a step from each line of its input, and answers with a line.
+"""A process that adds 1 to a total under a lock, step by step: `fence_writer.py PORTS DATABASE`, both in
+JSON. It reads one step from each line of its input, and answers each with a line.
 
 `test_fencing.py` stops this process between two steps, past the end of its lease."""
 
@@ -24,7 +24,7 @@ ERRORS = psycopg.Error, pymysql.MySQLError, sqlite3.Error
 
 
 class Overtaken(Exception):
-    """The column form found no row with a fence that is low enough."""
+    """An UPDATE of the column form found no row whose fence is low enough."""
 
 
 class Unfenced:
@@ -87,8 +87,8 @@ FORMS = {"none": Unfenced(), "column": Column(), "triggers": Triggers(), "gate":
 
 
 class Writer:
-    def __init__(self, locks, database):
-        clients = [redis.Redis(port=port, socket_timeout=10) for port in locks]
+    def __init__(self, ports, database):
+        clients = [redis.Redis(port=port, socket_timeout=10) for port in ports]
         self.locks = {
             "server": lambda name: dlock.Lock(clients[0], name, timeout=LEASE_S),
             "quorum": lambda name: dlock.Redlock(dlock.Quorum(clients), name, timeout=LEASE_S, fenced=True),
@@ -156,10 +156,10 @@ class Writer:
             self.lock.release()
 
     def run(self, step):
-        """Runs a step of a transaction. After a refusal it runs no further one."""
+        """Runs a step of a transaction. After a refusal, it runs no further step of the round."""
         if self.refused is not None:
             return f"refused {self.refused}"
-        told = False
+        has_reported_wait = False
         while True:
             try:
                 getattr(self, step)()
@@ -167,9 +167,9 @@ class Writer:
             except (*ERRORS, Overtaken) as error:
                 busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
                 if busy and (step != "write" or not self.has_read):
-                    if not told:
+                    if not has_reported_wait:
                         print("waits", flush=True)
-                        told = True
+                        has_reported_wait = True
                     time.sleep(0.005)
                     continue
                 self.refused = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -48,7 +48,8 @@ def seconds(connection, form):
 
 
 def ratios(database):
-    """Returns the ratio of the medians of each form. The forms take turns, each time in another order."""
+    """Returns the median time of each form, divided by the median without a fence. The forms take turns, each
+    time in another order."""
     database.execute(
         "CREATE TABLE account (id INTEGER PRIMARY KEY, total INTEGER NOT NULL, fence BIGINT NOT NULL)",
         "CREATE TABLE fenced_account (id INTEGER PRIMARY KEY, total INTEGER NOT NULL)",

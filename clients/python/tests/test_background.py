@@ -1,4 +1,5 @@
-"""The background after callbacks that fail, threads that cannot be started, and errors of other classes."""
+"""The background work continues after callbacks that fail, threads that cannot be started, and errors of
+classes outside redis-py."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkey
     assert lock.local.token is None
 
 
-def test_the_end_of_a_hold_wakes_all_its_wakers(r):
+def test_the_end_of_a_hold_calls_every_waker_when_one_removes_itself(r):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
     hold, woken = lock.local.hold, []
@@ -114,8 +115,8 @@ class Strange(Exception):
 @pytest.fixture
 def strange(locks, monkeypatch):
     """A switch that makes every connection of the background raise `Strange`."""
-    where = (_threads, "own_client") if locks.kind == "threads" else (_tasks, "own_async_client")
-    made = getattr(*where)
+    factory = (_threads, "own_client") if locks.kind == "threads" else (_tasks, "own_async_client")
+    make_client = getattr(*factory)
 
     class Switch:
         is_on = False
@@ -129,7 +130,7 @@ def strange(locks, monkeypatch):
     switch = Switch()
 
     def own_client(*args, **options):
-        client = made(*args, **options)
+        client = make_client(*args, **options)
         execute, pubsub = client.execute_command, client.pubsub
 
         def checked(call):
@@ -142,7 +143,7 @@ def strange(locks, monkeypatch):
         client.execute_command, client.pubsub = checked(execute), checked(pubsub)
         return client
 
-    monkeypatch.setattr(*where, own_client)
+    monkeypatch.setattr(*factory, own_client)
     return switch
 
 
@@ -168,7 +169,7 @@ def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, stran
     strange.is_on = True
     hold.valid_until = now() + 30
     until("a request fails", lambda: strange.tries)
-    # The next try comes after a pause.
+    # The background tries again after a pause.
     until("the renewal fails", lambda: "Strange" in hold._failure)
     assert hold._retry_at > now()
     hold.valid_until = now()

@@ -1,4 +1,4 @@
-"""A program that cancels all tasks, also of the background: the background starts its work again."""
+"""If a program cancels all tasks, also those of the background, the background starts its work again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from dlock._clock import now
 
 
 class Cancelling:
-    """Cancels the next three tasks of the background: before their first step, or after their request."""
+    """Cancels the next three tasks of the background: before their first step or, with `begun`, while they
+    wait for the reply to their request."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
         self.left = 3
@@ -41,7 +42,7 @@ class Cancelling:
         return submit
 
 
-@pytest.fixture(params=[False, True], ids=["before it begins", "while it waits"])
+@pytest.fixture(params=[False, True], ids=["before its first step", "while it waits for a reply"])
 def cancelling(request, monkeypatch, proxy):
     return lambda: Cancelling(monkeypatch, proxy, begun=request.param)
 
@@ -52,7 +53,7 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
             await lock.acquire()
             switch = cancelling()
-            # A renewal is due, and again after each cancelled one.
+            # Makes a renewal due now, and again soon after each cancelled one.
             hold = lock.local.hold
             hold.valid_until = now() + 30
             while hold.valid_until < now() + 40:
@@ -82,11 +83,12 @@ def test_an_owed_release_that_is_cancelled_is_sent_again(server, r, proxy, cance
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_an_extension_after_an_interrupted_one_ends_when_the_hold_is_lost(r):
+def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
     turn = lock.local.hold._turn
 
+    # Interrupts the extension in the line after it took its turn, so that it never gives up its turn.
     def interrupt(frame, event, argument):
         if event == "line" and turn.locked():
             sys.settrace(None)

@@ -29,7 +29,7 @@ def async_client():
     return client_class("redis", is_async=True).from_url("redis://localhost:1")
 
 
-WRONG = [
+WRONG_CLIENTS = [
     (dlock.Lock, async_client, "use dlock.asyncio"),
     (dlock.Lock, lambda: sync_client().pipeline(), "pass the client"),
     (dlock.Lock, lambda: async_client().pipeline(), "pass the client"),
@@ -50,7 +50,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("lock_class, make, text", WRONG)
+@pytest.mark.parametrize("lock_class, make, text", WRONG_CLIENTS)
 def test_a_lock_refuses_a_client_of_the_wrong_kind(lock_class, make, text):
     with pytest.raises(TypeError, match=text):
         lock_class(make(), "foo", timeout=10)
@@ -78,7 +78,7 @@ def test_a_quorum_refuses_a_client_of_the_wrong_kind(make, text):
         dlock.Quorum(make())
 
 
-def test_a_quorum_refuses_clusters(server):
+def test_a_quorum_refuses_a_cluster_client(server):
     class Cluster(redis.RedisCluster):
         def __init__(self):
             pass

@@ -1,4 +1,4 @@
-"""The contract as data: plays conformance/*.json, in RESP2 and RESP3, over a bare socket.
+"""Plays the files conformance/*.json against a server, in RESP2 and RESP3, over a bare socket.
 conformance/README.md explains the files."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import redis
 from conftest import LIMIT, SERVERS, protocols, until
 
 FOLDER = pathlib.Path(__file__).parents[3] / "conformance"
-STEP = {"on", "send", "answer", "until", "lose", "mark", "after", "close", "why"}
+STEP_KEYS = {"on", "send", "answer", "until", "lose", "mark", "after", "close", "why"}
 
 
 class Error(str):
@@ -69,7 +69,7 @@ class Playing:
         return Connection(self.port, self.protocol)
 
     def step(self, step):
-        assert step.keys() <= STEP, step
+        assert step.keys() <= STEP_KEYS, step
         on = step.get("on", "a")
         if on not in self.connections:
             self.connections[on] = self.connect()
@@ -88,12 +88,12 @@ class Playing:
             assert self.fits(step["answer"], found), f"{step}: found {found!r}"
         if "until" in step:
 
-            def came():
+            def answer_fits():
                 if self.fits(step["until"], connection.read()):
                     return True
                 return connection.send(command)
 
-            until(step, came)
+            until(step, answer_fits)
         for mark, least in step.get("after", {}).items():
             assert time.monotonic() - self.marks[mark] >= least / 1000, f"{step}: too early"
         if step.get("close"):
@@ -108,8 +108,8 @@ class Playing:
         if isinstance(wanted, dict):
             return all(self.fits_word(word, rest, found) for word, rest in wanted.items())
         if isinstance(wanted, list):
-            same = isinstance(found, list) and len(wanted) == len(found)
-            return same and all(self.fits(*pair) for pair in zip(wanted, found))
+            same_length = isinstance(found, list) and len(wanted) == len(found)
+            return same_length and all(self.fits(*pair) for pair in zip(wanted, found))
         if isinstance(wanted, str):
             return not isinstance(found, Error) and found == self.filled(wanted)
         return type(wanted) is type(found) and wanted == found
@@ -129,10 +129,10 @@ class Playing:
         if word == "fence":
             if wanted in self.names:
                 return found == self.names[wanted]
-            fresh = type(found) is int and found > self.greatest_fence
+            is_greater = type(found) is int and found > self.greatest_fence
             self.greatest_fence = self.names[wanted] = found
-            return fresh
-        assert word == "map", f"{word} is no pattern"
+            return is_greater
+        assert word == "map", f"unknown pattern: {word}"
         if self.protocol == 2 and isinstance(found, list):
             found = dict(zip(found[::2], found[1::2]))
         elif self.protocol == 2 or not isinstance(found, dict):
@@ -151,7 +151,7 @@ def options(server, scenario):
         try:
             yield
         finally:
-            # A flush grants the locks to their waiters.
+            # A flush grants each lock to its next waiter, so it is repeated until no lock is left.
             until("no lock is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
             for name, value in before.items():
                 r.config_set(name, value)

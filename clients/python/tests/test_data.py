@@ -1,4 +1,5 @@
-"""A key that holds data is an error that names its type. A lock of another library is waited for."""
+"""A request for a key that holds data raises an error that names the type of the data. A lock of another
+library at the key counts as a held lock."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from redis.exceptions import ResponseError
 import dlock
 from dlock._protocol import send_unless_data
 
-FILL = {
+FILL_COMMANDS = {
     "list": ["RPUSH", "foo", "a"],
     "hash": ["HSET", "foo", "a", "b"],
     "string": ["SET", "foo", "data"],
 }
 
 
-@pytest.mark.parametrize("kind", FILL)
+@pytest.mark.parametrize("kind", FILL_COMMANDS)
 @pytest.mark.parametrize("options", [{}, {"blocking_timeout": 60}, {"blocking": False}], ids=str)
 def test_acquire_raises_at_once_for_a_key_that_holds_data(r, get_lock, kind, options):
-    r.execute_command(*FILL[kind])
+    r.execute_command(*FILL_COMMANDS[kind])
     with pytest.raises(dlock.LockError, match=f"holds a {kind}"):
         get_lock(timeout=10).acquire(**options)
     assert r.type("foo").decode() == kind
@@ -41,14 +42,14 @@ def test_locked_raises_for_a_key_that_holds_data(r, get_lock):
         get_lock(timeout=10).locked()
 
 
-def test_a_lock_of_another_library_is_taken(r, get_lock):
+def test_a_lock_of_another_library_counts_as_held(r, get_lock):
     r.set("foo", FOREIGN_TOKEN)
     assert get_lock(timeout=10).locked() is True
     assert get_lock(timeout=10).acquire(blocking=False) is False
     assert get_lock(timeout=10, sleep=0.02).acquire(blocking_timeout=0.1) is False
 
 
-def test_any_string_is_taken_where_the_server_honours_strings(r, get_lock):
+def test_any_string_counts_as_a_held_lock_when_the_server_honours_strings(r, get_lock):
     r.set("foo", "data")
     r.config_set("dlock.honour-strings", "yes")
     try:
@@ -62,7 +63,7 @@ def test_any_string_is_taken_where_the_server_honours_strings(r, get_lock):
         r.config_set("dlock.honour-strings", "no")
 
 
-def test_any_string_is_taken_where_a_quorum_honours_strings(members):
+def test_any_string_counts_as_a_held_lock_when_a_quorum_honours_strings(members):
     for client in members.direct:
         client.config_set("dlock.honour-strings", "yes")
         client.set("foo", "data")
@@ -129,12 +130,12 @@ def test_a_request_is_repeated_when_a_string_at_its_key_has_been_replaced():
     assert reading_a_string().throw(ResponseError("WRONGTYPE")) == ("DLOCK.PTTL", "foo")
 
 
-def test_any_other_error_of_reading_a_string_is_raised():
+def test_a_request_raises_other_errors_of_reading_a_string():
     with pytest.raises(ResponseError, match="LOADING"):
         reading_a_string().throw(ResponseError("LOADING"))
 
 
-def test_a_lock_of_another_library_is_taken_in_a_quorum(members):
+def test_a_lock_of_another_library_counts_as_held_in_a_quorum(members):
     for client in members.direct:
         client.set("foo", FOREIGN_TOKEN)
     lock = members.lock(timeout=10)

@@ -71,7 +71,7 @@ def sends_again(r, locks, proxy):
     return lambda **options: locks.lock(client, "foo", **options)
 
 
-def test_a_release_that_the_client_sends_again_is_no_loss(r, sends_again, proxy):
+def test_release_raises_nothing_when_the_client_sends_it_again(r, sends_again, proxy):
     lock = sends_again(timeout=60)
     lock.acquire()
     lock.release()
@@ -80,7 +80,7 @@ def test_a_release_that_the_client_sends_again_is_no_loss(r, sends_again, proxy)
     assert not exists(r)
 
 
-def test_a_release_that_the_client_sends_again_reports_an_earlier_loss(r, sends_again, proxy):
+def test_release_raises_for_an_earlier_loss_when_the_client_sends_it_again(r, sends_again, proxy):
     lock = sends_again(timeout=60)
     lock.acquire()
     expire(r, lock)
@@ -97,7 +97,7 @@ def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, through, prox
     until("no client has a hold", lambda: not exists(r))
 
 
-def test_the_validity_counts_from_before_the_send(monkeypatch):
+def test_the_validity_of_a_hold_counts_from_before_its_request_is_sent(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("dlock._single_attempt.now", lambda: clock[0])
     attempt = SingleAttempt(b"foo", "foo", None, 500, (), of_thread())
@@ -143,8 +143,9 @@ def test_a_cancelled_acquire_leaves_nothing_behind(r, server, proxy):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-class Deaf(redis.asyncio.Redis):
-    """Is cancelled during its ACQUIRE number `cancelled_with`, and drops the cancellation."""
+class DropsCancellation(redis.asyncio.Redis):
+    """A client that cancels its own task during its ACQUIRE number `cancelled_with`, and then drops the
+    cancellation."""
 
     asked = 0
     cancelled_with = 0
@@ -172,8 +173,8 @@ def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, 
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
 
     async def main():
-        async with Deaf.from_url(server.url) as client:
-            # A wait does not end with a failed request.
+        async with DropsCancellation.from_url(server.url) as client:
+            # The second request of a wait is cancelled, as a failed request does not end a wait.
             client.cancelled_with, client.fails = 1 if free else 2, fails
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
             await asyncio.wait([task], timeout=10)

@@ -29,7 +29,7 @@ FORMS = "none", "column", "triggers", "gate"
 # A holder reads and writes in one transaction, or in two.
 ONE = "begin", "claim", "read", "write", "commit"
 TWO = "begin", "claim", "read", "commit", "begin", "claim", "write", "commit"
-# After how many of its steps a holder is stopped: always between its read and the end of its commit.
+# The steps of a holder, and after how many of them it is stopped: always between its read and its commit.
 STOPS = [(ONE, 3), (ONE, 4), (TWO, 4), (TWO, 5), (TWO, 6), (TWO, 7)]
 
 
@@ -109,22 +109,22 @@ class Scene:
         return self.database.waits(self.observer, writer.session)
 
     def play(self, settings, stopped_plan, next_plan):
-        """Plays a round: a holder is stopped, and the next one acquires the lock and writes. The stopped
-        holder continues after a number of the next one's steps, or before that if the next one waits for its
-        transaction. Returns the last answers of both."""
+        """Plays a round: a holder is stopped, and the next holder acquires the lock and writes. The stopped
+        holder continues after `continue_after` steps of the next holder, or earlier if the next holder waits
+        for the stopped holder's transaction. Returns the last answers of both."""
         (steps, stop_after), (next_steps, continue_after) = stopped_plan, next_plan
         self.writers.append(self.writers.pop(0))
         overtaken, successor = self.writers[:2]
         for writer in overtaken, successor:
             assert writer.do("begin_round", *settings) == "ok"
-        first = overtaken.do("acquire")
+        overtaken_fence = int(overtaken.do("acquire").split()[1])
         for step in steps[:stop_after]:
             overtaken.do(step)
         overtaken.stop()
         for step in steps[stop_after:]:
             overtaken.send(step)
-        second = successor.do("acquire")
-        assert int(second.split()[1]) > int(first.split()[1])
+        successor_fence = int(successor.do("acquire").split()[1])
+        assert successor_fence > overtaken_fence
 
         is_stopped = True
         for number, step in enumerate(next_steps):
@@ -134,7 +134,8 @@ class Scene:
             successor.send(step)
             if is_stopped:
                 until(
-                    "the next holder goes on or waits", lambda: successor.answered() or self.waits(successor)
+                    "the next holder continues or waits",
+                    lambda: successor.answered() or self.waits(successor),
                 )
                 if not successor.answered():
                     overtaken.resume()
@@ -149,8 +150,8 @@ class Scene:
 
 
 def plans(seed):
-    """Returns every pair of a stopped holder's plan and the next one's, in a random order. In the first two,
-    the stopped holder writes after the next one has committed."""
+    """Returns every pair of a stopped holder's plan and the next holder's plan, in a random order. In the
+    first two pairs, the stopped holder writes after the next holder has committed."""
     pairs = [
         (stopped, (steps, continue_after))
         for stopped in STOPS
@@ -197,12 +198,12 @@ def test_a_fence_keeps_every_acknowledged_update(scene, record_property):
     print(f"DLOCK_SEED={seed}")
     for row, (topology, form) in enumerate(itertools.product(("server", "quorum"), FORMS)):
         if isinstance(scene.database, SQLite) and topology == "quorum":
-            scene.database.write_ahead()  # over the server, SQLite has its default journal
+            scene.database.write_ahead()  # the rounds over one server use SQLite's default journal
         counted = collections.Counter()
         isolations = itertools.cycle(scene.database.isolations)
         for plan, isolation in zip(itertools.islice(plans(seed), ROUNDS), isolations):
-            for who, answer in zip(("stopped", "next"), scene.play((topology, form, row, isolation), *plan)):
-                counted[f"{who} {'wrote' if answer == 'ok' else 'refused'}"] += 1
+            for role, answer in zip(("stopped", "next"), scene.play((topology, form, row, isolation), *plan)):
+                counted[f"{role} {'wrote' if answer == 'ok' else 'refused'}"] += 1
         table = "fenced_account" if form == "triggers" else "account"
         cursor = scene.observer.cursor()
         cursor.execute(f"SELECT total FROM {table} WHERE id = {row}")

@@ -1,4 +1,4 @@
-"""The code in contrib/fencing/recipes.md refuses overtaken holders, run as it is written."""
+"""Runs the code in contrib/fencing/recipes.md as it is written: it refuses overtaken holders."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def recipe(name):
 
 
 @pytest.mark.parametrize("amount", [0, 20])
-def test_objects_refuse_a_holder_after_the_next_one_has_written(amount):
-    """With the amount 0, the next one only raises the fence."""
+def test_object_storage_refuses_a_holder_after_the_next_holder_has_written(amount):
+    """With the amount 0, the next holder only raises the fence."""
     replace = recipe("replace")
     s3 = S3(b"40\n100")
 
@@ -73,14 +73,14 @@ def test_objects_refuse_a_holder_after_the_next_one_has_written(amount):
     assert s3.body == b"42\n%d" % (100 + amount)
 
 
-def test_objects_count_two_writes_of_one_holder():
+def test_object_storage_keeps_both_writes_of_one_holder():
     replace = recipe("replace")
     s3 = S3(b"40\n100")
-    beside = [b"110"]
+    pending_write = [b"110"]
 
     def change(content):
-        if beside:
-            value = beside.pop()
+        if pending_write:
+            value = pending_write.pop()
             replace(s3, "invoice-42", 41, lambda _: value)
         return b"%d" % (int(content) + 1)
 
@@ -88,7 +88,7 @@ def test_objects_count_two_writes_of_one_holder():
     assert s3.body == b"41\n111"
 
 
-def test_objects_count_a_write_once_if_its_answer_is_lost():
+def test_object_storage_applies_a_write_once_when_its_answer_is_lost():
     """botocore repeats a request without an answer, and the second one gets 412."""
 
     class Lossy(S3):
@@ -101,7 +101,7 @@ def test_objects_count_a_write_once_if_its_answer_is_lost():
     assert s3.body == b"41\n110"
 
 
-def test_objects_report_other_errors():
+def test_object_storage_raises_other_errors():
     class Denied(S3):
         def put_object(self, **_):
             raise ClientError("AccessDenied")
@@ -121,7 +121,7 @@ def postgresql():
         database.stop()
 
 
-def test_an_http_api_answers_by_the_fence(postgresql):
+def test_an_http_api_chooses_the_status_by_the_fence(postgresql):
     request = recipe("request")
     postgresql.execute("DELETE FROM dlock_gate")
 
@@ -159,31 +159,31 @@ def test_an_http_api_refuses_a_write_after_the_next_holder_has_read(postgresql):
         assert connection.execute(read).fetchall() == [(120,)]
 
 
-def add_slowly(path, fence, amount, is_inside, go_on):
+def add_slowly(path, fence, amount, is_inside, may_write):
     """Adds an amount to the number in a file, and waits between the read and the write."""
     with recipe("file_gate")(path, fence):
         total = int(path.read_text())
         is_inside.set()
-        go_on.wait(60)
+        may_write.wait(60)
         path.write_text(str(total + amount))
 
 
-def test_a_file_lets_the_next_holder_wait_and_refuses_the_one_before(tmp_path):
+def test_a_file_gate_makes_the_next_holder_wait_and_refuses_the_earlier_holder(tmp_path):
     path, file_gate = tmp_path / "invoice-42", recipe("file_gate")
     path.write_text("100")
     spawn = multiprocessing.get_context("spawn")
-    events = [spawn.Event() for _ in range(4)]
-    first = spawn.Process(target=add_slowly, args=(path, 41, 10, *events[:2]))
-    second = spawn.Process(target=add_slowly, args=(path, 42, 20, *events[2:]))
+    first_is_inside, first_may_write, second_is_inside, second_may_write = (spawn.Event() for _ in range(4))
+    first = spawn.Process(target=add_slowly, args=(path, 41, 10, first_is_inside, first_may_write))
+    second = spawn.Process(target=add_slowly, args=(path, 42, 20, second_is_inside, second_may_write))
     try:
         first.start()
-        assert events[0].wait(60)
+        assert first_is_inside.wait(60)
         second.start()
         until("the next holder waits for the file", lambda: waits_for_flock(second.pid), limit=60)
-        assert not events[2].is_set()
-        events[1].set()
-        assert events[2].wait(60)
-        events[3].set()
+        assert not second_is_inside.is_set()
+        first_may_write.set()
+        assert second_is_inside.wait(60)
+        second_may_write.set()
     finally:
         for process in first, second:
             process.join(60)

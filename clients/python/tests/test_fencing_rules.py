@@ -1,4 +1,4 @@
-"""What each form of contrib/fencing refuses, on PostgreSQL, MariaDB and SQLite."""
+"""The rules of each form of contrib/fencing, on PostgreSQL, MariaDB and SQLite."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_triggers_store_the_fence_that_the_transaction_carries(connection):
 
 @pytest.mark.parametrize("statement", [UPDATE, INSERT, DELETE])
 @pytest.mark.parametrize("fence", ["", None, 0, -11, 11.5, "x", "11x", " ", 2**53, 2**63, 10**30])
-def test_triggers_refuse_what_is_no_fence(connection, statement, fence):
-    # In SQLite, the CHECK of dlock_carried refuses some of them, before the triggers do.
+def test_triggers_refuse_a_value_that_is_not_a_fence(connection, statement, fence):
+    # In SQLite, the CHECK of dlock_carried refuses some of these values, before the triggers do.
     with pytest.raises(REFUSED, match=r"dlock: |CHECK constraint failed"):
         write(connection, fence, statement)
     assert rows(connection, "SELECT id, total, fence FROM invoice") == [(42, 0, 10)]
@@ -130,7 +130,7 @@ def test_a_fence_ends_with_its_transaction(connection):
 
 
 def test_carry_needs_a_transaction_in_sqlite(database):
-    """Outside of one, the fence would be committed, and every program would use it."""
+    """Outside of a transaction, the fence would be committed, and every program would use it."""
     if not isinstance(database, SQLite):
         pytest.skip("for SQLite")
     with contextlib.closing(database.connect()) as connection:
@@ -185,14 +185,14 @@ print(Invoice.objects.get().total)
     assert total == "11"
 
 
-def test_a_savepoint_that_is_rolled_back_takes_the_gate_along(connection):
+def test_a_rollback_to_a_savepoint_also_rolls_back_the_gate(connection):
     cursor = connection.cursor()
     begin(connection)
     cursor.execute("SAVEPOINT claim")
     fencing.pass_gate(cursor, "invoice:42", 11)
     cursor.execute("ROLLBACK TO SAVEPOINT claim")
     connection.commit()
-    passed(connection, 10)
+    pass_gate(connection, 10)
 
 
 def test_triggers_treat_a_null_as_no_fence(database, connection):
@@ -208,7 +208,7 @@ def test_triggers_treat_a_null_as_no_fence(database, connection):
     assert rows(connection, "SELECT id, fence FROM old") == [(2, 7)]
 
 
-def test_triggers_are_for_tables_of_any_name(database, connection):
+def test_triggers_work_on_tables_of_any_name(database, connection):
     quote = "`" if isinstance(database, MariaDB) else '"'
     for name in "order", "two words":
         table = f"{quote}{name}{quote}"
@@ -224,7 +224,8 @@ def test_a_row_whose_key_is_changed_keeps_its_fence_but_frees_its_key(connection
     with pytest.raises(REFUSED, match="dlock: "):
         write(connection, 9, move)
     write(connection, 12, move)
-    write(connection, 9, "INSERT INTO invoice (id, total) VALUES (42, 7)")  # README.md: as after a DELETE
+    # README.md: the old key counts as deleted.
+    write(connection, 9, "INSERT INTO invoice (id, total) VALUES (42, 7)")
     with pytest.raises(REFUSED, match="dlock: "):
         write(connection, 9, "UPDATE invoice SET total = 1 WHERE id = 43")
 
@@ -243,7 +244,7 @@ def test_triggers_refuse_a_statement_that_ignores_errors(database, connection, f
     assert rows(connection, "SELECT total, fence FROM invoice") == [(0, 10)]
 
 
-def test_a_deleted_row_leaves_no_fence_to_an_insert(connection):
+def test_an_insert_is_not_compared_with_the_fence_of_a_deleted_row(connection):
     """The limit that README.md states: after DELETE, an overtaken holder may insert the row again."""
     write(connection, 12, DELETE)
     write(connection, 9, "INSERT INTO invoice (id, total) VALUES (42, 7)")
@@ -257,7 +258,7 @@ def test_triggers_compare_an_insert_with_no_other_row(connection):
 
 
 def test_rows_of_two_locks_need_the_fence_of_each(connection):
-    """The holder of both locks has the fence 9 of one, whose row has no later fence, and 11 of the other."""
+    """The holder has the fence 11 of the lock for row 42, and the fence 9 of the lock for row 43."""
     write(connection, 8, INSERT)
     both = UPDATE, "UPDATE invoice SET total = 1 WHERE id = 43"
     with pytest.raises(REFUSED, match="dlock: "):
@@ -291,18 +292,18 @@ def test_a_replaced_row_is_checked(database, connection):
     assert rows(connection, "SELECT total, fence FROM invoice") == [(7, 11)]
 
 
-def test_triggers_refuse_truncate_or_cannot_see_it(database, connection):
+def test_triggers_refuse_truncate_in_postgresql_and_miss_it_in_mariadb(database, connection):
     if isinstance(database, PostgreSQL):
         with pytest.raises(REFUSED, match="TRUNCATE checks no fence"):
             write(connection, 11, "TRUNCATE invoice")
     elif isinstance(database, MariaDB):
-        write(connection, "", "TRUNCATE invoice")  # README.md says so: revoke the privilege DROP
+        write(connection, "", "TRUNCATE invoice")  # README.md advises to revoke the privilege DROP
         assert rows(connection, "SELECT count(*) FROM invoice") == [(0,)]
     else:
         pytest.skip("SQLite has no TRUNCATE")
 
 
-def test_triggers_of_postgresql_are_inherited_by_partitions_but_not_by_inherits(database, connection):
+def test_triggers_of_postgresql_apply_to_partitions_but_not_to_child_tables(database, connection):
     if not isinstance(database, PostgreSQL):
         pytest.skip("for PostgreSQL")
     connection.execute("CREATE TABLE log (id integer, total integer) PARTITION BY RANGE (id)")
@@ -328,7 +329,7 @@ def test_triggers_of_postgresql_are_inherited_by_partitions_but_not_by_inherits(
     connection.commit()
 
 
-def test_a_cascade_is_checked_except_in_mysql(database, connection):
+def test_a_cascade_is_checked_except_in_mariadb(database, connection):
     cursor = connection.cursor()
     cursor.execute("DROP TABLE IF EXISTS line")
     cursor.execute("DROP TABLE IF EXISTS parent")
@@ -351,7 +352,7 @@ def test_a_cascade_is_checked_except_in_mysql(database, connection):
         write(connection, 10, "DELETE FROM parent")
 
 
-def passed(connection, fence, name="invoice:42"):
+def pass_gate(connection, fence, name="invoice:42"):
     begin(connection)
     try:
         fencing.pass_gate(connection.cursor(), name, fence)
@@ -363,27 +364,27 @@ def passed(connection, fence, name="invoice:42"):
 
 def test_the_gate_rises_and_never_falls(connection):
     for fence in 5, 5, 7, GREATEST:
-        passed(connection, fence)
+        pass_gate(connection, fence)
     for fence in GREATEST - 1, 1:
         with pytest.raises(REFUSED, match="dlock: "):
-            passed(connection, fence)
-    passed(connection, 6, "invoice:43")
-    passed(connection, 7, "Invoice:42")  # names are exact
+            pass_gate(connection, fence)
+    pass_gate(connection, 6, "invoice:43")
+    pass_gate(connection, 7, "Invoice:42")  # names are exact
     with pytest.raises(REFUSED, match="dlock: "):
-        passed(connection, 5, b"invoice:43")
+        pass_gate(connection, 5, b"invoice:43")
     gates = rows(connection, "SELECT name, fence FROM dlock_gate ORDER BY fence")
     assert [fence for _, fence in gates] == [6, 7, GREATEST]
 
 
 @pytest.mark.parametrize("fence", [None, 0, -1, "x", "11x", 2**53])
-def test_the_gate_refuses_what_is_no_fence(database, connection, fence):
-    passed(connection, 5)
-    # A driver or a server may find that a text is no number, before the gate does.
+def test_the_gate_refuses_a_value_that_is_not_a_fence(database, connection, fence):
+    pass_gate(connection, 5)
+    # A driver or a server may refuse a text that is not a number, before the gate does.
     errors = (*REFUSED, psycopg.DataError, pymysql.DataError)
     with pytest.raises(errors):
-        passed(connection, fence)
+        pass_gate(connection, fence)
     with pytest.raises(errors):
-        passed(connection, fence, "new")
+        pass_gate(connection, fence, "new")
     assert [fence for _, fence in rows(connection, "SELECT name, fence FROM dlock_gate")] == [5]
 
 
@@ -409,10 +410,10 @@ def test_a_role_needs_three_rights_at_the_gate_and_none_for_the_triggers(databas
     )
     with contextlib.closing(database.connect(user="worker")) as connection:
         for fence in 11, 12:
-            passed(connection, fence)
+            pass_gate(connection, fence)
         write(connection, 12, UPDATE)
         with pytest.raises(REFUSED, match="dlock: "):
-            passed(connection, 11)
+            pass_gate(connection, 11)
         with pytest.raises(REFUSED, match="dlock: "):
             write(connection, 11, UPDATE)
         with pytest.raises((psycopg.ProgrammingError, pymysql.OperationalError), match="denied"):
@@ -438,24 +439,24 @@ def test_only_cursors_of_known_libraries_pass_the_gate(database, connection):
             call()
 
 
-def test_the_gate_lets_the_next_holder_wait_for_an_open_transaction(database, connection):
-    """An equal fence, too, locks the row: it belongs to another connection of the same holder."""
+def test_the_gate_makes_the_next_holder_wait_for_an_open_transaction(database, connection):
+    """An equal fence also locks the row: another connection of the same holder uses it."""
     if isinstance(database, SQLite):
         pytest.skip("BEGIN IMMEDIATE waits, before the gate")
-    passed(connection, 5)
+    pass_gate(connection, 5)
     fencing.pass_gate(connection.cursor(), "invoice:42", 5)
     with contextlib.closing(database.connect()) as second, contextlib.closing(database.connect()) as observer:
         session = database.session(second)
-        thread = threading.Thread(target=passed, args=(second, 6))
+        thread = threading.Thread(target=pass_gate, args=(second, 6))
         thread.start()
         until("the next holder waits", lambda: database.waits(observer, session))
         connection.rollback()
         thread.join()
     with pytest.raises(REFUSED):
-        passed(connection, 5)
+        pass_gate(connection, 5)
 
 
-def test_the_column_form_counts_no_row_for_an_overtaken_holder(database, connection):
+def test_the_column_form_updates_no_row_for_an_overtaken_holder(database, connection):
     cursor = connection.cursor()
     cursor.execute("DROP TABLE IF EXISTS draft")
     cursor.execute("CREATE TABLE draft (id INTEGER PRIMARY KEY, fence BIGINT NOT NULL)")
@@ -488,14 +489,14 @@ def test_a_fence_stays_in_its_transaction_behind_pgbouncer(database):
             write(second, "", UPDATE)
         with pytest.raises(REFUSED, match="fence 10 is below 11"):
             write(second, 10, UPDATE)
-        passed(first, 11)
+        pass_gate(first, 11)
         with pytest.raises(REFUSED, match="fence 10 is below 11"):
-            passed(second, 10)
+            pass_gate(second, 10)
 
 
-def test_install_leaves_no_moment_without_the_trigger_of_the_gate(database):
+def test_a_second_install_does_not_replace_the_trigger_of_the_gate(database):
     if not isinstance(database, MariaDB):
-        pytest.skip("the files of the others run in one transaction, or replace nothing")
+        pytest.skip("the files for the other databases run in one transaction, or replace nothing")
     query = "SELECT created FROM information_schema.triggers WHERE trigger_name = 'dlock_gate_rises'"
     with contextlib.closing(database.connect()) as connection:
         [before] = rows(connection, query)

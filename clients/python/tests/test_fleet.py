@@ -1,4 +1,4 @@
-"""Old and new clients on one key, each in a process that may be killed: there are never two holders, and
+"""Old and new clients use one key, each in a process that may be killed. There are never two holders, and
 every wait ends. The programs of the processes are in clients/fleet."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Member:
     def read(self):
         for line in self.process.stdout:
             if not line.endswith("\n"):
-                return  # killed in the middle of it
+                return  # the process was killed while it wrote this line
             what, *moments = line.split()
             at, *rest = map(float, moments)
             if what == "waits":
@@ -84,7 +84,7 @@ class Member:
         self.reader.join()
 
     def stop(self):
-        """Stops the process as a deployment does: it finishes its wait and its hold first."""
+        """Stops the process as a deployment does: the process finishes its wait and its hold first."""
         self.process.stdin.close()
         assert self.process.wait(LIMIT) == 0, f"{self.kind} failed"
         self.reader.join()
@@ -146,32 +146,32 @@ class Fleet:
 
 
 def overlaps(holds):
-    # A process that was delayed past its lease has held nothing.
+    # A process that was delayed past the end of its lease before it entered has held nothing.
     held = [hold for hold in holds if hold.entered < hold.end()]
     return [(a, b) for a, b in zip(held, held[1:]) if b.entered < a.end()]
 
 
-def served_after_strings(holds, dead):
-    """Returns the seconds between the end of each string and the grant to a waiter of dlock. Leaves out
-    grants behind the position of a killed process, which is granted the lock first."""
+def served_after_strings(holds, waiters_killed_at):
+    """Returns the seconds between the end of each string and the next grant to a waiter of dlock. Leaves out
+    grants after a waiter was killed: its position is granted the lock first."""
     return [
         b.entered - a.end()
         for a, b in zip(holds, holds[1:])
         if a.kind in OLD and b.kind in NEW and b.waited_from < a.end()
-        if not any(a.entered - 1 < killed_at < b.entered for killed_at in dead)
+        if not any(a.entered - 1 < killed_at < b.entered for killed_at in waiters_killed_at)
     ]
 
 
-def check(holds, dead, capsys, what):
+def check(holds, waiters_killed_at, capsys, what):
     assert overlaps(holds) == []
     kinds = {kind: sum(hold.kind == kind for hold in holds) for kind in sorted({*OLD, *NEW})}
-    # Each of these has happened: all kinds held it, a holder was killed, a release came too late.
+    # Every kind has held the lock, a holder was killed, and a release came too late.
     assert all(kinds.values()), kinds
     killed = sum(hold.left is None for hold in holds)
     late = sum(hold.left is not None and hold.left > hold.until for hold in holds)
     assert killed
     assert late
-    served = sorted(served_after_strings(holds, dead))
+    served = sorted(served_after_strings(holds, waiters_killed_at))
     assert served
     with capsys.disabled():
         soon = bisect.bisect(served, 0.05) / len(served)
@@ -203,9 +203,9 @@ def test_a_mixed_fleet_never_has_two_holders(mixed, capsys):
     with fleet(mixed, OLD + NEW) as members:
         members.run(SECONDS)
         while not members.have_all_held_it():
-            members.run(1)  # old clients are slow beside a queue
-        holds, dead = members.stop()
-    check(holds, dead, capsys, "mixed")
+            members.run(1)  # old clients rarely get the lock while new clients queue
+        holds, waiters_killed_at = members.stop()
+    check(holds, waiters_killed_at, capsys, "mixed")
 
 
 @pytest.mark.timeout(SECONDS + 120)
@@ -221,8 +221,8 @@ def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(mixed, capsy
                 until("the last string is gone", lambda: r.type(KEY) != b"string")
                 r.config_set("dlock.honour-strings", "no")
             members.run(step)
-        holds, dead = members.stop()
-    check(holds, dead, capsys, "moved and back")
+        holds, waiters_killed_at = members.stop()
+    check(holds, waiters_killed_at, capsys, "moved and back")
 
 
 def test_a_late_call_of_an_old_holder_changes_nothing(r):
@@ -243,8 +243,8 @@ def test_overlaps_finds_two_holders():
         return Hold("dlock", 0, entered, until, left)
 
     assert overlaps([hold(1, 9, 2), hold(2, 9, 3), hold(4, 5, 8), hold(5, 9, None)]) == []
-    held_up = hold(2, 1, 3)
-    assert overlaps([hold(1, 9, 3), held_up, hold(3, 9, 4)]) == []
-    assert len(overlaps([hold(1, 9, 4), held_up, hold(3, 9, 4)])) == 1
+    delayed_past_lease = hold(2, 1, 3)
+    assert overlaps([hold(1, 9, 3), delayed_past_lease, hold(3, 9, 4)]) == []
+    assert len(overlaps([hold(1, 9, 4), delayed_past_lease, hold(3, 9, 4)])) == 1
     assert len(overlaps([hold(1, 9, 3), hold(2, 9, 4)])) == 1
     assert len(overlaps([hold(1, 9, None), hold(8, 9, 9)])) == 1

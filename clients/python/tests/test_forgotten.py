@@ -35,15 +35,15 @@ def held_on(members, lock):
 
 
 @pytest.fixture
-def later(monkeypatch):
+def pass_a_lease(monkeypatch):
     """Returns a function that makes each confirmation by a member older than the lease."""
     passed = [0]
     monkeypatch.setattr("dlock._members.now", lambda: now() + passed[0])
 
-    def pass_a_lease():
+    def add_a_lease():
         passed[0] += LEASE
 
-    return pass_a_lease
+    return add_a_lease
 
 
 def extend(members, lock):
@@ -100,7 +100,7 @@ def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired
     assert ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000) is None
     members.proxies[0].refuse = False
     until(
-        "the first lock waits, too",
+        "the extended hold queues behind the waiter",
         lambda: extend(members, lock) and len(ask("DLOCK.WAITERS", "foo")) == 2,
     )
     for token in ["one", "two"]:
@@ -111,32 +111,32 @@ def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired
     lock.release()
 
     def released_twice():
-        now = members.direct[0].info("commandstats")
-        return now[released]["calls"] >= stats[released]["calls"] + 2
+        later_stats = members.direct[0].info("commandstats")
+        return later_stats[released]["calls"] >= stats[released]["calls"] + 2
 
     until("the first master gets both releases", released_twice)
     members.until_free()
 
 
-def test_a_hold_survives_masters_that_are_away_for_a_lease_one_by_one(members, acquired, later):
+def test_a_hold_survives_when_each_master_in_turn_is_away_for_a_lease(members, acquired, pass_a_lease):
     lock = acquired()
     for member, proxy in enumerate(members.proxies):
         proxy.refuse = True
         proxy.drop()
         members.direct[member].execute_command("DLOCK.EXTEND", "foo", lock.local.token, 1)
         until(f"the lease has ended on master {member}", lambda member=member: not members.held()[member])
-        later()
+        pass_a_lease()
         proxy.refuse = False
         until_restored(members, lock, member)
     lock.release()
     members.until_free()
 
 
-def break_twice(members, lock, later):
-    """Breaks the hold on one master, which no extension may restore, and then on another one."""
+def break_twice(members, lock, pass_a_lease):
+    """Breaks the hold on one master, where no extension may restore it, and then on another master."""
     members.direct[0].execute_command("DLOCK.BREAK", "foo")
     until("an extension finds the hold broken", lambda: extend(members, lock))
-    later()
+    pass_a_lease()
     until("the hold is extended after a lease, too", lambda: extend(members, lock))
     assert held_on(members, lock) == [False, True, True]
     members.direct[1].execute_command("DLOCK.BREAK", "foo")
@@ -144,15 +144,17 @@ def break_twice(members, lock, later):
         until("the hold is lost", lambda: not extend(members, lock))
 
 
-def test_a_hold_that_is_broken_on_one_master_after_the_other_is_lost(members, acquired, later):
-    break_twice(members, acquired(), later)
+def test_a_hold_that_is_broken_on_one_master_after_the_other_is_lost(members, acquired, pass_a_lease):
+    break_twice(members, acquired(), pass_a_lease)
 
 
-def test_a_hold_that_is_broken_on_a_restarted_master_is_not_restored_there(members, masters, acquired, later):
+def test_a_hold_that_is_broken_on_a_restarted_master_is_not_restored_there(
+    members, masters, acquired, pass_a_lease
+):
     lock = acquired()
     lock.release()
     members.until_free()
     # The client does not notice the restart, because it has no request under way at this member.
     masters[0].kill()
     masters[0].start()
-    break_twice(members, acquired(), later)
+    break_twice(members, acquired(), pass_a_lease)

@@ -1,5 +1,5 @@
-"""Requests without an answer, which the server executes later: no client relies on its hold for too long, and
-no hold is left behind."""
+"""A server may execute a request after its client stopped waiting for the answer. Even then no client relies
+on its hold for too long, and no hold is left behind."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def lock(members):
 
 
 def extend_late(members, lock, seconds):
-    """Acquires the lock, and extends the lease with a request that stalls at member 0, which answers later
-    requests. Member 2 no longer answers."""
+    """Acquires the lock, and sends an EXTEND that stalls at member 0. Member 0 answers the requests after it;
+    member 2 no longer answers."""
     lock.acquire()
     members.until_held()
     members.settle()
     members.proxies[0].stall()
     assert lock.extend(seconds, replace_ttl=True)
     until("the member is silent", lambda: members.quorum.is_silent(0))
-    # Over a new connection.
+    # The client has opened a new connection.
     until("the member answers again", lambda: lock.owned() and not members.quorum.is_silent(0))
     members.proxies[2].refuse = True
     members.proxies[2].drop()
 
 
-def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(members, lock):
+def test_a_member_with_an_unanswered_shorter_extend_does_not_count_for_a_longer_lease(members, lock):
     extend_late(members, lock, 15)
     with pytest.raises(dlock.NoQuorumError, match="held, but an earlier, shorter extension has no answer"):
         lock.extend(60, replace_ttl=True)
@@ -54,7 +54,7 @@ def test_a_late_shorter_extend_at_one_member_does_not_count_for_a_longer_lease(m
     )
 
 
-def test_a_late_shorter_extend_counts_for_a_token_of_another_object_too(members, lock):
+def test_an_unanswered_shorter_extend_also_limits_another_object_with_the_token(members, lock):
     elsewhere = members.lock(timeout=600)
 
     class Adopted:
@@ -94,7 +94,7 @@ def test_a_late_copy_of_a_shorter_extend_limits_the_validity(r, locks, proxy):
     lock = locks.lock(client, "foo", timeout=60)
     lock.acquire()
     proxy.stall(breaks=True)
-    # The client sends it again over a new connection.
+    # The client sends the EXTEND again over a new connection.
     assert lock.extend(15, replace_ttl=True)
     with pytest.raises(TimeoutError, match="Only 15 s are certain"):
         lock.extend(60, replace_ttl=True)
@@ -117,7 +117,7 @@ def test_a_renewal_is_not_due_at_once_while_a_shorter_lease_is_unanswered(throug
     lock.release()
 
 
-def test_renewals_ask_for_no_longer_lease_than_an_unanswered_one():
+def test_renewals_ask_for_no_longer_lease_than_an_unanswered_extend():
     """A member that may still set the shorter lease would not count for a longer one."""
     leases, asked = UnansweredLeases(), []
     unanswered = leases.send(1, "DLOCK.EXTEND", request, 5000)
@@ -178,7 +178,7 @@ def test_an_answer_to_the_last_copy_of_a_request_leaves_the_lease_of_the_first_u
     assert leases.shortest(1) == shortest
 
 
-def test_an_answered_lease_leaves_the_others_unanswered():
+def test_an_answer_to_one_extend_leaves_the_lease_of_the_other_unanswered():
     leases = UnansweredLeases()
     steps = [leases.send(1, "DLOCK.EXTEND", request, lease) for lease in (5000, 9000)]
     for each in steps:
@@ -189,31 +189,31 @@ def test_an_answered_lease_leaves_the_others_unanswered():
 
 
 def confirming():
-    """Returns a round in its confirm phase, and the steps that ask member 1, with their command."""
-    this = Round(quorum_of(3), Request(b"foo", "foo", 5000, (), True), b"token", [])
-    steps = this.at_once()
+    """Returns a round in its confirm phase, the steps that ask member 1, and their CONFIRM command."""
+    round_ = Round(quorum_of(3), Request(b"foo", "foo", 5000, (), True), b"token", [])
+    steps = round_.at_once()
     next(steps)
     question = steps.send({0: 7, 1: 7}).questions[1]
     command = next(question)
     assert command[0] == "DLOCK.CONFIRM"
-    return this, question, command
+    return round_, question, command
 
 
 def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
-    this, question, command = confirming()
+    round_, question, command = confirming()
     command[0].encode()
     with pytest.raises(StopIteration):
         question.throw(TimeoutError())
-    assert this.unanswered.shortest(1) == 5000
+    assert round_.unanswered.shortest(1) == 5000
 
 
 def test_an_answer_to_the_last_copy_of_a_confirm_leaves_the_lease_of_the_first_unanswered():
-    this, question, command = confirming()
+    round_, question, command = confirming()
     for _ in range(2):
         command[0].encode()
     with pytest.raises(StopIteration):
         question.send(7)
-    assert this.unanswered.shortest(1) == 5000
+    assert round_.unanswered.shortest(1) == 5000
 
 
 def test_a_release_follows_a_stalled_acquire_on_its_connection(members, lock):
@@ -225,11 +225,11 @@ def test_a_release_follows_a_stalled_acquire_on_its_connection(members, lock):
     until("another connection carries the RELEASE", lambda: calls(direct, "dlock.release") > released)
     assert calls(direct, "dlock.acquire") == acquired
     stalled.resume()
-    until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
+    until("the ACQUIRE arrives", lambda: calls(direct, "dlock.acquire") > acquired)
     members.until_free()
 
 
-def test_a_round_that_failed_leaves_nothing_where_its_acquire_stalled(members, lock):
+def test_a_failed_round_leaves_no_hold_at_members_where_its_acquire_stalled(members, lock):
     for proxy in members.proxies[:2]:
         proxy.stall()
     before = [calls(direct, "dlock.acquire") for direct in members.direct]
@@ -251,11 +251,11 @@ def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy
     proxy.stall()
     with pytest.raises(TimeoutError):
         lock.acquire()
-    # Two releases find nothing: the acquire has not arrived.
+    # Both RELEASEs find nothing, as the ACQUIRE has not arrived.
     until("two RELEASEs arrive", lambda: calls(r, "dlock.release") >= 2)
     assert calls(r, "dlock.acquire") == 0
     proxy.resume()
-    until("the acquire arrives", lambda: calls(r, "dlock.acquire") == 1)
+    until("the ACQUIRE arrives", lambda: calls(r, "dlock.acquire") == 1)
     until("the hold is released", lambda: not r.exists("foo"))
 
 
@@ -264,7 +264,7 @@ def test_a_late_copy_of_an_acquire_at_a_single_server_is_released(r, locks, prox
     lock = locks.lock(client, "foo", timeout=60)
     assert lock.locked() is False
     proxy.stall(breaks=True)
-    # The client sends it again over a new connection.
+    # The client sends the ACQUIRE again over a new connection.
     lock.acquire()
     lock.release()
     until("three RELEASEs arrive", lambda: calls(r, "dlock.release") >= 3)
@@ -288,7 +288,7 @@ def test_a_late_copy_of_an_acquire_that_was_refused_is_released(r, locks, proxy)
 
 
 @pytest.mark.parametrize("is_granted", [True, False])
-def test_an_acquire_of_a_broken_connection_is_released_after_its_round(members, lock, is_granted):
+def test_a_late_acquire_of_a_broken_connection_is_released_after_its_round(members, lock, is_granted):
     broken = range(1 if is_granted else 2)
     for member in broken:
         members.proxies[member].stall(breaks=True)
@@ -322,5 +322,5 @@ def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, m
     acquired = calls(direct, "dlock.acquire")
     with stopped(masters[0]), lock:
         pass
-    until("the acquire arrives", lambda: calls(direct, "dlock.acquire") > acquired)
+    until("the ACQUIRE arrives", lambda: calls(direct, "dlock.acquire") > acquired)
     members.until_free()

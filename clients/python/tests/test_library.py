@@ -1,5 +1,5 @@
-"""The contract through the library: plays the files of conformance/ that are marked `library`, and those of
-conformance/library, with locks of both kinds, as conformance/README.md explains."""
+"""Plays the files of conformance/ that are marked `library`, and those of conformance/library, through the
+library, with locks of both kinds. conformance/README.md explains the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from conftest import LIMIT, protocols, until
 from redis.exceptions import LockError, RedisError
-from test_conformance import FOLDER, STEP, Connection, Error, Playing, options
+from test_conformance import FOLDER, STEP_KEYS, Connection, Error, Playing, options
 
 MARKED = [path for path in FOLDER.glob("*.json") if json.loads(path.read_text()).get("library")]
 FILES = sorted(MARKED) + sorted(FOLDER.glob("library/*.json"))
@@ -20,8 +20,8 @@ CALLS = {"DLOCK.ACQUIRE", "DLOCK.RELEASE", "DLOCK.EXTEND", "DLOCK.HOLDS"}
 
 
 class Caller:
-    """In place of a connection: calls the library for the commands of an owner, and sends the others
-    unchanged."""
+    """Takes the place of a connection: calls the library for the commands of an owner, and sends all other
+    commands unchanged."""
 
     def __init__(self, playing):
         self.playing = playing
@@ -96,7 +96,7 @@ def done(answer):
     return future, lambda answer: answer
 
 
-class Through(Playing):
+class LibraryPlaying(Playing):
     """Plays a file through the library, over a client behind a proxy."""
 
     def __init__(self, locks, proxy, protocol):
@@ -133,7 +133,7 @@ class Through(Playing):
         if word is not None:
             lost, self.proxy.match, self.proxy.cut_replies = self.proxy.lost, word.encode(), 1
         owner = step.pop("lost", None)
-        if step.keys() & STEP:
+        if step.keys() & STEP_KEYS:
             super().step(step)
         if word is not None:
             until("a reply is lost", lambda: self.proxy.lost > lost)
@@ -156,7 +156,7 @@ def test_the_library_keeps_the_contract(server, proxy, locks, path, protocol):
     scenario = json.loads(path.read_text())
     if locks.loop is None and any("close" in step for step in scenario["steps"]):
         pytest.skip("a thread cannot be cancelled")
-    playing = Through(locks, proxy, protocol)
+    playing = LibraryPlaying(locks, proxy, protocol)
     with options(server, scenario):
         try:
             for step in scenario["steps"]:

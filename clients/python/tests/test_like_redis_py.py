@@ -1,5 +1,5 @@
-"""The tests that redis-py has for its lock, for both kinds. Instead of the value and the TTL of the key they
-read the replies of the module."""
+"""The tests that redis-py has for its lock, run with the locks for threads and for asyncio. Instead of the
+value and the TTL of the key, they read the replies of the module."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_with_block_raises_when_the_lock_is_not_acquired(r, get_lock):
     assert caught.value.lock_name == "foo"
 
 
-def test_a_with_block_raises_a_release_error_unless_told_otherwise(r, get_lock):
+def test_a_with_block_raises_a_release_error_unless_the_option_is_false(r, get_lock):
     with get_lock(timeout=60, raise_on_release_error=False) as lock:
         expire(r, lock)
     with pytest.raises(LockNotOwnedError), get_lock(timeout=60) as lock:
@@ -206,21 +206,21 @@ def test_a_hold_survives_an_extension_that_the_server_refuses(get_lock, ttl):
     lock.release()
 
 
-@pytest.mark.parametrize("doing", ["extend", "reacquire"])
-def test_extend_and_reacquire_raise_without_a_hold(r, get_lock, doing):
-    arguments = {"extend": [10], "reacquire": []}[doing]
+@pytest.mark.parametrize("method", ["extend", "reacquire"])
+def test_extend_and_reacquire_raise_without_a_hold(r, get_lock, method):
+    arguments = {"extend": [10], "reacquire": []}[method]
     with pytest.raises(LockError):
-        getattr(get_lock(timeout=10), doing)(*arguments)
+        getattr(get_lock(timeout=10), method)(*arguments)
     lock = get_lock()
     assert lock.acquire(blocking=False)
     with pytest.raises(LockError, match="no timeout"):
-        getattr(lock, doing)(*arguments)
+        getattr(lock, method)(*arguments)
     lock.release()
     lock = get_lock(timeout=10)
     assert lock.acquire(blocking=False)
     r.set("foo", "a")
     with pytest.raises(LockNotOwnedError):
-        getattr(lock, doing)(*arguments)
+        getattr(lock, method)(*arguments)
 
 
 def test_reacquire_sets_the_lease_to_the_timeout(r, get_lock):
@@ -246,7 +246,7 @@ def test_a_lock_of_redis_py_and_a_lock_of_dlock_exclude_each_other(r, get_lock):
     lock.release()
 
 
-def test_the_building_blocks_of_redis_py_acquire_extend_and_release(r, get_lock):
+def test_the_do_methods_of_redis_py_acquire_extend_and_release(r, get_lock):
     lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
     assert lock.do_acquire("mine")
     assert not elsewhere.do_acquire("other")
@@ -261,7 +261,7 @@ def test_the_building_blocks_of_redis_py_acquire_extend_and_release(r, get_lock)
         elsewhere.do_release("mine")
 
 
-def test_do_release_ends_the_hold_that_it_releases(r, get_lock):
+def test_do_release_ends_the_hold_and_reports_no_loss(r, get_lock):
     reasons = []
     lock = get_lock(timeout=10, auto_renew=True, on_lost=reasons.append)
     lock.acquire()
@@ -274,7 +274,7 @@ def test_do_release_ends_the_hold_that_it_releases(r, get_lock):
     assert reasons == []
 
 
-def test_a_late_shorter_extend_limits_a_token_of_another_object(through, proxy):
+def test_an_unanswered_shorter_extend_limits_other_extensions_of_its_token(through, proxy):
     lock, elsewhere = through(timeout=60, socket_timeout=1), through(timeout=60, socket_timeout=1)
     assert lock.acquire(blocking=False)
     elsewhere.local.token = lock.local.token
@@ -287,7 +287,7 @@ def test_a_late_shorter_extend_limits_a_token_of_another_object(through, proxy):
         elsewhere.extend(60, replace_ttl=True)
 
 
-def test_a_lock_with_the_token_of_another_owns_its_hold(r, get_lock):
+def test_a_lock_object_with_the_token_of_another_object_owns_its_hold(r, get_lock):
     lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
     assert lock.acquire(blocking=False)
     elsewhere.local.token = lock.local.token

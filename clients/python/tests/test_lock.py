@@ -28,7 +28,7 @@ def exists(r):
 
 
 @pytest.mark.parametrize("value, error", [(float("nan"), ValueError), ("5", TypeError)], ids=["nan", "text"])
-def test_times_are_numbers_of_seconds(get_lock, value, error):
+def test_a_time_that_is_not_a_number_of_seconds_is_refused(get_lock, value, error):
     for argument in "timeout", "sleep", "blocking_timeout":
         with pytest.raises(error, match=f"{argument} is a number of seconds"):
             get_lock(**{"timeout": 10, argument: value})
@@ -43,12 +43,12 @@ def test_times_are_numbers_of_seconds(get_lock, value, error):
     lock.release()
 
 
-def test_on_lost_is_a_function(get_lock):
+def test_an_on_lost_that_is_not_a_function_is_refused(get_lock):
     with pytest.raises(TypeError, match="on_lost is a function"):
         get_lock(timeout=10, on_lost="print")
 
 
-def test_fences_rise(get_lock):
+def test_each_hold_has_a_greater_fence(get_lock):
     lock, fences = get_lock(timeout=10), []
     assert lock.fence is None
     for _ in range(5):
@@ -112,14 +112,14 @@ def test_a_reentrant_hold_belongs_to_a_task(server):
     asyncio.run(main())
 
 
-def test_a_lost_hold_is_not_entered_again(r, server):
+def test_a_lost_reentrant_hold_must_be_released_before_the_next_acquire(r, server):
     lock = dlock.Lock(r, "foo", timeout=60, reentrant=True)
     lock.acquire()
     lock.acquire()
     expire(r, lock)
-    for doing in (lock.acquire, lock.release, lock.release):
+    for method in (lock.acquire, lock.release, lock.release):
         with pytest.raises(LockNotOwnedError):
-            doing()
+            method()
     assert lock.acquire(blocking=False)
     lock.release()
 
@@ -160,7 +160,7 @@ def test_a_broken_hold_is_lost_at_the_next_renewal(r, get_lock):
         lock.extend(1)
 
 
-def test_a_silent_server_loses_the_hold_before_its_lease_ends(r, through, proxy):
+def test_on_lost_is_called_before_the_lease_ends_when_the_server_is_silent(r, through, proxy):
     seen = []
     lock = through(timeout=60, auto_renew=True, on_lost=lambda why: seen.append((why, exists(r))))
     lock.acquire()
@@ -195,7 +195,7 @@ def test_lost_is_set_before_any_task_notices_the_end_of_the_lease(server):
         async with redis.asyncio.Redis.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
             await lock.acquire()
-            # No other task runs meanwhile.
+            # No other task runs between these statements, so no task has noticed the end of the lease.
             lock.local.hold.valid_until = now()
             assert lock.lost.is_set()
             assert not await lock.owned()
@@ -237,7 +237,7 @@ assert dlock._clock._CLOCK == time.CLOCK_MONOTONIC
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_lost_waits_for_the_loss_or_the_release(r, server):
+def test_lost_wait_returns_at_the_loss_or_the_release(r, server):
     lock = dlock.Lock(r, "foo", timeout=60)
     assert lock.lost.wait(0) is False
     lock.acquire()
@@ -256,7 +256,7 @@ def test_lost_waits_for_the_loss_or_the_release(r, server):
     assert seen == [False]
 
 
-def test_a_fork_neither_owns_nor_releases_the_hold(r, server):
+def test_a_forked_process_neither_owns_nor_releases_the_hold(r, server):
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
     lock.acquire()
 
@@ -282,7 +282,7 @@ def test_a_fork_neither_owns_nor_releases_the_hold(r, server):
     lock.release()
 
 
-def test_a_lock_without_timeout_ends_with_its_process(r, server):
+def test_a_renewed_hold_ends_after_its_process_is_killed(r, server):
     def child():
         dlock.Lock(redis.Redis.from_url(server.url), "foo", timeout=15, auto_renew=True).acquire()
         threading.Event().wait()
@@ -369,7 +369,7 @@ def test_a_release_that_the_server_refuses_is_owed(r, get_lock):
     until("the hold is released", lambda: not r.exists("foo"))
 
 
-def test_a_lock_of_redis_py_is_waited_for(r, get_lock):
+def test_acquire_waits_for_a_lock_of_redis_py(r, get_lock):
     r.set("foo", FOREIGN_TOKEN, px=200)
     lock = get_lock(timeout=10, sleep=0.02)
     assert lock.acquire(blocking_timeout=20)

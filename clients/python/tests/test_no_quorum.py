@@ -1,5 +1,5 @@
-"""An acquire that ends without a majority that could vote, or with a majority too late, raises an error:
-"taken" would be a guess."""
+"""An acquire raises an error if no majority could vote, or if each majority came too late. It must not return
+False, which means that another client has the lock."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_acquire_raises_at_once_if_its_user_has_no_right_at_a_majority(member
         members.direct[member].execute_command("ACL", "SETUSER", "weak", *rights)
         urls[member] = urls[member].replace("//", "//weak:secret@")
     try:
-        # Without a limit.
+        # The acquire has no time limit.
         with pytest.raises(dlock.NoQuorumError, match="permission"):
             members.lock(quorum=members.make_quorum(urls), timeout=10).acquire()
     finally:
@@ -100,7 +100,7 @@ def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, place,
 
 @pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
 def test_a_wait_that_ends_in_the_queue_of_a_minority_raises(members, token):
-    """That an earlier wait had the answers of a majority is no reason to return False."""
+    """The acquire raises even if an earlier wait of this client had the answers of a majority."""
     for client in members.direct:
         client.execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
     lock = members.lock(timeout=10, thread_local=False)

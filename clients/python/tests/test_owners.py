@@ -1,4 +1,5 @@
-"""Owners: a cycle of waits is an error by default, and an owner that only seems to wait for itself is not."""
+"""Owners: by default a cycle of waits raises an error. An owner that only seems to wait for itself gets
+none."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def release_when_waited_for(r, token):
     assert r.execute_command("DLOCK.RELEASE", "foo", token) == 1
 
 
-def cross(make):
-    """Two threads acquire two locks in opposite orders. Returns their outcomes."""
+def acquire_in_opposite_orders(make):
+    """Runs two threads, which acquire two locks in opposite orders. Returns their outcomes."""
     outcomes, barrier = [], threading.Barrier(2)
 
     def work(first, second):
@@ -50,24 +51,24 @@ def cross(make):
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 300}], ids=["renewed", "timeout"])
-def test_two_threads_that_cross_their_locks_get_a_deadlock(server, r, options):
+def test_two_threads_that_acquire_two_locks_in_opposite_orders_get_a_deadlock(server, r, options):
     def make(name):
         return dlock.Lock(redis.Redis.from_url(server.url), name, **options)
 
-    assert cross(make) == ["both", "deadlock"]
+    assert acquire_in_opposite_orders(make) == ["both", "deadlock"]
 
 
-def test_two_threads_that_cross_their_locks_get_a_deadlock_from_a_quorum(masters):
+def test_two_threads_that_acquire_two_locks_in_opposite_orders_get_a_deadlock_from_a_quorum(masters):
     quorum = dlock.Quorum([redis.Redis.from_url(master.url) for master in masters])
 
     def make(name):
         return dlock.Redlock(quorum, name, timeout=300)
 
-    assert cross(make) == ["both", "deadlock"]
+    assert acquire_in_opposite_orders(make) == ["both", "deadlock"]
 
 
 @pytest.mark.parametrize("kind", ["lock", "redlock"])
-def test_two_tasks_that_cross_their_locks_get_a_deadlock(server, r, kind):
+def test_two_tasks_that_acquire_two_locks_in_opposite_orders_get_a_deadlock(server, r, kind):
     async def main():
         client = redis.asyncio.Redis.from_url(server.url)
         acquired = [asyncio.Event(), asyncio.Event()]
@@ -138,7 +139,7 @@ def test_no_owner_is_sent_for_an_object_that_any_thread_may_release(r, server, o
     other = dlock.Lock(r, "foo", timeout=60, **options)
     helper = threading.Thread(target=release_when_waited_for, args=[r, lock.local.token])
     helper.start()
-    # In the thread that holds it, and without a limit.
+    # This thread holds the lock, and waits for it without a time limit.
     assert other.acquire()
     helper.join()
     other.release()
@@ -155,15 +156,15 @@ def test_a_named_owner_waits_for_another_owner_in_the_same_thread(r, server):
     other.release()
 
 
-def test_a_named_owner_takes_the_place_of_the_thread(r, server):
+def test_a_named_owner_replaces_the_owner_of_the_thread(r, server):
     with dlock.Lock(r, "foo", timeout=60, owner="job 1", thread_local=False):
         same = dlock.Lock(r, "foo", timeout=60, owner="job 1")
         with pytest.raises(dlock.DeadlockError, match="job 1"):
             same.acquire()
 
 
-def test_a_hold_that_the_client_takes_back_is_no_deadlock(r, server, proxy):
-    """The reply to ACQUIRE is lost, and so is the connection of the release in the background."""
+def test_a_hold_that_the_background_releases_causes_no_deadlock(r, server, proxy):
+    """The reply to ACQUIRE is lost, and the server refuses the release in the background at first."""
     client = redis.Redis.from_url(proxy.url, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
     lock = dlock.Lock(client, "foo", timeout=600)
     proxy.match, proxy.cut_replies = b"ACQUIRE", 1
@@ -175,11 +176,11 @@ def test_a_hold_that_the_client_takes_back_is_no_deadlock(r, server, proxy):
         assert r.exists("foo")
         outcome = []
 
-        def give_up_later():
+        def permit_release():
             until("a client waits", lambda: waiters(r, "foo") or outcome)
             r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
 
-        helper = threading.Thread(target=give_up_later)
+        helper = threading.Thread(target=permit_release)
         helper.start()
         try:
             assert lock.acquire()
@@ -206,7 +207,7 @@ def test_an_acquisition_whose_answer_is_lost_changes_the_name_of_the_owner(r, se
 
 
 @pytest.mark.parametrize("kind", ["lock", "redlock"])
-def test_a_hold_whose_release_the_server_refused_is_no_deadlock(r, server, kind):
+def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, kind):
     def make():
         if kind == "lock":
             return dlock.Lock(r, "foo", timeout=600)
@@ -230,7 +231,7 @@ def test_a_hold_whose_release_the_server_refused_is_no_deadlock(r, server, kind)
         helper.start()
         other = make()
         try:
-            # Until the background has released the hold.
+            # Waits until the background has released the hold.
             assert other.acquire()
         finally:
             outcome.append("over")
@@ -252,7 +253,7 @@ def test_a_release_that_a_late_acquire_may_follow_changes_the_name_of_the_owner(
     assert of_thread().terms() != name
 
 
-def test_a_hold_that_is_lost_is_no_deadlock_while_its_lease_lasts_on_the_server(r, server):
+def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, server):
     lock = dlock.Lock(r, "foo", timeout=600)
     lock.acquire()
     # The lease on the server lasts longer than the client relies on it.
@@ -267,7 +268,7 @@ def test_a_hold_that_is_lost_is_no_deadlock_while_its_lease_lasts_on_the_server(
 
 
 @pytest.mark.parametrize("options", [{"thread_local": False}, {"owner": ""}, {"owner": "job 1"}])
-def test_the_loss_of_a_hold_without_the_owner_of_the_thread_keeps_its_name(r, server, options):
+def test_the_loss_of_a_hold_without_the_owner_of_the_thread_keeps_the_name_of_that_owner(r, server, options):
     name = of_thread().terms()
     lock = dlock.Lock(r, "foo", timeout=600, **options)
     lock.acquire()
@@ -289,7 +290,7 @@ def test_the_loss_of_several_holds_changes_the_name_of_the_owner_once(r, server)
     assert of_thread().terms() == name
 
 
-def test_an_error_that_leaves_nothing_behind_keeps_the_name_of_the_owner(r, server):
+def test_a_deadlock_error_keeps_the_name_of_the_owner(r, server):
     with dlock.Lock(r, "foo", timeout=60):
         for _ in range(2):
             with pytest.raises(dlock.DeadlockError):

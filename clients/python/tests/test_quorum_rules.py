@@ -1,5 +1,5 @@
-"""The decisions of a quorum, without servers: the answers that a question awaits, and the choice of a
-queue."""
+"""The decisions of a quorum, tested without servers: the answers that a question awaits, and the choice of
+the queue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_silent_members_are_not_awaited_while_a_majority_answers():
     assert step.enough({1: 1, 2: 1, 4: 1})
     with pytest.raises(StopIteration):
         steps.send({1: 1, 2: 1, 4: 1})
-    # One question at a time.
+    # A silent member with an unanswered question is not asked again.
     _, step = asking(quorum)
     assert sorted(step.questions) == [1, 2, 4]
     step.on_answer(3, "an answer, at last", Peer("server 3"))
@@ -52,7 +52,7 @@ def test_a_member_that_was_never_asked_is_awaited_once():
     step = next(steps)
     assert sorted(step.questions) == [3, 4]
     step.on_answer(3, redis.TimeoutError(), Peer(None))
-    # The other member has not answered in time either.
+    # Member 4 has not answered in time either.
     with pytest.raises(StopIteration):
         steps.send({3: redis.TimeoutError()})
     assert list(quorum.identify_members()) == []
@@ -62,8 +62,8 @@ def test_a_member_that_was_never_asked_is_awaited_once():
 
 def test_a_round_in_order_asks_the_others_after_the_first_grant():
     quorum = quorum_of(3)
-    this = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
-    steps = this.in_order()
+    round_ = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
+    steps = round_.in_order()
     step = next(steps)
     # The others are not asked before the first one has granted.
     assert list(step.questions) == [0] and not step.enough({})
@@ -76,29 +76,29 @@ def test_a_round_in_order_asks_the_others_after_the_first_grant():
 
 
 def test_a_round_records_the_members_that_did_not_answer_its_acquire():
-    this = Round(quorum_of(3), REQUEST, b"token", [])
-    steps = this.at_once()
+    round_ = Round(quorum_of(3), REQUEST, b"token", [])
+    steps = round_.at_once()
     step = next(steps)
     for member in 1, 2:
         next(step.questions[member])
     with pytest.raises(StopIteration):
         steps.send({0: 7, 1: 7})
-    # After the decision.
+    # The answers of members 1 and 2 arrive after the decision.
     with pytest.raises(StopIteration):
         step.questions[1].send(7)
     with pytest.raises(StopIteration):
         step.questions[2].throw(redis.TimeoutError())
-    assert this.orphaned == {2}
+    assert round_.orphaned == {2}
 
 
 @pytest.mark.parametrize(
     "order, answers, queue",
     [
         ([0, 1, 2], {0: 5, 1: 6, 2: 7}, None),
-        # A later member refuses: others queue there.
+        # A later member refuses: other clients queue there.
         ([0, 1, 2], {0: 5, 1: 6, 2: None}, 2),
         ([0, 1, 2], {0: 5, 1: None, 2: None}, 1),
-        # Its queue does not move.
+        # The queue of member 0 does not move.
         ([0, 1, 2], {0: None}, 1),
         ([2], {2: None}, None),
         # A wait in a later queue stays there.
@@ -106,22 +106,22 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
     ],
 )
 def test_next_queue_follows_the_answers(order, answers, queue):
-    this = Round(quorum_of(3), REQUEST, b"token", order)
-    next(this.queued(0.1, None, True))
-    this.answers = answers
-    assert this.next_queue() == queue
+    round_ = Round(quorum_of(3), REQUEST, b"token", order)
+    next(round_.queued(0.1, None, True))
+    round_.answers = answers
+    assert round_.next_queue() == queue
 
 
 def test_silent_members_are_last_in_the_order_of_the_queues():
     quorum = quorum_of(3, silent=[0])
     assert quorum.order(b"foo") == [1, 2, 0]
-    # Others were met there.
+    # The client has met other clients in the queue of member 2.
     quorum.meet(b"foo", 2)
     assert quorum.order(b"foo") == [2, 0]
     assert quorum.order(b"bar") == [1, 2, 0]
 
 
-def test_all_waits_go_to_a_later_queue_together_and_none_goes_back():
+def test_all_waits_move_to_a_later_queue_together_and_never_back():
     quorum = quorum_of(3)
     watches = [QueueWatch(quorum, member, b"foo") for member in quorum.all()]
     quorum.queue_watches.update({(member, b"foo"): watch for member, watch in enumerate(watches)})
@@ -136,19 +136,19 @@ def test_all_waits_go_to_a_later_queue_together_and_none_goes_back():
     "before, after, order",
     [
         ({b"stays": 5}, {b"stays": 1999}, [2]),
-        # It was left behind, so its queue does not move.
+        # A hold of this age was left by a dead client, and the queue behind it does not move.
         ({b"left": 5}, {b"left": 2000}, [0, 1, 2]),
         ({b"one": 5}, {b"another": 5}, [0, 1, 2]),
         ({b"own": 5}, {b"own": 5}, [0, 1, 2]),
     ],
 )
-def test_partial_holds_that_stay_and_are_young_mark_the_queue_of_others(before, after, order):
+def test_young_partial_holds_that_are_seen_twice_mark_the_queue_of_other_clients(before, after, order):
     quorum = quorum_of(3)
     won = Round(quorum, REQUEST, b"own", quorum.order(b"foo"))
     won.answers = {0: 5, 1: 6, 2: None}
     (begun,) = won.meet_others()
     assert begun.member is None
-    # One look at a time. The next one may follow at once if the last one found no other clients.
+    # Only one look runs at a time. The next look may follow at once if this one finds no other clients.
     assert list(won.meet_others()) == []
     steps = begun.steps
     next(steps)
@@ -166,28 +166,28 @@ def looks(step, member, answer):
     return [each for each in steps if isinstance(each, Begin)]
 
 
-def test_a_late_refusal_of_a_later_queue_is_a_reason_to_look_there():
+def test_a_late_refusal_by_the_member_of_a_later_queue_makes_the_client_look_for_others():
     quorum = quorum_of(3)
-    this = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
-    steps = this.at_once()
+    round_ = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
+    steps = round_.at_once()
     step = next(steps)
-    # An answer that is not late.
+    # A refusal before the decision is not late.
     assert looks(step, 2, None) == []
     with pytest.raises(StopIteration):
         steps.send({0: 7, 1: 7})
-    assert list(this.meet_others()) == []
+    assert list(round_.meet_others()) == []
     assert looks(step, 2, 7) == []
-    # Not a later queue.
+    # Member 0 is not in a later queue.
     assert looks(step, 0, None) == []
     assert len(looks(step, 2, None)) == 1
-    # One look at a time.
+    # The first look is still under way.
     assert looks(step, 2, None) == []
 
 
-def test_a_late_refusal_is_no_reason_to_look_after_a_round_that_gave_its_majority_back():
+def test_a_late_refusal_starts_no_look_after_a_round_that_gave_its_majority_back():
     quorum = quorum_of(5)
-    this = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
-    steps = this.at_once()
+    round_ = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
+    steps = round_.at_once()
     step = next(steps)
     # The first member refuses, and has a waiter.
     steps.send({0: None, 1: 7, 2: 7, 3: 7})
@@ -196,23 +196,23 @@ def test_a_late_refusal_is_no_reason_to_look_after_a_round_that_gave_its_majorit
     assert looks(step, 4, None) == []
 
 
-def test_a_refusal_during_the_confirm_phase_is_a_reason_to_look_too():
+def test_a_refusal_during_the_confirm_phase_makes_the_client_look_for_others():
     quorum = quorum_of(3)
-    this = Round(quorum, REQUEST._replace(fenced=True), b"token", quorum.order(b"foo"))
-    steps = this.at_once()
+    round_ = Round(quorum, REQUEST._replace(fenced=True), b"token", quorum.order(b"foo"))
+    steps = round_.at_once()
     step = next(steps)
     steps.send({0: 7, 1: 7})
     assert len(looks(step, 2, None)) == 1
 
 
-def test_a_late_refusal_is_a_reason_to_look_after_a_wait_in_a_later_queue_too():
-    this = Round(quorum_of(3), REQUEST, b"token", [1, 2])
-    steps = this.queued(0.1, None, True)
+def test_a_late_refusal_makes_a_client_that_waited_in_a_later_queue_look_for_others():
+    round_ = Round(quorum_of(3), REQUEST, b"token", [1, 2])
+    steps = round_.queued(0.1, None, True)
     assert isinstance(next(steps), Listen)
-    this.answers = {0: 7, 1: 7}
-    assert this.next_queue() == 1
-    assert list(this.meet_others()) == []
-    assert len(list(this._answered_late(2, None))) == 1
+    round_.answers = {0: 7, 1: 7}
+    assert round_.next_queue() == 1
+    assert list(round_.meet_others()) == []
+    assert len(list(round_._answered_late(2, None))) == 1
 
 
 def inspected(tokens):
@@ -228,8 +228,9 @@ def inspected(tokens):
 
 
 def seen(*tokens):
-    """Returns the holders of which the members show these tokens; None for a member that shows none."""
-    return Holders([None if there is None else dict.fromkeys(there, 5) for there in tokens], 2)
+    """Returns the holders when the members show these tokens. None stands for a member that shows no
+    holders."""
+    return Holders([None if shown is None else dict.fromkeys(shown, 5) for shown in tokens], 2)
 
 
 def test_partial_holders_leave_out_the_own_token_and_a_holder_with_a_majority():
@@ -257,11 +258,13 @@ def test_a_queue_can_move_if_a_holder_there_may_have_a_majority(holders, can_mov
     assert holders.queue_can_move(0) == can_move
 
 
-@pytest.mark.parametrize("is_last, held, left", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])
-def test_waits_leave_a_queue_that_does_not_move_and_the_last_one_later(monkeypatch, is_last, held, left):
+@pytest.mark.parametrize("is_last, held_ms, departures", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])
+def test_waits_leave_a_queue_that_does_not_move_and_the_last_queue_if_its_hold_is_old(
+    monkeypatch, is_last, held_ms, departures
+):
     def holders(key):
         yield from ()
-        return Holders([{}, {}, {b"left": held}], 2)
+        return Holders([{}, {}, {b"left": held_ms}], 2)
 
     quorum = quorum_of(3)
     monkeypatch.setattr(quorum, "holders", holders)
@@ -269,7 +272,7 @@ def test_waits_leave_a_queue_that_does_not_move_and_the_last_one_later(monkeypat
     for _ in range(2):
         watch._at = 0
         assert list(watch.check(is_last)) == []
-    assert watch.departures == left
+    assert watch.departures == departures
 
 
 def test_a_member_that_does_not_answer_a_release_is_silent():
@@ -281,7 +284,7 @@ def test_a_member_that_does_not_answer_a_release_is_silent():
     next(steps)
     with pytest.raises(StopIteration):
         steps.throw(redis.TimeoutError())
-    # A question that was asked before, and is not sent yet, is answered.
+    # The question that was asked before, and is not sent yet, gets the error of the release as its answer.
     with pytest.raises(StopIteration) as end:
         next(step.questions[1])
     assert isinstance(end.value.value, redis.TimeoutError)

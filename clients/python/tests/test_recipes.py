@@ -1,4 +1,4 @@
-"""The recipes run as they are, and so do the helpers for SQLAlchemy and Django."""
+"""Runs the recipes as they are, and the helpers for SQLAlchemy and Django."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_celery_recipe_runs_a_task_once(once, r):
         first = charge.delay("42")
         assert began.wait(20)
         second = charge.delay("42")
-        until("the second one is postponed", lambda: second.state == "RETRY")
+        until("the second task is postponed", lambda: second.state == "RETRY")
         go_on.set()
         assert first.get(timeout=20) == "charged 42"
         assert second.get(timeout=20) is None
@@ -91,7 +91,7 @@ def test_the_celery_recipe_runs_a_task_once(once, r):
         assert charge.delay("43").get(timeout=20) == "charged 43"
     assert len(fences) == 2
     assert fences[0] < fences[1]
-    assert r.dbsize() == 2, "marks, and no locks"
+    assert r.dbsize() == 2, "two marks are left, and no locks"
 
 
 def test_the_celery_recipe_leaves_no_mark_after_a_lost_lock(once, r):
@@ -134,32 +134,32 @@ def leader(server):
         process.communicate()
 
 
-def test_the_leader_recipe_passes_the_lead_on(leader, r):
-    def leads(process):
+def test_the_leader_recipe_hands_the_lead_to_the_next_in_the_queue(leader, r):
+    def expect_lead(process):
         assert process.stdout.readline().startswith(f"{process.pid} leads, term 17")
 
     def waiters():
         return len(r.execute_command("DLOCK.WAITERS", "leader:service"))
 
     first = leader()
-    leads(first)
+    expect_lead(first)
     second = leader()
-    until("the second one waits", lambda: waiters() == 1)
+    until("the second process waits", lambda: waiters() == 1)
     r.execute_command("DLOCK.BREAK", "leader:service")
-    leads(second)
+    expect_lead(second)
     assert "leads no more" in first.stdout.readline()
-    until("the first one waits", lambda: waiters() == 1)
+    until("the first process waits", lambda: waiters() == 1)
     third = leader()
-    until("the third one waits", lambda: waiters() == 2)
+    until("the third process waits", lambda: waiters() == 2)
     third.terminate()
     assert third.wait(20) == 0
     assert waiters() == 1
     second.terminate()
-    leads(first)
+    expect_lead(first)
 
 
 class Held:
-    """A lock that is held, as the helpers of dlock.fencing see it."""
+    """A held lock, with the attributes that the helpers of dlock.fencing read."""
 
     name = b"invoice:42"
     fence = 7
@@ -208,8 +208,8 @@ def test_each_transaction_of_a_fenced_sqlalchemy_session_begins_at_the_gate(shop
     engine.dispose()
 
 
-def test_fence_session_is_too_late_for_a_session_that_has_begun(shop):
-    """Its transaction would not pass the gate."""
+def test_fence_session_refuses_a_session_that_has_begun(shop):
+    """The transaction of such a session would not pass the gate."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     from sqlalchemy.orm import Session
 
@@ -225,7 +225,7 @@ def test_fence_session_is_too_late_for_a_session_that_has_begun(shop):
     engine.dispose()
 
 
-def test_fence_session_fences_no_factory_of_sessions():
+def test_fence_session_refuses_a_factory_of_sessions():
     orm = pytest.importorskip("sqlalchemy.orm")
     for factory in orm.sessionmaker(), orm.scoped_session(orm.sessionmaker()), orm.Session:
         with pytest.raises(TypeError, match="needs a Session"):

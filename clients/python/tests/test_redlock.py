@@ -1,4 +1,4 @@
-"""A quorum of three masters."""
+"""Locks over a quorum of three masters."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def patience(monkeypatch):
 
 
 @pytest.mark.usefixtures("patience")
-def test_a_release_whose_answers_are_lost_is_no_loss(members):
+def test_release_raises_nothing_when_its_answers_are_lost(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()
     members.settle()
     for proxy in members.proxies[:2]:
         proxy.match, proxy.cut_replies = b"RELEASE", 1
-    # The release is sent again, and finds no hold.
+    # The client sends the RELEASE again, which finds no hold.
     lock.release()
     until("both replies are lost", lambda: [proxy.lost for proxy in members.proxies] == [1, 1, 0])
     members.until_free()
 
 
 @pytest.mark.usefixtures("patience")
-def test_releases_that_are_sent_again_report_an_earlier_loss(members):
+def test_release_raises_for_an_earlier_loss_when_its_answers_are_lost(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()
@@ -132,7 +132,7 @@ def test_positions_last_no_longer_than_the_max_ttl_of_the_masters(members):
             client.config_set("dlock.max-ttl", 86_400_000)
 
 
-def test_a_fence_rises_over_the_quorum(members):
+def test_fences_rise_when_each_master_in_turn_is_down(members):
     fences = []
     for down in [0, 1, 2, 0, 1, 2]:
         members.proxies[down].refuse = True
@@ -184,7 +184,7 @@ def test_a_hold_that_a_majority_has_ended_is_lost(members):
         lock.release()
 
 
-def test_lost_answers_leave_nothing_behind(members):
+def test_an_acquire_whose_answers_are_lost_leaves_no_hold(members):
     for proxy in members.proxies:
         proxy.match, proxy.cut_replies = b"ACQUIRE", 1
     with pytest.raises(dlock.NoQuorumError):
@@ -213,7 +213,8 @@ def test_two_addresses_of_one_server_are_refused(members):
 
 
 def test_a_member_whose_user_may_not_run_info_does_not_vote(members):
-    """Two of its addresses would vote twice."""
+    """Without INFO, the client cannot tell whether two addresses lead to the same server, which would vote
+    twice."""
     rights = "on", ">secret", "~*", "&*", "+@all", "-info"
     for client in members.direct[:2]:
         client.execute_command("ACL", "SETUSER", "blind", *rights)
@@ -328,7 +329,7 @@ def test_one_of_several_simultaneous_tries_wins(members, is_silent):
         next(lock for won, lock in outcomes if won).release()
 
 
-def test_waiting_clients_never_overlap(members):
+def test_the_holds_of_waiting_clients_never_overlap(members):
     inside, counts = [], []
 
     def work():

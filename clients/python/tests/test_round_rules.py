@@ -1,4 +1,5 @@
-"""One round of an acquisition, without servers: which answers count, and from when."""
+"""One round of an acquisition, tested without servers: which answers count, and from which time the validity
+counts."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ AHEAD = ResponseError("FENCEAHEAD its clock is behind")
 
 
 class ConfirmPhases:
-    """A fenced round that has these grants. `answer` answers its next confirm phase."""
+    """A fenced round with these grants, by member. `answer` sends the answers of its next confirm phase."""
 
     def __init__(self, grants):
         quorum = quorum_of(len(grants))
@@ -41,8 +42,8 @@ class ConfirmPhases:
 
 def test_an_address_that_leads_to_another_members_server_does_not_vote():
     quorum = quorum_of(3)
-    this = Round(quorum, Request(b"foo", "foo", LEASE, (), False), b"token", [])
-    steps = this.at_once()
+    round_ = Round(quorum, Request(b"foo", "foo", LEASE, (), False), b"token", [])
+    steps = round_.at_once()
     step = next(steps)
     step.on_answer(0, 5, Peer("server 0"))
     step.on_answer(1, 6, Peer("server 0"))
@@ -56,8 +57,8 @@ def test_an_address_that_leads_to_another_members_server_does_not_vote():
     "last, is_taken", [(None, True), (ConnectionError("down"), False)], ids=["taken", "outage"]
 )
 def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_an_outage(last, is_taken):
-    this = Round(quorum_of(3), Request(b"foo", "foo", LEASE, (), False), b"token", [])
-    steps = this.at_once()
+    round_ = Round(quorum_of(3), Request(b"foo", "foo", LEASE, (), False), b"token", [])
+    steps = round_.at_once()
     answers = {}
 
     def answer(member, reply):
@@ -67,11 +68,11 @@ def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_a
 
     step = next(steps)
     assert not answer(0, None)
-    assert not answer(1, ConnectionError("down")), "the last member decides"
+    assert not answer(1, ConnectionError("down")), "the answer of the last member is still needed"
     assert answer(2, last)
     with pytest.raises(StopIteration):
         steps.send(answers)
-    assert this.may_be_taken() == is_taken
+    assert round_.may_be_taken() == is_taken
 
 
 def carry_out(steps, reply, member=None):

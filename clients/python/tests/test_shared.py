@@ -1,4 +1,4 @@
-"""One object in several tasks and threads: they share the hold, or look at it from elsewhere."""
+"""Several tasks or threads use one lock object: they share its hold, or read its state."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ def exists(r):
     return r.exists("foo") == 1
 
 
-class Late(redis.asyncio.Redis):
-    """Delays one reply, to the next command of this name, until an event is set."""
+class DelayedReplies(redis.asyncio.Redis):
+    """A client that delays the reply to the next command of a name until an event is set."""
 
     command = ""
-    may_hear = None
+    may_reply = None
 
     async def execute_command(self, *args, **options):
         outcome = await super().execute_command(*args, **options)
         if args[0] == self.command:
             self.command = ""
-            await self.may_hear.wait()
+            await self.may_reply.wait()
         return outcome
 
-    def hears_late(self, command):
-        self.command, self.may_hear = command, asyncio.Event()
-        return self.may_hear
+    def delay_reply(self, command):
+        self.command, self.may_reply = command, asyncio.Event()
+        return self.may_reply
 
 
 def test_an_acquire_before_the_answer_of_a_release_keeps_the_lock(r, server):
     async def main():
-        async with Late.from_url(server.url) as client:
+        async with DelayedReplies.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
             await lock.acquire()
-            may_hear = client.hears_late("DLOCK.RELEASE")
+            may_reply = client.delay_reply("DLOCK.RELEASE")
             releasing = asyncio.create_task(lock.release())
             await lock.acquire()
-            may_hear.set()
+            may_reply.set()
             await releasing
             assert await lock.owned()
             await lock.release()
@@ -83,18 +83,18 @@ def test_an_acquire_with_the_same_token_loses_nothing(r, get_lock):
 
 def test_extensions_at_the_same_time_take_turns(r, server):
     async def main():
-        async with Late.from_url(server.url) as client:
+        async with DelayedReplies.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=10)
             await lock.acquire()
-            may_hear = client.hears_late("DLOCK.EXTEND")
+            may_reply = client.delay_reply("DLOCK.EXTEND")
             longer = asyncio.create_task(lock.extend(60, replace_ttl=True))
             while r.execute_command("DLOCK.PTTL", "foo") <= 10_000:
                 await asyncio.sleep(0.005)
             shorter = asyncio.create_task(lock.extend(20, replace_ttl=True))
-            # It must not be executed before the first one has been answered.
+            # The server must not execute the second extension before it has answered the first.
             await asyncio.wait([shorter], timeout=0.2)
             assert r.execute_command("DLOCK.PTTL", "foo") > 20_000
-            may_hear.set()
+            may_reply.set()
             await asyncio.gather(longer, shorter)
             left = lock.local.hold.valid_until - now()
             assert left * 1000 <= r.execute_command("DLOCK.PTTL", "foo")
@@ -107,7 +107,7 @@ def test_on_lost_is_not_called_by_the_thread_that_finds_the_loss(r, server):
     callers = []
     lock = dlock.Lock(r, "foo", timeout=60, on_lost=lambda why: callers.append(threading.current_thread()))
     lock.acquire()
-    # The thread that watches it cannot continue.
+    # While the test holds this condition, the thread that watches the hold cannot continue.
     with _threads._clock._changed:
         expire(r, lock)
         assert lock.lost.is_set()
@@ -127,8 +127,8 @@ def test_on_lost_is_called_in_the_event_loop_when_another_thread_finds_the_loss(
             lock.local.hold.valid_until = now() + 0.1
             waiting = asyncio.create_task(lost.wait())
             await asyncio.sleep(0)
-            # The event loop is blocked meanwhile.
-            looking = threading.Thread(target=until, args=("it is lost", lost.is_set))
+            # `join` blocks the event loop until the other thread has found the loss.
+            looking = threading.Thread(target=until, args=("the hold is lost", lost.is_set))
             looking.start()
             looking.join()
             assert callers == []
@@ -192,4 +192,4 @@ def test_a_thread_with_a_reused_number_is_another_owner(r, server):
         thread.join()
     assert set(entered.values()) == {False}
     if number not in entered:
-        pytest.skip("no number came again")
+        pytest.skip("no thread got the number of the first thread")

@@ -182,7 +182,7 @@ def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(membe
     assert asked(["one", "two"]) > 10
 
 
-def test_a_position_in_an_earlier_queue_is_given_back(members, masters, monkeypatch):
+def test_a_waiter_gives_up_its_position_in_an_earlier_queue(members, masters, monkeypatch):
     # The position must not expire during the test.
     monkeypatch.setattr("dlock._waits.KEEP", 600)
     first, second, _ = in_order(members, masters)

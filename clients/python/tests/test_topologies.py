@@ -18,8 +18,8 @@ import dlock
 import dlock.asyncio
 
 
-def both(client, name, **options):
-    """Acquires, and passes the lock on between two locks of a client."""
+def acquire_in_turn(client, name, **options):
+    """Acquires a lock with one object of a client and, after its release, with another object."""
     first, second = dlock.Lock(client, name, **options), dlock.Lock(client, name, **options)
     with first:
         assert first.owned()
@@ -29,7 +29,7 @@ def both(client, name, **options):
     second.release()
 
 
-async def both_async(client, name, **options):
+async def acquire_in_turn_async(client, name, **options):
     first, second = (dlock.asyncio.Lock(client, name, **options) for _ in range(2))
     async with first:
         assert await first.owned()
@@ -73,26 +73,26 @@ def cluster(shared_server):
 
 
 @pytest.mark.parametrize("library", ["redis", "valkey"])
-def test_a_cluster_grants_and_hands_over(cluster, library):
+def test_a_cluster_client_acquires_and_hands_over_a_lock(cluster, library):
     client = cluster_class(library).from_url(cluster[0].url)
     for name in ["a", "b", "c", "{tag}:d"]:
-        both(client, name, timeout=10)
-        both(client, name)
+        acquire_in_turn(client, name, timeout=10)
+        acquire_in_turn(client, name)
     client.close()
 
 
 @pytest.mark.parametrize("library", ["redis", "valkey"])
-def test_a_cluster_grants_and_hands_over_from_asyncio(cluster, library):
+def test_an_asyncio_cluster_client_acquires_and_hands_over_a_lock(cluster, library):
     async def main():
         client = cluster_class(library, is_async=True).from_url(cluster[0].url)
         for name in ["a", "b", "c", "{tag}:d"]:
-            await both_async(client, name, timeout=10)
+            await acquire_in_turn_async(client, name, timeout=10)
         await getattr(client, "aclose", client.close)()
 
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
 
 
-def is_renewed(r, name, limit=2500):
+def until_renewed_twice(r, name, limit=2500):
     def left():
         return r.execute_command("DLOCK.PTTL", name)
 
@@ -110,7 +110,7 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
     with stopped(cluster[2]):
         until("one hold is lost", last.lost.is_set)
         for lock, other in zip(locks, others):
-            is_renewed(other, lock.name)
+            until_renewed_twice(other, lock.name)
     for lock in locks:
         lock.release()
     client.close()
@@ -128,7 +128,7 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster, li
         with stopped(cluster[2]):
             assert await last.lost.wait()
             for lock, other in zip(locks, others):
-                await asyncio.get_running_loop().run_in_executor(None, is_renewed, other, lock.name)
+                await asyncio.get_running_loop().run_in_executor(None, until_renewed_twice, other, lock.name)
         for lock in locks:
             await lock.release()
         await getattr(client, "aclose", client.close)()
@@ -138,12 +138,13 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster, li
 
 def test_renewals_from_asyncio_reach_their_nodes_while_the_client_searches(cluster):
     class Cluster(redis.asyncio.RedisCluster):
-        """Never finds the node of a key, and takes the last node for that of every key."""
+        """A client whose commands never end while `searches` is set, and that takes the last node for the
+        node of every key."""
 
-        looks = False
+        searches = False
 
         async def execute_command(self, *args, **options):
-            if self.looks:
+            if self.searches:
                 await asyncio.Event().wait()
             return await super().execute_command(*args, **options)
 
@@ -157,17 +158,17 @@ def test_renewals_from_asyncio_reach_their_nodes_while_the_client_searches(clust
         locks = [dlock.asyncio.Lock(client, name, timeout=6, auto_renew=True) for name in "bc"]
         for lock in locks:
             await lock.acquire()
-        client.looks = True
+        client.searches = True
 
-        def are_renewed(limit):
+        def until_all_renewed_twice(limit):
             for lock, other in zip(locks, others):
-                is_renewed(other, lock.name, limit)
+                until_renewed_twice(other, lock.name, limit)
 
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, are_renewed, 5000)
+        await loop.run_in_executor(None, until_all_renewed_twice, 5000)
         with stopped(cluster[2]):
-            await loop.run_in_executor(None, are_renewed, 4500)
-        client.looks = False
+            await loop.run_in_executor(None, until_all_renewed_twice, 4500)
+        client.searches = False
         for lock in locks:
             await lock.release()
         await getattr(client, "aclose", client.close)()
@@ -191,7 +192,7 @@ def sentinel(shared_server, tmp_path):
         [shared_server.program, str(config), "--sentinel", "--port", str(port)], stdout=log, stderr=log
     )
     with redis.Redis(port=master.port) as client:
-        until("the replica is there", lambda: client.info("replication").get("connected_slaves") == 1)
+        until("the replica is connected", lambda: client.info("replication").get("connected_slaves") == 1)
 
     def knows_replica():
         try:
@@ -200,7 +201,7 @@ def sentinel(shared_server, tmp_path):
         except redis.RedisError:
             return False
 
-    until("the sentinel knows them", knows_replica)
+    until("the sentinel knows the replica", knows_replica)
     yield port, master
     process.kill()
     process.wait()
@@ -211,7 +212,7 @@ def sentinel(shared_server, tmp_path):
 def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
     port, master = sentinel
     client = redis.sentinel.Sentinel([("127.0.0.1", port)]).master_for("main", socket_timeout=1)
-    both(client, "foo", timeout=10)
+    acquire_in_turn(client, "foo", timeout=10)
     lock = dlock.Lock(client, "foo", timeout=3, auto_renew=True)
     lock.acquire()
     master.kill()
@@ -222,7 +223,7 @@ def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
         except redis.RedisError:
             return None
 
-    # The replica has the hold if the failover was in time. In either case it answers.
+    # The replica has the hold if it was replicated in time. In either case the replica answers.
     until("the replica has taken over", lambda: owned() is not None)
     other = dlock.Lock(client, "bar", timeout=10)
 
@@ -239,14 +240,14 @@ def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
 def test_a_pool_with_one_connection_is_enough(server):
     pool = redis.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=5)
     client = redis.Redis(connection_pool=pool)
-    both(client, "foo", timeout=10)
-    both(client, "foo")
+    acquire_in_turn(client, "foo", timeout=10)
+    acquire_in_turn(client, "foo")
 
 
 def test_a_pool_with_one_connection_is_enough_for_asyncio(server):
     async def main():
         pool = redis.asyncio.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=5)
-        await both_async(redis.asyncio.Redis(connection_pool=pool), "foo", timeout=10)
+        await acquire_in_turn_async(redis.asyncio.Redis(connection_pool=pool), "foo", timeout=10)
 
     asyncio.run(asyncio.wait_for(main(), LIMIT))
 
@@ -261,4 +262,4 @@ def test_names_and_tokens_may_have_any_bytes(r):
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_lock_works_with_both_protocols(server, protocol):
     with redis.Redis.from_url(server.url, protocol=protocol, decode_responses=True) as client:
-        both(client, "foo", timeout=10)
+        acquire_in_turn(client, "foo", timeout=10)

@@ -45,7 +45,7 @@ class Waiter(threading.Thread):
 
 @pytest.fixture
 def holder(r):
-    """Holds "foo", without a client of the kind under test."""
+    """Holds "foo" with a bare command. Returns a function that releases it."""
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     return lambda: r.execute_command("DLOCK.RELEASE", "foo", "holder")
 
@@ -74,16 +74,16 @@ def test_waiters_are_served_in_their_order(r, get_lock, holder):
 def test_all_waits_share_one_listening_connection(r, locks, server, holder):
     name = f"shared-by-{locks.kind}"
     client = locks.client(server.url, client_name=name)
-    found = [
+    started = [
         Waiter(locks.lock(client, "foo", timeout=10, thread_local=False), blocking_timeout=30)
         for _ in range(20)
     ]
-    until("all wait", lambda: waiters(r) == 20)
+    until("all clients wait", lambda: waiters(r) == 20)
     assert listeners(r, name) == 1
     r.delete("foo")
-    until("the first waiter has the lock", lambda: any(waiter.outcome for waiter in found))
-    for _ in found:
-        (waiter,) = until("a waiter has the lock", lambda: [w for w in found if w.outcome is True])
+    until("the first waiter has the lock", lambda: any(waiter.outcome for waiter in started))
+    for _ in started:
+        (waiter,) = until("a waiter has the lock", lambda: [w for w in started if w.outcome is True])
         waiter.outcome = "done"
         waiter.lock.release()
 
@@ -205,7 +205,7 @@ def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
     assert waiter.outcome is True
 
 
-def test_a_wait_raises_when_the_server_stays_away(own_server, locks, monkeypatch):
+def test_a_wait_raises_when_the_server_stays_down(own_server, locks, monkeypatch):
     monkeypatch.setattr("dlock._single_attempt.KEEP", 1.0)
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
@@ -216,7 +216,7 @@ def test_a_wait_raises_when_the_server_stays_away(own_server, locks, monkeypatch
     assert isinstance(waiter.outcome, ConnectionError)
 
 
-def test_a_wait_without_the_right_to_the_channel_goes_by_the_clock(r, locks, server, holder, monkeypatch):
+def test_a_wait_polls_when_its_user_may_not_subscribe(r, locks, server, holder, monkeypatch):
     r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all")
     url = server.url.replace("//", "//plain:secret@")
     client = locks.client(url)
@@ -254,7 +254,7 @@ def test_acquire_raises_for_a_cycle_of_tokens(r, get_lock):
     assert r.exists("a") == 0
 
 
-def test_a_dead_waiter_delays_the_others_for_its_position_only(r, get_lock, holder):
+def test_a_dead_waiter_delays_the_others_only_until_its_position_expires(r, get_lock, holder):
     # The position of a process that died.
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
     waiter = Waiter(get_lock(timeout=30))
@@ -279,7 +279,7 @@ def test_a_cancelled_wait_leaves_the_queue(r, server, holder):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_wait_that_is_cancelled_before_the_subscription_is_closed(server, holder, monkeypatch):
+def test_a_wait_that_is_cancelled_before_its_subscription_is_unregistered(server, holder, monkeypatch):
     async def never(*_):
         await asyncio.Event().wait()
 
@@ -292,7 +292,7 @@ def test_a_wait_that_is_cancelled_before_the_subscription_is_closed(server, hold
             while not (registry and registry.waits):
                 await asyncio.sleep(0)
                 registry = _tasks.background(client)._registry
-            # It does not ask before it listens.
+            # The wait sends no request before it listens.
             task.cancel()
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
@@ -301,7 +301,7 @@ def test_a_wait_that_is_cancelled_before_the_subscription_is_closed(server, hold
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_wait_that_is_interrupted_before_the_subscription_is_closed(server, holder, monkeypatch):
+def test_a_wait_that_is_interrupted_before_its_subscription_is_unregistered(server, holder, monkeypatch):
     class Interrupted(threading.Event):
         def wait(self, timeout=None):
             raise KeyboardInterrupt
@@ -323,7 +323,7 @@ def test_a_wait_that_is_interrupted_before_the_subscription_is_closed(server, ho
         done.set()
 
 
-def test_the_threads_end_when_there_is_nothing_to_do(r, locks, server, holder, monkeypatch):
+def test_the_listening_connection_closes_when_no_client_waits(r, locks, server, holder, monkeypatch):
     monkeypatch.setattr(_waits, "IDLE", 0.1)
     name = f"ends-with-{locks.kind}"
     waiter = Waiter(locks.lock(locks.client(server.url, client_name=name), "foo", timeout=30))
