@@ -1,12 +1,11 @@
-// Builds the package. npm runs this when it installs from a folder, and then has not always installed the
-// compiler.
+// Builds the package. npm runs this script when it installs from a folder. The compiler may not be installed yet.
 import { spawnSync } from "node:child_process";
 import { copyFileSync, existsSync } from "node:fs";
 
 const root = new URL(".", import.meta.url);
 
 function npm(...args) {
-  // Not the settings of the installation that runs this, which may be a global one or one of another folder.
+  // Leaves out the npm settings of the calling installation, which may be global or of another folder.
   const env = Object.entries(process.env).filter(
     ([name]) => !/^npm_/i.test(name) || name === "npm_config_cache",
   );
@@ -23,8 +22,8 @@ if (!existsSync(new URL("node_modules/typescript", root)))
   npm("ci", "--ignore-scripts", "--no-audit", "--no-fund");
 npm("run", "build");
 
-// The package says under which terms it comes.
+// The package contains its licences.
 for (const text of ["LICENSE-APACHE", "LICENSE-MIT"]) {
-  const ofProject = new URL(`../../${text}`, root);
-  if (existsSync(ofProject)) copyFileSync(ofProject, new URL(text, root));
+  const licence = new URL(`../../${text}`, root);
+  if (existsSync(licence)) copyFileSync(licence, new URL(text, root));
 }

@@ -4,7 +4,7 @@ import type { Tokens } from "./protocol.js";
 
 export class Holders {
   constructor(
-    /** By member; undefined if they are unknown. */
+    /** The holders by member; undefined at a member that did not show them. */
     private readonly tokens: readonly (Tokens | undefined)[],
     private readonly majority: number,
   ) {}
@@ -16,15 +16,15 @@ export class Holders {
 
   /** Returns whether one holder has a majority. */
   hasMajority(): boolean {
-    return this.tokens.some((there) => [...(there?.keys() ?? [])].some((token) => this.#isMajority(token)));
+    return this.tokens.some((tokens) => [...(tokens?.keys() ?? [])].some((token) => this.#isMajority(token)));
   }
 
   /** Returns whether the wait queue of a member can move: one of its holders has, or may have, a majority. A
    * holder without a majority does not release its hold there. */
   queueCanMove(member: number): boolean {
-    const there = this.at(member);
+    const holders = this.at(member);
     const unknown = this.tokens.filter((tokens) => tokens === undefined).length;
-    return !there?.size || [...there.keys()].some((token) => this.#isMajority(token, unknown));
+    return !holders?.size || [...holders.keys()].some((token) => this.#isMajority(token, unknown));
   }
 
   /** Returns the holders at a member other than `own` that have no majority, as far as is known. */
@@ -33,8 +33,8 @@ export class Holders {
     return new Map([...(this.at(member) ?? [])].filter(([token]) => isPartial(token)));
   }
 
-  /** Returns whether the members where `token` holds the lock, and `others`, are a majority. */
+  /** Returns whether the members where `token` holds the lock, and this number of others, are a majority. */
   #isMajority(token: string, others = 0): boolean {
-    return this.tokens.filter((there) => there?.has(token)).length + others >= this.majority;
+    return this.tokens.filter((tokens) => tokens?.has(token)).length + others >= this.majority;
   }
 }

@@ -177,7 +177,7 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
-    // An empty type mapping in place of the user's, so that numbers arrive as numbers.
+    // Replaces the user's type mapping by an empty one, so that numbers arrive as numbers.
     call: (args) => client.sendCommand(args, { typeMapping: {} }),
     subscribe(subscriber) {
       const own = client.duplicate();

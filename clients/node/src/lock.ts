@@ -185,8 +185,8 @@ export class Lock {
       granted = yield* attempt.run(waits, end);
     } catch (why) {
       // A server may have granted a request that it has not answered.
-      const taken = attempt.takeBack();
-      if (taken !== undefined) yield taken;
+      const owed = attempt.takeBack();
+      if (owed !== undefined) yield owed;
       throw why;
     } finally {
       if (granted === null && owner !== undefined && !attempt.isTakenBack()) owner.isRetired = true;
@@ -243,11 +243,11 @@ export class Hold implements AsyncDisposable {
    * counts as lost a tenth of its lease before the end. `aborted` reads the clock first, so it is right even
    * after the event loop was blocked. */
   get signal(): AbortSignal {
-    this.#controller ??= this.#control(new AbortController());
+    this.#controller ??= this.#abortAtLoss(new AbortController());
     return this.#controller.signal;
   }
 
-  #control(controller: AbortController): AbortController {
+  #abortAtLoss(controller: AbortController): AbortController {
     const { signal } = controller;
     const renewal = this.#renewal;
     const native = Object.getOwnPropertyDescriptor(AbortSignal.prototype, "aborted")!.get!;
@@ -294,13 +294,14 @@ export class Hold implements AsyncDisposable {
   async release(): Promise<void> {
     if (this.#isReleased) return;
     // An earlier release without an answer may have ended the hold.
-    const isAgain = this.#isReleasing;
+    const isRepeated = this.#isReleasing;
     this.#isReleasing = true;
+    // Records a loss that the clock shows: after `end` it would not be recorded.
     this.#renewal.isLost();
     this.#renewal.end();
     const ended = await run(this.#granted.release(this.#renewal), this.#service);
     this.#isReleased = true;
-    const isUnknown = (ended === undefined || isAgain) && this.#renewal.loss === undefined;
+    const isUnknown = (ended === undefined || isRepeated) && this.#renewal.loss === undefined;
     if (!ended && !isUnknown) throw this.#notHeld();
   }
 

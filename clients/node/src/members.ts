@@ -15,8 +15,9 @@ const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 // Length of the digest in the library name, in hexadecimal digits.
 const DIGEST_LENGTH = 8;
-// The members are asked this many times for their run ids: connecting may take longer than one answer.
-const CONNECT_FACTOR = 4;
+// An acquisition asks the members for their run ids at most this many times in a row, as connecting may take
+// longer than the time limit of one answer.
+const IDENTIFY_TRIES = 4;
 
 /** The state of a member's connection: `Channel` implements it. */
 export interface Reach {
@@ -129,11 +130,13 @@ export class Members {
    * same server. */
   *identifyMembers(end: number): Steps<void> {
     this.#duplicate = undefined;
-    for (let tries = 0; tries < CONNECT_FACTOR && (tries === 0 || now() < end); tries++) {
+    for (let tries = 0; tries < IDENTIFY_TRIES && (tries === 0 || now() < end); tries++) {
       const others = this.all().filter((member) => !this.mayVote(member));
       const awaited = others.filter((member) => !this.isSilent(member));
       const isDue = (member: number) => now() >= (this.#missing.get(member)?.at ?? 0);
-      const asked = this.hasMajority() ? others.filter((it) => awaited.includes(it) || isDue(it)) : others;
+      const asked = this.hasMajority()
+        ? others.filter((member) => awaited.includes(member) || isDue(member))
+        : others;
       const enough = (answers: Answers) =>
         this.hasMajority() && awaited.every((member) => answers.has(member));
       for (const member of asked) this.#postpone(member);
@@ -271,8 +274,8 @@ export class Members {
     }
   }
 
-  /** Returns the error for a vote that these answers do not decide: that of a member, if the members that call
-   * the request invalid leave too few others for a majority. */
+  /** Returns the error for a vote that these answers do not decide. If the members that call the request
+   * invalid leave too few others for a majority, that is the error of one of them, else a `NoQuorumError`. */
   undecided(answers: Answers, name: string): unknown {
     const invalid = [...answers.values()].filter((answer) =>
       ["ERR", "WRONGTYPE"].includes(errorWord(answer)),

@@ -1,11 +1,12 @@
 // The choice of the queue in which a client waits.
 //
-// All clients sort the members by run id, missing ones last, and wait at the first, so that they meet. A
-// client moves to a later queue if the member of that queue refuses it in its turn (clients that cannot reach
-// the first member wait there), or if no holder at its own member can have a majority (its queue does not
-// move). It takes its other waits for the lock along, and starts there until it has met no client there for
-// 2 s. From the last queue it returns to the first if that does not move either and its holds are older than
-// 2 s.
+// All clients sort the members by run id, with those that may not vote last, and wait in the queue of the
+// first member, so that all wait in one queue. A client moves to a later queue in two cases: its queue granted
+// it the lock, but the member of the later queue refuses it (clients that cannot reach the first member wait
+// there), or its queue does not move, as no holder there can have a majority. The client's other waits for the
+// lock move with it, and its new waits start in that queue until the client has met no other client there for
+// 2 s. If the last queue does not move either, and its holds are older than 2 s, the client returns to the
+// first queue.
 //
 // Safety does not depend on the choice: a wrong queue costs time.
 
@@ -70,8 +71,8 @@ export class QueueChoice {
     return met !== undefined && now() < met.when + age ? met.queue : undefined;
   }
 
-  /** Records that other clients wait at the member `queue`, and makes this client's waits in other queues
-   * leave for it: not from a later queue to an earlier one while both are in use. */
+  /** Records that other clients wait at the member `queue`, and makes this client's waits in other queues move
+   * there. Does nothing while the client meets other clients in a later queue. */
   meet(name: string, queue: number): void {
     const order = this.#commonOrder();
     const met = this.#presentQueue(name);
@@ -112,17 +113,17 @@ export class QueueChoice {
   }
 
   /** Looks twice at the partial holds at `queue`: a release that was on its way has arrived by the second
-   * time. Waiters behind a hold that was left behind are no reason to join them, as their queue does not
-   * move. */
+   * time. If only old holds are there, their clients are gone: the client does not join the waiters behind
+   * them, as that queue does not move. */
   *#look({ key, name }: Named, queue: number, token: string): Steps<void> {
     const { members } = this;
     const began = now();
     const before = (yield* members.holders(key)).partialHolders(queue, token);
     yield new Sleep(now() - began);
     const after = (yield* members.holders(key)).partialHolders(queue, token);
-    const staying = [...after].filter(([holder]) => before.has(holder));
-    if (staying.length === 0) this.#lookedUntil.delete(name);
-    if (staying.some(([, held]) => held < PARTIAL_HOLD_MAX_AGE)) this.meet(name, queue);
+    const remaining = [...after].filter(([holder]) => before.has(holder));
+    if (remaining.length === 0) this.#lookedUntil.delete(name);
+    if (remaining.some(([, held]) => held < PARTIAL_HOLD_MAX_AGE)) this.meet(name, queue);
   }
 }
 
@@ -130,10 +131,10 @@ export class QueueChoice {
  * time carries out the check. All waits leave the queue together. */
 export class QueueWatch {
   readonly waits = new Set<Wait>();
-  /** Number of times that the waits were told to leave. */
+  /** Number of times that all waits had to leave. */
   departures = 0;
   #pause = FIRST_CHECK;
-  /** The holders at the last check if none of them could have a majority, else empty. */
+  /** The holders at the last check, as text, if none of them could have a majority; else empty. */
   #before = "";
   /** Time of the next check; infinite during a check. */
   #at = now() + FIRST_CHECK;

@@ -65,7 +65,7 @@ export class QuorumAttempt implements Acquisition {
       const began = now();
       const won = yield* this.#take(turn, round, end);
       if (won !== null) return yield* this.#hold(won, round);
-      const length = now() - began;
+      const duration = now() - began;
       yield round.owe();
       this.#failed.push(round);
       const final = round.finalError();
@@ -88,10 +88,10 @@ export class QuorumAttempt implements Acquisition {
         yield* members.identifyMembers(end);
         [turn, order] = ["at once", waits ? choice.order(name) : []];
       } else if (waits) {
-        [turn, order] = yield* this.#next(turn, round, length, end);
+        [turn, order] = yield* this.#next(turn, round, duration, end);
       } else {
         // A split vote: clients that tried at the same moment each got a part of the votes.
-        yield new Sleep(Math.random() * length);
+        yield new Sleep(Math.random() * duration);
         yield* members.identifyMembers(end);
         [turn, order] = ["in order", choice.order(name)];
       }
@@ -107,7 +107,7 @@ export class QuorumAttempt implements Acquisition {
     const { choice, request } = this;
     const queue = round.nextQueue();
     if (queue !== undefined && round.isRefusedBy(queue)) {
-      // The refusal may also be due to a predecessor whose RELEASE was in flight.
+      // The reason for the refusal may be a predecessor's RELEASE that has not arrived yet.
       const look = choice.lookForOthers(request, queue, won.token);
       if (look !== undefined) yield new Begin(look);
     } else if (queue !== undefined) {
@@ -118,14 +118,14 @@ export class QuorumAttempt implements Acquisition {
 
   /** Returns true if no failed round can have left a hold or a queue position at a member. */
   #isClean(member: number): boolean {
-    const isLeft = (round: Round) => !this.members.all().every((it) => round.isTakenBackAt(it));
+    const isLeft = (round: Round) => !this.members.all().every((other) => round.isTakenBackAt(other));
     this.#failed = this.#failed.filter(isLeft);
     return this.#failed.every((round) => round.isTakenBackAt(member));
   }
 
   /** Returns how the next round of a wait asks the members, and in which order. Pauses first if the next
    * round would otherwise collide with those of other clients. */
-  *#next(turn: Turn, round: Round, length: number, end: number): Steps<[Turn, readonly number[]]> {
+  *#next(turn: Turn, round: Round, duration: number, end: number): Steps<[Turn, readonly number[]]> {
     const { members, choice } = this;
     const { name } = this.request;
     const isTaken = round.mayBeTaken();
@@ -133,14 +133,14 @@ export class QuorumAttempt implements Acquisition {
     const queue = round.queue();
     const next = round.nextQueue();
     // During this round, other waits of this client may have found clients in another queue.
-    const elsewhere = choice.queueMetWithin(name, length);
-    const moves = wasQueued && elsewhere !== undefined && elsewhere !== queue;
-    if (wasQueued && !moves && next !== undefined) choice.meet(name, next);
+    const elsewhere = choice.queueMetWithin(name, duration);
+    const isMoving = wasQueued && elsewhere !== undefined && elsewhere !== queue;
+    if (wasQueued && !isMoving && next !== undefined) choice.meet(name, next);
     // No later queue is left, and the member of this queue refuses the lock: begin again with the first
     // queue.
-    const returns =
-      wasQueued && !moves && next === undefined && queue !== undefined && round.isRefusedBy(queue);
-    if (returns) choice.forgetQueue(name);
+    const isRestarting =
+      wasQueued && !isMoving && next === undefined && queue !== undefined && round.isRefusedBy(queue);
+    if (isRestarting) choice.forgetQueue(name);
     yield* members.identifyMembers(end);
     const order = choice.order(name);
     if (isTaken && !wasQueued) {
@@ -148,7 +148,8 @@ export class QuorumAttempt implements Acquisition {
       const reachable = order.filter((member) => round.isReachable(member));
       return ["queued", reachable.length > 0 ? reachable : order];
     }
-    if (isTaken && (moves || next !== undefined || (returns && order[0] !== queue))) return ["queued", order];
+    if (isTaken && (isMoving || next !== undefined || (isRestarting && order[0] !== queue)))
+      return ["queued", order];
     // A random pause, as clients that took votes from each other would otherwise collide again.
     yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * this.#pause, end - now()), 0));
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);

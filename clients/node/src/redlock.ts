@@ -37,8 +37,8 @@ const defaults: Settings = {
   automaticExtensionThreshold: 500,
 };
 
-/** The votes of one attempt. All clients count for it, or all against it: the outcome of each is not
- * recorded. */
+/** The votes of one attempt. Either all clients are in `votesFor`, or all are in `votesAgainst`: the outcome of
+ * each client is not recorded. */
 export interface ExecutionStats {
   readonly membershipSize: number;
   readonly quorumSize: number;
@@ -52,7 +52,7 @@ export interface ExecutionResult {
 }
 
 /** An operation failed. `cause` is the reason, and `attempts` has one attempt with this reason for each
- * client. Empty if the lock was released or extended before. */
+ * client. `attempts` is empty if the lock was released or extended before. */
 export class ExecutionError extends LockError {
   constructor(
     message: string,
@@ -72,8 +72,8 @@ export class Lock {
     readonly redlock: Redlock,
     readonly resources: string[],
     /** The tokens in the order of `resources`, separated by commas. A `Lock` that another process constructs
-     * with this value can extend and release. Only the object that sent an extension knows that it had no
-     * answer and may still shorten the lease: extend through that object. */
+     * with this value can extend and release. An extension without an answer may still shorten the
+     * lease. Only the object that sent it knows of it: extend through that object. */
     readonly value: string,
     readonly attempts: readonly Promise<ExecutionStats>[],
     /** End of the validity, as `Date.now()`. 0 after a release or an extension. */
@@ -115,7 +115,7 @@ export class Redlock extends EventEmitter {
     if (first === undefined) throw new TypeError("Redlock needs at least one client");
     this.settings = merged(defaults, settings);
     this.#service = this.clients.size === 1 ? first : new Quorum(this.clients);
-    // Throws if it is no client.
+    // Throws if one of `clients` is not a client.
     serviceFor(this.#service);
   }
 

@@ -104,8 +104,8 @@ export class QueuePosition {
     return this.#notify && this.wait.registry.isSubscribed;
   }
 
-  /** Changes the terms after an error that other terms may avoid. Returns whether it did, so that the caller
-   * asks again. */
+  /** Changes the terms after an error that other terms may avoid. Returns whether it changed them: then the
+   * caller asks again. */
   askDifferently(why: unknown): boolean {
     if (errorWord(why) === "NOPERM" && this.#notify) {
       // The user has no right to the channel.
@@ -162,7 +162,7 @@ function* isForeignLock(key: Key): Steps<boolean> {
   try {
     return /^[0-9a-f]{32}$/.test(String(yield ["GET", key]));
   } catch (why) {
-    // The value is not a string, or the user may not read it.
+    // The value is not a string, or the user may not run GET.
     if (errorWord(why)) return false;
     throw why;
   }
@@ -187,7 +187,7 @@ function* isHonouredString(key: Key): Steps<boolean> {
   try {
     return (yield inspect(key)) !== null;
   } catch (why) {
-    // The server does not, or the user may not ask.
+    // The server does not count the string as a lock, or the user may not run INSPECT.
     if (errorWord(why)) return false;
     throw why;
   }
@@ -202,7 +202,7 @@ function occupied(name: string, type: string | undefined, cause: unknown): LockE
   return new LockError(`WRONGTYPE ${name}: the key holds ${found}, not a lock: ${remedy}`, name, cause);
 }
 
-/** Returns the type of the key, as TYPE names it; undefined if the user may not ask. */
+/** Returns the type of the key, as TYPE names it; undefined if the user may not run TYPE. */
 function* typeOf(key: Key): Steps<string | undefined> {
   try {
     return String(yield ["TYPE", key]);

@@ -40,15 +40,15 @@ export async function run<T>(
   limit = where.limit ?? times.answer,
 ): Promise<T> {
   signal?.throwIfAborted();
-  let live = signal;
+  let activeSignal = signal;
   try {
     let turn = steps.next();
     while (!turn.done) {
       let outcome: unknown;
       try {
-        outcome = await perform(turn.value, where, limit, live);
+        outcome = await perform(turn.value, where, limit, activeSignal);
       } catch (why) {
-        if (why instanceof Aborted) live = undefined;
+        if (why instanceof Aborted) activeSignal = undefined;
         turn = steps.throw(why);
         continue;
       }

@@ -142,8 +142,8 @@ export class SingleAttempt implements Acquisition {
   *#listen(end: number): Steps<void> {
     const wait: Wait = yield new Listen();
     this.#position = new QueuePosition(wait, this.request.lease);
-    // A message from before the subscription would be lost. If the client cannot subscribe, only its first
-    // wait is delayed to find that out.
+    // Waits for the subscription, as a message that the server sends earlier is lost. If the client cannot
+    // subscribe, only its first wait is delayed.
     if (!wait.registry.isSettled) yield new Pause(wait, Math.min(times.connect, end - now()));
   }
 
@@ -206,19 +206,19 @@ export class SingleHold implements Granted {
   }
 
   *release({ longestLease }: Renewal): Steps<boolean | undefined> {
-    const isAnew = reconnection(this.server);
+    const hasReconnected = reconnection(this.server);
     const ask = () => orWrongType(send(release(this.request.key, this.token)), 0);
     const owed = new Owed(ask, longestLease, 2, () => this.acquires.isEmpty);
     let ended: number;
     try {
       ended = yield* ask();
     } catch (why) {
-      // Also after an error reply: a server that refuses writes retains the hold.
+      // The release is owed after an error reply, too: a server that refuses writes retains the hold.
       yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
       throw why;
     }
     // A copy of the ACQUIRE may still arrive over a broken connection.
     if (!this.acquires.isEmpty) yield new Owe(new Map([[0, owed]]), () => true);
-    return ended > 0 || (isAnew() ? undefined : false);
+    return ended > 0 || (hasReconnected() ? undefined : false);
   }
 }

@@ -11,7 +11,7 @@ import { QueuePosition, type Request, tryAcquire } from "./requests.js";
 import { at, Listen, Pause, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
-// Longest pause after which one of the waits at a member finds out that the member has fallen silent, ms.
+// Longest time until one of the waits at a member finds out that the member has fallen silent, ms.
 const CHECK = 500;
 // First pause of waits that receive no messages, ms. It grows up to CHECK.
 const FIRST_PAUSE = 100;
@@ -42,7 +42,7 @@ export class Waiter {
     const watch = this.choice.watch(this.queue, this.request);
     watch.waits.add(wait);
     try {
-      // A message before the subscription would be lost.
+      // Waits for the subscription, as a message that the server sends earlier is lost.
       if (!wait.registry.isSettled) yield new Pause(wait, Math.min(this.limit, CHECK));
       return yield* this.#ask(wait, watch, end, isLast);
     } finally {

@@ -14,7 +14,7 @@ export const times = {
   /** Longest time that a caller waits for owed releases. */
   patience: 500,
   /** Time that the server retains a queue position after each request for it. A grant to a waiter that has
-   * died lasts no longer either. */
+   * died also lasts no longer. */
   keep: 10_000,
   /** Pause between two requests of a wait that receives no message. */
   ask: 3_333,
