@@ -9,9 +9,7 @@ import * as nodeRedis from "redis";
 import { onEach, untilRenewed } from "./support.mjs";
 
 onEach((bench) => {
-  test("a lock works if the client returns numbers as strings", {
-    skip: bench.kind !== "ioredis",
-  }, async () => {
+  test("a lock works if numbers arrive as strings", { skip: bench.kind !== "ioredis" }, async () => {
     const client = new Redis(bench.server.port, { stringNumbers: true });
     try {
       for (const where of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
@@ -50,9 +48,7 @@ onEach((bench) => {
     });
   }
 
-  test("a lock works if the client maps numbers to strings", {
-    skip: bench.kind !== "node-redis",
-  }, async () => {
+  test("a lock works if numbers are mapped to strings", { skip: bench.kind !== "node-redis" }, async () => {
     // node-redis 4 has no types to map.
     const commandOptions = { typeMapping: { [nodeRedis.RESP_TYPES?.NUMBER]: String } };
     const client = nodeRedis.createClient({ url: bench.server.url, commandOptions });

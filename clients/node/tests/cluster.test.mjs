@@ -98,8 +98,7 @@ onEach(
       try {
         for (let round = 0; round < 2; round++) {
           suspend(30_000);
-          for (const hold of holds.slice(0, 2))
-            await until("the hold is renewed", () => hold.validFor > 30_000);
+          for (const hold of holds.slice(0, 2)) await until("the renewal", () => hold.validFor > 30_000);
         }
         await until("the hold at the node that hangs is lost", () => holds[2].signal.aborted);
         const lock = new Lock(client, keys[0]);

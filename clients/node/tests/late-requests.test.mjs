@@ -28,9 +28,7 @@ onEach(
         places.every(({ proxy }, i) => proxy.asked("DLOCK.ACQUIRE") > asked[i]),
       );
       for (const { proxy } of places) proxy.breakStalled();
-      await until("the client reconnects", () =>
-        places.every(({ proxy }, i) => proxy.accepted > accepted[i]),
-      );
+      await until("the reconnect", () => places.every(({ proxy }, i) => proxy.accepted > accepted[i]));
       return outcome;
     }
 

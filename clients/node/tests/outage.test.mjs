@@ -26,10 +26,7 @@ onEach((bench) => {
       assert(why instanceof NoQuorumError, why);
       assert.match(why.message, message);
       const { port } = new URL(proxies[1].url);
-      assert(
-        why.message.includes(port) || why.message.includes(masters[1].port),
-        "the error names each member",
-      );
+      assert(why.message.includes(port) || why.message.includes(masters[1].port), "each member is named");
       return true;
     });
 

@@ -204,11 +204,7 @@ test("a holder has a majority, or its holds are partial", () => {
   assert.deepEqual([...both.partialHolders(2, "y").keys()], []);
   const parts = seen({ x: 5 }, undefined, {});
   assert(!parts.hasMajority());
-  assert.deepEqual(
-    [...parts.partialHolders(0, "own").keys()],
-    ["x"],
-    "the holders at one member are unknown",
-  );
+  assert.deepEqual([...parts.partialHolders(0, "own").keys()], ["x"], "one member's holders are unknown");
 });
 
 for (const [seen, canMove] of [

@@ -42,10 +42,7 @@ onEach((bench) => {
 
   /** Extends the hold until the master has it again. */
   const untilHeldAgain = (master, { hold, token }) =>
-    until(
-      "the master has the hold again",
-      async () => (await extended(hold)) && (await holder(master)) === token,
-    );
+    until("the hold is restored", async () => (await extended(hold)) && (await holder(master)) === token);
 
   /** Extends the hold until every earlier confirmation by a member is older than the lease. */
   async function extendForALease(hold) {
@@ -94,10 +91,7 @@ onEach((bench) => {
     await untilHeldAgain(master, held);
     const before = await master.calls("dlock.release");
     await held.hold.release();
-    await until(
-      "the hold is released twice",
-      async () => (await master.calls("dlock.release")) >= before + 2,
-    );
+    await until("two releases", async () => (await master.calls("dlock.release")) >= before + 2);
     await isHeldAt();
   });
 

@@ -70,11 +70,7 @@ onEach(
           const oneEach = before.map((count) => count + 5);
           assert.deepEqual(await calls(), oneEach, "each acquisition needed one round");
           for (const at of [0, 3]) {
-            assert.equal(
-              proxies[at].asked("DLOCK.ACQUIRE"),
-              0,
-              "a member whose run id is unknown gets no ACQUIRE",
-            );
+            assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), 0, "no ACQUIRE without a run id");
             proxies[at][fault] = false;
           }
           await until("all members grant the lock", async () => {
@@ -105,11 +101,7 @@ onEach(
         };
         const both = [1, 2].map(() => lock(quorum).using(work));
         await endsInTime("both clients have had the lock", Promise.all(both));
-        assert.equal(
-          proxies[at].asked("DLOCK.ACQUIRE"),
-          before,
-          "the silent member gets no ACQUIRE before it answers",
-        );
+        assert.equal(proxies[at].asked("DLOCK.ACQUIRE"), before, "no ACQUIRE to a silent member");
         proxies[at].silent = false;
         await until("the member answers", () => !quorum.channels[at].isSilent);
         const hold = await lock(quorum).acquire();

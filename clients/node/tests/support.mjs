@@ -369,8 +369,7 @@ export function mastersFor(bench, count = 3) {
         return `${[...held.keys()].filter((master) => held[master])}` === `${at}`;
       }),
     /** Waits until each master has this number of waiters. */
-    waits: (...counts) =>
-      until(`the masters have ${counts} waiters`, async () => `${await waiters()}` === `${counts}`),
+    waits: (...counts) => until(`${counts} clients wait`, async () => `${await waiters()}` === `${counts}`),
     /** Waits until one of the masters has a waiter. */
     isWaitedFor: (key) => until("a client waits", async () => (await waiters(key)).some(Boolean)),
   };
