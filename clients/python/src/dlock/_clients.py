@@ -62,12 +62,14 @@ LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyClu
 def check_client(client: Any, user: str, *, is_async: bool, single: bool = False) -> None:
     """Raises TypeError unless ``client`` is a client of the right kind. ``user`` is the class that needs it.
     ``single`` excludes clusters."""
-    for found, found_async, is_cluster in _client_classes():
-        if not isinstance(client, found) or _is_pipeline(client):
+    for client_class, class_is_async, is_cluster in _client_classes():
+        if not isinstance(client, client_class) or _is_pipeline(client):
             continue
-        if found_async == is_async and not (single and is_cluster):
+        if class_is_async == is_async and not (single and is_cluster):
             return
-    raise TypeError(f"{user} needs {_wanted(is_async, single)}, and got {_got(client, is_async)}")
+    raise TypeError(
+        f"{user} needs {_wanted_client(is_async, single)}, and got {_given_client(client, is_async)}"
+    )
 
 
 def is_async_client(client: Any) -> bool:
@@ -93,12 +95,12 @@ def _is_pipeline(client: Any) -> bool:
     )
 
 
-def _wanted(is_async: bool, single: bool) -> str:
+def _wanted_client(is_async: bool, single: bool) -> str:
     module = ".asyncio" if is_async else ""
     return f"a client of {'one server' if single else 'redis-py or valkey-py'} (redis{module}.Redis(...))"
 
 
-def _got(client: Any, is_async: bool) -> str:
+def _given_client(client: Any, is_async: bool) -> str:
     if client is None:
         return "None"
     if isinstance(client, (str, bytes)):
@@ -124,11 +126,11 @@ def translated(why: BaseException) -> BaseException:
     for base in type(why).__mro__:
         kind = getattr(exceptions, base.__name__.replace("Valkey", "Redis"), None)
         if kind is not None:
-            made: BaseException = kind.__new__(kind)
-            made.args = why.args
-            made.__dict__.update(why.__dict__)
-            made.__cause__ = why
-            return made
+            redis_error: BaseException = kind.__new__(kind)
+            redis_error.args = why.args
+            redis_error.__dict__.update(why.__dict__)
+            redis_error.__cause__ = why
+            return redis_error
     return why
 
 
@@ -159,7 +161,7 @@ def _library(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _of(kind: Any, name: str) -> Any:
+def _from_package(kind: Any, name: str) -> Any:
     """Returns the object with this name from the package of the class `kind`."""
     module, _, attribute = f"{_package(kind)}.{name}".rpartition(".")
     return getattr(importlib.import_module(module), attribute)
@@ -174,10 +176,10 @@ def own_client(client: Any) -> Any:
         return client
     kind = pool.connection_class
     options = _own_options(kind, pool.connection_kwargs)
-    name, greet = _connect_function(kind, options)
+    name, connect_function = _connect_function(kind, options)
 
-    def opened(connection: Any) -> None:
-        greet(connection)
+    def on_connect(connection: Any) -> None:
+        connect_function(connection)
         connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
         try:
             connection.read_response()
@@ -186,8 +188,8 @@ def own_client(client: Any) -> Any:
             if not isinstance(translated(why), ResponseError):
                 raise
 
-    own = _of(kind, "ConnectionPool")(connection_class=kind, **{**options, name: opened})
-    return _of(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
+    own = _from_package(kind, "ConnectionPool")(connection_class=kind, **{**options, name: on_connect})
+    return _from_package(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
 
 
 def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
@@ -203,12 +205,12 @@ def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
 
 def _own_async(kind: Any, connection_options: Mapping[str, Any]) -> Any:
     options = _own_options(kind, connection_options)
-    name, greet = _connect_function(kind, options)
+    name, connect_function = _connect_function(kind, options)
 
-    async def opened(connection: Any) -> None:
-        greeted = greet(connection)
-        if inspect.isawaitable(greeted):
-            await greeted
+    async def on_connect(connection: Any) -> None:
+        connected = connect_function(connection)
+        if inspect.isawaitable(connected):
+            await connected
         await connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
         try:
             await connection.read_response()
@@ -216,8 +218,10 @@ def _own_async(kind: Any, connection_options: Mapping[str, Any]) -> Any:
             if not isinstance(translated(why), ResponseError):
                 raise
 
-    own = _of(kind, "asyncio.ConnectionPool")(connection_class=kind, **{**options, name: opened})
-    return _of(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
+    own = _from_package(kind, "asyncio.ConnectionPool")(
+        connection_class=kind, **{**options, name: on_connect}
+    )
+    return _from_package(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
 
 
 def _connect_function(kind: Any, options: Mapping[str, Any]) -> tuple[str, Callable[[Any], Any]]:
@@ -231,8 +235,8 @@ def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     names = "socket_timeout", "socket_connect_timeout"
     limits = {name: min(options.get(name) or LIMIT, LIMIT) for name in names}
     is_async = ".asyncio" in kind.__module__ or inspect.iscoroutinefunction(kind.connect)
-    retry = _of(kind, "asyncio.retry.Retry" if is_async else "retry.Retry")(
-        _of(kind, "backoff.NoBackoff")(), 0
+    retry = _from_package(kind, "asyncio.retry.Retry" if is_async else "retry.Retry")(
+        _from_package(kind, "backoff.NoBackoff")(), 0
     )
     return {**options, **limits, "retry": retry}
 
@@ -271,7 +275,7 @@ class MemberConnection:
             raise
 
     def disconnect(self) -> None:
-        """Closes the connection. A late one stays until its RELEASE has been sent."""
+        """Closes the connection. A connection with a late ACQUIRE stays open until its RELEASE is sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
@@ -284,7 +288,7 @@ class MemberConnection:
             self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
             self.peer = Peer(None)
         if self.peer.run_id is None:
-            # Also on a connection where INFO has failed before: rights change.
+            # Asks again on a connection where INFO failed before, as rights can change.
             try:
                 self._connection.connect()
                 self.peer = Peer(self._ask_run_id(self._connection))
@@ -315,7 +319,7 @@ class MemberConnection:
         for token, connection in list(self._late):
             if token == args[2]:
                 self._late.remove((token, connection))
-                # A broken connection carries no RELEASE, and no ACQUIRE either.
+                # If the connection is broken, an ACQUIRE that has not arrived yet does not arrive either.
                 with contextlib.suppress(Exception):
                     connection.send_command(*args, check_health=False)
                 connection.disconnect()
@@ -352,7 +356,7 @@ class AsyncMemberConnection:
             raise
 
     async def disconnect(self) -> None:
-        """Closes the connection. A late one stays until its RELEASE has been sent."""
+        """Closes the connection. A connection with a late ACQUIRE stays open until its RELEASE is sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await _disconnect(connection)
@@ -365,7 +369,7 @@ class AsyncMemberConnection:
             self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
             self.peer = Peer(None)
         if self.peer.run_id is None:
-            # Also on a connection where INFO has failed before: rights change.
+            # Asks again on a connection where INFO failed before, as rights can change.
             try:
                 await self._connection.connect()
                 self.peer = Peer(await self._ask_run_id(self._connection))
@@ -395,25 +399,25 @@ class AsyncMemberConnection:
         for token, connection in list(self._late):
             if token == args[2]:
                 self._late.remove((token, connection))
-                # A broken connection carries no RELEASE, and no ACQUIRE either.
+                # If the connection is broken, an ACQUIRE that has not arrived yet does not arrive either.
                 with contextlib.suppress(Exception):
                     await connection.send_command(*args, check_health=False)
                 await _disconnect(connection)
 
 
 async def _disconnect(connection: Any) -> None:
-    # Without waiting until the connection is closed, which a busy server may delay.
+    # Does not wait until the connection is closed, which a busy server may delay.
     await connection.disconnect(nowait=True)
 
 
 class Nodes:
     """The nodes of a cluster, for renewals from asyncio, each over a connection of its own. redis-py's client
-    may delay the requests to all nodes while it finds out what happened to one that does not answer."""
+    may delay the requests to all nodes while it handles one node that does not answer."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        # By address: a client, and a lock, as only one request at a time may use the client.
-        self._owns: dict[Address, tuple[Any, asyncio.Lock]] = {}
+        # By address: a client, and a lock that lets one request at a time use the client.
+        self._node_clients: dict[Address, tuple[Any, asyncio.Lock]] = {}
         # The nodes that did not answer the last request.
         self._silent: set[Address] = set()
 
@@ -424,7 +428,7 @@ class Nodes:
             return await self._cluster.execute_command(*args)
 
     async def disconnect(self) -> None:
-        for own, _ in self._owns.values():
+        for own, _ in self._node_clients.values():
             await own.connection_pool.disconnect()
 
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
@@ -437,10 +441,10 @@ class Nodes:
         failure: BaseException | None = None
         while at not in asked:
             asked.add(at)
-            if at not in self._owns:
+            if at not in self._node_clients:
                 options = {**node.connection_kwargs, "host": at[0], "port": at[1]}
-                self._owns[at] = _own_async(node.connection_class, options), asyncio.Lock()
-            own, turn = self._owns[at]
+                self._node_clients[at] = _own_async(node.connection_class, options), asyncio.Lock()
+            own, turn = self._node_clients[at]
             try:
                 async with turn:
                     answer = await own.execute_command(*args)

@@ -35,9 +35,9 @@ class UnansweredLeases:
         self._leases: dict[int, list[int]] = {}
 
     def send(self, member: int, name: str, command: Callable[[Counted], Args], lease: int) -> Steps:
-        """Sends a command that sets the lease, and records the lease until every copy of it is answered.
-        redis-py may have sent an earlier copy over a broken connection: its answer never arrives, so that its
-        lease stays recorded."""
+        """Sends a command that sets the lease, and records the lease until every copy of the command is
+        answered. redis-py may have sent an earlier copy over a broken connection: the answer to that copy
+        never arrives, so the lease stays recorded."""
         counted, answers = Counted(name), 0
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
@@ -157,8 +157,8 @@ class Hold:
     # The task of the driver: see `Task`.
 
     def _lost_at(self) -> float:
-        """Returns when to declare the hold lost. For a renewed hold that is a tenth of the lease before the
-        end, so that its owner has time to stop."""
+        """Returns the time at which the hold is declared lost. For a renewed hold, this is a tenth of the
+        lease before the end of the validity, so that its owner has time to stop."""
         return self.valid_until - (self._next_lease / 10_000 if self.renewed else 0)
 
     def finished(self) -> bool:
@@ -171,7 +171,7 @@ class Hold:
             return self._lost_at()
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
-        # Renewed after a third of the lease, so that there is time for more tries.
+        # A renewal is due after a third of the lease, so that there is time for more tries.
         return min(self.valid_until - self._next_lease / 1000 * 2 / 3, self._lost_at())
 
     def wake(self) -> Steps | None:
@@ -202,7 +202,7 @@ class Hold:
 
     def _renewed_lease(self) -> int:
         """Returns the lease of a renewal, in ms: no longer than the shortest unanswered one, as members that
-        may still set that one do not count for a longer lease."""
+        may still set the shorter lease do not count for a longer one."""
         return int(min(self.lease, self.unanswered.shortest_of_all()))
 
     def _renewal(self) -> Steps:
@@ -256,7 +256,7 @@ class Owed:
         self, command: Args, lasts: float, *, times: int = 1, repeats: Callable[[], bool] = lambda: False
     ) -> None:
         """``lasts``: the seconds after which the command is pointless. ``times``: the number of answers that
-        confirm it. ``repeats``: returns whether it is repeated until ``lasts`` is over."""
+        confirm it. ``repeats``: returns whether it is repeated for ``lasts`` seconds even after that."""
         # Sum of the replies. None before the first reply.
         self.ended: int | None = None
         # True after a request without an answer, which may have ended a hold that `ended` does not count.
@@ -321,7 +321,7 @@ class OwedRelease(Owed):
 
 
 def _forked() -> None:
-    # In the child the lock stays locked if another thread of the parent held it.
+    # Without a new lock, the child would wait for ever if another thread of the parent held the lock.
     global _LOSING
     _LOSING = threading.Lock()
 

@@ -19,21 +19,21 @@ class Holders:
 
     def has_majority(self) -> bool:
         """Returns whether one holder has a majority."""
-        return any(self._count(token) >= self._majority for there in self._tokens for token in there or ())
+        return any(self._count(token) >= self._majority for shown in self._tokens for token in shown or ())
 
     def queue_can_move(self, member: int) -> bool:
         """Returns whether the wait queue of a member can move: one of its holders has, or may have, a
         majority. A holder without a majority does not release its hold there."""
-        there, unknown = self.at(member), self._tokens.count(None)
-        return not there or any(self._count(token) + unknown >= self._majority for token in there)
+        shown, unknown = self.at(member), self._tokens.count(None)
+        return not shown or any(self._count(token) + unknown >= self._majority for token in shown)
 
     def partial_holders(self, member: int, own: bytes) -> Tokens:
         """Returns the holders at a member other than ``own`` that have no majority, as far as is known."""
-        there = self.at(member) or {}
+        shown = self.at(member) or {}
         return {
-            token: age for token, age in there.items() if token != own and self._count(token) < self._majority
+            token: age for token, age in shown.items() if token != own and self._count(token) < self._majority
         }
 
     def _count(self, token: bytes) -> int:
         """Returns the number of members where the token holds the lock."""
-        return sum(token in there for there in self._tokens if there is not None)
+        return sum(token in shown for shown in self._tokens if shown is not None)

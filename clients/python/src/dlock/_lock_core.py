@@ -119,7 +119,7 @@ class Core(Generic[C]):
         return None if hold is None else hold.fence
 
     def _hold(self) -> Hold | None:
-        """Returns the hold of this thread's token. None if this object has not acquired it."""
+        """Returns the hold of this thread's token. None if this object has not acquired that token."""
         hold: Hold | None = self.local.hold
         token = self.local.token
         return hold if hold is not None and token is not None and hold.token == self._encode(token) else None
@@ -133,22 +133,22 @@ class Core(Generic[C]):
             raise error(LockError, text, self.name)
         return hold
 
-    def _held(self, doing: str) -> bytes:
-        """Returns the token of the hold. Raises `LockError` if this object holds nothing; `doing` is the
-        action for the message."""
+    def _held(self, action: str) -> bytes:
+        """Returns the token of the hold. Raises `LockError` if this object holds nothing; `action` names
+        the attempted action in the message."""
         token = self.local.token
         if token is None:
             raise error(
-                LockError, f"Cannot {doing} a lock that's not owned or is already unlocked.", self.name
+                LockError, f"Cannot {action} a lock that's not owned or is already unlocked.", self.name
             )
         hold = self._hold()
         # A hold belongs to the process that acquired it: a forked child that exits must not release it.
         if hold is not None and hold.pid != os.getpid():
-            raise self._not_owned(doing, "another process acquired it")
+            raise self._not_owned(action, "another process acquired it")
         return self._encode(token)
 
-    def _not_owned(self, doing: str, why: str) -> LockError:
-        return error(LockNotOwnedError, f"Cannot {doing} a lock that's no longer owned: {why}", self.name)
+    def _not_owned(self, action: str, why: str) -> LockError:
+        return error(LockNotOwnedError, f"Cannot {action} a lock that's no longer owned: {why}", self.name)
 
     def _lease(self) -> int:
         """Returns the lease in ms."""
@@ -167,13 +167,13 @@ class Core(Generic[C]):
         _check_seconds("sleep", sleep)
         _check_seconds("blocking_timeout", limit, may_be_infinite=True)
         owner = self._owner()
-        inside = self._hold()
-        if inside is not None and not inside.over and inside.pid == os.getpid():
-            lost = inside.is_lost()
-            if self.reentrant and inside.owner is owner:
+        earlier_hold = self._hold()
+        if earlier_hold is not None and not earlier_hold.over and earlier_hold.pid == os.getpid():
+            lost = earlier_hold.is_lost()
+            if self.reentrant and earlier_hold.owner is owner:
                 if lost:
-                    raise self._not_owned("enter", f"{inside.loss}; release it first")
-                inside.depth += 1
+                    raise self._not_owned("enter", f"{earlier_hold.loss}; release it first")
+                earlier_hold.depth += 1
                 return True
             if not lost and (self.shared or self.permits is not None):
                 # A second hold would replace the first one, which could then never be released.
@@ -209,18 +209,18 @@ class Core(Generic[C]):
             attempt.unanswered,
         )
         hold.members_asked, hold.orphaned = attempt.members_asked, attempt.orphaned
-        if inside is not None and not inside.is_lost():
-            if inside.token == hold.token:
-                inside.end()
+        if earlier_hold is not None and not earlier_hold.is_lost():
+            if earlier_hold.token == hold.token:
+                earlier_hold.end()
             else:
                 # Another token has been granted, so this object's earlier hold is lost.
-                inside.lose("taken away")
+                earlier_hold.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
             try:
                 yield Watch(hold)
             except BaseException:
-                # No thread can be started. Releases, as the caller gets an error and no hold.
+                # No thread can be started. The lock is released, as the caller gets an error and no hold.
                 yield from self._releasing()
                 raise
         return True
@@ -286,7 +286,7 @@ class Core(Generic[C]):
         except GeneratorExit:
             raise
         except BaseException:
-            # Also after an error reply: a server that refuses writes retains the hold.
+            # This includes error replies: a server that refuses writes retains the hold.
             if hold is not None:
                 hold.rename_owner()
             again = owed()
@@ -297,7 +297,9 @@ class Core(Generic[C]):
             # no deadlock: the background releases it.
             hold.rename_owner()
             yield Owe({SINGLE: owed()}, lambda: True)
-        return True if ended else None if name.sent > 1 else False
+        if ended:
+            return True
+        return None if name.sent > 1 else False
 
     # Methods for the holder.
 
@@ -340,15 +342,15 @@ class Core(Generic[C]):
             if left < 0:
                 raise self._not_owned("extend", (hold and hold.loss) or "it expired, or was taken away")
             ttl += left
-        return (yield from self._leasing("extend", token, ttl))
+        return (yield from self._setting_lease("extend", token, ttl))
 
     def _reacquiring(self) -> Steps:
         token = self._held("reacquire")
         if self.timeout is None:
             raise error(LockError, "Cannot reacquire a lock with no timeout", self.name)
-        return (yield from self._leasing("reacquire", token, self._lease()))
+        return (yield from self._setting_lease("reacquire", token, self._lease()))
 
-    def _leasing(self, doing: str, token: bytes, ttl: int) -> Steps:
+    def _setting_lease(self, action: str, token: bytes, ttl: int) -> Steps:
         hold = self._hold()
         if hold is None:
             if self.local.adopted is None or self.local.adopted[0] != token:
@@ -358,10 +360,10 @@ class Core(Generic[C]):
             if held:
                 unanswered.check(ttl)
         else:
-            # Reads the clock first: a lost hold must not be extended.
+            # `is_lost` reads the clock first, as a lost hold must not be extended.
             held = not hold.is_lost() and (yield from hold.extending(ttl))
         if not held:
-            raise self._not_owned(doing, (hold and hold.loss) or "it expired, or was taken away")
+            raise self._not_owned(action, (hold and hold.loss) or "it expired, or was taken away")
         return True
 
     def _asking_locked(self) -> Steps:

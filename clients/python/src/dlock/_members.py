@@ -63,7 +63,7 @@ class Quorum(Generic[C_co]):
         self.run_ids: dict[int, str] = {}
         self.contention = Contention()
         self.queue_watches: dict[tuple[int, bytes], Any] = {}
-        # The silent members, which did not answer the last question: the time since then, and the error.
+        # The silent members, which did not answer the last question, with the failure time and the error.
         self._silent: dict[int, tuple[float, Exception]] = {}
         # The time of the last question to a silent member.
         self._asked_at: dict[int, float] = {}
@@ -105,9 +105,9 @@ class Quorum(Generic[C_co]):
 
     def meet(self, key: bytes, queue: int) -> None:
         """Records that other clients queue at the member `queue`, and makes the waits of this client in other
-        queues leave for it. All at once, as the heads of two queues keep each other from a majority. Does
-        nothing if a later queue is recorded already: while both are in use, no wait returns to the earlier
-        one."""
+        queues leave for it. All waits move at once, as the heads of two queues keep each other from
+        a majority. Does nothing if a later queue is recorded already: while both are in use, no wait returns
+        to the earlier one."""
         order, met = self._common_order(), self._queue_met(key)
         if met is not None and order.index(met) > order.index(queue):
             return
@@ -158,7 +158,7 @@ class Quorum(Generic[C_co]):
         # The members whose answers to this question do not count, with the reasons.
         not_counted: dict[int, Exception] = {}
 
-        def noted(member: int, answer: Any, peer: Peer) -> Steps | None:
+        def note_answer(member: int, answer: Any, peer: Peer) -> Steps | None:
             self.note(member, answer, peer)
             if member in self._duplicate_members:
                 not_counted[member] = LockError("the same server as another member")
@@ -167,24 +167,24 @@ class Quorum(Generic[C_co]):
             then = None if member in not_counted else on_answer(member, answer)
             return self._naming(member, answer, peer, then)
 
-        def known(found: Answers) -> Answers:
+        def with_errors(found: Answers) -> Answers:
             return {**answers, **{member: not_counted.get(member, found[member]) for member in found}}
 
         def is_enough(found: Answers) -> bool:
-            return enough(known(found), self._awaited(members, known(found)))
+            return enough(with_errors(found), self._awaited(members, with_errors(found)))
 
-        found = yield Ask(questions, is_enough, noted)
+        found = yield Ask(questions, is_enough, note_answer)
         if not is_enough(found):
             for member in questions.keys() - found.keys():
                 self.note_silence(member, TimeoutError("no answer in time"))
-        return known(found)
+        return with_errors(found)
 
     def ask_all(self, command: Args) -> Steps:
-        """Asks all members the same, and waits for every answer."""
+        """Sends the same command to all members, and waits for every answer."""
         return self.ask(self.all(), lambda member: _protocol.send(command), all_answered)
 
     def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
-        # The member fell silent after the caller asked, so the caller no longer waits for the answer.
+        # If the member fell silent after the caller asked, the caller no longer waits for the answer.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why
@@ -195,8 +195,8 @@ class Quorum(Generic[C_co]):
 
     def _awaited(self, asked: list[int], answers: Answers) -> list[int]:
         """Returns the members whose answers are still awaited."""
-        some = len(self.members) - len(self._silent) >= self.majority
-        return [m for m in asked if m not in answers and not (some and m in self._silent)]
+        has_majority = len(self.members) - len(self._silent) >= self.majority
+        return [m for m in asked if m not in answers and not (has_majority and m in self._silent)]
 
     def note(self, member: int, answer: Any, peer: Peer) -> None:
         """Updates the state of the member after an answer: its run id, its silence, and whether it is a
@@ -237,12 +237,12 @@ class Quorum(Generic[C_co]):
         """Returns the step that sends owed commands. A member that does not answer one of them becomes
         silent. Calls ``failed`` after each failed try."""
 
-        def fails(member: int, why: Exception) -> None:
+        def on_failure(member: int, why: Exception) -> None:
             self.note_silence(member, why)
             failed()
 
         for member, each in owed.items():
-            each.failed = functools.partial(fails, member)
+            each.failed = functools.partial(on_failure, member)
         return Owe(owed, enough)
 
     def identify_members(self) -> Steps:
@@ -320,6 +320,6 @@ def report(quorum: Quorum[Any], answers: Answers) -> str:
 def _set_name(name: str, then: Steps | None) -> Steps:
     if then is not None:
         yield from then
-    # Servers before Redis 7.2 and Valkey 8 refuse it, and so do ACLs.
+    # Servers before Redis 7.2 and Valkey 8 refuse the command, and ACLs may, too.
     with contextlib.suppress(Exception):
         yield _protocol.set_library_name(name)

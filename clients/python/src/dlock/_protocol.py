@@ -198,7 +198,7 @@ def send(command: Args) -> Steps:
 
 
 def send_or(command: Args, otherwise: int) -> Steps:
-    """As `send`, and returns ``otherwise`` if the key holds no lock of dlock."""
+    """Does the same as `send`, but returns ``otherwise`` if the key holds no lock of dlock."""
     try:
         return (yield from send(command))
     except ResponseError as answer:
@@ -208,8 +208,8 @@ def send_or(command: Args, otherwise: int) -> Steps:
 
 
 def send_unless_data(command: Args, name: Key) -> Steps:
-    """As `send`, for a key that may hold something else: returns `FOREIGN` if it is the lock of another
-    library, and raises `DataError` with the type if it is data."""
+    """Does the same as `send`, but returns `FOREIGN` if the key holds a lock of another library, and raises
+    `DataError` with the type if the key holds data."""
     for _ in range(TYPE_TRIES):
         try:
             return (yield from send(command))
@@ -223,7 +223,7 @@ def send_unless_data(command: Args, name: Key) -> Steps:
                 try:
                     value = yield ("GET", command[1])
                 except UnicodeDecodeError:
-                    # Data, over a client with `decode_responses`.
+                    # The value is data that a client with `decode_responses` cannot decode.
                     value = b""
                 if value is None:
                     continue

@@ -54,7 +54,7 @@ class QueueWatch:
 
     def check(self, is_last: bool) -> Steps:
         """Makes all waits leave the queue if two checks in a row find the same holders, none of which can
-        have a majority. Two checks, because a hold begins and ends at one member after the other."""
+        have a majority. One check is not enough, as a hold begins and ends at one member after the other."""
         if now() < self._at:
             return
         queue, key = self._name
@@ -64,13 +64,13 @@ class QueueWatch:
         finally:
             self._pause = min(2 * self._pause, LONGEST_CHECK)
             self._at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
-        there = None if holders.queue_can_move(queue) else holders.at(queue)
+        stuck_holders = None if holders.queue_can_move(queue) else holders.at(queue)
         # The waits leave the last queue only if every hold there is older than PARTIAL_HOLD_MAX_AGE.
-        if there is not None and is_last and min(there.values()) < PARTIAL_HOLD_MAX_AGE:
-            there = None
-        if there is not None and set(there) == self._before:
+        if stuck_holders is not None and is_last and min(stuck_holders.values()) < PARTIAL_HOLD_MAX_AGE:
+            stuck_holders = None
+        if stuck_holders is not None and set(stuck_holders) == self._before:
             self.send_away()
-        self._before = None if there is None else set(there)
+        self._before = None if stuck_holders is None else set(stuck_holders)
 
     def send_away(self) -> None:
         """Makes all waits leave the queue."""
@@ -111,8 +111,8 @@ class Waiter:
         ``may_move_on`` is False if the wait must stay in this queue."""
         wait: Wait = yield Listen(self._queue)
         watches = self._quorum.queue_watches
-        name = self._queue, self._key
-        watch = watches.setdefault(name, QueueWatch(self._quorum, *name)) if may_move_on else None
+        watch_key = self._queue, self._key
+        watch = watches.setdefault(watch_key, QueueWatch(self._quorum, *watch_key)) if may_move_on else None
         if watch is not None:
             watch.waits.add(wait)
         try:
@@ -129,8 +129,8 @@ class Waiter:
         expires."""
         position = QueuePosition(wait, self._lease)
         departures = 0 if watch is None else watch.departures
-        unheard = FIRST_PAUSE
-        lost = 0
+        pause_without_messages = FIRST_PAUSE
+        failures = 0
         while True:
             wait.event.clear()
             answer = yield from self._ask(position)
@@ -141,12 +141,12 @@ class Waiter:
             if isinstance(answer, NO_ANSWER):
                 # Wakes the other waits at this member, which then find it silent, too.
                 wait.registry.wake_all()
-                lost += 1
+                failures += 1
                 # After one broken connection the wait asks again: the member retains the position.
-                if lost > 1 or isinstance(answer, TimeoutError):
+                if failures > 1 or isinstance(answer, TimeoutError):
                     return answer
                 continue
-            lost = 0
+            failures = 0
             if isinstance(answer, ResponseError):
                 if end is not None and _protocol.is_own_deadlock(answer):
                     # The owner waits for a lock that it holds itself. As with redis-py, such a wait times
@@ -166,10 +166,10 @@ class Waiter:
                 longest = min(CHECK * len(wait.registry.waits), position.keep / 3)
                 pause = random.uniform(longest / 2, longest)
             else:
-                pause, unheard = unheard, min(2 * unheard, CHECK)
-            again = now() + pause
-            while not wait.event.is_set() and now() < again:
-                until = again if watch is None else min(again, watch.wake_at())
+                pause, pause_without_messages = pause_without_messages, min(2 * pause_without_messages, CHECK)
+            next_request_at = now() + pause
+            while not wait.event.is_set() and now() < next_request_at:
+                until = next_request_at if watch is None else min(next_request_at, watch.wake_at())
                 if end is not None:
                     until = min(until, end)
                 yield Pause(wait, max(until - now(), 0))

@@ -104,7 +104,7 @@ class QuorumAttempt:
         key, token, orphaned = self._key, self._round.token, self.orphaned
 
         def release(member: int) -> OwedRelease:
-            # A member may fail to answer its ACQUIRE only after this.
+            # `orphaned` is read at each repetition, as a member may fail to answer its ACQUIRE later.
             return OwedRelease(key, token, lasts, times=times, repeats=lambda: member in orphaned)
 
         owed = {member: release(member) for member in self._round.members_asked}
@@ -131,13 +131,13 @@ class QuorumAttempt:
         # An acquisition that does not wait respects no queue: it cannot overtake the waiters for long.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
-        turn = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
+        method = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
         splits = late = 0
         while True:
             began = now()
             round_ = self._begin(order)
             self.request_sent = True
-            if turn == QUEUED:
+            if method == QUEUED:
                 won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
                 has_ended = end is not None and now() >= end
                 if not won and has_ended and not round_.has_majority_answered():
@@ -145,7 +145,7 @@ class QuorumAttempt:
                     # members once more, as "taken" must only be reported if a majority can vote.
                     won = yield from round_.at_once()
             else:
-                won = yield from (round_.in_order() if turn == IN_ORDER else round_.at_once())
+                won = yield from (round_.in_order() if method == IN_ORDER else round_.at_once())
             if won:
                 yield from round_.meet_others()
                 return True
@@ -163,39 +163,39 @@ class QuorumAttempt:
                 continue
             if not blocking and is_taken and (yield from self._is_split(round_, splits)):
                 splits += 1
-                turn, order = IN_ORDER, quorum.order(key)
+                method, order = IN_ORDER, quorum.order(key)
                 yield Sleep(random.uniform(0, length))
                 continue
-            if turn == IN_ORDER and is_taken and not round_.has_majority_answered():
+            if method == IN_ORDER and is_taken and not round_.has_majority_answered():
                 # The first member has refused. Asks all members once more, as above.
-                turn, order = AT_ONCE, []
+                method, order = AT_ONCE, []
                 continue
             is_over = not blocking or self.token_given or (end is not None and now() >= end)
             if is_over and not is_taken:
                 raise round_.no_quorum()
             if is_over:
                 return False
-            was_queued, turn = turn == QUEUED, AT_ONCE
+            was_queued, method = method == QUEUED, AT_ONCE
             # During this round, other waits of this client may have found clients in another queue.
-            elsewhere = quorum.contention.queue(key, age=length)
-            moves = was_queued and elsewhere not in (None, round_.queue())
+            other_queue = quorum.contention.queue(key, age=length)
+            moves = was_queued and other_queue not in (None, round_.queue())
             next_queue = round_.next_queue()
             if was_queued and not moves and next_queue is not None:
                 quorum.meet(key, next_queue)
             # No later queue is left, and the member of this queue refuses the lock: begin again with the
             # first queue.
             queue = round_.queue()
-            returns = was_queued and not moves and next_queue is None
-            returns = returns and queue is not None and round_.has_refused(queue)
-            if returns:
+            starts_over = was_queued and not moves and next_queue is None
+            starts_over = starts_over and queue is not None and round_.has_refused(queue)
+            if starts_over:
                 quorum.contention.forget_queue(key)
             order = quorum.order(key)
             if is_taken and not was_queued:
                 quorum.contention.note_taken(key)
-                turn = QUEUED
+                method = QUEUED
                 order = [member for member in order if round_.is_reachable(member)] or order
-            elif is_taken and (moves or next_queue is not None or (returns and order[0] != queue)):
-                turn = QUEUED
+            elif is_taken and (moves or next_queue is not None or (starts_over and order[0] != queue)):
+                method = QUEUED
             else:
                 yield self._backoff(end)
 

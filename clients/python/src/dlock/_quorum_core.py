@@ -27,7 +27,7 @@ STATES = {
 
 
 class QuorumCore(Core[C]):
-    """A `Core` that asks all members of a quorum. The majority decides."""
+    """The base class of `Redlock`. Asks all members of a quorum, and the majority decides."""
 
     redis: Quorum[Any]
 
@@ -119,11 +119,11 @@ class QuorumCore(Core[C]):
     def _ask_release(self, token: bytes, hold: Hold | None, lasts: float) -> Steps:
         orphaned = set() if hold is None else hold.orphaned
         asked = None if hold is None else hold.members_asked
-        # A member that was never asked owes no release.
+        # A member that was never asked for the lock needs no release.
         members = self.redis.all() if asked is None else sorted(asked)
 
         def release(member: int) -> OwedRelease:
-            # A member may fail to answer its ACQUIRE only after this.
+            # `orphaned` is read at each repetition, as a member may fail to answer its ACQUIRE later.
             times = 2 if member in orphaned else 1
             return OwedRelease(self._key, token, lasts, times=times, repeats=lambda: member in orphaned)
 
@@ -136,16 +136,18 @@ class QuorumCore(Core[C]):
             raise error(
                 NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
             )
-        return True if self._released(owed, surely=True) else None if released else False
+        if self._released(owed, only_certain=True):
+            return True
+        return None if released else False
 
-    def _released(self, owed: Mapping[int, OwedRelease], *, surely: bool = False) -> int | None:
+    def _released(self, owed: Mapping[int, OwedRelease], *, only_certain: bool = False) -> int | None:
         def vote(member: int) -> bool | None:
             if member not in owed:
                 return False
             each = owed[member]
             if each.ended is None:
                 return None
-            return each.ended > 0 or (each.unanswered and not surely)
+            return each.ended > 0 or (each.unanswered and not only_certain)
 
         return self._majority([vote(member) for member in self.redis.all()])
 
@@ -213,7 +215,8 @@ class Extension:
     A member that restarted without its data, or was unreachable for a whole lease, has forgotten the hold. If
     the members forgot it one after the other, the hold would be lost, although a majority had it at every
     moment. So such a member is asked for the hold again, but only after a majority has extended without it.
-    The new grant is no vote; a later EXTEND there is. `crates/quorum/src/extension.rs` says why that is safe.
+    The new grant does not count as a vote; the answer of that member to a later EXTEND does.
+    `crates/quorum/src/extension.rs` says why that is safe.
 
     While an EXTEND or CONFIRM with a shorter lease is unanswered at a member, that member's vote for a longer
     lease does not count: it may still set the shorter one."""
@@ -260,9 +263,9 @@ class Extension:
         return int(extended)
 
     def _restore(self, confirmations: Confirmations, member: int, hold: Hold, lease: int) -> Steps:
-        # With a queue position, as another client may hold the lock there. The next EXTEND shows whether the
-        # lock was granted, and retains the position. Without an owner, as the owner does not wait for this
-        # grant.
+        # The request asks for a queue position, as another client may hold the lock there. The next EXTEND
+        # retains the position, and shows whether the lock was granted. The request names no owner, as the
+        # owner does not wait for this grant.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
             if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
@@ -273,7 +276,7 @@ class Extension:
             if (yield from _protocol.send(command)) is not None:
                 confirmations.note(member)
         except RedisError:
-            pass  # for example in the member's grace period: the next extension asks again
+            pass  # the member may be in its grace period, for example: the next extension asks it again
 
 
 def _extend(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) -> Question:

@@ -87,8 +87,8 @@ class Round:
         return (yield from self._won(since))
 
     def in_order(self) -> Steps:
-        """Asks the first reachable member of the order, and the other members once it has granted. It grants
-        to one of several clients, and only that client asks the others."""
+        """Asks the first reachable member of the order, and the other members once it has granted. The first
+        member grants to one of several clients, and only that client asks the other members."""
         for queue in self._order:
             since = now()
             yield from self._ask([queue], queue)
@@ -103,9 +103,9 @@ class Round:
         """Waits in the queue of the first reachable member of the order, and asks all members once that
         member has granted.
 
-        That grant is no vote, as the time of a grant after a wait is unknown, and its lease can be short. So
-        the member is asked again together with the others: that renews the lease, and the validity counts
-        from there."""
+        That grant does not count as a vote, as the time of a grant after a wait is unknown, and its lease can
+        be short. So the member is asked again together with the others: this request renews the lease, and
+        the validity counts from its sending."""
         key, name, lease, terms, _ = self._request
         self._has_waited = True
         for queue in self._order:
@@ -247,9 +247,9 @@ class Round:
         self.answers = {**before, **answers}
 
     def _answered_late(self, member: int, answer: Any) -> Steps | None:
-        """Takes an answer. If the round has already won, a refusal by the member of a later queue shows that
-        other clients may wait there. Returns the steps of a look, also after a wait in another queue than the
-        first: the clients of that queue may have moved on."""
+        """Called with each answer. If the round has already won, a refusal by the member of a later queue
+        shows that other clients may wait there. Returns the steps that look for them, also after a wait in
+        another queue than the first: the clients of that queue may have moved on."""
         has_won = self.grants() >= self._quorum.majority and not self._is_behind and not self.is_late
         is_later_queue = member in self._order[self._queue + 1 :]
         return self._look_at(member) if has_won and is_later_queue and answer in REFUSED else None
@@ -260,8 +260,8 @@ class Round:
 
     def _look_for_others(self, queue: int) -> Steps:
         """Records that other clients queue at the member `queue` if two looks, one round trip apart, find the
-        same young partial hold there. The queue behind an old one does not move, so waiters there are no
-        reason to join them."""
+        same young partial hold there. The queue behind an old partial hold does not move, so waiters
+        there are no reason to join that queue."""
         quorum, key = self._quorum, self._request.key
         began = now()
         before = (yield from quorum.holders(key)).partial_holders(queue, self.token)
@@ -305,20 +305,20 @@ class Round:
 
                 return self.unanswered.send(member, "DLOCK.CONFIRM", command, lease)
 
-            def yes(answers: Answers, fence: int = fence) -> int:
+            def confirming(answers: Answers, fence: int = fence) -> int:
                 return sum(answer == fence for answer in answers.values())
 
-            def enough(answers: Answers, awaited: list[int], yes: Any = yes) -> bool:
-                return bool(yes(answers) >= majority or yes(answers) + len(awaited) < majority)
+            def enough(answers: Answers, awaited: list[int], confirming: Any = confirming) -> bool:
+                return bool(confirming(answers) >= majority or confirming(answers) + len(awaited) < majority)
 
             answers = yield from self._quorum.ask(counted, question, enough)
-            if yes(answers) >= majority:
+            if confirming(answers) >= majority:
                 self.fence = fence
                 return since
             ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # The next phase tries a greater fence. A member that failed, or whose hold is gone (None), no
-                # longer counts. A member that calls the fence too far ahead still does.
+                # The next phase tries a greater fence. A member that failed, or that no longer has the hold
+                # (None), does not count there. A member that calls the fence too far ahead still counts.
                 if word(answer) != "FENCEAHEAD":
                     self.answers[member] = answer
             if ahead:

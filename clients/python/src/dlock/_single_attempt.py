@@ -68,8 +68,8 @@ class SingleAttempt:
 
     def take_back(self) -> Steps:
         """Ends the hold or queue position that the server may have for the token."""
-        # Until the end of the lease, as an ACQUIRE without a reply can arrive after any RELEASE over another
-        # connection.
+        # The RELEASE is repeated until the end of the lease, as an ACQUIRE without a reply can arrive after
+        # any RELEASE over another connection.
         lasts = late_for(self.lease / 1000)
         orphaned = bool(self.orphaned)
         owed = OwedRelease(self._key, self.token, lasts, times=1, repeats=lambda: orphaned)
@@ -96,8 +96,8 @@ class SingleAttempt:
             pause = sleep
             if self._position is not None:
                 self._position.wait.event.clear()
-            # A repeated request retains the time of the first send: the server may count the lease from
-            # there.
+            # A request that is repeated without an answer retains the time of its first send, as the server
+            # may count the lease from that time.
             sent = now() if sent is None else sent
             try:
                 reply = yield from self._ask()
@@ -164,7 +164,7 @@ class SingleAttempt:
         return False
 
     def _ask(self) -> Steps:
-        """Sends ACQUIRE. A reply settles it if redis-py has sent it only once."""
+        """Sends ACQUIRE. After a reply, no copy is outstanding if redis-py has sent the command only once."""
         name = Counted("DLOCK.ACQUIRE")
         before, is_answered = self._outstanding, False
         self.request_sent = self._outstanding = True

@@ -122,7 +122,7 @@ class Peer:
     """The server at the other end of a member's connection."""
 
     def __init__(self, run_id: str | None) -> None:
-        # None: the user may not run INFO.
+        # None means that the user may not run INFO.
         self.run_id = run_id
 
 

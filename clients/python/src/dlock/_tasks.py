@@ -40,10 +40,10 @@ PAUSE_AFTER_CANCEL = 0.1
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
     # redis-py can swallow a CancelledError, and so can `wait_for` before Python 3.12. From Python 3.11 on,
-    # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before, the call
-    # continues.
+    # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before
+    # Python 3.11, the call continues.
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
-    heeded = cancelling()
+    cancellations_seen = cancelling()
     failure: BaseException | None = None
     try:
         step = next(steps)
@@ -57,9 +57,9 @@ async def run(steps: Steps, client: Any) -> Any:
                 failure = translated(why)
             else:
                 failure = None
-            if cancelling() > heeded and not isinstance(failure, asyncio.CancelledError):
+            if cancelling() > cancellations_seen and not isinstance(failure, asyncio.CancelledError):
                 failure = asyncio.CancelledError()
-            heeded = cancelling()
+            cancellations_seen = cancelling()
             step = steps.send(outcome) if failure is None else steps.throw(failure)
     except StopIteration as end:
         return end.value
@@ -101,15 +101,15 @@ async def _ask(step: Ask, client: Any) -> Answers:
     answers: Answers = {}
     answered = asyncio.Event()
 
-    def report(member: int, carrier: Background, answer: Any) -> Steps | None:
-        then = step.on_answer(member, answer, carrier.peer())
+    def report(member: int, member_background: Background, answer: Any) -> Steps | None:
+        then = step.on_answer(member, answer, member_background.peer())
         answers[member] = answer
         answered.set()
         return then
 
     for member, question in step.questions.items():
-        carrier = background(client.members[member], member=True)
-        carrier.submit(reporting(question, functools.partial(report, member, carrier)))
+        member_background = background(client.members[member], member=True)
+        member_background.submit(reporting(question, functools.partial(report, member, member_background)))
     with contextlib.suppress(asyncio.TimeoutError):
         decided = _until(answered, lambda: len(answers) == len(step.questions) or step.enough(dict(answers)))
         await asyncio.wait_for(decided, ASK_LIMIT)
@@ -212,16 +212,16 @@ class Background:
             steps = task.wake()
             if steps is not None:
                 self.submit(steps, task)
-        # Without waiting for the steps, as a hold can be lost while its renewal hangs.
+        # Does not wait for the steps, as a hold can be lost while its renewal hangs.
         self._arm(task)
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         self._used = True
-        begun = self.start(self._carry_out(steps))
+        running = self.start(self._carry_out(steps))
         if task is not None:
-            # As a callback, and not in the coroutine: a coroutine that is cancelled before its first step
-            # never runs.
-            begun.add_done_callback(lambda _: self._woken(task))
+            # This is a callback and not part of the coroutine, as a coroutine that is cancelled before its
+            # first step never runs.
+            running.add_done_callback(lambda _: self._woken(task))
 
     def _woken(self, task: Task) -> None:
         task.woken()
@@ -230,13 +230,13 @@ class Background:
     async def _carry_out(self, steps: Steps) -> None:
         if is_cluster(self.client):
             # A node that hangs must not delay requests to the others.
-            await run(steps, self._reached())
+            await run(steps, self._own_client())
         else:
             # One command at a time, so that a RELEASE follows the ACQUIRE that it takes back.
             async with self._turn:
-                await run(steps, self._reached())
+                await run(steps, self._own_client())
 
-    def _reached(self) -> Any:
+    def _own_client(self) -> Any:
         if self._own is None:
             self._own = own_async_client(self.client) if self._member is None else self._member
         return self._own
@@ -256,7 +256,7 @@ class Background:
                     await self._subscription(registry)
                 except Exception as why:
                     # This error may have replaced a CancelledError. From Python 3.11 on, `Task.cancelling`
-                    # shows that. Before, this task continues until the registry is idle.
+                    # shows that. Before Python 3.11, this task continues until the registry is idle.
                     if getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)

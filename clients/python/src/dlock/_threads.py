@@ -70,7 +70,7 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, Begin):
         if step.member is None:
-            # In a thread of its own: these steps ask questions, which the members' threads carry out.
+            # These steps get a thread of their own, as the members' threads carry out their questions.
             _start(run, "dlock-steps", step.steps, step.quorum)
             return None
         return _clock.background(step.quorum.members[step.member], member=True).submit(step.steps)

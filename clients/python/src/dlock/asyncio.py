@@ -124,8 +124,8 @@ class Lock(Awaitable[AsyncClient], RedisLock):
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.asyncio.Lock", is_async=True)
 
-    # redis-py's methods call these; the methods of this class do not. They are here for programs that call
-    # them.
+    # `acquire`, `release` and the like of redis-py call the `do_` methods; those of this class do not. The
+    # `do_` methods exist for programs that call them.
 
     async def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""

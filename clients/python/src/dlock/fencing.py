@@ -70,7 +70,7 @@ def fence_session(session: Any, lock: Any) -> None:
     fence that ``lock`` has at that time. After a refusal, the session must roll back. If the session's
     transaction has run a statement before, this function raises ``RuntimeError``.
 
-    Of a ``scoped_session``, pass the session that a call of it returns; of an ``AsyncSession``, its
+    For a ``scoped_session``, pass the session that a call of it returns; for an ``AsyncSession``, pass its
     ``sync_session``."""
     from sqlalchemy import event, text
     from sqlalchemy.orm import Session
@@ -117,8 +117,8 @@ def _execute(cursor: Any, statements: dict[str, str], *values: Any) -> None:
 
 
 def _library(cursor: Any) -> tuple[str, str, Any]:
-    """Returns the database of a cursor, how its library marks a parameter, and the cursor itself: of Django's
-    wrapper, the one inside."""
+    """Returns the database of a cursor, how its library marks a parameter, and the cursor itself: for
+    Django's wrapper, the cursor inside it."""
     for ancestor in type(cursor).__mro__:
         package = ancestor.__module__.partition(".")[0]
         if package == "django":

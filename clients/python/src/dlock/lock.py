@@ -127,8 +127,8 @@ class Lock(Blocking[SyncClient], RedisLock):
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.Lock", is_async=False)
 
-    # redis-py's methods call these; the methods of this class do not. They are here for programs that call
-    # them.
+    # `acquire`, `release` and the like of redis-py call the `do_` methods; those of this class do not. The
+    # `do_` methods exist for programs that call them.
 
     def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""
