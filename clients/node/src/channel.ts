@@ -123,12 +123,12 @@ export class Channel {
   #call(command: Args | Send): Promise<unknown> {
     const reply = this.link.call("command" in command ? command.command : command);
     if ("command" in command) command.sent();
-    const note = () => {
+    const recordAnswer = () => {
       this.#answers += 1;
       this.isSilent = false;
       if ("command" in command) command.replied();
     };
-    reply.then(note, (why) => isAnswer(why) && note());
+    reply.then(recordAnswer, (why) => isAnswer(why) && recordAnswer());
     return reply;
   }
 
@@ -157,7 +157,7 @@ export class Channel {
     const reconnect = () => {
       subscription.close();
       registry.onDisconnected();
-      registry.heardAt = now();
+      registry.receivedAt = now();
       if (this.#registry === registry) subscription = this.link.subscribe(registry);
     };
     const close = () => {
@@ -168,14 +168,14 @@ export class Channel {
     };
     const check = async () => {
       if (registry.isIdle()) return close();
-      if (isChecking || now() - registry.heardAt < times.silence) return;
+      if (isChecking || now() - registry.receivedAt < times.silence) return;
       isChecking = true;
       try {
         await withTimeout(subscription.ping(), TICK);
-        registry.heardAt = now();
+        registry.receivedAt = now();
       } catch (why) {
         // An error reply shows that the connection works.
-        if (errorWord(why)) registry.heardAt = now();
+        if (errorWord(why)) registry.receivedAt = now();
         else reconnect();
       }
       isChecking = false;

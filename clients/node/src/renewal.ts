@@ -184,7 +184,7 @@ export class UnansweredLeases {
     if (request.connection !== this.server.connections) return;
     const at = this.#sent.indexOf(request);
     this.#sent = this.#sent.filter(
-      ({ connection }, other) => other > at || connection !== request.connection,
+      ({ connection }, index) => index > at || connection !== request.connection,
     );
   }
 }

@@ -161,7 +161,7 @@ export class Round {
   /** Returns the member to queue at next; undefined for the first one of the common order.
    *
    * 1. If the member of the present queue refuses the token, that queue does not move: the next member.
-   * 2. If a later member refuses the token, other clients queue there and cannot come here: that member.
+   * 2. If a later member refuses the token, other clients queue there and cannot queue here: that member.
    * 3. If `order` leaves out earlier members, and this round has waited or one of them has refused, other
    *    clients still queue here: the present member again. */
   nextQueue(): number | undefined {

@@ -25,7 +25,7 @@ const BACKGROUND_ANSWER = 1000;
 const TICK = 1000;
 
 /** The servers that receive the commands: a single one, or the members of a quorum. */
-export interface Where {
+export interface Servers {
   readonly channels: readonly Channel[];
   /** Time limit of an answer in ms; undefined for `times.answer`. */
   readonly limit?: number;
@@ -35,9 +35,9 @@ export interface Where {
  * generator once, carries out the clean-up steps that the generator yields, and throws the signal's reason. */
 export async function run<T>(
   steps: Steps<T>,
-  where: Where,
+  servers: Servers,
   signal?: AbortSignal,
-  limit = where.limit ?? times.answer,
+  limit = servers.limit ?? times.answer,
 ): Promise<T> {
   signal?.throwIfAborted();
   let activeSignal = signal;
@@ -46,7 +46,7 @@ export async function run<T>(
     while (!turn.done) {
       let outcome: unknown;
       try {
-        outcome = await perform(turn.value, where, limit, activeSignal);
+        outcome = await perform(turn.value, servers, limit, activeSignal);
       } catch (why) {
         if (why instanceof Aborted) activeSignal = undefined;
         turn = steps.throw(why);
@@ -60,17 +60,17 @@ export async function run<T>(
   }
 }
 
-function perform(step: Step, where: Where, limit: number, signal: AbortSignal | undefined): unknown {
-  if (Array.isArray(step) || step instanceof Send) return where.channels[0]!.send(step, limit, signal);
+function perform(step: Step, servers: Servers, limit: number, signal: AbortSignal | undefined): unknown {
+  if (Array.isArray(step) || step instanceof Send) return servers.channels[0]!.send(step, limit, signal);
   if (step instanceof Pause) return pause(step.wait.bell.rung(), step.ms, signal);
   if (step instanceof Sleep) return pause(new Promise(() => {}), step.ms, signal);
-  if (step instanceof Listen) return where.channels[0]!.listen();
-  if (step instanceof Watch) return watch(step.task, where);
-  if (step instanceof Ask) return ask(step, where, limit, signal);
+  if (step instanceof Listen) return servers.channels[0]!.listen();
+  if (step instanceof Watch) return watch(step.task, servers);
+  if (step instanceof Ask) return ask(step, servers, limit, signal);
   if (step instanceof Begin)
-    return begin(step.steps, step.member === undefined ? where : where.channels[step.member]!, limit);
-  if (step instanceof To) return perform(step.step, where.channels[step.member]!, limit, signal);
-  return owe(step as Owe, where);
+    return begin(step.steps, step.member === undefined ? servers : servers.channels[step.member]!, limit);
+  if (step instanceof To) return perform(step.step, servers.channels[step.member]!, limit, signal);
+  return owe(step as Owe, servers);
 }
 
 /** Resolves when `end` resolves, or after `ms`. */
@@ -82,7 +82,7 @@ async function pause(end: Promise<unknown>, ms: number, signal?: AbortSignal): P
   }
 }
 
-function ask(step: Ask, where: Where, limit: number, signal: AbortSignal | undefined): Promise<Answers> {
+function ask(step: Ask, servers: Servers, limit: number, signal: AbortSignal | undefined): Promise<Answers> {
   const answers: Answers = new Map();
   const asked = new Promise<Answers>((resolve) => {
     let isDecided = step.members.length === 0 || step.enough(answers);
@@ -90,7 +90,7 @@ function ask(step: Ask, where: Where, limit: number, signal: AbortSignal | undef
     const note = (member: number, answer: unknown) => {
       if (isDecided) {
         const steps = step.late(member, answer);
-        if (steps !== undefined) begin(steps, where, limit);
+        if (steps !== undefined) begin(steps, servers, limit);
         return;
       }
       answers.set(member, answer);
@@ -98,7 +98,7 @@ function ask(step: Ask, where: Where, limit: number, signal: AbortSignal | undef
       if (isDecided) resolve(answers);
     };
     for (const member of step.members) {
-      run(step.steps(member), where.channels[member]!, undefined, limit).then(
+      run(step.steps(member), servers.channels[member]!, undefined, limit).then(
         (answer) => note(member, answer),
         (why) => note(member, why),
       );
@@ -107,17 +107,17 @@ function ask(step: Ask, where: Where, limit: number, signal: AbortSignal | undef
   return signal === undefined ? asked : withTimeout(asked, Number.POSITIVE_INFINITY, signal);
 }
 
-function begin(steps: Steps<void>, where: Where, limit: number): void {
-  run(steps, where, undefined, limit).catch((why) => process.emitWarning(why));
+function begin(steps: Steps<void>, servers: Servers, limit: number): void {
+  run(steps, servers, undefined, limit).catch((why) => process.emitWarning(why));
 }
 
 /** Sends the owed requests in the background. Resolves once `step.enough` returns true, or after
  * `times.patience`. */
-function owe(step: Owe, where: Where): Promise<void> {
+function owe(step: Owe, servers: Servers): Promise<void> {
   const enough = new Promise<void>((resolve) => {
     for (const [member, owed] of step.owed) {
       owed.answered = () => step.enough() && resolve();
-      const channel = where.channels[member]!;
+      const channel = servers.channels[member]!;
       watch(owed, channel, () => owed.finished() || channel.isClosed);
     }
     if (step.enough()) resolve();
@@ -127,7 +127,7 @@ function owe(step: Owe, where: Where): Promise<void> {
 
 /** Wakes the task each time its `wakeAt` has come, until the task is finished. The timer does not keep the
  * process alive. */
-function watch(task: Task, where: Where, isFinished = () => task.finished()): void {
+function watch(task: Task, servers: Servers, isFinished = () => task.finished()): void {
   let timer: NodeJS.Timeout | undefined;
   const arm = () => {
     clearTimeout(timer);
@@ -139,7 +139,7 @@ function watch(task: Task, where: Where, isFinished = () => task.finished()): vo
     if (!isFinished() && task.wakeAt() <= now()) {
       const steps = task.wake();
       if (steps !== undefined) {
-        run(steps, where, undefined, BACKGROUND_ANSWER).then(arm, (why) => process.emitWarning(why));
+        run(steps, servers, undefined, BACKGROUND_ANSWER).then(arm, (why) => process.emitWarning(why));
       }
     }
     // The timer is set before the steps end, because a hold can be lost while its renewal hangs.

@@ -9,7 +9,7 @@ import { QueueChoice } from "./queue-choice.js";
 import { QuorumAttempt } from "./quorum-attempt.js";
 import { QuorumHold } from "./quorum-hold.js";
 import { type Acquisition, type Granted, isLocked, type Request } from "./requests.js";
-import type { Where } from "./run.js";
+import type { Servers } from "./run.js";
 import { SingleAttempt, SingleHold } from "./single.js";
 import type { Steps } from "./steps.js";
 import { times } from "./waits.js";
@@ -17,7 +17,7 @@ import { times } from "./waits.js";
 // Name of this library in CLIENT LIST. `dlock doctor` compares the names of all clients.
 const LIBRARY = "dlock-client";
 
-export interface Service extends Where {
+export interface Service extends Servers {
   attempt(request: Request, fenced: boolean): Acquisition;
   /** Returns a hold that another object acquired. */
   adopted(request: Request, token: string, validUntil: number): Granted;

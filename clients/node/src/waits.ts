@@ -75,7 +75,7 @@ export class WaitRegistry {
   /** Whether the first attempt to subscribe has ended, in success or failure. */
   isSettled = false;
   /** When the subscriber last received something. */
-  heardAt = now();
+  receivedAt = now();
   readonly #waits = new Map<string, Wait>();
   #idleSince = now();
   #lastNumber = 0;
@@ -103,7 +103,7 @@ export class WaitRegistry {
   onSubscribed(): void {
     this.isSubscribed = true;
     this.isSettled = true;
-    this.heardAt = now();
+    this.receivedAt = now();
     // Earlier messages are lost: all waits ask again.
     this.wakeAll();
   }
@@ -115,7 +115,7 @@ export class WaitRegistry {
   }
 
   onMessage(message: string): void {
-    this.heardAt = now();
+    this.receivedAt = now();
     const [number, outcome] = message.split(" ", 2);
     const wait = this.#waits.get(number ?? "");
     if (wait === undefined) return;

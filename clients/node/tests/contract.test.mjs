@@ -22,7 +22,8 @@ const marked = readdirSync(folder).filter((name) => isJson(name) && isMarked(nam
 const special = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
 const files = [...marked, ...special];
 
-/** Takes the place of a connection: calls the library for the commands of an owner, and sends all others. */
+/** Replaces the connection of the player: calls the library for the commands of an owner, and sends all other
+ * commands. */
 class Caller {
   renew = false;
   #calls = [];

@@ -112,6 +112,8 @@ function acquire(replies) {
   return { choice, token, ask, acquiring, next: acquiring.next(answers) };
 }
 
+// The holds at the refusing member at the first and at the second look (age in ms by token), and the order of
+// the queues after these looks.
 for (const [what, before, after, order] of [
   ["a hold that stays", { x: 5 }, { x: 1999 }, [2]],
   ["a hold that was left behind", { x: 5 }, { x: 2000 }, [0, 1, 2]],
@@ -195,7 +197,7 @@ test("an answer that arrives after the outcome of an Ask goes to `late`, whose s
 test("a holder has a majority, or its holds are partial", () => {
   const seen = (...tokens) =>
     new Holders(
-      tokens.map((there) => there && new Map(Object.entries(there))),
+      tokens.map((tokens) => tokens && new Map(Object.entries(tokens))),
       2,
     );
   const both = seen({ x: 5 }, {}, { x: 5, y: 5 });
@@ -216,7 +218,7 @@ for (const [seen, canMove] of [
   [[{}, { b: 1 }, { b: 1 }], true],
 ]) {
   test(`the queue of the first member ${canMove ? "can" : "cannot"} move: ${JSON.stringify(seen)}`, () => {
-    const tokens = seen.map((there) => there && new Map(Object.entries(there)));
+    const tokens = seen.map((tokens) => tokens && new Map(Object.entries(tokens)));
     assert.equal(new Holders(tokens, 2).queueCanMove(0), canMove);
   });
 }
