@@ -13,7 +13,7 @@ process.stdin.resume().on("end", () => (stopping = true));
 
 // Time in microseconds, on the clock of Python's time.monotonic().
 const now = () => Number(process.hrtime.bigint() / 1000n);
-const once = (odds) => !steady && Math.random() < odds;
+const happens = (odds) => !steady && Math.random() < odds;
 const say = (...words) => process.stdout.write(`${words.join(" ")}\n`);
 
 const kinds = {
@@ -31,11 +31,11 @@ const kinds = {
 
 async function turn(quorum, name) {
   const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
-  // A contender that is going to block does not renew.
-  const pauses = once(0.04);
+  // A contender that will pause does not renew its lease.
+  const pauses = happens(0.04);
   const lock = new Lock(quorum, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
   const controller = new AbortController();
-  const giveUp = once(0.05) ? setTimeout(() => controller.abort(), Math.random() * 30) : undefined;
+  const giveUp = happens(0.05) ? setTimeout(() => controller.abort(), Math.random() * 30) : undefined;
   const asked = now();
   let hold;
   try {
@@ -47,8 +47,8 @@ async function turn(quorum, name) {
     clearTimeout(giveUp);
   }
   const since = now();
-  const end = since + 1000 * (steady || Math.random() * (once(0.05) ? 1500 : 5));
-  // The hold is relied on until then.
+  const end = since + 1000 * (steady || Math.random() * (happens(0.05) ? 1500 : 5));
+  // The time until which this client relies on the hold.
   let until = since;
   const write = () => {
     if (!hold.signal.aborted) until = now() + Math.floor(hold.validFor * 1000);

@@ -1,4 +1,4 @@
-"""A client of a quorum under faults: locks, writes and releases, again and again, until its input ends.
+"""A client of a quorum under faults: it locks, writes and releases repeatedly until its input ends.
 
 python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms.
 `crates/client/tests/chaos/foreign_clients.rs` reads its output.
@@ -23,7 +23,7 @@ from dlock._clock import now
 
 RESOURCES = "ledger", "stock", "till"
 LIMIT = 3.0
-# DLOCK_STEADY=ms: one resource, each hold of this length, and no faults of its own.
+# DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and causes no faults itself.
 STEADY = float(os.environ.get("DLOCK_STEADY", 0)) / 1000
 
 stopping = threading.Event()
@@ -33,7 +33,7 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def once(odds: float) -> bool:
+def happens(odds: float) -> bool:
     return not STEADY and random.random() < odds
 
 
@@ -50,16 +50,16 @@ class Turn:
         self.name = f"{number}:{Turn.turns}"
         Turn.turns += 1
         self.resource = "r" if STEADY else random.choice(RESOURCES)
-        # A holder that will pause does not renew.
-        self.pauses = once(0.04)
+        # A holder that will pause does not renew its lease.
+        self.pauses = happens(0.04)
         self.options = dict(timeout=lease / 1000, auto_renew=not self.pauses, fenced=True)
-        self.limit = random.uniform(0, 0.03) if once(0.05) else LIMIT
+        self.limit = random.uniform(0, 0.03) if happens(0.05) else LIMIT
         self.asked = time.monotonic()
 
-    def begins(self, lock: dlock.Redlock | dlock.asyncio.Redlock) -> None:
+    def begin(self, lock: dlock.Redlock | dlock.asyncio.Redlock) -> None:
         self.lock, self.fence = lock, lock.fence
         self.since = time.monotonic()
-        stays = STEADY or random.uniform(0, 1.5 if once(0.05) else 0.005)
+        stays = STEADY or random.uniform(0, 1.5 if happens(0.05) else 0.005)
         self.stays_until = self.since + stays
         say("holds")
         if self.pauses:
@@ -72,14 +72,14 @@ class Turn:
     def write(self) -> None:
         say("writes", self.resource, self.fence, self.name)
 
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         if self.lock.lost.is_set():
             say("lost")
             return False
         return time.monotonic() < self.stays_until
 
-    def ends(self) -> None:
-        # A hold past its validity ended with the validity.
+    def end(self) -> None:
+        # The hold ends now, or has ended with its validity.
         at = time.monotonic()
         until = min(at, at + self.lock.local.hold.valid_until - now())
         moments = micros(self.asked), micros(self.since), micros(until)
@@ -96,7 +96,7 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
     quorum = dlock.Quorum([clients.Redis.from_url(url) for url in urls])
     while not stopping.is_set():
         turn = Turn(number, lease)
-        # With asyncio, a call with a short limit is cancelled instead.
+        # With asyncio, `wait_for` cancels a call with a short limit instead.
         limit = turn.limit if kind == "threads" else LIMIT
         lock = locks.Redlock(quorum, turn.resource, blocking_timeout=limit, **turn.options)
         try:
@@ -107,11 +107,11 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
         if not acquired:
             say("none")
             continue
-        turn.begins(lock)
-        while turn.goes_on():
+        turn.begin(lock)
+        while turn.continues():
             await asyncio.sleep(STEADY or random.uniform(0, 0.01))
             turn.write()
-        turn.ends()
+        turn.end()
         with contextlib.suppress(redis.RedisError):
             await outcome(lock.release())
 

@@ -18,7 +18,7 @@ const say = (what, ...moments) => process.stdout.write([what, ...moments].join("
 const kinds = {
   redlock() {
     const redlock = new Redlock([client], { retryCount: 0 });
-    redlock.on("error", () => {}); // each refusal is reported here, too
+    redlock.on("error", () => {}); // each refusal also emits an error event
     let lock;
     return {
       async acquire() {
@@ -35,7 +35,7 @@ const kinds = {
       },
       async release() {
         await lock.release().catch((why) => {
-          if (!(why instanceof ExecutionError)) throw why; // its lease ended before
+          if (!(why instanceof ExecutionError)) throw why; // the lease had ended before
         });
       },
     };

@@ -1,8 +1,8 @@
 """One process of a fleet: holds one key again and again until its input ends, and prints its actions.
 
 python member.py KIND PORT KEY LEASE, with the lease in ms. Each line of its output has an action and its
-time: `waits`, `holds` (with the end of its validity), `leaves` (before the request), `left`. All processes of
-a machine share that clock.
+time: `waits`, `holds` (with the end of its validity), `leaves` (before the request to release), `left`. The
+time is of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Library:
 
     def acquire(self) -> float:
         self.lock.acquire()
-        # The moment at which a waited lease began is unknown.
+        # The time at which a lease began after a wait is unknown, so the lease is set again.
         sent = time.monotonic()
         self.lock.reacquire()
         return sent
@@ -62,7 +62,7 @@ class Plain:
 
 
 class Commands:
-    """DLOCK.ACQUIRE with BLOCK, as a client without a library."""
+    """DLOCK.ACQUIRE with BLOCK, as a client without a library of dlock sends it."""
 
     def __init__(self, client: redis.Redis, key: str, lease: int) -> None:
         self.client, self.key, self.lease = client, key, lease
@@ -79,9 +79,9 @@ class Commands:
         self.client.execute_command("DLOCK.RELEASE", self.key, self.token)
 
 
-def late(why: Exception) -> bool:
+def is_late(why: Exception) -> bool:
     """Returns whether the release came after the end of the lease. The scripts of the old kinds may then find
-    a lock of dlock, which is WRONGTYPE."""
+    a lock of dlock, and get WRONGTYPE."""
     return isinstance(why, redis.lock.LockNotOwnedError) or "WRONGTYPE" in str(why)
 
 
@@ -104,7 +104,7 @@ def work(locker: Library | Plain | Commands, lease: float) -> None:
         try:
             locker.release()
         except redis.RedisError as why:
-            if not late(why):
+            if not is_late(why):
                 raise
         say("left", time.monotonic())
         time.sleep(random.uniform(0.02, 0.1))

@@ -1,4 +1,4 @@
-"""Compares dlock.Lock with redis.lock.Lock on one server, in turns, in one run.
+"""Measures dlock.Lock and redis.lock.Lock in turns on one server, and compares them.
 
 python bench.py redis://127.0.0.1:6379 [--seconds 10]
 """
@@ -18,9 +18,10 @@ import redis.lock
 import dlock
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
-# Loads: the number of clients, the ms for which each holds the lock, and the ms that it then does something
-# else. With 5 ms the lock is never free, and a fair wait lasts as long as the holds of all others. In the
-# other loads most clients find it free; the others lose the whole pause of polling.
+# Loads: the number of clients, the ms for which each holds the lock, and the ms until it asks again. If
+# clients ask again after 5 ms, the lock is never free, and a fair wait lasts as long as the holds of all
+# other clients. If they ask again later, most find it free; the others wait only briefly in a
+# queue, but for a whole pause if they poll.
 LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (8, 1, 200), (64, 1, 200), (64, 1, 400), (64, 5, 1000)
 PROCESSES = 8
 # Each round measures both kinds, one after the other.
@@ -49,11 +50,11 @@ def pairs(url: str, rounds: int, each: int) -> None:
 
 
 def work(
-    url: str, kind: str, threads: int, hold: int, elsewhere: int, start: float, end: float, results: Any
+    url: str, kind: str, threads: int, hold: int, pause: int, start: float, end: float, results: Any
 ) -> None:
     client = redis.Redis.from_url(url)
 
-    def one() -> None:
+    def run_client() -> None:
         waits, held = [], 0.0
         lock = KINDS[kind](client, "bench:contended", timeout=30)
         time.sleep(max(start - time.time(), 0))
@@ -62,15 +63,15 @@ def work(
             lock.acquire()
             acquired = time.perf_counter()
             time.sleep(hold / 1000)
-            # A wait that outlasts the run counts too: with polling, some clients starve.
+            # A wait that ends after the run counts too: with polling, some clients starve.
             if at > start + WARM:
                 waits.append(acquired - began)
                 held += time.perf_counter() - acquired
             lock.release()
-            time.sleep(elsewhere / 1000)
+            time.sleep(pause / 1000)
         results.put((waits, held))
 
-    running = [threading.Thread(target=one) for _ in range(threads)]
+    running = [threading.Thread(target=run_client) for _ in range(threads)]
     for thread in running:
         thread.start()
     for thread in running:
@@ -78,12 +79,12 @@ def work(
 
 
 def run(
-    url: str, kind: str, clients: int, hold: int, elsewhere: int, seconds: float
+    url: str, kind: str, clients: int, hold: int, pause: int, seconds: float
 ) -> list[tuple[list[float], float]]:
     """Returns the waits of each client, and the time for which it held the lock."""
     results: Any = multiprocessing.Queue()
     start = time.time() + 1
-    load = hold, elsewhere, start, start + WARM + seconds, results
+    load = hold, pause, start, start + WARM + seconds, results
     arguments = (url, kind, clients // PROCESSES, *load)
     processes = [multiprocessing.Process(target=work, args=arguments) for _ in range(PROCESSES)]
     for process in processes:
@@ -94,28 +95,28 @@ def run(
     return found
 
 
-def contend(url: str, clients: int, hold: int, elsewhere: int, seconds: float) -> None:
-    print(f"{clients} clients, each holds for {hold} ms and is elsewhere for {elsewhere} ms")
+def contend(url: str, clients: int, hold: int, pause: int, seconds: float) -> None:
+    print(f"{clients} clients, each holds for {hold} ms and asks again after {pause} ms")
     runs: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for _ in range(ROUNDS):
         for kind, found in runs.items():
-            found.append(run(url, kind, clients, hold, elsewhere, seconds))
+            found.append(run(url, kind, clients, hold, pause, seconds))
     tails = {}
     least = 0.0
     for kind, rounds in runs.items():
         waits = sorted(wait for found in rounds for each, _ in found for wait in each)
         held = sum(held for found in rounds for _, held in found) / (ROUNDS * seconds)
         tails[kind] = waits[int(len(waits) * 0.99)]
-        # A client that returns after this time finds all others ahead in the queue.
-        least = max((clients - 1) * held * ROUNDS * seconds / len(waits) - elsewhere / 1000, 0)
+        # The wait of a client that asks again and finds all other clients ahead of it in the queue.
+        least = max((clients - 1) * held * ROUNDS * seconds / len(waits) - pause / 1000, 0)
         print(
             f"  {kind}: {len(waits) / ROUNDS / seconds:.0f} grants/s, held {held * 100:.0f} % of the time, "
             f"wait p50, p99, max {statistics.median(waits) * 1e3:.0f}, {tails[kind] * 1e3:.0f}, "
             f"{waits[-1] * 1e3:.0f} ms, least Jain {min(map(fairness, rounds)):.3f}"
         )
     print(
-        f"  p99 of dlock is {tails['dlock'] / tails['redis-py']:.3f} of polling's; without handoffs a fair "
-        f"wait would be {least * 1e3:.0f} ms, {least / tails['redis-py']:.3f}"
+        f"  p99 of dlock is {tails['dlock'] / tails['redis-py']:.3f} of polling's; if handoffs took no "
+        f"time, a fair wait would last {least * 1e3:.0f} ms, {least / tails['redis-py']:.3f} of polling's p99"
     )
 
 

@@ -40,7 +40,7 @@ class Once(celery.Task):
         done = name + ":done"
         lock = dlock.Lock(client, name)
         if not lock.acquire(blocking=False):
-            # The worker that runs it may still fail.
+            # The worker that runs the task may still fail.
             raise self.retry()
         try:
             if client.exists(done):
