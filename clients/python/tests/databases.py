@@ -73,7 +73,7 @@ class Server(Database):
         super().__init__()
         self.port = free_port()
         self.process = None
-        # MariaDB deletes the temporary tables of other servers in this folder at its start.
+        # Each server has its own TMPDIR, as MariaDB deletes all temporary tables there when it starts.
         libraries = ":".join(map(str, UNPACKED.glob("usr/lib/*-linux-gnu")))
         self.environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "TMPDIR": str(self.folder)}
         try:

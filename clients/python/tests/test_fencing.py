@@ -29,7 +29,7 @@ FORMS = "none", "column", "triggers", "gate"
 # A holder reads and writes in one transaction, or in two.
 ONE = "begin", "claim", "read", "write", "commit"
 TWO = "begin", "claim", "read", "commit", "begin", "claim", "write", "commit"
-# The steps of a holder, and after how many of them it is stopped: always between its read and its commit.
+# The steps of a holder, and after how many of them it is stopped: between its read and its last commit.
 STOPS = [(ONE, 3), (ONE, 4), (TWO, 4), (TWO, 5), (TWO, 6), (TWO, 7)]
 
 

@@ -41,7 +41,7 @@ class Hold:
         return self.until if self.left is None else min(self.left, self.until)
 
 
-class Member:
+class FleetClient:
     """A process of the fleet, with its output."""
 
     def __init__(self, kind, port):
@@ -94,8 +94,8 @@ class Member:
 class Fleet:
     def __init__(self, port, kinds):
         self.port = port
-        self.members = [Member(kind, port) for kind in kinds]
-        self.gone = []
+        self.clients = [FleetClient(kind, port) for kind in kinds]
+        self.ended = []
 
     def run(self, seconds):
         """Lets the fleet run for `seconds`. Half of the processes that it kills are holders."""
@@ -103,46 +103,46 @@ class Fleet:
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(random.uniform(0.1, 0.8), left))
             self.check()
-            member = random.choice(self.members)
+            client = random.choice(self.clients)
             if random.random() < 0.5:
-                member = until("a process holds the lock", self.holder)
-            member.kill()
-            self.replace(self.members.index(member), member.kind)
+                client = until("a process holds the lock", self.holder)
+            client.kill()
+            self.replace(self.clients.index(client), client.kind)
 
     def check(self):
         """Fails if a process has ended by itself."""
-        for member in self.members:
-            status = member.process.poll()
+        for client in self.clients:
+            status = client.process.poll()
             assert status is None, (
-                f"{member.kind} ended with {status}: Node needs NODE_PATH for its libraries"
+                f"{client.kind} ended with {status}: Node needs NODE_PATH for its libraries"
             )
 
-    def have_all_held_it(self):
+    def has_each_kind_held(self):
         """Returns whether each kind has held the lock, and a holder was killed."""
-        holds = [hold for member in self.gone + self.members for hold in member.holds]
-        killed = any(hold.left is None for member in self.gone for hold in member.holds)
+        holds = [hold for client in self.ended + self.clients for hold in client.holds]
+        killed = any(hold.left is None for client in self.ended for hold in client.holds)
         return killed and {hold.kind for hold in holds} == {*OLD, *NEW}
 
     def holder(self):
-        return next((member for member in self.members if member.inside.is_set()), None)
+        return next((client for client in self.clients if client.inside.is_set()), None)
 
     def replace(self, place, kind):
-        if self.members[place].killed_at is None:
-            self.members[place].stop()
-        self.gone.append(self.members[place])
-        self.members[place] = Member(kind, self.port)
+        if self.clients[place].killed_at is None:
+            self.clients[place].stop()
+        self.ended.append(self.clients[place])
+        self.clients[place] = FleetClient(kind, self.port)
 
     def stop(self):
         """Returns all holds in their order, and the times at which waiters were killed."""
-        for member in self.members:
-            member.stop()
-        processes = self.gone + self.members
-        holds = sorted((hold for member in processes for hold in member.holds), key=lambda hold: hold.entered)
-        return holds, [member.killed_at for member in processes if member.waits_from is not None]
+        for client in self.clients:
+            client.stop()
+        processes = self.ended + self.clients
+        holds = sorted((hold for client in processes for hold in client.holds), key=lambda hold: hold.entered)
+        return holds, [client.killed_at for client in processes if client.waits_from is not None]
 
     def close(self):
-        for member in self.members:
-            member.kill()
+        for client in self.clients:
+            client.kill()
 
 
 def overlaps(holds):
@@ -200,28 +200,28 @@ def fleet(server, kinds):
 
 @pytest.mark.timeout(SECONDS + 120)
 def test_a_mixed_fleet_never_has_two_holders(mixed, capsys):
-    with fleet(mixed, OLD + NEW) as members:
-        members.run(SECONDS)
-        while not members.have_all_held_it():
-            members.run(1)  # old clients rarely get the lock while new clients queue
-        holds, waiters_killed_at = members.stop()
+    with fleet(mixed, OLD + NEW) as running:
+        running.run(SECONDS)
+        while not running.has_each_kind_held():
+            running.run(1)  # old clients rarely get the lock while new clients queue
+        holds, waiters_killed_at = running.stop()
     check(holds, waiters_killed_at, capsys, "mixed")
 
 
 @pytest.mark.timeout(SECONDS + 120)
 def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(mixed, capsys):
     step = SECONDS / (2 * len(OLD) + 2)
-    with fleet(mixed, OLD) as members, redis.Redis.from_url(mixed.url) as r:
+    with fleet(mixed, OLD) as running, redis.Redis.from_url(mixed.url) as r:
         for kinds in NEW, OLD:
             r.config_set("dlock.honour-strings", "yes")
             for place, kind in enumerate(kinds):
-                members.run(step)
-                members.replace(place, kind)
+                running.run(step)
+                running.replace(place, kind)
             if kinds is NEW:
                 until("the last string is gone", lambda: r.type(KEY) != b"string")
                 r.config_set("dlock.honour-strings", "no")
-            members.run(step)
-        holds, waiters_killed_at = members.stop()
+            running.run(step)
+        holds, waiters_killed_at = running.stop()
     check(holds, waiters_killed_at, capsys, "moved and back")
 
 

@@ -125,19 +125,19 @@ class LibraryPlaying(Playing):
 
     def step(self, step):
         step = dict(step)
-        on, renew, word = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
+        on, renew, lost_command = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
         caller = self.connections.setdefault(on, self.connect())
         caller.renew = renew
         for name, value in step.pop("fault", {}).items():
             self.proxy.drop() if name == "drop" else setattr(self.proxy, name, value)
-        if word is not None:
-            lost, self.proxy.match, self.proxy.cut_replies = self.proxy.lost, word.encode(), 1
+        if lost_command is not None:
+            lost, self.proxy.match, self.proxy.cut_replies = self.proxy.lost, lost_command.encode(), 1
         owner = step.pop("lost", None)
         if step.keys() & STEP_KEYS:
             super().step(step)
-        if word is not None:
+        if lost_command is not None:
             until("a reply is lost", lambda: self.proxy.lost > lost)
-            # The outcome is not compared.
+            # The outcome of the call is not compared.
             while caller.calls:
                 caller.read()
         if owner is not None:

@@ -17,6 +17,7 @@ REQUEST = Request(b"foo", "foo", 10_000, (), False)
 
 
 def asking(quorum):
+    """Returns the steps that ask all members, and the first of them."""
     steps = quorum.ask_all(("PING",))
     return steps, next(steps)
 
