@@ -60,8 +60,8 @@ LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyClu
 
 
 def check_client(client: Any, user: str, *, is_async: bool, single: bool = False) -> None:
-    """Raises TypeError unless ``client`` is a client of the right kind. ``user`` is the class that needs it.
-    ``single`` excludes clusters."""
+    """Raises TypeError unless ``client`` is a client of the right kind. ``user`` names the class that
+    needs the client, for the message. ``single`` excludes clusters."""
     for client_class, class_is_async, is_cluster in _client_classes():
         if not isinstance(client, client_class) or _is_pipeline(client):
             continue
@@ -81,7 +81,7 @@ def _client_classes() -> Iterator[tuple[type, bool, bool]]:
     """Yields the classes of clients, whether they are for asyncio, and whether they are for clusters."""
     for package, names in LIBRARIES.items():
         for module, is_async in (package, False), (f"{package}.asyncio", True):
-            # If a module is not loaded, no object can be a client of it.
+            # If a module is not loaded, no client of one of its classes can exist.
             loaded = sys.modules.get(module)
             for name, is_cluster in zip(names, (False, True)):
                 if loaded is not None:
@@ -193,7 +193,7 @@ def own_client(client: Any) -> Any:
 
 
 def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
-    """As `own_client`, for asyncio."""
+    """Returns the same as `own_client`, for asyncio."""
     if is_cluster(client):
         # One node suffices for a cluster, where messages reach every node: not every version of redis-py can
         # subscribe through a cluster client.
@@ -326,7 +326,7 @@ class MemberConnection:
 
 
 class AsyncMemberConnection:
-    """As `MemberConnection`, for asyncio."""
+    """The same as `MemberConnection`, for asyncio."""
 
     def __init__(self, client: Any) -> None:
         self.peer = Peer(None)

@@ -262,7 +262,7 @@ class Core(Generic[C]):
         return (yield from _protocol.send_or(_protocol.holds(self._key, token), 0))
 
     def _ask_pttl(self, token: bytes) -> Steps:
-        """Returns the ms left of the token's lease; -2 if the token has no hold."""
+        """Returns the remaining lease of the token, in ms; -2 if the token has no hold."""
         return (yield from _protocol.send_or(_protocol.pttl(self._key, token), -2))
 
     def _ask_locked(self) -> Steps:
@@ -320,7 +320,7 @@ class Core(Generic[C]):
             hold.release_sent = True
         lasts = (self._lease() if hold is None else hold.lease) / 1000
         ended = yield from self._ask_release(token, hold, lasts)
-        # Another task or thread that shares this object may have acquired the lock meanwhile.
+        # The token stays if another task or thread has acquired the lock with this object meanwhile.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
         loss = None if hold is None else hold.loss

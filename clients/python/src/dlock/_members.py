@@ -268,7 +268,7 @@ class Quorum(Generic[C_co]):
         return Holders(tokens, self.majority)
 
     def has_waiters(self, key: bytes, at: int) -> Steps:
-        """Returns whether the member has waiters. None if it does not show them."""
+        """Returns whether the member has waiters. None if the member does not show its waiters."""
         command = _protocol.waiters(key)
         answers = yield from self.ask([at], lambda member: _protocol.send(command), all_answered)
         queue = answers.get(at)

@@ -144,10 +144,10 @@ class QuorumCore(Core[C]):
         def vote(member: int) -> bool | None:
             if member not in owed:
                 return False
-            each = owed[member]
-            if each.ended is None:
+            release = owed[member]
+            if release.ended is None:
                 return None
-            return each.ended > 0 or (each.unanswered and not only_certain)
+            return release.ended > 0 or (release.unanswered and not only_certain)
 
         return self._majority([vote(member) for member in self.redis.all()])
 
@@ -162,11 +162,11 @@ class QuorumCore(Core[C]):
         self,
         question: Question,
         yes: Callable[[int, Any], bool | None],
-        found: list[int] | None = None,
+        accepted: list[int] | None = None,
         on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
         """Asks all members. Returns whether `yes` is true for the answers of a majority. Appends the answers
-        for which it is true to `found`. Raises `NoQuorumError` if too few members answered."""
+        for which `yes` is true to `accepted`. Raises `NoQuorumError` if too few members answered."""
 
         def vote(member: int, answers: Answers) -> bool | None:
             answer = answers.get(member)
@@ -195,14 +195,14 @@ class QuorumCore(Core[C]):
                 for member, answer in answers.items()
             }
             raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, states), self.name)
-        if found is not None:
-            found += [answers[member] for member in answers if vote(member, answers)]
+        if accepted is not None:
+            accepted += [answers[member] for member in answers if vote(member, answers)]
         return decided
 
 
 def check_quorum(quorum: Any, user: str, *, is_async: bool) -> None:
-    """Raises TypeError unless ``quorum`` is one of clients of the right kind. ``user`` is the class that
-    needs it."""
+    """Raises TypeError unless ``quorum`` is one of clients of the right kind. ``user`` names the
+    class that needs the quorum, for the message."""
     if not isinstance(quorum, Quorum):
         raise TypeError(f"{user} needs a dlock.Quorum of clients, and got {type(quorum).__name__}")
     for member in quorum.members:

@@ -52,7 +52,7 @@ class OwedTask(Task, Protocol):
 
 
 class Sleep:
-    """Sleeps."""
+    """Sleeps for `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -86,7 +86,7 @@ class Owe:
     most for `PATIENCE` seconds."""
 
     def __init__(self, owed: Mapping[int, OwedTask], enough: Callable[[], bool]) -> None:
-        # By the number of the member, or SINGLE.
+        # The owed commands, by the number of the member or SINGLE.
         self.owed = owed
         self.enough = enough
 

@@ -17,7 +17,7 @@ from ._clock import now
 from ._protocol import Args, is_misuse
 
 # Time that the server retains a queue position after each request for it, in seconds. A grant to a waiter
-# that has died lasts no longer either.
+# that has died lasts at most as long.
 KEEP = 10.0
 # Pause between two requests of a wait that receives no message, in seconds.
 ASK = KEEP / 3
@@ -191,7 +191,7 @@ class Contention:
 
     def begin_look(self, key: bytes) -> bool:
         """Returns whether the caller must look for other clients at a later queue now. Returns True at most
-        once per `CONTENDED_FOR` seconds."""
+        once in `CONTENDED_FOR` seconds."""
         if now() < self._looked_until.get(key, 0.0):
             return False
         if len(self._looked_until) >= MAX_RESOURCES:
