@@ -147,15 +147,15 @@ impl<'a> Ctx<'a> {
     /// Returns a number from a section of INFO.
     pub fn info_number(self, section: &str, field: &str) -> Option<i64> {
         let (section, field) = (c_string(section), c_string(field));
-        let mut failed = 0;
+        let mut status = 0;
         // SAFETY: the context is valid; the data is freed at once.
         let number = unsafe {
             let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
-            let number = api!(RedisModule_ServerInfoGetFieldSigned(data, field.as_ptr(), &mut failed));
+            let number = api!(RedisModule_ServerInfoGetFieldSigned(data, field.as_ptr(), &mut status));
             api!(RedisModule_FreeServerInfo(self.0, data));
             number
         };
-        (failed == rm::REDISMODULE_OK as c_int).then_some(number)
+        (status == rm::REDISMODULE_OK as c_int).then_some(number)
     }
 
     /// Returns whether the server is to close this connection after writing all of its replies, as it does
@@ -243,11 +243,11 @@ impl Ctx<'_> {
         (found == rm::REDISMODULE_OK as c_int).then_some(address)
     }
 
-    /// Returns whether a client id belongs to an open connection, by a search for its user: the server finds
-    /// users of connections only.
+    /// Returns whether a client id belongs to an open connection. Asks for the client's user name, because
+    /// the server returns one only for such an id.
     ///
-    /// Scripts and guards run on an internal client, which has an id, too. Valkey 9 crashes if the module
-    /// asks for the address of that client.
+    /// Scripts and the commands inside DLOCK.GUARD run on an internal client, which also has an id. Valkey 9
+    /// crashes if the module asks for the address of that client.
     pub fn is_connected(self, client: u64) -> bool {
         let user = unsafe { api!(RedisModule_GetClientUserNameById(self.0, client)) };
         if !user.is_null() {

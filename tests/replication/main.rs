@@ -1,7 +1,7 @@
-//! The replication stream, and replicas that apply it. `DLOCK_ROUNDS=50` makes the failovers and resyncs
-//! longer.
+//! The replication stream, and replicas that apply it. `DLOCK_ROUNDS=50` repeats the failovers and resyncs
+//! more often.
 
-#![allow(clippy::disallowed_methods, reason = "tests limit their waits")]
+#![allow(clippy::disallowed_methods, reason = "tests read the clock, to limit their waits")]
 
 mod cluster;
 mod ended_waits;
@@ -18,7 +18,7 @@ mod replicas;
 mod resync;
 mod stream;
 
-/// Returns the number of failovers, or half the number of resyncs, in a test.
+/// Returns the number of rounds of a test. A round is one failover, or two resyncs.
 fn rounds() -> usize {
     dlock_testkit::rounds(2)
 }

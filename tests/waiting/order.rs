@@ -20,7 +20,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     granted(&mut b);
     b.ok("DLOCK.RELEASE k b");
     assert_eq!(holders(&mut a, "k"), ["d"]);
-    // One effect for each release with its grant.
+    // The stream has one command for each release, together with the grant that follows.
     let sent = stream.drain();
     let [select, first, second] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!(line(select), "SELECT 0");

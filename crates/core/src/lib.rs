@@ -11,13 +11,13 @@
 //! - [`Waiting`]: the wait queues of all locks
 //! - [`Turn`]: one operation on one lock and its queue
 //! - [`Step`]: the effects of an operation, which the caller carries out
-//! - [`Fences`]: the numbers of grants
+//! - [`Fences`]: issues the fence of each grant
 //! - [`Search`](deadlock::Search): the search for a deadlock, before a client waits
 //! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
 //!
-//! The other modules: [`codec`] and [`plain`] are about stored and logged bytes, [`admission`] limits what
-//! comes from outside, [`grace`] and [`mark`] are about restarts, [`listing`] is LIST, [`log`] is LOG,
-//! [`schedule`] and [`due_locks`] order locks by the time at which they are due.
+//! The other modules: [`codec`] and [`plain`] are about stored and logged bytes, [`admission`] limits
+//! leases and delays, and checks the bytes of RESTORE, [`grace`] and [`mark`] are about restarts, [`listing`]
+//! is LIST, [`log`] is LOG, [`schedule`] and [`due_locks`] order locks by the time at which they are due.
 //!
 //! ```
 //! use dlock_core::{

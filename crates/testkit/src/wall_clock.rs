@@ -20,13 +20,13 @@ impl WallClock {
     /// Returns the server with a wall clock that the test can set.
     pub fn of(kind: &ServerKind) -> (ServerKind, WallClock) {
         let clock = WallClock(Folder::fresh());
-        clock.set_off_by(0);
+        clock.set_offset(0);
         let file = clock.0.path().join("clock");
         (preloaded(kind, "crates/testkit/src/wall_clock.c", &[("WALL_CLOCK", &file)]), clock)
     }
 
     /// Lets the clock run this many seconds ahead of the machine's clock.
-    pub fn set_off_by(&self, seconds: i64) {
+    pub fn set_offset(&self, seconds: i64) {
         self.write(seconds * 1_000_000, 0);
     }
 

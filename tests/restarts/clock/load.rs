@@ -35,7 +35,7 @@ fn clock_steps_under_load_cause_no_second_holder_and_no_lower_fence(kind: &Serve
             for _ in 0..rounds(ROUNDS) {
                 match random.below(5) {
                     0 => clock.freeze(&mut conn),
-                    _ => clock.set_off_by(random.below(2 * HOUR as usize) as i64 - HOUR),
+                    _ => clock.set_offset(random.below(2 * HOUR as usize) as i64 - HOUR),
                 }
                 let before = granted.load(Ordering::Relaxed);
                 until("30 more locks are granted", || granted.load(Ordering::Relaxed) > before + 30);
@@ -45,7 +45,7 @@ fn clock_steps_under_load_cause_no_second_holder_and_no_lower_fence(kind: &Serve
     );
     assert!(lost > 0, "no clock change ended the SET NX PX lock, so the clock was hardly changed");
     let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.clone()).collect();
-    assert!(denied.is_empty(), "{denied:#?}");
+    assert!(denied.is_empty(), "an extension of a hold that its client relied on was refused: {denied:#?}");
     let holds: Vec<_> = workers.into_iter().flat_map(|worker| worker.holds).collect();
     assert!(holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds(ROUNDS));
     let history = History { holds, ..History::default() };

@@ -26,7 +26,7 @@ fn in_time_namespace(kind: &ServerKind) -> Option<ServerKind> {
 /// this machine's clocks and an append only file.
 fn two_clocks(kind: &ServerKind) -> Option<(WallClock, Server, Server)> {
     let (ahead, clock) = WallClock::of(&in_time_namespace(kind)?);
-    clock.set_off_by(-HOUR);
+    clock.set_offset(-HOUR);
     let synced = Server::options(kind).synced().start();
     let other_clocks = Server::start(&ahead);
     Some((clock, other_clocks, synced))

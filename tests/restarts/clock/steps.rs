@@ -120,7 +120,7 @@ fn step_with_holders_and_waiters(
 fn a_clock_step_an_hour_forward_changes_no_lease_wait_or_fence(kind: &ServerKind) {
     let forward = |clock: &WallClock, conn: &mut Conn| {
         let before = seconds(conn);
-        clock.set_off_by(HOUR);
+        clock.set_offset(HOUR);
         until("the server sees the step", || seconds(conn) >= before + HOUR);
     };
     step_with_holders_and_waiters(kind, forward, |conn| {
@@ -133,7 +133,7 @@ fn a_clock_step_an_hour_forward_changes_no_lease_wait_or_fence(kind: &ServerKind
 fn a_clock_step_an_hour_back_changes_no_lease_wait_or_fence(kind: &ServerKind) {
     let back = |clock: &WallClock, conn: &mut Conn| {
         let before = seconds(conn);
-        clock.set_off_by(-HOUR);
+        clock.set_offset(-HOUR);
         until("the server sees the step", || seconds(conn) < before);
     };
     step_with_holders_and_waiters(kind, back, |conn| {
@@ -161,7 +161,7 @@ fn leases_stay_and_fences_rise_over_a_restart_with_a_clock_step(kind: &ServerKin
                 server.rewrite();
             }
             server.kill9();
-            clock.set_off_by(hours * HOUR);
+            clock.set_offset(hours * HOUR);
             server.restart();
             let mut conn = server.connect();
             assert_lease_left(&mut conn, 540_000, 600_000);

@@ -33,7 +33,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
         assert!(stored(&path(&server)) >= last, "the mark is below the fence {last}");
         // Up to three days back; correct in every fifth round.
         let days = [0, -1, -2, -1, -3][(restart + 1) % 5];
-        clock.set_off_by(days * DAY);
+        clock.set_offset(days * DAY);
         server.restart();
         assert_eq!(server.connect().ok("DBSIZE"), 0, "all data is lost");
     }
@@ -50,7 +50,7 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     server.kill9();
     assert!(!path(&server).exists(), "the mark is off");
-    clock.set_off_by(-DAY);
+    clock.set_offset(-DAY);
     server.restart();
     let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(next < fence - (DAY - 3600) * 1_000_000, "{next} after {fence}");
@@ -83,7 +83,7 @@ fn the_mark_of_a_replica_covers_the_fences_of_its_master(kind: &ServerKind) {
     until("the replica's mark covers the raised fence", || replica.number("dlock_fence_mark") > raised);
     drop(master);
     replica.kill9();
-    clock.set_off_by(-DAY);
+    clock.set_offset(-DAY);
     replica.restart();
     let next = replica.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     assert!(next > raised, "{next} after {raised}");

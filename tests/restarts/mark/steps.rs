@@ -104,12 +104,12 @@ fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
         }
         assert!(stored(&path(&server)) >= last, "{step}");
         faults.clear();
-        clock.set_off_by(-DAY);
+        clock.set_offset(-DAY);
         server.restart();
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
         assert!(fence > last, "{fence} after {last}: {step}");
         last = fence;
-        clock.set_off_by(0);
+        clock.set_offset(0);
         server.restart();
     }
 }

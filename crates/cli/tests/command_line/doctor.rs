@@ -80,7 +80,7 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
 #[each_server]
 fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     let (ahead, clock) = WallClock::of(kind);
-    clock.set_off_by(90);
+    clock.set_offset(90);
     let mut stage = Stage::with(kind, 2);
     stage.servers.push(Server::start(&ahead));
     let found = findings(&stage, "doctor", 1);

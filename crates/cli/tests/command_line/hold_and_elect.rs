@@ -157,7 +157,7 @@ fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
     until("the lock is held for longer than the clock of the observer runs", || {
         wall_clock::seconds(&mut conn) > acquired + 3
     });
-    clock.set_off_by(-wall_clock::seconds(&mut conn));
+    clock.set_offset(-wall_clock::seconds(&mut conn));
     let mut elect = stage.dlock("elect scheduler --observe --node-timeout 5s");
     let variables = preloaded.command.iter().filter_map(|word| word.split_once('='));
     elect.envs(variables);

@@ -86,12 +86,12 @@ impl Masters {
             Fault::ClockSet => {
                 let before = master.seconds();
                 let off = *random.of(&[-24, -1, 1, 24]) * HOUR;
-                master.clock.set_off_by(off);
+                master.clock.set_offset(off);
                 until("the server sees the step", || (master.seconds() - before).abs() >= HOUR / 2);
             }
             Fault::RestartedWithWrongClock => {
                 master.server.kill9();
-                master.clock.set_off_by(*random.of(&[-24, -1, 1, 24]) * HOUR);
+                master.clock.set_offset(*random.of(&[-24, -1, 1, 24]) * HOUR);
                 master.restart_without_files();
             }
         }
@@ -105,10 +105,10 @@ impl Masters {
             Fault::Slow => master.proxy.set_delay(Duration::ZERO),
             Fault::Lossy => master.proxy.set_loses_one_in(0),
             Fault::LosesRequests | Fault::LosesReplies => master.proxy.set_cut(Cut::Nothing),
-            Fault::ClockSet => master.clock.set_off_by(0),
+            Fault::ClockSet => master.clock.set_offset(0),
             Fault::RestartedWithWrongClock => {
                 master.server.kill9();
-                master.clock.set_off_by(0);
+                master.clock.set_offset(0);
                 master.restart_without_files();
             }
         }

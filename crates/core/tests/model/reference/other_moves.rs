@@ -8,7 +8,7 @@ impl Model {
         self.turn(key, |_| ());
     }
 
-    /// The background job ends a wait that has timed out: of a client, or of a QUEUE position.
+    /// The background job ends the wait of a connection that has timed out.
     pub fn time_out(&mut self, client: Client) {
         if let Some(waiter) = self.blocked(client).filter(|waiter| self.has_timed_out(waiter)) {
             self.marks.push("a wait times out");
@@ -17,6 +17,7 @@ impl Model {
         }
     }
 
+    /// The background job ends the wait of a QUEUE position that has timed out.
     pub fn time_out_token(&mut self, key: Key, token: Token) {
         if let Some(waiter) = self.position(key, token).filter(|waiter| self.has_timed_out(waiter)) {
             self.marks.push("a position times out");
@@ -47,8 +48,8 @@ impl Model {
         }
     }
 
-    /// Another command removes the key: the hold ends, and the queue is served. The server publishes the
-    /// event, not the lock.
+    /// Another command removes the key: the hold ends, and the queue is served. The server itself announces
+    /// the removal, so the end of the hold is no event of dlock.
     pub fn delete(&mut self, key: Key) {
         if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
             self.marks.push("a key with waiters is removed");

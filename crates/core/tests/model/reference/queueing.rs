@@ -87,11 +87,10 @@ impl Model {
     /// connection or can still claim it.
     fn lost(&mut self, key: Key, token: Token, number: u64) {
         self.turn(key, |model| {
-            let (now, over) = (model.in_ms(0), model.now / 1000);
+            let (now, now_rounded_down) = (model.in_ms(0), model.now / 1000);
             let Some(hold) = model.hold_mut(key, token) else { return };
             let Some(unconfirmed) = &mut hold.unconfirmed else { return };
-            let is_claimable = unconfirmed.unclaimed.is_some_and(|(of, ..)| of == number);
-            if !unconfirmed.sent_to.contains(&number) && !is_claimable && unconfirmed.unclaimed.is_none() {
+            if !unconfirmed.sent_to.contains(&number) && unconfirmed.unclaimed.is_none() {
                 model.marks.push("an undelivered grant that another client has received");
                 return;
             }
@@ -106,7 +105,7 @@ impl Model {
                 if granted == Granted::Upgrade {
                     return;
                 }
-                if *until > over {
+                if *until > now_rounded_down {
                     *delay = hold.delay.max(*delay);
                     hold.delay = 0;
                     if *until < hold.end {
