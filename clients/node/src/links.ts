@@ -13,7 +13,7 @@ export interface IoredisClient {
   readonly isCluster?: boolean;
   call(command: string, ...args: (string | Buffer | number)[]): Promise<unknown>;
   connect(): Promise<void>;
-  duplicate(): any;
+  duplicate(options?: object): any;
   quit(): Promise<unknown>;
   on(event: string, listener: Callback): unknown;
   once(event: string, listener: Callback): unknown;
@@ -129,7 +129,9 @@ function ioredisLink(client: IoredisClient): Link {
     onEnded: (listener) => client.on("end", listener),
     call: stringNumbers ? async (args) => number(await call(args)) : call,
     subscribe(subscriber) {
-      const own = client.duplicate();
+      // After a reconnect, ioredis would send SUBSCRIBE by itself and handle no error of it: if the connection
+      // is closed meanwhile, that error ends the process.
+      const own = client.isCluster ? client.duplicate() : client.duplicate({ autoResubscribe: false });
       own.on("error", ignore);
       own.on("close", () => subscriber.onDisconnected());
       own.on("message", (_: string, message: string) => subscriber.onMessage(message));

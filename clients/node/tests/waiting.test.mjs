@@ -173,6 +173,21 @@ onEach((bench) => {
     await (await waits).release();
   });
 
+  test("a client that is closed while its subscriber subscribes again leaves no unhandled error", async () => {
+    await hold();
+    const proxy = await bench.proxy();
+    const subscribed = () => proxy.requests.match(/\r\nsubscribe\r\n/gi).length;
+    const client = await bench.client(proxy.url);
+    const outcome = new Lock(client, "foo").acquire().catch((why) => why);
+    await waiters(1);
+    const before = subscribed();
+    proxy.delay = 1000;
+    proxy.drop();
+    await until("the subscriber subscribes again", () => subscribed() > before);
+    client.disconnect();
+    assert((await outcome) instanceof NoAnswerError);
+  });
+
   test("waits keep their order over broken connections", async () => {
     times.keep = 600_000;
     await hold();
