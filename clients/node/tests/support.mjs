@@ -91,9 +91,12 @@ export class Server {
     this.exited = once(child, "exit");
     const kill = () => child.kill("SIGKILL");
     process.once("exit", kill);
-    this.exited.then(() => process.off("exit", kill));
+    this.exited.then(([code, signal]) => {
+      process.off("exit", kill);
+      if (!child.killed) console.error(`the server ended by itself (${signal ?? code}): ${this.log()}`);
+    });
     await until("the server answers", () => {
-      assert.equal(this.process.exitCode, null, readFileSync(path.join(this.folder, "log"), "utf8"));
+      assert.equal(this.process.exitCode, null, this.log());
       return new Promise((resolve) => {
         const socket = net.connect(this.port, "127.0.0.1", () => socket.write("PING\r\n"));
         socket.once("data", (data) => resolve(data.toString().startsWith("+PONG")));
@@ -103,6 +106,10 @@ export class Server {
     });
     this.redis = new Redis(this.port, "127.0.0.1");
     this.redis.on("error", () => {});
+  }
+
+  log() {
+    return readFileSync(path.join(this.folder, "log"), "utf8");
   }
 
   /** Sends a command over a connection of the test's own. */
