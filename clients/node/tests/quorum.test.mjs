@@ -246,7 +246,8 @@ onEach(
         failure = why;
       });
       await isWaitedFor();
-      for (const client of closed) await client.quit();
+      // The reply to QUIT is lost if the wait sends a request behind it.
+      for (const client of closed) await client.quit().catch(() => {});
       assert((await until("the wait ends", () => failure)) instanceof NoQuorumError);
       await hold.release();
     });
