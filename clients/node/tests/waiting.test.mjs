@@ -262,7 +262,8 @@ onEach((bench) => {
       failure = why;
     });
     await waiters(1);
-    await client.quit();
+    // The reply to QUIT is lost if the wait sends a request behind it.
+    await client.quit().catch(() => {});
     assert((await until("the wait ends", () => failure)) instanceof NoAnswerError);
   });
 
