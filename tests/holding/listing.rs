@@ -85,7 +85,7 @@ fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
     let listed = |conn: &mut Conn, key: &str| {
         conn.ok(&format!("DLOCK.LIST 0 MATCH {key}")).items()[1].items()[0].clone()
     };
-    // The hold whose lease ends first was granted first.
+    // The hold that ends first was granted first.
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     until("the first hold is 5 ms old", || oldest(&mut conn) >= 5);
     // With this many holders, the lock stores its holds in rows by deadline.

@@ -97,7 +97,8 @@ fn an_append_only_file_switched_on_under_load_misses_no_change(kind: &ServerKind
     assert_eq!(digests(&server), before);
 }
 
-/// The replica continues from its position, so it must be able to read what was logged while it was away.
+/// The replica continues from its position in the log, so it must read the entries that the master wrote
+/// during the disconnect.
 #[each_server]
 fn a_reconnected_replica_misses_no_change(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("hz 100").start(), Server::start(kind));

@@ -1,4 +1,4 @@
-//! A replica whose master has a newer module counts the effects that it cannot apply. It lacks their holds,
+//! A replica of a master with a newer module counts the effects that it cannot apply. It lacks their holds,
 //! so its promotion begins a grace period, as after any loss of holds.
 
 use std::io::{Read, Write};

@@ -128,8 +128,8 @@ export class Round {
   }
 
   /** Waits in the queue of the first reachable member of the order, and asks all members once it has granted.
-   * That grant does not count as a vote, as the time of a grant after a wait is unknown. So the member is asked again
-   * together with the others: that renews the lease, and the validity counts from there. */
+   * That grant does not count as a vote, as the time of a grant after a wait is unknown. So the member is asked
+   * again together with the others: that renews the lease, and the validity counts from there. */
   *queued(end: number): Steps<Won | null> {
     const { members, request } = this;
     this.#hasWaited = true;
@@ -343,8 +343,8 @@ export class Round {
         return since;
       }
       for (const [member, answer] of answers) {
-        // The next phase tries a greater fence. A member that failed, or whose hold is gone (null), no longer
-        // counts. A member that calls the fence too far ahead still does.
+        // The next phase tries a greater fence. A member that failed, or that no longer has the hold (null),
+        // does not count in it. A member that calls the fence too far ahead still does.
         if (errorWord(answer) !== "FENCEAHEAD") this.answers.set(member, answer);
       }
       if ([...answers.values()].some((answer) => errorWord(answer) === "FENCEAHEAD"))

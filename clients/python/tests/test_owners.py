@@ -4,6 +4,7 @@ none."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import threading
 
@@ -26,6 +27,26 @@ def waiters(r, name):
 def release_when_waited_for(r, token):
     until("a client waits", lambda: waiters(r, "foo"))
     assert r.execute_command("DLOCK.RELEASE", "foo", token) == 1
+
+
+@contextlib.contextmanager
+def release_refused_until_a_client_waits(r):
+    """The server refuses RELEASE. The given function permits it in another thread once a client waits."""
+    left = threading.Event()
+
+    def permit_release():
+        until("a client waits", lambda: waiters(r, "foo") or left.is_set())
+        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+
+    thread = threading.Thread(target=permit_release)
+    r.execute_command("ACL", "SETUSER", "default", "-dlock.release")
+    try:
+        yield thread.start
+    finally:
+        left.set()
+        if thread.ident is not None:
+            thread.join()
+        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
 
 
 def acquire_in_opposite_orders(make):
@@ -168,28 +189,13 @@ def test_a_hold_that_the_background_releases_causes_no_deadlock(r, server, proxy
     client = redis.Redis.from_url(proxy.url, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
     lock = dlock.Lock(client, "foo", timeout=600)
     proxy.match, proxy.cut_replies = b"ACQUIRE", 1
-    # The server refuses the release of the background until the thread waits.
-    r.execute_command("ACL", "SETUSER", "default", "-dlock.release")
-    try:
+    with release_refused_until_a_client_waits(r) as permit_release:
         with pytest.raises(ConnectionError):
             lock.acquire()
         assert r.exists("foo")
-        outcome = []
-
-        def permit_release():
-            until("a client waits", lambda: waiters(r, "foo") or outcome)
-            r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
-
-        helper = threading.Thread(target=permit_release)
-        helper.start()
-        try:
-            assert lock.acquire()
-        finally:
-            outcome.append("over")
-            helper.join()
+        permit_release()
+        assert lock.acquire()
         lock.release()
-    finally:
-        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
 
 
 @pytest.mark.parametrize("kind", ["lock", "redlock"])
@@ -216,29 +222,15 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
     held = make()
     held.acquire()
     name = of_thread().terms()
-    r.execute_command("ACL", "SETUSER", "default", "-dlock.release")
-    try:
+    with release_refused_until_a_client_waits(r) as permit_release:
         with pytest.raises(redis.RedisError):
             held.release()
         assert of_thread().terms() != name
-
-        def permit_release():
-            until("a client waits", lambda: waiters(r, "foo") or outcome)
-            r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
-
-        outcome = []
-        helper = threading.Thread(target=permit_release)
-        helper.start()
+        permit_release()
         other = make()
-        try:
-            # Waits until the background has released the hold.
-            assert other.acquire()
-        finally:
-            outcome.append("over")
-            helper.join()
+        # Waits until the background has released the hold.
+        assert other.acquire()
         other.release()
-    finally:
-        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
 
 
 def test_a_release_that_a_late_acquire_may_follow_changes_the_name_of_the_owner(r, server, monkeypatch):

@@ -148,8 +148,7 @@ impl Hold {
         }
     }
 
-    /// Waits until so many masters have answered that they do not have the hold that the others are no
-    /// majority.
+    /// Waits for answers until the masters that may still have the hold are fewer than a majority.
     pub(crate) async fn taken_away(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
         let new_backoff = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);

@@ -179,7 +179,7 @@ impl Deliveries {
         }
     }
 
-    /// Removes and returns the reply to a waiter whose connection had closed before the reply.
+    /// Removes and returns the reply to a waiter if its connection closed before the reply.
     pub fn reply_reclaimed(&mut self, waiter: WaiterId) -> Option<Delivery> {
         self.on_their_way.remove(&waiter)
     }

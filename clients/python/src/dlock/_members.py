@@ -155,7 +155,7 @@ class Quorum(Generic[C_co]):
                 self._asked_at[member] = asked_at
             questions[member] = self._question(member, question(member), asked_at)
 
-        # The members whose answers to this question do not count, with the reasons.
+        # By member: the reason why its answer to this question does not count.
         not_counted: dict[int, Exception] = {}
 
         def note_answer(member: int, answer: Any, peer: Peer) -> Steps | None:
