@@ -137,15 +137,7 @@ class QuorumAttempt:
             began = now()
             round_ = self._begin(order)
             self.request_sent = True
-            if method == QUEUED:
-                won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
-                has_ended = end is not None and now() >= end
-                if not won and has_ended and not round_.has_majority_answered():
-                    # The wait has ended in the queue of one member without answers from a majority. Asks all
-                    # members once more, as "taken" must only be reported if a majority can vote.
-                    won = yield from round_.at_once()
-            else:
-                won = yield from (round_.in_order() if method == IN_ORDER else round_.at_once())
+            won = yield from self._take(round_, method, sleep, end)
             if won:
                 yield from round_.meet_others()
                 return True
@@ -175,29 +167,50 @@ class QuorumAttempt:
                 raise round_.no_quorum()
             if is_over:
                 return False
-            was_queued, method = method == QUEUED, AT_ONCE
-            # During this round, other waits of this client may have found clients in another queue.
-            other_queue = quorum.contention.queue(key, age=length)
-            moves = was_queued and other_queue not in (None, round_.queue())
-            next_queue = round_.next_queue()
-            if was_queued and not moves and next_queue is not None:
-                quorum.meet(key, next_queue)
-            # No later queue is left, and the member of this queue refuses the lock: begin again with the
-            # first queue.
-            queue = round_.queue()
-            starts_over = was_queued and not moves and next_queue is None
-            starts_over = starts_over and queue is not None and round_.has_refused(queue)
-            if starts_over:
-                quorum.contention.forget_queue(key)
-            order = quorum.order(key)
-            if is_taken and not was_queued:
-                quorum.contention.note_taken(key)
-                method = QUEUED
-                order = [member for member in order if round_.is_reachable(member)] or order
-            elif is_taken and (moves or next_queue is not None or (starts_over and order[0] != queue)):
-                method = QUEUED
-            else:
-                yield self._backoff(end)
+            method, order = yield from self._next(round_, method == QUEUED, is_taken, length, end)
+
+    def _take(self, round_: Round, method: str, sleep: float, end: float | None) -> Steps:
+        """Runs a round. Returns whether a majority granted the lock."""
+        if method == IN_ORDER:
+            return (yield from round_.in_order())
+        if method == AT_ONCE:
+            return (yield from round_.at_once())
+        won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
+        has_ended = end is not None and now() >= end
+        if not won and has_ended and not round_.has_majority_answered():
+            # The wait has ended in the queue of one member without answers from a majority. Asks all members
+            # once more, as "taken" must only be reported if a majority can vote.
+            won = yield from round_.at_once()
+        return won
+
+    def _next(
+        self, round_: Round, was_queued: bool, is_taken: bool, length: float, end: float | None
+    ) -> Steps:
+        """Returns how the next round of a wait asks the members, and in which order. Pauses first if the next
+        round would otherwise collide with those of other clients. ``length``: that of the failed round, in
+        seconds."""
+        quorum, key = self._quorum, self._key
+        # During this round, other waits of this client may have found clients in another queue.
+        other_queue = quorum.contention.queue(key, age=length)
+        moves = was_queued and other_queue not in (None, round_.queue())
+        next_queue = round_.next_queue()
+        if was_queued and not moves and next_queue is not None:
+            quorum.meet(key, next_queue)
+        # No later queue is left, and the member of this queue refuses the lock: begin again with the first
+        # queue.
+        queue = round_.queue()
+        starts_over = was_queued and not moves and next_queue is None
+        starts_over = starts_over and queue is not None and round_.has_refused(queue)
+        if starts_over:
+            quorum.contention.forget_queue(key)
+        order = quorum.order(key)
+        if is_taken and not was_queued:
+            quorum.contention.note_taken(key)
+            return QUEUED, [member for member in order if round_.is_reachable(member)] or order
+        if is_taken and (moves or next_queue is not None or (starts_over and order[0] != queue)):
+            return QUEUED, order
+        yield self._backoff(end)
+        return AT_ONCE, order
 
     def _begin(self, order: list[int]) -> Round:
         token = _protocol.fresh_token() if self._token is None else self._token
