@@ -61,8 +61,8 @@ pub struct Terms {
     /// keep waiting.
     pub max_holders: u32,
     /// Maximum number of waiters that are granted the lock in one turn, after the first one. If more could
-    /// be, [`RareEffects::unserved`] asks for another turn; until then they keep their positions. Waiters that
-    /// have timed out do not count.
+    /// be, [`RareEffects::unserved`] asks for another turn; until then they keep their positions. Waiters
+    /// that have timed out do not count.
     ///
     /// [`RareEffects::unserved`]: crate::step::RareEffects::unserved
     pub max_grants_per_turn: usize,

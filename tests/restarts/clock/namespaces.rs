@@ -8,8 +8,8 @@ use dlock_testkit::{Conn, Server, ServerKind, aof, each_server, until};
 /// Two weeks.
 const AHEAD_SECONDS: &str = "1209600";
 
-/// Returns the server in a time namespace with a boot-time clock that is ahead. `None` if this user may not create
-/// time namespaces.
+/// Returns the server in a time namespace with a boot-time clock that is ahead. `None` if this user may not
+/// create time namespaces.
 fn in_time_namespace(kind: &ServerKind) -> Option<ServerKind> {
     let unshare = ["/usr/bin/unshare", "--time", "--boottime", AHEAD_SECONDS];
     let created = Command::new(unshare[0]).args(&unshare[1..]).arg("true").output();
