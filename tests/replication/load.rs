@@ -31,7 +31,7 @@ impl Load {
             keys: keys.collect(),
             options: vec!["", "", "EPHEMERAL", "DEPTH 2"],
             waits: vec!["", "BLOCK 50"],
-            hangs_up: 50,
+            hang_up_once_in: 50,
             ..plan
         };
         Load {

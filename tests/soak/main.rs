@@ -33,8 +33,8 @@ fn plan() -> Plan {
             "BLOCK 20 QUEUE 5000",
         ],
         timeout: Duration::from_secs(120),
-        rest: 25,
-        hangs_up: 100,
+        max_pause: 25,
+        hang_up_once_in: 100,
         ..Plan::new(&[5, 20, 100, 400])
     }
 }

@@ -1,4 +1,4 @@
-//! `#[each_server]`, which `dlock-testkit` exports: a compiler plugin must be a crate of its own.
+//! `#[each_server]`, which `dlock-testkit` exports. A procedural macro must be in a crate of its own.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ use proc_macro::{Delimiter, Group, TokenStream, TokenTree};
 ///
 /// - `#[each_server]` runs it on all servers at the same time.
 /// - `#[each_server(in_turn)]` runs it on one server after the other: for a test that keeps the machine busy.
-/// - `#[each_server(shimmed)]` leaves out the servers that a preloaded C library cannot reach.
+/// - `#[each_server(shimmed)]` leaves out the servers whose modules a preloaded C library cannot reach.
 ///
 /// An `async fn` runs in a tokio runtime of its own with two worker threads; the crate under test must depend
 /// on tokio (`rt-multi-thread`). The failure names each server on which the test failed.
@@ -42,7 +42,8 @@ pub fn each_server(arguments: TokenStream, item: TokenStream) -> TokenStream {
     } else {
         format!("::dlock_testkit::{runner}({name});")
     };
-    // The test contains the function under its own name, so that messages point to the source.
+    // The original function is copied into the test, token by token, so compiler errors and panics point to
+    // its source.
     let mut body = function;
     body.extend(parsed(&call));
     let mut test = parsed("#[::core::prelude::v1::test]");
@@ -55,7 +56,7 @@ pub fn each_server(arguments: TokenStream, item: TokenStream) -> TokenStream {
 /// Splits the attributes in front of an item from the item.
 fn split(item: TokenStream) -> (TokenStream, TokenStream) {
     let mut tokens: Vec<TokenTree> = item.into_iter().collect();
-    // `#` and its group in brackets.
+    // An attribute is two tokens: `#` and a group in brackets.
     let mut count = 0;
     while tokens.get(count).is_some_and(|token| token.to_string() == "#") {
         count += 2;

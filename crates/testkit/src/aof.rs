@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::value::Value;
 use crate::wire::{parse, parse_line};
 
-/// Returns all commands of the append only file in `dir`, with SELECT, in the order of a replay. Leaves out a
-/// base in RDB form, and a command that is cut off at the end, as after a kill.
+/// Returns all commands of the append only file in `dir`, including SELECT, in the order in which a server
+/// replays them. Leaves out a base file in RDB format, and a last command that a kill has cut off.
 pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
     let folder = dir.join("appendonlydir");
     let manifest = folder.join("appendonly.aof.manifest");
@@ -17,7 +17,7 @@ pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
     for line in manifest.lines() {
         // file appendonly.aof.1.incr.aof seq 1 type i
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [_, file, _, _, _, kind, ..] = words[..] else { panic!("no manifest line: {line:?}") };
+        let [_, file, _, _, _, kind, ..] = words[..] else { panic!("not a line of a manifest: {line:?}") };
         // h means history: a newer base replaces the file, and the server deletes it later.
         if kind != "h" {
             let path = folder.join(file);
@@ -28,7 +28,7 @@ pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
     found
 }
 
-/// Returns the path of the incremental file in `dir`, to which the server appends.
+/// Returns the path of the newest incremental file in `dir`, to which the server appends.
 pub fn incremental(dir: &Path) -> PathBuf {
     let files = fs::read_dir(dir.join("appendonlydir")).expect("the folder can be read");
     let files = files.map(|file| file.expect("the folder can be read").path());

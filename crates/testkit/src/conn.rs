@@ -107,8 +107,8 @@ impl Conn {
         text.text()
     }
 
-    /// Returns the next reply or push. `None` if none is complete within `limit`; a later read continues from
-    /// there.
+    /// Returns the next reply or push. `None` if none is complete within `limit`: the bytes received so far
+    /// stay for the next read.
     #[must_use = "the reply may be an error"]
     #[track_caller]
     pub fn try_read(&mut self, limit: Duration) -> Option<Value> {

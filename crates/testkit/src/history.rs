@@ -50,7 +50,7 @@ pub struct Report {
     pub holders: Vec<(String, i64)>,
     /// Tokens of the waiters, the head of the queue first.
     pub queue: Vec<String>,
-    /// True while the server grants the lock to no client: DELAY, restart grace, a pause.
+    /// True while the server grants the lock to no client because of a DELAY, its grace period or a pause.
     pub held_back: bool,
 }
 
@@ -131,6 +131,7 @@ impl History {
         answered.sort_by_key(|(_, grant)| grant.at);
         let mut asked: Vec<_> = granted().collect();
         asked.sort_by_key(|(hold, _)| hold.asked);
+        // For each request, finds the highest fence among the grants that were answered before it was sent.
         let (mut next, mut highest): (usize, Option<(&Hold, Grant)>) = (0, None);
         for (hold, grant) in asked {
             while let Some((earlier, known)) = answered.get(next).filter(|(_, known)| known.at < hold.asked) {
@@ -244,14 +245,14 @@ impl History {
                     show(pair[0])
                 ));
             }
-            let Some(last) = queue.iter().max_by_key(|hold| fence(hold)) else { continue };
+            let Some(last_granted) = queue.iter().max_by_key(|hold| fence(hold)) else { continue };
             let holds = granted.get(report.key.as_str()).map(Vec::as_slice).unwrap_or_default();
             let later = &holds[holds.partition_point(|hold| hold.asked <= report.answered)..];
-            for hold in later.iter().filter(|hold| fence(hold) < fence(last)) {
+            for hold in later.iter().filter(|hold| fence(hold) < fence(last_granted)) {
                 faults.push(format!(
                     "{} asked later than {} and was granted before it",
                     show(hold),
-                    show(last)
+                    show(last_granted)
                 ));
             }
         }

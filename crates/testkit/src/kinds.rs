@@ -10,15 +10,15 @@ use std::{env, fs, io};
 
 use crate::project::project;
 
-/// One server program of the matrix.
+/// A server program that the tests run on.
 #[derive(Clone, Debug)]
 pub struct ServerKind {
     /// Name in reports: "redis-server", "valkey-8.0".
     pub name: String,
-    /// Absolute path of the program. A wrapper has arguments, which precede those of the server.
+    /// Absolute path of the program and its first arguments, which only a wrapper has.
     pub command: Vec<String>,
-    /// Version that the program reports: "7.0.15". Valkey continues from 7.2 with numbers of its own: see
-    /// `is_valkey`.
+    /// Version that the program reports: "7.0.15". After 7.2, Valkey and Redis number their versions
+    /// separately: see `is_valkey`.
     pub version: String,
     pub is_valkey: bool,
 }
@@ -65,13 +65,13 @@ pub fn each_server_in_turn(test: impl Fn(&ServerKind) + Sync) {
     assert_passed(kinds().iter().map(alone).collect());
 }
 
-/// Like [`each_server`], but leaves out Valkey 9 and later, where a preloaded C library reaches the server
-/// but not the module.
+/// Like [`each_server`], but leaves out Valkey 9 and later. It loads modules with RTLD_DEEPBIND, so the
+/// module calls the C library and not the preloaded one.
 #[track_caller]
 pub fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {
     each_server(|kind| {
         if kind.is_valkey && kind.is_at_least(9, 0) {
-            eprintln!("left out on {}: a preloaded library does not reach the module there", kind.name);
+            eprintln!("left out on {}: its module does not call a preloaded library", kind.name);
         } else {
             test(kind);
         }
@@ -92,7 +92,7 @@ fn start<'scope>(
 fn assert_passed(results: Vec<thread::Result<()>>) {
     let mut failures = Vec::new();
     for (kind, result) in kinds().iter().zip(results) {
-        // The thread has already printed the panic with its place and the server's log.
+        // The thread has already printed the panic with its source line and the server's log.
         if let Err(panic) = result {
             let lines: Vec<&str> = message(&*panic).lines().take(3).collect();
             failures.push(format!("on {} ({}): {}", kind.name, kind.version, lines.join("\n")));

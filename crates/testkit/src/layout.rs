@@ -1,14 +1,15 @@
 //! The bytes of a stored lock or of an effect. Parsed and written without the module's codec
 //! (`crates/core/src/codec.rs`, which describes the layout), so that a change of the layout fails a test.
 
-/// A lock or an effect. Fields may also have values that no module writes.
+/// A lock, or an effect: the change of a lock that the server replicates and logs. To forge bytes, a test
+/// sets fields to values that the module never writes.
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// Shares one byte with the mode.
     pub version: u8,
-    /// 0 to 3 for a lock, 4 to 7 for an effect.
+    /// 0 free, 1 exclusive, 2 shared, 3 permits; 6 and 7: an effect on a lock of mode 2 or 3.
     pub mode: u8,
-    /// Boot of the writer's machine.
+    /// Number that identifies the boot of the writer's machine.
     pub boot: u64,
     /// Server clock minus boot-time clock of the writer, in ms.
     pub offset: u64,
@@ -16,11 +17,13 @@ pub struct Layout {
     pub at: u64,
     /// Present in mode 3.
     pub permits: u64,
-    /// Absent in mode 1, as the counts are.
+    /// Absent in mode 1, as `counts` is.
     pub delay_until: u64,
-    /// Stored numbers of tokens in `dropped` and of holds in `put`.
+    /// Stored numbers of elements of `dropped` and of `put`.
     pub counts: (u64, u64),
+    /// Tokens of the holds that the effect removes.
     pub dropped: Vec<Vec<u8>>,
+    /// Holds of the lock, or those that the effect adds or replaces.
     pub put: Vec<HoldLayout>,
 }
 
@@ -46,7 +49,7 @@ impl Layout {
         let head = rest.byte();
         let (version, mode) = (head / 16, head % 16);
         let boot = u64::from_le_bytes(rest.take(8).try_into().expect("8 bytes"));
-        let (offset, at) = (rest.six(), rest.six());
+        let (offset, at) = (rest.six_bytes(), rest.six_bytes());
         let permits = if mode % 4 == 3 { rest.number() } else { 0 };
         let mut number = || if mode % 4 == 1 { 0 } else { rest.number() };
         let (delay_until, dropped, put) = (number(), number(), number());
@@ -129,6 +132,7 @@ fn leb128(mut number: u64) -> Vec<u8> {
     out
 }
 
+/// The bytes that are not parsed yet.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -147,7 +151,7 @@ impl<'a> Rest<'a> {
         self.take(len.into()).to_vec()
     }
 
-    fn six(&mut self) -> u64 {
+    fn six_bytes(&mut self) -> u64 {
         self.take(6).iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 

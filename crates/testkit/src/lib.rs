@@ -1,9 +1,9 @@
-//! Real servers for tests: starts them with the module and talks to them byte by byte.
+//! Real servers for tests: starts them with the module, and talks to them without a client library.
 //!
 //! A test has the attribute [`macro@each_server`], starts a [`Server`], and calls it by a [`Conn`]. No test
 //! sleeps: [`until`] waits for a condition, and names it if it times out. A server that ends by itself fails
-//! its test. The connections are synchronous and without a client library, so that a test can send the
-//! commands of a race in one write.
+//! its test. A test writes the bytes of a connection itself, so it can send the commands of a race in one
+//! write.
 //!
 //! - [`Server`], [`Options`]: a server's process, folder and port
 //! - [`Conn`], [`Value`]: a connection and its replies; [`Wire`]: the bytes of a connection
@@ -58,7 +58,8 @@ pub use value::Value;
 pub use wait::{TIMEOUT, until, until_some, until_within};
 pub use wire::{Wire, encode, parse};
 
-/// Formats a command for messages and comparisons: its arguments separated by blanks, other bytes escaped.
+/// Formats a command for messages and comparisons: its arguments separated by blanks, with unprintable bytes
+/// escaped.
 pub fn line(command: &[Vec<u8>]) -> String {
     let words: Vec<String> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
     words.join(" ")

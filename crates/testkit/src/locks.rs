@@ -5,7 +5,7 @@ use crate::server::Server;
 use crate::value::Value;
 
 /// Returns one line for each lock in each database, and the counts of INFO. Servers with the same locks
-/// return the same lines. Leaves out empty keys of the type.
+/// return the same lines. Leaves out keys without a holder, a waiter or a delay.
 #[track_caller]
 pub fn locks(server: &Server) -> Vec<String> {
     let mut conn = server.connect();
@@ -23,14 +23,14 @@ pub fn locks(server: &Server) -> Vec<String> {
         }
     }
     lines.sort();
-    // Figures that show state left behind by a free lock.
+    // The counts show a hold that the server still counts although no key has it.
     for field in ["dlock_fence", "dlock_held", "dlock_holders"] {
         lines.push(format!("{field} {}", server.info(field)));
     }
     lines
 }
 
-/// Like [`locks`], without the last fence, which a start raises to the clock.
+/// Like [`locks`], without the last fence, which a server raises to the current time when it starts.
 #[track_caller]
 pub fn locks_without_fence(server: &Server) -> Vec<String> {
     locks(server).into_iter().filter(|line| !line.starts_with("dlock_fence")).collect()

@@ -16,7 +16,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Process {
     child: Child,
     dir: PathBuf,
-    /// Position in the log where this process begins. Restarts append to the same log.
+    /// Position in the log where the output of this process begins. Restarts append to the same log.
     log_from: usize,
     /// True once the test has ended the process.
     ended: bool,
@@ -38,7 +38,7 @@ impl Process {
         let child = command.spawn().unwrap_or_else(|error| panic!("{program:?} does not start: {error}"));
         let mut process = Process { child, dir: dir.to_path_buf(), log_from, ended: false };
 
-        // The log shows that this server listens, and not another program on the port.
+        // Asks for the log line too, because the answer may come from another program on the port.
         let started = poll(START_TIMEOUT, || {
             let words = if sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
             let ready = process.log().contains(words);
@@ -49,7 +49,7 @@ impl Process {
         }
         process.kill();
         match process.sanitizer_report() {
-            // A server that refuses to start does not free its memory.
+            // Leaks do not count: a server that refuses to start does not free its memory.
             Some(report) if !report.contains("LeakSanitizer") => panic!("{report}"),
             _ => Err(process.log()),
         }
@@ -130,7 +130,7 @@ impl Process {
         self.logged("BUG REPORT START").or_else(|| self.panic_or_report())
     }
 
-    /// Like [`Process::failure`], for a server that the test lets crash.
+    /// Like [`Process::failure`], but without crash reports: for a server that the test makes crash.
     pub fn panic_or_report(&self) -> Option<String> {
         self.logged("panicked at").or_else(|| self.sanitizer_report())
     }
@@ -183,6 +183,7 @@ pub fn environment(dir: &Path) -> Vec<(String, String)> {
     pairs.collect()
 }
 
+/// The variable is set only for runs with a sanitizer.
 fn has_sanitizer() -> bool {
     std::env::var_os("DLOCK_TEST_SERVER_ENV").is_some()
 }

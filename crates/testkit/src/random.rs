@@ -55,7 +55,8 @@ pub fn rounds(default: usize) -> usize {
     number("DLOCK_ROUNDS").unwrap_or(default)
 }
 
-/// Returns the number of restarts with the clock set back: `DLOCK_RESTARTS`, or else `default`.
+/// Returns the number of restarts in the test that sets the clock back before restarts: `DLOCK_RESTARTS`, or
+/// else `default`.
 pub fn restarts(default: usize) -> usize {
     number("DLOCK_RESTARTS").unwrap_or(default)
 }

@@ -121,7 +121,7 @@ impl Stream {
         value
     }
 
-    /// Receives until `find` returns a value, and its length, for the unused bytes.
+    /// Receives until `find` returns a value for the unused bytes. Returns the value and its length in bytes.
     #[track_caller]
     fn wait_for<T>(&mut self, what: &str, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> (T, usize) {
         let deadline = Instant::now() + TIMEOUT;

@@ -12,7 +12,7 @@ pub enum Value {
     Bulk(Vec<u8>),
     /// The error line, which begins with the error word, without the dash.
     Error(String),
-    /// An array; a RESP3 set too.
+    /// An array, or a set of RESP3.
     Array(Vec<Value>),
     Map(Vec<(Value, Value)>),
     /// Out-of-band data of RESP3: Pub/Sub messages, invalidations.
@@ -119,7 +119,8 @@ impl PartialEq<i64> for Value {
     }
 }
 
-/// True for any string with this text, but not for an error: compare that by [`Value::error`].
+/// True for any string with this text, but not for an error: compare the text of an error by
+/// [`Value::error`].
 impl PartialEq<str> for Value {
     fn eq(&self, other: &str) -> bool {
         self.string() == Some(other.as_bytes())

@@ -41,10 +41,10 @@ pub struct Plan {
     pub waits: Vec<&'static str>,
     /// Time limit of a reply, including the wait for the lock.
     pub timeout: Duration,
-    /// Longest pause of a client after a batch of commands, in ms.
-    pub rest: usize,
-    /// The client disconnects before the replies after one in this many writes. 0 means never.
-    pub hangs_up: usize,
+    /// Longest pause of a client after a write, in ms.
+    pub max_pause: usize,
+    /// After one write in this many, the client disconnects without reading the replies. 0 means never.
+    pub hang_up_once_in: usize,
 }
 
 impl Plan {
@@ -60,14 +60,14 @@ impl Plan {
             batch: 12,
             waits: vec!["BLOCK 20"],
             timeout: TIMEOUT,
-            rest: 0,
-            hangs_up: 0,
+            max_pause: 0,
+            hang_up_once_in: 0,
         }
     }
 }
 
-/// Lets the clients work until `run` returns. `port` is called before each connection; `run` gets the counter
-/// of the grants.
+/// Lets the clients work until `run` returns. `port` returns the port for each new connection; `run` gets the
+/// counter of the grants.
 pub fn during<R>(
     workers: &mut [Worker<'_>],
     port: impl Fn() -> u16 + Sync,
@@ -84,7 +84,8 @@ pub fn during<R>(
     })
 }
 
-/// Sets the flag, which ends the clients, when it is dropped: otherwise a panic would wait for them for ever.
+/// Sets a flag that ends threads when it is dropped. Without it, a panic in [`thread::scope`] would wait for
+/// ever for threads that only the flag ends.
 pub struct SetAtTheEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for SetAtTheEnd<'_> {
@@ -126,8 +127,8 @@ pub fn history(workers: Vec<Worker<'_>>, reports: Vec<Report>) -> History {
     }
 }
 
-/// A client that locks and releases at random, and records the replies. The lists of numbers contain indices
-/// of `holds`.
+/// A client that locks and releases at random, and records the replies. A `Vec<usize>` contains indices of
+/// `holds`.
 pub struct Worker<'a> {
     name: String,
     plan: &'a Plan,
@@ -136,15 +137,15 @@ pub struct Worker<'a> {
     pub holds: Vec<Hold>,
     /// Holds that the client relies on.
     mine: Vec<usize>,
-    /// Grants that arrived after the lease may have ended. The client extends them to find out.
+    /// Holds whose grant arrived so late that the lease may have ended. The client extends them to find out.
     unsure: Vec<usize>,
-    /// Acquisitions, releases and extensions of unsure holds without a reply, and queued positions without a
-    /// known grant.
+    /// Holds that the server may have while the client does not know: a request for them has no reply, or
+    /// they are queued. After a reconnect, the client releases them.
     unknown: Vec<usize>,
-    /// The queued positions among `unknown`.
+    /// Holds among `unknown` that are positions in a queue, as far as the client knows.
     queued: Vec<usize>,
     /// EPHEMERAL holds, which end with the connection.
-    bound: Vec<usize>,
+    ephemeral: Vec<usize>,
     /// Number of errors by error word.
     pub errors: BTreeMap<String, usize>,
     /// Extensions that the server refused although the client still relied on the hold.
@@ -155,15 +156,15 @@ pub struct Worker<'a> {
     pub found_granted: usize,
     /// Number of holds that the client released.
     pub released: usize,
-    /// Number of connections that the client closed before a reply.
+    /// Number of connections that the client closed without reading the replies.
     pub hung_up: usize,
 }
 
 /// The purpose of a command.
 enum Intent {
     Acquire(usize, u64, Vec<&'static str>),
-    /// Asks whether a position has been granted. An ACQUIRE would join the queue again if the grant had
-    /// expired.
+    /// Asks by CONFIRM whether a position has been granted. ACQUIRE would join the queue again if the hold
+    /// had expired.
     Ask(usize),
     Extend(usize, u64),
     Release(usize),
@@ -193,7 +194,7 @@ impl<'a> Worker<'a> {
             unsure: Vec::new(),
             unknown: Vec::new(),
             queued: Vec::new(),
-            bound: Vec::new(),
+            ephemeral: Vec::new(),
             errors: BTreeMap::new(),
             denied: Vec::new(),
             granted: 0,
@@ -203,8 +204,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Works until `done` returns true, and adds the grants to `granted`. Calls `port` before each
-    /// connection.
+    /// Works until `done` returns true, and adds the grants to `granted`. `port` returns the port for each
+    /// new connection.
     pub fn work(&mut self, port: impl Fn() -> u16, granted: &AtomicUsize, done: impl Fn() -> bool) {
         while !done() {
             let Ok(mut wire) = Wire::connect(port()) else {
@@ -216,7 +217,7 @@ impl<'a> Worker<'a> {
                 let before = self.granted;
                 result = self.send_batch(&mut wire);
                 granted.fetch_add(self.granted - before, Ordering::Relaxed);
-                sleep(Duration::from_millis(self.random.below(self.plan.rest + 1) as u64));
+                sleep(Duration::from_millis(self.random.below(self.plan.max_pause + 1) as u64));
             }
             self.end_ephemeral_holds();
         }
@@ -225,7 +226,7 @@ impl<'a> Worker<'a> {
     /// Stops relying on the holds that end with the connection.
     fn end_ephemeral_holds(&mut self) {
         let now = self.clock.now();
-        for index in self.bound.drain(..) {
+        for index in self.ephemeral.drain(..) {
             self.unsure.retain(|other| *other != index);
             if let Some(grant) = &mut self.holds[index].grant {
                 grant.until = grant.until.min(now);
@@ -233,7 +234,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Returns the number of requests that were neither answered nor repeated.
+    /// Returns the number of holds that the server may have because a request for them has no reply.
     pub fn unanswered(&self) -> usize {
         self.unknown.len()
     }
@@ -249,7 +250,7 @@ impl<'a> Worker<'a> {
             options.push(*self.random.of(&self.plan.waits));
         }
         let sent = self.send(wire, &intents)?;
-        if self.plan.hangs_up > 0 && self.random.once_in(self.plan.hangs_up) {
+        if self.plan.hang_up_once_in > 0 && self.random.once_in(self.plan.hang_up_once_in) {
             self.hung_up += 1;
             return Err(ErrorKind::ConnectionAborted.into());
         }
@@ -308,7 +309,7 @@ impl<'a> Worker<'a> {
                 };
                 format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {}", options.join(" "))
             }
-            // Confirms nothing, because every fence is greater than 1.
+            // CONFIRM changes no hold here, because every fence is greater than 1.
             Intent::Ask(_) => format!("DLOCK.CONFIRM {key} {token} 1 1"),
             Intent::Extend(_, lease) => format!("DLOCK.EXTEND {key} {token} {lease}"),
             Intent::Release(_) => format!("DLOCK.RELEASE {key} {token} ALL"),
@@ -316,7 +317,7 @@ impl<'a> Worker<'a> {
         words.split_whitespace().map(str::to_string).collect()
     }
 
-    /// Sends the commands and returns the time just before.
+    /// Sends the commands. Returns the time just before.
     fn send(&mut self, wire: &mut Wire, intents: &[Intent]) -> io::Result<At> {
         let bytes: Vec<u8> = intents.iter().flat_map(|intent| encode(&self.command(intent))).collect();
         let sent = self.clock.now();
@@ -378,8 +379,8 @@ impl<'a> Worker<'a> {
         if let Value::Error(line) = answer {
             let word = line.split(' ').next().unwrap_or_default();
             *self.errors.entry(word.to_string()).or_default() += 1;
-            // A refused acquisition has no hold. One that was waiting when the server changed its role may
-            // have been granted the lock before. A refused release must be repeated.
+            // A refused acquisition has no hold, except after UNBLOCKED: the lock may have been granted just
+            // before the server changed its role. A refused release stays unknown, so it is repeated.
             if matches!(intent, Intent::Acquire(..)) && word != "UNBLOCKED" {
                 self.unknown.retain(|other| *other != intent.hold());
             }
@@ -390,7 +391,7 @@ impl<'a> Worker<'a> {
         match intent {
             Intent::Acquire(_, lease, options) => {
                 if options.contains(&"EPHEMERAL") {
-                    self.bound.push(index);
+                    self.ephemeral.push(index);
                 }
                 if answer.is_nil() && options.iter().any(|option| option.contains("QUEUE")) {
                     return self.queued.push(index);
@@ -411,7 +412,7 @@ impl<'a> Worker<'a> {
             }
             Intent::Ask(_) => {
                 let Value::Int(fence) = answer else { return };
-                // The client relies on the hold from its claim on.
+                // The client does not rely on the hold yet, because it does not know the end of the lease.
                 hold.grant = Some(Grant { fence: *fence, at: now, until: sent });
                 self.queued.retain(|other| *other != index);
                 self.unknown.retain(|other| *other != index);

@@ -92,7 +92,7 @@ fn too_many_permits_are_rejected() {
 }
 
 #[test]
-fn a_broken_hold_may_be_overlapped() {
+fn a_hold_that_a_break_ended_may_be_overlapped() {
     let history = from(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
     let broken = |asked, answered| Break { key: "k".into(), asked, answered };
     accept(&History { breaks: vec![broken(40, 44)], ..history });
@@ -113,7 +113,7 @@ fn a_falling_fence_is_rejected() {
     let mut other = hold("b", 30, 40, 90, 6);
     other.key = "other".into();
     reject(from(&[hold("a", 10, 20, 25, 7), other]).fences(), "b on other");
-    // Of two grants that were requested at the same time, either may be the first.
+    // If two requests overlap in time, either may get the lower fence.
     accept(&from(&[hold("a", 10, 32, 33, 7), hold("b", 30, 40, 90, 6)]));
 }
 
@@ -169,16 +169,16 @@ fn a_newcomer_that_overtakes_the_queue_is_rejected() {
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("late", 26, 40, 50, 2)];
     let seen = report(20, 25, &[("a", 1)], &["b"]);
     reject(with_reports(&holds, &[seen]).queue(), "was granted before it");
-    // A request before the report may have been further ahead in the queue.
+    // A request sent before the reply to the report may have reached the server before the report did.
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("early", 24, 40, 50, 2)];
     accept(&with_reports(&holds, &[report(20, 25, &[("a", 1)], &["b"])]));
 }
 
 #[test]
 fn a_waiter_that_left_the_queue_does_not_count() {
-    let mut gone = hold("b", 10, 0, 0, 0);
-    gone.grant = None;
-    let holds = [hold("a", 5, 6, 30, 1), gone, hold("late", 26, 40, 50, 2)];
+    let mut left = hold("b", 10, 0, 0, 0);
+    left.grant = None;
+    let holds = [hold("a", 5, 6, 30, 1), left, hold("late", 26, 40, 50, 2)];
     accept(&with_reports(&holds, &[report(20, 25, &[("a", 1)], &["b"])]));
 }
 

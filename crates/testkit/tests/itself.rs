@@ -64,7 +64,7 @@ fn replies_compare_with_plain_values(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_batch_is_one_turn_of_the_event_loop(kind: &ServerKind) {
+fn a_batch_is_answered_in_order(kind: &ServerKind) {
     let server = plain(kind);
     let mut conn = server.connect();
     conn.send_batch(&[&["SET", "a", "1"], &["INCR", "a"], &["GET", "a"]]);
@@ -230,7 +230,7 @@ fn a_stream_yields_the_commands_that_a_replica_gets() {
             assert_eq!(rest, ["SELECT 1", "SET f 1.5 KEEPTTL"]);
             conn.ok("GET f");
             assert!(stream.drain().is_empty());
-            // The master sees a replica that has received everything.
+            // WAIT counts the stream as a replica that has received every write.
             conn.ok("SET z 1");
             conn.send(&["WAIT", "1", "0"]);
             stream.drain();
