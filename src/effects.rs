@@ -6,7 +6,7 @@
 use std::ffi::CStr;
 
 use dlock_core::codec::{self, Effect};
-use dlock_core::plain::{Known, Plain};
+use dlock_core::plain::{LogState, Plain};
 use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
@@ -252,7 +252,7 @@ impl Target<'_> {
                 return LogForm::Verbatim;
             }
             let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());
-            *known = next_can_build_on.then_some(Known { written_by: anchor, at: now.millis(), last });
+            *known = next_can_build_on.then_some(LogState { written_by: anchor, at: now.millis(), last });
             bytes.clear();
             codec::write_effect(lock, change, last, now, anchor, &mut bytes);
             LogForm::Effect(bytes)

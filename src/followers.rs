@@ -13,7 +13,7 @@
 //! The server announces events to other modules too, whatever `notify-keyspace-events` says. If no other
 //! module is loaded, that option alone decides whether there can be listeners.
 
-use dlock_core::plain::Known;
+use dlock_core::plain::LogState;
 
 use crate::ffi::{Ctx, Flags};
 
@@ -26,7 +26,7 @@ pub struct Followers {
     pub may_read: bool,
     /// The state that all readers have derived from the log so far. `None` means that a reader may begin
     /// here.
-    pub known: Option<Known>,
+    pub known: Option<LogState>,
     /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
     /// was loaded or unloaded.
     pub alone: Option<bool>,
@@ -67,9 +67,9 @@ impl Followers {
 /// Position of a command in a log.
 pub struct LogPosition {
     /// The state of the log that a reader needs for the command. `None` if it needs none.
-    pub builds_on: Option<Known>,
+    pub builds_on: Option<LogState>,
     /// The state of the log after the command. `None` if the command does not change it.
-    pub leads_to: Option<Known>,
+    pub leads_to: Option<LogState>,
 }
 
 /// Returns whether every reader of the log reads the running command's entry before the next entry, so that

@@ -1,18 +1,18 @@
 //! DLOCK.LOG: records incidents, with the address of the client if it is still connected.
 
 use dlock_core::background::Db;
-use dlock_core::log::{Note, What};
+use dlock_core::log::{Incident, IncidentKind};
 use dlock_core::{ClientId, Event, Instant, Lock, LockRequestRef, Name, Outcome, Step, Token, Waiter};
 
 use crate::clock;
 use crate::ffi::Ctx;
 use crate::module::Module;
 
-fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
-    if let Some(ClientId(id)) = note.client {
-        note.address = ctx.address(id).unwrap_or_default().as_bytes().into();
+fn record(m: &Module, ctx: Ctx<'_>, mut incident: Incident, now: Instant) {
+    if let Some(ClientId(id)) = incident.client {
+        incident.address = ctx.address(id).unwrap_or_default().as_bytes().into();
     }
-    m.with(|s| s.log.note(note, now, s.config.log_max_len));
+    m.with(|s| s.log.push(incident, now, s.config.log_max_len));
 }
 
 /// Records the holds that an operation has ended.
@@ -20,11 +20,11 @@ fn note(m: &Module, ctx: Ctx<'_>, mut note: Note, now: Instant) {
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
     let Some(rare) = &mut step.rare else { return };
     for (why, hold) in rare.incidents.drain(..) {
-        note(m, ctx, Note::of_hold(why.into(), name, &hold, now), now);
+        record(m, ctx, Incident::of_hold(why.into(), name, &hold, now), now);
     }
     for event in &step.events {
         if let Event::AllEnded(why) = event {
-            note(m, ctx, Note::new((*why).into(), name), now);
+            record(m, ctx, Incident::new((*why).into(), name), now);
         }
     }
 }
@@ -37,10 +37,10 @@ pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
         0 => {}
         1..=MAX_RECORDED_HOLDS => {
             lock.holds().for_each(|hold| {
-                note(m, m.ctx(), Note::of_hold(What::Vanished, name, hold, now), now);
+                record(m, m.ctx(), Incident::of_hold(IncidentKind::Vanished, name, hold, now), now);
             });
         }
-        _ => note(m, m.ctx(), Note::new(What::Vanished, name), now),
+        _ => record(m, m.ctx(), Incident::new(IncidentKind::Vanished, name), now),
     }
 }
 
@@ -48,12 +48,13 @@ pub fn vanished(m: &Module, name: &Name<'_>, lock: &Lock, now: Instant) {
 pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Db]) {
     let now = clock::now();
     m.with(|s| {
-        let most = s.config.log_max_len;
+        let max_len = s.config.log_max_len;
         let keys = emptied.iter().enumerate().flat_map(|(at, emptied)| {
             let db = db.unwrap_or(at as i32);
             emptied.scheduled.slots(0).filter_map(move |(_, key)| Some(Name::new(db, key?)))
         });
-        keys.take(most).for_each(|name| s.log.note(Note::new(What::Vanished, &name), now, most));
+        keys.take(max_len)
+            .for_each(|name| s.log.push(Incident::new(IncidentKind::Vanished, &name), now, max_len));
     });
 }
 
@@ -65,22 +66,22 @@ pub fn waited(m: &Module, waiter: &Waiter, outcome: &Outcome, now: Instant) {
             Outcome::Granted(fence, _) => Some(*fence),
             Outcome::TimedOut | Outcome::Cancelled | Outcome::Left | Outcome::Refused(_) => None,
         };
-        note(m, m.ctx(), Note::of_wait(What::LongWait, waiter, fence, now), now);
+        record(m, m.ctx(), Incident::of_wait(IncidentKind::LongWait, waiter, fence, now), now);
     }
 }
 
 /// Records that the client of the running command was not allowed to wait.
-pub fn refused(m: &Module, ctx: Ctx<'_>, what: What, name: &Name<'_>, request: &LockRequestRef<'_>) {
-    let refused = Note::new(what, name).of(request.token.as_bytes(), request.label.as_bytes());
-    note(m, ctx, Note { client: Some(ClientId(ctx.client_id())), ..refused }, clock::now());
+pub fn refused(m: &Module, ctx: Ctx<'_>, kind: IncidentKind, name: &Name<'_>, request: &LockRequestRef<'_>) {
+    let refused = Incident::new(kind, name).with_token(request.token.as_bytes(), request.label.as_bytes());
+    record(m, ctx, Incident { client: Some(ClientId(ctx.client_id())), ..refused }, clock::now());
 }
 
 /// Records a grant that reached no client, with its hold if the lock still has it.
 pub fn undelivered(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, token: &Token, lock: Option<&Lock>) {
     let now = clock::now();
     let undelivered = match lock.and_then(|lock| lock.at(now).hold_of(token.as_bytes())) {
-        Some(hold) => Note::of_hold(What::Undelivered, name, hold, now),
-        None => Note::new(What::Undelivered, name).of(token.as_bytes(), b""),
+        Some(hold) => Incident::of_hold(IncidentKind::Undelivered, name, hold, now),
+        None => Incident::new(IncidentKind::Undelivered, name).with_token(token.as_bytes(), b""),
     };
-    note(m, ctx, undelivered, now);
+    record(m, ctx, undelivered, now);
 }

@@ -12,9 +12,9 @@ use dlock_core::codec::Origin;
 use dlock_core::grace::{Evictions, Grace};
 use dlock_core::log::Log;
 use dlock_core::mark::{Done, Marking};
-use dlock_core::plain::Known;
+use dlock_core::plain::LogState;
 use dlock_core::tasks::Task;
-use dlock_core::{EndedHolds, Fences, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, give_back};
+use dlock_core::{EndedHolds, Fences, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, shrink_if_sparse};
 use dlock_protocol::error::Error;
 
 use crate::clock;
@@ -132,9 +132,9 @@ pub struct State {
     pub loading: Option<Loading>,
     pub followers: Followers,
     /// Position in the log that this server reads: its master's, or the append only file.
-    pub replication_position: Option<Known>,
+    pub replication_position: Option<LogState>,
     /// Position in the master's log before the load of a file began. Restored when the load ends.
-    pub position_before_load: Option<Known>,
+    pub position_before_load: Option<LogState>,
     pub stats: Stats,
     /// The incidents that DLOCK.LOG shows.
     pub log: Log,
@@ -243,8 +243,8 @@ impl Connections {
     pub fn unblock(&mut self, waiter: WaiterId) -> Option<Handle> {
         let handle = self.by_waiter.remove(&waiter)?;
         self.waiters.remove(&handle);
-        give_back(&mut self.by_waiter);
-        give_back(&mut self.waiters);
+        shrink_if_sparse(&mut self.by_waiter);
+        shrink_if_sparse(&mut self.waiters);
         Some(handle)
     }
 }

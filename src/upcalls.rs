@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use dlock_core::admission;
 use dlock_core::codec::{self, Origin, Reader};
 use dlock_core::due_locks::DueLocks;
-use dlock_core::plain::Known;
+use dlock_core::plain::LogState;
 use dlock_core::tasks::Task;
 use dlock_core::{Change, Ephemeral, Fence, Lock, Name};
 
@@ -189,7 +189,7 @@ impl Upcalls for Module {
         let is_master = self.ctx().server_flags().contains(Flags::MASTER);
         self.with(|s| {
             let position = if is_master { s.followers.known } else { s.replication_position };
-            let [boot, offset, at, last] = position.map_or([0; 4], Known::to_numbers);
+            let [boot, offset, at, last] = position.map_or([0; 4], LogState::to_numbers);
             [s.fences.last(), boot, offset, at, last]
         })
     }
@@ -197,7 +197,7 @@ impl Upcalls for Module {
     fn load_numbers(&self, [last, position @ ..]: [u64; 5]) -> bool {
         self.with(|s| {
             s.fences.raise(last);
-            s.replication_position = Known::from_numbers(position);
+            s.replication_position = LogState::from_numbers(position);
         });
         last <= Fence::MAX && position[3] <= Fence::MAX
     }

@@ -6,11 +6,11 @@
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;
-use dlock_core::log::What;
+use dlock_core::log::IncidentKind;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Notify, Outcome, Owner, Queued, Rank,
-    Token, Ttl, Wait, Waiter, WaiterId,
+    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Notify, Outcome, Queued, Rank, Token,
+    Ttl, Wait, WaitKind, Waiter, WaiterId,
 };
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
@@ -35,8 +35,8 @@ pub fn wait(
     wait: Wait,
 ) -> Result<(), String> {
     let since = clock::now();
-    let (name, owner, until) = (name.clone(), Owner::Client(client), wait.until(since));
-    let waiter = join(m, ctx, Newcomer { name, rank, request, owner, since, until })?;
+    let (name, kind, until) = (name.clone(), WaitKind::Blocked(client), wait.until(since));
+    let waiter = join(m, ctx, Newcomer { name, rank, request, kind, since, until })?;
     block(m, ctx, waiter)
 }
 
@@ -51,8 +51,8 @@ pub fn queue(
     ms: Ttl,
 ) -> Result<WaiterId, String> {
     let since = clock::now();
-    let (name, owner, until) = (name.clone(), Owner::Token(queued), Some(since + ms));
-    join(m, ctx, Newcomer { name, rank, request, owner, since, until })
+    let (name, kind, until) = (name.clone(), WaitKind::Queued(queued), Some(since + ms));
+    join(m, ctx, Newcomer { name, rank, request, kind, since, until })
 }
 
 /// Blocks the client of the running command until its wait ends, or the position that its token already has
@@ -70,26 +70,26 @@ pub fn wait_beside(
     let waiter = m.with(|s| {
         let Waiter { name, rank, until, .. } = s.waiting.get(position)?;
         let until = wait.until(since).into_iter().chain(*until).min();
-        let (name, rank, owner) = (name.clone(), *rank, Owner::Beside(client, position));
-        if !s.waiting.has_room(&name, &owner, limits) {
+        let (name, rank, kind) = (name.clone(), *rank, WaitKind::Beside(client, position));
+        if !s.waiting.has_room(&name, &kind, limits) {
             s.stats.queue_refusals += 1;
             return None;
         }
-        s.waiting.join(Newcomer { name, rank, request, owner, since, until })
+        s.waiting.join(Newcomer { name, rank, request, kind, since, until })
     });
     block(m, ctx, waiter.ok_or_else(|| queue_full(limits))?)
 }
 
 fn join(m: &Module, ctx: Ctx<'_>, newcomer: Newcomer<'_>) -> Result<WaiterId, String> {
     let limits = m.with(|s| s.config.limits);
-    if !m.with(|s| s.waiting.has_room(&newcomer.name, &newcomer.owner, limits)) {
+    if !m.with(|s| s.waiting.has_room(&newcomer.name, &newcomer.kind, limits)) {
         m.with(|s| s.stats.queue_refusals += 1);
-        log::refused(m, ctx, What::QueueFull, &newcomer.name, &newcomer.request);
+        log::refused(m, ctx, IncidentKind::QueueFull, &newcomer.name, &newcomer.request);
         return Err(queue_full(limits).into());
     }
     if let Some(cycle) = cycle(m, ctx, &newcomer.name, &newcomer.request, newcomer.rank) {
         m.with(|s| s.stats.deadlocks += 1);
-        log::refused(m, ctx, What::Deadlock, &newcomer.name, &newcomer.request);
+        log::refused(m, ctx, IncidentKind::Deadlock, &newcomer.name, &newcomer.request);
         return Err(Error::Deadlock(cycle).into());
     }
     m.with(|s| s.waiting.join(newcomer)).ok_or_else(|| queue_full(limits).into())
@@ -141,8 +141,8 @@ fn cycle(
 
 /// Sends the answer to a waiter that has left the queue.
 pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
-    match &waiter.owner {
-        Owner::Token(queued) => notify(m, &waiter, queued, outcome, now),
+    match &waiter.kind {
+        WaitKind::Queued(queued) => notify(m, &waiter, queued, outcome, now),
         _ => reply(m, waiter, outcome, now),
     }
 }
@@ -150,7 +150,7 @@ pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
 /// Sends a refusal to a waiter that has left the queue, because this server cannot grant it the lock: `why`
 /// to a connection, `refused` to the channel of a position.
 pub fn refuse(m: &Module, waiter: &Waiter, why: &str) {
-    if let Owner::Token(queued) = &waiter.owner {
+    if let WaitKind::Queued(queued) = &waiter.kind {
         return publish(m, queued, Ended::Refused);
     }
     if let Some(handle) = m.with(|s| s.connections.unblock(waiter.id)) {
@@ -180,7 +180,7 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
 
 fn reply(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
     // A wait beside a position is counted and logged with the position.
-    let counts = matches!(waiter.owner, Owner::Client(_));
+    let counts = matches!(waiter.kind, WaitKind::Blocked(_));
     if counts {
         log::waited(m, &waiter, &outcome, now);
     }

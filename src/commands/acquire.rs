@@ -1,6 +1,6 @@
 //! ACQUIRE: granted at once, queued, blocked, or refused.
 
-use dlock_core::log::What;
+use dlock_core::log::IncidentKind;
 use dlock_core::plain::Plain;
 use dlock_core::{Acquired, Bytes, ClientId, Fence, LockRequestRef, Name, OwnerIdRef, Queued, Rank, Ttl};
 use dlock_protocol::NotifyRef;
@@ -99,7 +99,7 @@ fn answer<'a>(
         }
         Acquired::Upgrading(other) => {
             m.with(|s| s.stats.deadlocks += 1);
-            log::refused(m, ctx, What::Deadlock, &name, &request);
+            log::refused(m, ctx, IncidentKind::Deadlock, &name, &request);
             let own = request.owner.map(OwnerIdRef::to_owned);
             let own = own.map_or_else(|| request.token.to_owned(), |owner| owner.as_token().clone());
             Err(Error::Deadlock(vec![own.clone(), other, own]).into())

@@ -62,7 +62,7 @@ pub fn log<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let (count, key) = match command::Log::parse(args.bytes)? {
         command::Log::Read { count, key } => (count, key),
         command::Log::Reset => {
-            m.with(|s| s.log.keep(0));
+            m.with(|s| s.log.keep_newest(0));
             ctx.reply_simple(c"OK");
             return Ok(());
         }
@@ -70,28 +70,28 @@ pub fn log<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let most = count.map_or(usize::MAX, |n| n.get() as usize);
     // Copied, because a reply calls the server.
     let entries: Vec<Entry> = m.with(|s| {
-        s.log.keep(s.config.log_max_len);
-        let wanted = |entry: &&Entry| key.is_none_or(|key| entry.note.is_about(key));
+        s.log.keep_newest(s.config.log_max_len);
+        let wanted = |entry: &&Entry| key.is_none_or(|key| entry.incident.is_about(key));
         s.log.entries().filter(wanted).take(most).cloned().collect()
     });
     reply_with(ctx, entries.iter().map(logged).collect::<Vec<_>>())
 }
 
 fn logged(entry: &Entry) -> Logged<'_> {
-    let note = &entry.note;
-    let is_of_a_wait = note.what.is_of_a_wait();
+    let incident = &entry.incident;
+    let is_about_a_wait = incident.kind.is_about_a_wait();
     Logged {
         id: entry.id,
         time: entry.at.millis(),
-        what: note.what.word().as_bytes().into(),
-        db: note.db as u64,
-        key: (&*note.key).into(),
-        token: (&*note.token).into(),
-        label: (&*note.label).into(),
-        client: note.client.map_or(0, |client| client.0),
-        address: (&*note.address).into(),
-        fence: note.fence.map_or(0, Fence::get),
-        held: (!is_of_a_wait).then_some(note.lasted),
-        waited: is_of_a_wait.then_some(note.lasted),
+        what: incident.kind.word().as_bytes().into(),
+        db: incident.db as u64,
+        key: (&*incident.key).into(),
+        token: (&*incident.token).into(),
+        label: (&*incident.label).into(),
+        client: incident.client.map_or(0, |client| client.0),
+        address: (&*incident.address).into(),
+        fence: incident.fence.map_or(0, Fence::get),
+        held: (!is_about_a_wait).then_some(incident.lasted),
+        waited: is_about_a_wait.then_some(incident.lasted),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use dlock_protocol::{ClientId, Deadline, Instant, Token};
 
-use crate::deliveries::give_back;
+use crate::deliveries::shrink_if_sparse;
 use crate::due_locks::DueLocks;
 use crate::grace::Grace;
 use crate::lock::Lock;
@@ -117,7 +117,7 @@ impl Background {
             holds.remove(&((*name.key).into(), token.clone()));
             if holds.is_empty() {
                 bindings.remove(&client);
-                give_back(bindings);
+                shrink_if_sparse(bindings);
             }
         }
     }
@@ -251,7 +251,7 @@ mod tests {
     use dlock_protocol::{LockRequestRef, TokenRef, Ttl};
 
     use super::*;
-    use crate::{Fences, Newcomer, Owner, Rank, Step, Terms, Turn, WaiterId};
+    use crate::{Fences, Newcomer, Rank, Step, Terms, Turn, WaitKind, WaiterId};
 
     const NOW: Instant = Instant::from_millis(1_000_000);
 
@@ -282,8 +282,8 @@ mod tests {
     }
 
     fn join(waiting: &mut Waiting, name: Name<'static>, until: Option<Deadline>) -> WaiterId {
-        let (rank, owner) = (Rank::Newcomer, Owner::Client(ClientId(9)));
-        waiting.join(Newcomer { name, rank, request: request(false), owner, since: NOW, until }).unwrap()
+        let (rank, kind) = (Rank::Newcomer, WaitKind::Blocked(ClientId(9)));
+        waiting.join(Newcomer { name, rank, request: request(false), kind, since: NOW, until }).unwrap()
     }
 
     fn next(background: &mut Background, waiting: &mut Waiting, now: Instant) -> Option<Task> {

@@ -47,7 +47,7 @@ pub struct Search {
     own: Vec<Wait>,
     /// The waits that are still to be followed.
     to_follow: VecDeque<Wait>,
-    locks: HashMap<Name<'static>, Known>,
+    locks: HashMap<Name<'static>, KnownLock>,
     steps: usize,
     now: Instant,
 }
@@ -65,7 +65,7 @@ struct Wait {
 
 /// A lock with the holders that the search knows.
 #[derive(Default)]
-struct Known {
+struct KnownLock {
     mode: Option<Mode>,
     /// The holders that have not been followed. Only parties that wait themselves, and the newcomer.
     holders: Vec<(Token, Party)>,
@@ -124,7 +124,7 @@ impl Search {
     /// Stores the holders of `name`; `lock` is `None` if its key does not exist.
     pub fn learn(&mut self, name: &Name<'_>, lock: Option<&Lock>, waiting: &Waiting) {
         self.steps += ASKING;
-        let mut known = Known::default();
+        let mut known = KnownLock::default();
         if let Some(view) = lock.map(|lock| lock.at(self.now)) {
             known.mode = view.mode();
             for hold in view.holds().take(MAX_STEPS.saturating_sub(self.steps)) {

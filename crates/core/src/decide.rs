@@ -17,7 +17,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::admission::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
-use crate::queue::{Name, Outcome, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
+use crate::queue::{Name, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId, Waiting};
 use crate::step::{Change, End, Event, Step};
 
 mod holds;
@@ -370,7 +370,7 @@ impl<'a> Turn<'a> {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
                 // A connection beside a queue position leaves together with the position.
-                Some(Waiter { name, owner: Owner::Beside(_, position), .. }) if *name == *self.name => {
+                Some(Waiter { name, kind: WaitKind::Beside(_, position), .. }) if *name == *self.name => {
                     smallvec![*position]
                 }
                 Some(waiter) if waiter.name == *self.name => smallvec![waiter.id],

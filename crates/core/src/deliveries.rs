@@ -125,7 +125,7 @@ impl Deliveries {
     pub fn forget(&mut self, name: &Name<'_>) -> UnconfirmedGrants {
         let Some(grants) = self.unconfirmed.get_mut(&name.db) else { return UnconfirmedGrants::new() };
         let forgotten = grants.remove(&*name.key).unwrap_or_default();
-        give_back(grants);
+        shrink_if_sparse(grants);
         if grants.is_empty() {
             self.unconfirmed.remove(&name.db);
         }
@@ -226,7 +226,7 @@ impl Deliveries {
 }
 
 /// Shrinks a map that was large and is almost empty now.
-pub fn give_back<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
+pub fn shrink_if_sparse<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
     if map.capacity() > CROWD && map.len() < map.capacity() / 8 {
         map.shrink_to(map.len() * 2);
     }

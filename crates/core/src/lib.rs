@@ -64,7 +64,7 @@ pub mod tasks;
 
 pub use admission::{Bounds, Skew};
 pub use decide::{Acquired, Confirmed, Terms, Turn};
-pub use deliveries::give_back;
+pub use deliveries::shrink_if_sparse;
 pub use dlock_protocol::error::Refusal;
 pub use dlock_protocol::{
     Bytes, ClientId, Deadline, Delay, Fence, Instant, Label, LabelRef, LockRequest, LockRequestRef, Mode,
@@ -72,5 +72,7 @@ pub use dlock_protocol::{
 };
 pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};
-pub use queue::{Granted, Limits, Name, Newcomer, Outcome, Owner, Queued, Rank, Waiter, WaiterId, Waiting};
+pub use queue::{
+    Granted, Limits, Name, Newcomer, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId, Waiting,
+};
 pub use step::{Binding, Change, End, EndedHolds, Event, RareEffects, Step};

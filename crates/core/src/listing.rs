@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
     use crate::lock::{Hold, Lock};
-    use crate::queue::{Name, Newcomer, Owner, Rank};
+    use crate::queue::{Name, Newcomer, Rank, WaitKind};
     use crate::schedule::Slot;
 
     const NOW: Instant = Instant::from_millis(1_000);
@@ -185,9 +185,9 @@ mod tests {
 
         fn wait(&mut self, db: i32, key: &str) -> WaiterId {
             let request = LockRequest::new(Token::new(key.as_bytes()).unwrap(), Ttl::MAX);
-            let (name, owner) = (Name::new(db, key.as_bytes()), Owner::Client(ClientId(1)));
+            let (name, kind) = (Name::new(db, key.as_bytes()), WaitKind::Blocked(ClientId(1)));
             let (request, rank) = (request.borrowed(), Rank::Newcomer);
-            let newcomer = Newcomer { name, rank, request, owner, since: NOW, until: None };
+            let newcomer = Newcomer { name, rank, request, kind, since: NOW, until: None };
             self.waiting.join(newcomer).unwrap()
         }
 

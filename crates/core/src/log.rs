@@ -1,5 +1,4 @@
-//! LOG: recent incidents, in memory only. Keys and labels are cut, and tokens shortened, so that every entry
-//! is small.
+//! LOG: recent incidents, in memory only. Keys, labels and tokens are cut, so that every entry is small.
 
 use std::collections::VecDeque;
 
@@ -13,7 +12,7 @@ use crate::step::End;
 
 /// The kind of an incident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum IncidentKind {
     Expired,
     Broken,
     Disconnected,
@@ -27,43 +26,43 @@ pub enum What {
     Undelivered,
 }
 
-impl What {
+impl IncidentKind {
     pub fn word(self) -> &'static str {
         match self {
-            What::Expired => "expired",
-            What::Broken => "broken",
-            What::Disconnected => "disconnected",
-            What::Vanished => "vanished",
-            What::LongHold => "long-hold",
-            What::LongWait => "long-wait",
-            What::Deadlock => "deadlock",
-            What::QueueFull => "queue-full",
-            What::Undelivered => "undelivered",
+            IncidentKind::Expired => "expired",
+            IncidentKind::Broken => "broken",
+            IncidentKind::Disconnected => "disconnected",
+            IncidentKind::Vanished => "vanished",
+            IncidentKind::LongHold => "long-hold",
+            IncidentKind::LongWait => "long-wait",
+            IncidentKind::Deadlock => "deadlock",
+            IncidentKind::QueueFull => "queue-full",
+            IncidentKind::Undelivered => "undelivered",
         }
     }
 
-    /// Whether it is about a wait (and not a hold).
-    pub fn is_of_a_wait(self) -> bool {
-        matches!(self, What::LongWait | What::Deadlock | What::QueueFull)
+    /// Whether the incident is about a wait, not a hold.
+    pub fn is_about_a_wait(self) -> bool {
+        matches!(self, IncidentKind::LongWait | IncidentKind::Deadlock | IncidentKind::QueueFull)
     }
 }
 
-impl From<End> for What {
-    fn from(why: End) -> What {
+impl From<End> for IncidentKind {
+    fn from(why: End) -> IncidentKind {
         match why {
-            // Logged for long holds only.
-            End::Released => What::LongHold,
-            End::Expired => What::Expired,
-            End::Disconnected => What::Disconnected,
-            End::Broken => What::Broken,
+            // A released hold is an incident only if it was held for long.
+            End::Released => IncidentKind::LongHold,
+            End::Expired => IncidentKind::Expired,
+            End::Disconnected => IncidentKind::Disconnected,
+            End::Broken => IncidentKind::Broken,
         }
     }
 }
 
-/// An entry. Unknown fields are empty.
+/// An incident. Unknown fields are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
-    pub what: What,
+pub struct Incident {
+    pub kind: IncidentKind,
     pub db: i32,
     pub key: Bytes,
     pub token: Bytes,
@@ -75,12 +74,12 @@ pub struct Note {
     pub lasted: u64,
 }
 
-impl Note {
-    pub fn new(what: What, name: &Name<'_>) -> Note {
-        Note {
-            what,
+impl Incident {
+    pub fn new(kind: IncidentKind, name: &Name<'_>) -> Incident {
+        Incident {
+            kind,
             db: name.db,
-            key: (&*cut(&name.key, KEPT)).into(),
+            key: (&*cut(&name.key, MAX_SHOWN)).into(),
             token: Bytes::EMPTY,
             label: Bytes::EMPTY,
             client: None,
@@ -90,35 +89,41 @@ impl Note {
         }
     }
 
-    pub fn of(self, token: &[u8], label: &[u8]) -> Note {
-        Note { token: (&*shortened(token)).into(), label: (&*cut(label, KEPT)).into(), ..self }
+    pub fn with_token(self, token: &[u8], label: &[u8]) -> Incident {
+        Incident { token: (&*shortened(token)).into(), label: (&*cut(label, MAX_SHOWN)).into(), ..self }
     }
 
-    pub fn of_hold(what: What, name: &Name<'_>, hold: &Hold, now: Instant) -> Note {
-        let note = Note::new(what, name).of(hold.token().as_bytes(), hold.label());
-        Note { client: hold.client(), fence: Some(hold.fence()), lasted: hold.held_millis(now), ..note }
+    pub fn of_hold(kind: IncidentKind, name: &Name<'_>, hold: &Hold, now: Instant) -> Incident {
+        let incident = Incident::new(kind, name).with_token(hold.token().as_bytes(), hold.label());
+        Incident {
+            client: hold.client(),
+            fence: Some(hold.fence()),
+            lasted: hold.held_millis(now),
+            ..incident
+        }
     }
 
-    pub fn of_wait(what: What, waiter: &Waiter, fence: Option<Fence>, now: Instant) -> Note {
+    pub fn of_wait(kind: IncidentKind, waiter: &Waiter, fence: Option<Fence>, now: Instant) -> Incident {
         let request = &waiter.request;
-        let note = Note::new(what, &waiter.name).of(request.token.as_bytes(), request.label.as_bytes());
-        Note { client: waiter.client(), fence, lasted: now.millis_since(waiter.since), ..note }
+        let incident =
+            Incident::new(kind, &waiter.name).with_token(request.token.as_bytes(), request.label.as_bytes());
+        Incident { client: waiter.client(), fence, lasted: now.millis_since(waiter.since), ..incident }
     }
 
-    /// Whether it is about this key, in any database.
+    /// Whether the incident is about this key, in any database.
     pub fn is_about(&self, key: &[u8]) -> bool {
-        *self.key == *cut(key, KEPT)
+        *self.key == *cut(key, MAX_SHOWN)
     }
 }
 
-/// Longest part of a key or label that is kept, in bytes. A cut one ends in three dots.
-const KEPT: usize = 128;
+/// Longest part of a key or label that an incident shows, in bytes. Three dots follow a part that was cut.
+const MAX_SHOWN: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub id: u64,
     pub at: Instant,
-    pub note: Note,
+    pub incident: Incident,
 }
 
 #[derive(Debug, Default)]
@@ -129,20 +134,19 @@ pub struct Log {
 }
 
 impl Log {
-    /// Adds an entry, and keeps at most `most`.
-    pub fn note(&mut self, note: Note, at: Instant, most: usize) {
-        if most > 0 {
-            self.entries.push_back(Entry { id: self.next_id, at, note });
+    /// Adds an entry, and keeps the newest `max_len` entries.
+    pub fn push(&mut self, incident: Incident, at: Instant, max_len: usize) {
+        if max_len > 0 {
+            self.entries.push_back(Entry { id: self.next_id, at, incident });
             self.next_id += 1;
         }
-        self.keep(most);
+        self.keep_newest(max_len);
     }
 
-    /// Keeps the newest `most` entries.
-    pub fn keep(&mut self, most: usize) {
-        self.entries.drain(..self.entries.len().saturating_sub(most));
-        if self.entries.capacity() > 4 * most.max(64) {
-            self.entries.shrink_to(most);
+    pub fn keep_newest(&mut self, max_len: usize) {
+        self.entries.drain(..self.entries.len().saturating_sub(max_len));
+        if self.entries.capacity() > 4 * max_len.max(64) {
+            self.entries.shrink_to(max_len);
         }
     }
 
@@ -164,23 +168,29 @@ mod tests {
     fn the_log_keeps_the_newest_entries_and_ids_continue() {
         let mut log = Log::default();
         let (name, now) = (Name::new(0, b"k"), Instant::from_millis(5));
-        let note = || Note::new(What::Expired, &name);
-        (0..5).for_each(|_| log.note(note(), now, 3));
+        let incident = || Incident::new(IncidentKind::Expired, &name);
+        (0..5).for_each(|_| log.push(incident(), now, 3));
         assert_eq!(ids(&log), [4, 3, 2]);
-        log.keep(1);
+        log.keep_newest(1);
         assert_eq!(ids(&log), [4]);
-        log.keep(0);
-        log.note(note(), now, 0);
+        log.keep_newest(0);
+        log.push(incident(), now, 0);
         assert_eq!(ids(&log), []);
-        log.note(note(), now, 3);
+        log.push(incident(), now, 3);
         assert_eq!(ids(&log), [5]);
     }
 
     #[test]
     fn an_entry_is_small_and_shows_no_whole_token() {
         let long = [b'x'; 5000];
-        let note = Note::new(What::Broken, &Name::new(0, &long)).of(b"0123456789", &long[..255]);
-        assert_eq!((note.key.len(), note.label.len(), &*note.token), (131, 131, &b"01234567..."[..]));
-        assert!(note.is_about(&long) && !note.is_about(&long[1..2]) && !note.is_about(&long[..128]));
+        let incident =
+            Incident::new(IncidentKind::Broken, &Name::new(0, &long)).with_token(b"0123456789", &long[..255]);
+        assert_eq!(
+            (incident.key.len(), incident.label.len(), &*incident.token),
+            (131, 131, &b"01234567..."[..])
+        );
+        assert!(
+            incident.is_about(&long) && !incident.is_about(&long[1..2]) && !incident.is_about(&long[..128])
+        );
     }
 }

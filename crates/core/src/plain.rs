@@ -22,7 +22,7 @@ use crate::lock::{Hold, Holding, Lock};
 
 /// The state of a log at its end, by its last effect and the plain ACQUIREs after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct LogState {
     pub written_by: Anchor,
     /// Time of the last effect by the writer's clock, in ms.
     pub at: u64,
@@ -37,7 +37,7 @@ pub enum Plain<'a> {
     Release,
 }
 
-impl Known {
+impl LogState {
     /// The hold that a plain ACQUIRE begins, by the writer's clock. `None` if the fences are used up.
     fn next(self, token: TokenRef<'_>, ttl: Ttl) -> Option<Hold> {
         let granted = Instant::from_millis(self.at);
@@ -49,21 +49,21 @@ impl Known {
 
     /// The state as it is written to snapshots.
     pub fn to_numbers(self) -> [u64; 4] {
-        let Known { written_by: Anchor { boot, offset }, at, last } = self;
+        let LogState { written_by: Anchor { boot, offset }, at, last } = self;
         [boot, offset as u64, at, last]
     }
 
     /// `None` if the numbers are no state of a log: its fence is never 0.
-    pub fn from_numbers([boot, offset, at, last]: [u64; 4]) -> Option<Known> {
+    pub fn from_numbers([boot, offset, at, last]: [u64; 4]) -> Option<LogState> {
         let written_by = Anchor { boot, offset: offset as i64 };
-        (1..=Fence::MAX).contains(&last).then_some(Known { written_by, at, last })
+        (1..=Fence::MAX).contains(&last).then_some(LogState { written_by, at, last })
     }
 }
 
 impl Plain<'_> {
     /// For the writer: returns whether the command is enough for readers with this state, because it leads
     /// them to exactly the stored lock. Advances the state if so.
-    pub fn suffices(self, known: &mut Option<Known>, lock: &Lock, anchor: Anchor) -> bool {
+    pub fn suffices(self, known: &mut Option<LogState>, lock: &Lock, anchor: Anchor) -> bool {
         let Plain::Acquire(token, ttl) = self else { return lock.is_gone() };
         let Some(known) = known.as_mut().filter(|known| known.written_by == anchor) else { return false };
         let Holding::Exclusive(hold) = lock.holding() else { return false };
@@ -75,7 +75,7 @@ impl Plain<'_> {
 
 impl Reader {
     /// Reads a plain command with this state of the log. `None` if no writer can have sent it.
-    pub fn plain(self, plain: Plain<'_>, known: &mut Option<Known>) -> Option<Effect> {
+    pub fn plain(self, plain: Plain<'_>, known: &mut Option<LogState>) -> Option<Effect> {
         let Plain::Acquire(token, ttl) = plain else {
             return Some(Effect { last: 0, written: Written::whole((self.anchor, self.now.millis()), None) });
         };
@@ -90,9 +90,9 @@ impl Reader {
 
 impl Effect {
     /// The state of the log after this effect.
-    pub fn known(&self) -> Known {
+    pub fn known(&self) -> LogState {
         let (written_by, at) = self.written.clock;
-        Known { written_by, at, last: self.last }
+        LogState { written_by, at, last: self.last }
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
         let [own, other] = [1, 2].map(|offset| Anchor { boot: 7, offset });
         let (token, ttl) = (TokenRef::new(b"t").unwrap(), Ttl::MAX);
         for (written_by, suffices) in [(own, true), (other, false)] {
-            let known = Known { written_by, at: 1_000, last: 41 };
+            let known = LogState { written_by, at: 1_000, last: 41 };
             let mut lock = Lock::default();
             lock.add(known.next(token, ttl).unwrap(), Mode::Exclusive);
             let mut state = Some(known);

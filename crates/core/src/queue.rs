@@ -9,12 +9,12 @@ use std::ops;
 use dlock_protocol::{ClientId, Deadline, Instant, LockRequestRef, OwnerId, OwnerIdRef, Token};
 use smallvec::SmallVec;
 
-use crate::deliveries::{Deliveries, give_back};
+use crate::deliveries::{Deliveries, shrink_if_sparse};
 use crate::schedule::Schedule;
 
 pub(crate) mod waiter;
 
-pub use waiter::{Granted, Limits, Name, Newcomer, Outcome, Owner, Party, Queued, Rank, Waiter, WaiterId};
+pub use waiter::{Granted, Limits, Name, Newcomer, Outcome, Party, Queued, Rank, WaitKind, Waiter, WaiterId};
 pub(crate) use waiter::{Position, swap};
 
 /// All waiters of this server.
@@ -81,12 +81,12 @@ impl Waiting {
     }
 
     /// Whether a waiter of this kind can join.
-    pub fn has_room(&self, name: &Name<'_>, owner: &Owner, limits: Limits) -> bool {
+    pub fn has_room(&self, name: &Name<'_>, kind: &WaitKind, limits: Limits) -> bool {
         let on_the_key = || self.len_of(name) < limits.on_a_key;
-        match owner {
-            Owner::Client(_) => self.clients() < limits.on_the_server && on_the_key(),
-            Owner::Token(_) => self.queued < limits.queued && on_the_key(),
-            Owner::Beside(_, position) => {
+        match kind {
+            WaitKind::Blocked(_) => self.clients() < limits.on_the_server && on_the_key(),
+            WaitKind::Queued(_) => self.queued < limits.queued && on_the_key(),
+            WaitKind::Beside(_, position) => {
                 let beside = self.get(*position).map_or(0, |waiter| waiter.beside().len());
                 self.clients() < limits.on_the_server && beside < limits.on_a_key
             }
@@ -98,16 +98,16 @@ impl Waiting {
     pub fn join(&mut self, newcomer: Newcomer<'_>) -> Option<WaiterId> {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
-        let Newcomer { name, rank, request, owner, since, until } = newcomer;
+        let Newcomer { name, rank, request, kind, since, until } = newcomer;
         let timeout = match until {
             Some(until) => Some(self.timeouts.insert(until, id)?),
             None => None,
         };
         let (name, request) = (name.to_owned(), request.to_owned());
-        let waiter = Box::new(Waiter { id, rank, name, request, owner, since, until, timeout });
-        if let Owner::Beside(_, position) = waiter.owner {
-            let position = self.waiters.get_mut(&position).map(|position| &mut position.owner);
-            if let Some(Owner::Token(queued)) = position {
+        let waiter = Box::new(Waiter { id, rank, name, request, kind, since, until, timeout });
+        if let WaitKind::Beside(_, position) = waiter.kind {
+            let position = self.waiters.get_mut(&position).map(|position| &mut position.kind);
+            if let Some(WaitKind::Queued(queued)) = position {
                 queued.beside.push(id);
             }
         } else {
@@ -122,7 +122,7 @@ impl Waiting {
     }
 
     fn line_up(&mut self, waiter: &Waiter) {
-        if let Owner::Token(_) = waiter.owner {
+        if let WaitKind::Queued(_) = waiter.kind {
             self.queued += 1;
         }
         let queue = self.queues.entry(waiter.name.clone()).or_default();
@@ -145,9 +145,9 @@ impl Waiting {
     /// Removes a waiter. The connections beside it are left to the caller.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = *self.waiters.remove(&id)?;
-        if let Owner::Beside(_, position) = waiter.owner {
-            let position = self.waiters.get_mut(&position).map(|position| &mut position.owner);
-            if let Some(Owner::Token(queued)) = position {
+        if let WaitKind::Beside(_, position) = waiter.kind {
+            let position = self.waiters.get_mut(&position).map(|position| &mut position.kind);
+            if let Some(WaitKind::Queued(queued)) = position {
                 queued.beside.retain(|beside| *beside != id);
             }
         } else {
@@ -157,25 +157,25 @@ impl Waiting {
             && self.by_client.get(&client) == Some(&id)
         {
             self.by_client.remove(&client);
-            give_back(&mut self.by_client);
+            shrink_if_sparse(&mut self.by_client);
         }
         self.bound.end(id, waiter.bound_to());
         if let Some(timeout) = waiter.timeout {
             self.timeouts.remove(timeout);
         }
-        give_back(&mut self.waiters);
+        shrink_if_sparse(&mut self.waiters);
         Some(waiter)
     }
 
     fn step_out(&mut self, waiter: &Waiter) {
-        self.queued -= usize::from(matches!(waiter.owner, Owner::Token(_)));
+        self.queued -= usize::from(matches!(waiter.kind, WaitKind::Queued(_)));
         if let Some(queue) = self.queues.get_mut(&waiter.name) {
             queue.positions.remove(&waiter.position());
             queue.often.remove(&waiter.position());
             if queue.positions.is_empty() {
                 queue.began.iter().for_each(|first| drop(self.begun.remove(first)));
                 self.queues.remove(&waiter.name);
-                give_back(&mut self.queues);
+                shrink_if_sparse(&mut self.queues);
             }
         }
         self.unindex_token(waiter);
@@ -257,7 +257,7 @@ impl Waiting {
 
     /// The queued waiter of a token in a queue.
     pub fn position_of(&self, token: &[u8], name: &Name<'_>) -> Option<&Waiter> {
-        let own = |waiter: &&Waiter| matches!(waiter.owner, Owner::Token(_));
+        let own = |waiter: &&Waiter| matches!(waiter.kind, WaitKind::Queued(_));
         self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(own)
     }
 
@@ -277,7 +277,7 @@ impl Waiting {
         let before = waiter.bound_to();
         let earlier = waiter.until.is_some_and(|was| until < was);
         (waiter.request, waiter.until) = (request.to_owned(), Some(until));
-        if let Owner::Token(kept) = &mut waiter.owner {
+        if let WaitKind::Queued(kept) = &mut waiter.kind {
             let beside = std::mem::take(&mut kept.beside);
             *kept = Queued { beside, ..queued };
         }
@@ -423,7 +423,7 @@ impl Waiting {
         let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
         let Waits::Often(positions) = waits else {
             self.by_token.remove(&waiter.request.token);
-            return give_back(&mut self.by_token);
+            return shrink_if_sparse(&mut self.by_token);
         };
         positions.remove(&(waiter.name.clone(), waiter.position()));
         if positions.len() == 1
@@ -532,9 +532,9 @@ mod tests {
         let request = LockRequestRef::new(TokenRef::new(b"t").unwrap(), Ttl::MAX);
         let queued = || Queued::new(ClientId(1), None, None, false);
         let mut waiting = Waiting::default();
-        let (name, owner, until) =
-            (Name::new(0, b"k"), Owner::Token(queued()), Some(at(0).after_millis(100)));
-        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: at(0), until };
+        let (name, kind, until) =
+            (Name::new(0, b"k"), WaitKind::Queued(queued()), Some(at(0).after_millis(100)));
+        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, kind, since: at(0), until };
         let id = waiting.join(newcomer).unwrap();
         waiting.keep(id, &request, queued(), at(0).after_millis(500));
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(100)), "the old deadline is still scheduled");
@@ -580,8 +580,8 @@ mod tests {
                             ..LockRequestRef::new(TokenRef::new(&token).unwrap(), Ttl::MAX)
                         };
                         let (name, rank) = (Name::new(0, KEYS[key]), Rank::Newcomer);
-                        let owner = Owner::Token(queued());
-                        ids.extend(waiting.join(Newcomer { name, rank, request, owner, since: now, until: None }));
+                        let kind = WaitKind::Queued(queued());
+                        ids.extend(waiting.join(Newcomer { name, rank, request, kind, since: now, until: None }));
                     }
                     Op::Leave(which) if !ids.is_empty() => {
                         waiting.leave(ids.swap_remove(which % ids.len())).unwrap();

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use dlock_protocol::{ClientId, Token};
 
 use crate::deliveries::Delivery;
-use crate::deliveries::give_back;
+use crate::deliveries::shrink_if_sparse;
 use crate::queue::{Name, Outcome, WaiterId, swap};
 use crate::schedule::Slot;
 use crate::step::EndedHolds;
@@ -147,7 +147,7 @@ impl Pending {
         shrink(&mut self.later);
         let (Task::Serve(name) | Task::Vanished(name)) = task else { return Some(task) };
         let vanished = self.to_serve.remove(&name).unwrap_or(false);
-        give_back(&mut self.to_serve);
+        shrink_if_sparse(&mut self.to_serve);
         Some(if vanished { Task::Vanished(name) } else { Task::Serve(name) })
     }
 

@@ -10,7 +10,7 @@ use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
-    Owner, OwnerIdRef, Rank, Step, Terms, Token, Ttl, Turn, Waiting,
+    OwnerIdRef, Rank, Step, Terms, Token, Ttl, Turn, WaitKind, Waiting,
 };
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
@@ -39,8 +39,8 @@ impl World {
     }
 
     fn join(&mut self, name: Name<'static>, request: LockRequestRef<'_>, rank: Rank) {
-        let owner = Owner::Client(ClientId(self.waiting.len() as u64));
-        let newcomer = Newcomer { name, rank, request, owner, since: NOW, until: self.until };
+        let kind = WaitKind::Blocked(ClientId(self.waiting.len() as u64));
+        let newcomer = Newcomer { name, rank, request, kind, since: NOW, until: self.until };
         self.waiting.join(newcomer).expect("room in the queue");
     }
 

@@ -9,8 +9,8 @@ use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
     Acquired, Change, ClientId, Confirmed, EndedHolds, Event, Fence, Fences, Instant, Lock, LockRequest,
-    LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, Rank, RareEffects, ReleaseCount, Skew, Step, Terms,
-    Ttl, Turn, Waiting,
+    LockRequestRef, Mode, Name, Newcomer, Outcome, Rank, RareEffects, ReleaseCount, Skew, Step, Terms, Ttl,
+    Turn, WaitKind, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -130,7 +130,7 @@ impl World {
             name,
             rank: Rank::Newcomer,
             request,
-            owner: Owner::Client(ClientId(client)),
+            kind: WaitKind::Blocked(ClientId(client)),
             since,
             until: None,
         };

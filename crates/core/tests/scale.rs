@@ -9,7 +9,7 @@ use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, ClientId, EndedHolds, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
-    Owner, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, Waiting,
+    Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 use dlock_protocol::steps;
@@ -70,8 +70,8 @@ impl World {
     fn wait(&mut self, name: Name<'_>, token: &[u8], mode: Mode) {
         let client = ClientId(self.waiting.len() as u64);
         let request = request(token, mode);
-        let owner = Owner::Client(client);
-        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, owner, since: NOW, until: None };
+        let kind = WaitKind::Blocked(client);
+        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, kind, since: NOW, until: None };
         self.waiting.join(newcomer).expect("room in the queue");
     }
 
@@ -176,10 +176,10 @@ fn the_work_of_a_position_does_not_grow_with_the_queue() {
         let until = NOW.after_millis(1000);
         let queued = || Queued::new(ClientId(1), None, None, false);
         for n in 0..many {
-            let (owner, token) = (Owner::Token(queued()), token(n));
+            let (kind, token) = (WaitKind::Queued(queued()), token(n));
             let request = request(&token, Mode::Exclusive);
             let newcomer =
-                Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
+                Newcomer { name: KEY, rank: Rank::Newcomer, request, kind, since: NOW, until: Some(until) };
             world.waiting.join(newcomer).expect("room in the queue");
         }
         let mut measure = |what: &str, work: &mut dyn FnMut(&mut Turn<'_>)| {

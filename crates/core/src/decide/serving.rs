@@ -6,7 +6,7 @@ use dlock_protocol::{Deadline, Delay, Fence, Instant, Mode, Ttl};
 use super::Turn;
 use crate::deliveries::{Delivery, Lost, Unclaimed};
 use crate::lock::Fit;
-use crate::queue::{Granted, Outcome, Owner, Waiter, WaiterId};
+use crate::queue::{Granted, Outcome, WaitKind, Waiter, WaiterId};
 use crate::step::End;
 
 impl Turn<'_> {
@@ -95,8 +95,8 @@ impl Turn<'_> {
             return Err(Refusal::LeaseTooLong(self.terms.longest_lease));
         }
         let mut delay = Delay::NONE;
-        if let (Owner::Token(_), Some(until), Granted::New, false) =
-            (&waiter.owner, waiter.until, granted, has_recipient)
+        if let (WaitKind::Queued(_), Some(until), Granted::New, false) =
+            (&waiter.kind, waiter.until, granted, has_recipient)
         {
             request.ttl = request.ttl.min(left(until, self.now));
             delay = std::mem::replace(&mut request.delay, Delay::NONE);
@@ -116,7 +116,7 @@ impl Turn<'_> {
     /// lock-delay that a claim sets.
     fn note(&mut self, waiter: &Waiter, fence: Fence, granted: Granted, delay: Delay) {
         let (id, until) = (waiter.id, waiter.until);
-        let unclaimed = until.filter(|_| matches!(waiter.owner, Owner::Token(_)));
+        let unclaimed = until.filter(|_| matches!(waiter.kind, WaitKind::Queued(_)));
         let unclaimed = unclaimed.map(|until| Unclaimed { id, until, delay });
         let (token, deliveries) = (&waiter.request.token, &mut self.waiting.deliveries);
         deliveries.granted(&waiter.name, token, fence, granted, id, unclaimed);

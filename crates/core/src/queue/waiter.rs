@@ -58,7 +58,7 @@ pub struct Waiter {
     pub rank: Rank,
     pub name: Name<'static>,
     pub request: LockRequest,
-    pub owner: Owner,
+    pub kind: WaitKind,
     pub since: Instant,
     /// `None` means no timeout.
     pub until: Option<Deadline>,
@@ -67,11 +67,11 @@ pub struct Waiter {
 
 /// The kind of a wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum WaitKind {
     /// The wait of a blocked connection. Ends when it closes.
-    Client(ClientId),
+    Blocked(ClientId),
     /// A queued wait, which needs no connection.
-    Token(Queued),
+    Queued(Queued),
     /// A blocked connection of a token with a queued wait. It has no position of its own.
     Beside(ClientId, WaiterId),
 }
@@ -108,29 +108,29 @@ impl Waiter {
 
     /// The blocked connection. `None` for a queued wait.
     pub fn client(&self) -> Option<ClientId> {
-        match self.owner {
-            Owner::Client(client) | Owner::Beside(client, _) => Some(client),
-            Owner::Token(_) => None,
+        match self.kind {
+            WaitKind::Blocked(client) | WaitKind::Beside(client, _) => Some(client),
+            WaitKind::Queued(_) => None,
         }
     }
 
     /// The connection that sent the command.
     pub(crate) fn asked_by(&self) -> ClientId {
-        match &self.owner {
-            Owner::Client(client) | Owner::Beside(client, _) => *client,
-            Owner::Token(queued) => queued.client,
+        match &self.kind {
+            WaitKind::Blocked(client) | WaitKind::Beside(client, _) => *client,
+            WaitKind::Queued(queued) => queued.client,
         }
     }
 
     /// The blocked connections beside this queued wait.
     pub fn beside(&self) -> &[WaiterId] {
-        if let Owner::Token(queued) = &self.owner { &queued.beside } else { &[] }
+        if let WaitKind::Queued(queued) = &self.kind { &queued.beside } else { &[] }
     }
 
     /// The connection that an EPHEMERAL position is bound to.
     pub(super) fn bound_to(&self) -> Option<ClientId> {
-        match &self.owner {
-            Owner::Token(queued) if self.request.ephemeral => Some(queued.client),
+        match &self.kind {
+            WaitKind::Queued(queued) if self.request.ephemeral => Some(queued.client),
             _ => None,
         }
     }
@@ -189,7 +189,7 @@ pub struct Newcomer<'a> {
     pub name: Name<'a>,
     pub rank: Rank,
     pub request: LockRequestRef<'a>,
-    pub owner: Owner,
+    pub kind: WaitKind,
     pub since: Instant,
     pub until: Option<Deadline>,
 }

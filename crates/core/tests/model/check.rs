@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use dlock_core::{Ephemeral, Mode, Owner, Rank};
+use dlock_core::{Ephemeral, Mode, Rank, WaitKind};
 
 use super::content::content;
 use super::moves::Move;
@@ -98,9 +98,9 @@ pub fn assert_agreement(system: &System, model: &Model, step: &Move, answer: &An
         let queue: Vec<_> = model.queue(key).iter().map(|w| (w.request, w.upgrades, w.until)).collect();
         let core = system.waiting.queue(&name(key)).map(|w| {
             let request = w.request.borrowed();
-            let client = match &w.owner {
-                Owner::Client(client) | Owner::Beside(client, _) => client.0,
-                Owner::Token(queued) => queued.client.0,
+            let client = match &w.kind {
+                WaitKind::Blocked(client) | WaitKind::Beside(client, _) => client.0,
+                WaitKind::Queued(queued) => queued.client.0,
             };
             let identity = (client, token_of(request.token.as_bytes()), request.mode, request.ttl.millis());
             let (delay, label) = (request.delay.millis(), request.label.as_bytes().to_vec());

@@ -97,7 +97,7 @@ pub enum WaitOutcome {
 }
 
 /// Stands for the client that is notified of the end of a queued wait.
-pub fn owner(token: Token) -> Client {
+pub fn notified_client(token: Token) -> Client {
     100 + Client::from(token)
 }
 

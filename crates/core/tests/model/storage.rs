@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
-use dlock_core::plain::{Known, Plain};
+use dlock_core::plain::{LogState, Plain};
 use dlock_core::{Change, Instant, Lock};
 
 use super::content::content;
@@ -31,7 +31,7 @@ impl System {
             Some(Plain::Release) => self.marks.push("a RELEASE is logged verbatim"),
             None => {
                 codec::write_effect(lock, change, greatest, self.instant(), anchor, &mut bytes);
-                self.known = Some(Known { written_by: anchor, at: self.now / 1000, last: greatest });
+                self.known = Some(LogState { written_by: anchor, at: self.now / 1000, last: greatest });
             }
         }
         let replicas = [(near, &mut self.near), (far, &mut self.far)];
@@ -76,7 +76,7 @@ impl System {
             (self.known, self.replica_positions[1]) = (None, None);
             return self.marks.push("a snapshot by a child process");
         }
-        self.replica_positions[1] = self.known.map(Known::to_numbers).and_then(Known::from_numbers);
+        self.replica_positions[1] = self.known.map(LogState::to_numbers).and_then(LogState::from_numbers);
         self.marks.push("a snapshot with the log position");
     }
 

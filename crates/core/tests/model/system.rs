@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::checked;
 use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
-use dlock_core::plain::{Known, Plain};
+use dlock_core::plain::{LogState, Plain};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, Owner, OwnerIdRef, Queued, RareEffects,
-    Skew, Step, Terms, Ttl, Turn, Wait, WaiterId, Waiting,
+    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, OwnerIdRef, Queued, RareEffects, Skew,
+    Step, Terms, Ttl, Turn, Wait, WaitKind, WaiterId, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 
@@ -19,7 +19,7 @@ mod connections;
 use super::moves::Move;
 use super::reference::{
     Answer, Client, KEYS, Key, KeyEvent, MAX_HOLDERS, MAX_WAITERS, OWNERS, Party, Request, SentGrant, Token,
-    WaitOutcome, owner,
+    WaitOutcome, notified_client,
 };
 
 #[derive(Clone, Default)]
@@ -35,8 +35,8 @@ pub struct System {
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
     /// The log position that the writer assumes of its readers, and the positions of the two replicas.
-    pub(super) known: Option<Known>,
-    pub(super) replica_positions: [Option<Known>; 2],
+    pub(super) known: Option<LogState>,
+    pub(super) replica_positions: [Option<LogState>; 2],
     pub sent_grants: Vec<SentGrant>,
     /// The queued waiter of the last grant to each token that is not claimed.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
@@ -156,8 +156,8 @@ impl System {
             assert!(self.unanswered.remove(&waiter.id), "a waiter has one outcome: {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
             let token = token_of(waiter.request.token.as_bytes());
-            let client = waiter.client().map_or(owner(token), |client| client.0);
-            let has_position = matches!(waiter.owner, Owner::Beside(..));
+            let client = waiter.client().map_or(notified_client(token), |client| client.0);
+            let has_position = matches!(waiter.kind, WaitKind::Beside(..));
             let outcome = match outcome {
                 Outcome::Granted(fence, granted) => {
                     assert!(

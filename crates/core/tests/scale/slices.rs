@@ -32,10 +32,10 @@ fn a_lock_behind_many_expired_positions_is_not_free() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     let queue = |world: &mut World, token: &[u8], until| {
-        let owner = Owner::Token(Queued::new(ClientId(1), None, None, false));
+        let kind = WaitKind::Queued(Queued::new(ClientId(1), None, None, false));
         let request = request(token, Mode::Exclusive);
         let newcomer =
-            Newcomer { name: KEY, rank: Rank::Newcomer, request, owner, since: NOW, until: Some(until) };
+            Newcomer { name: KEY, rank: Rank::Newcomer, request, kind, since: NOW, until: Some(until) };
         world.waiting.join(newcomer).expect("room in the queue");
     };
     (0..many).for_each(|n| queue(&mut world, &token(n), NOW.after_millis(0)));

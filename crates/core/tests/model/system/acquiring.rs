@@ -49,9 +49,9 @@ impl System {
             return Answer::Null;
         }
         let name = name(asked.key);
-        let owner = if queue.is_some() { Owner::Token(queued()) } else { Owner::Client(client) };
+        let kind = if queue.is_some() { WaitKind::Queued(queued()) } else { WaitKind::Blocked(client) };
         let limits = Limits { on_the_server: MAX_WAITERS.0, on_a_key: MAX_WAITERS.1, queued: MAX_WAITERS.0 };
-        if !self.waiting.has_room(&name, &owner, limits) {
+        if !self.waiting.has_room(&name, &kind, limits) {
             return Answer::QueueFull;
         }
         let mut search = Search::new(&request, &name, rank, self.instant(), &self.waiting);
@@ -71,7 +71,7 @@ impl System {
         let since = self.instant();
         let wait = block.and_then(Wait::from_millis);
         let until = until.or_else(|| wait?.until(since));
-        let newcomer = Newcomer { name, rank, request, owner, since, until };
+        let newcomer = Newcomer { name, rank, request, kind, since, until };
         let id = self.waiting.join(newcomer).expect("room in the queue");
         assert!(self.unanswered.insert(id));
         if queue.is_some() { self.join_connection(id, &request, client, block) } else { Answer::Waits }
@@ -88,8 +88,8 @@ impl System {
         let since = self.instant();
         let of = self.waiting.get(position).expect("the position waits").clone();
         let until = wait.until(since).into_iter().chain(of.until).min();
-        let (name, rank, owner) = (of.name, of.rank, Owner::Beside(client, position));
-        let newcomer = Newcomer { name, rank, request: *request, owner, since, until };
+        let (name, rank, kind) = (of.name, of.rank, WaitKind::Beside(client, position));
+        let newcomer = Newcomer { name, rank, request: *request, kind, since, until };
         assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("room in the queue")));
         Answer::Waits
     }
