@@ -12,13 +12,13 @@ use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 
 use crate::effects::{self, Target};
-use crate::ffi::verdict::{Rehearsal, Verdict};
+use crate::ffi::verdict::{DryRun, Verdict};
 use crate::ffi::{Ctx, Flags, c_text};
 use crate::module::{Key, Module};
 use crate::{clock, grace, log, waiters};
 
 /// The command of the dry run before each write.
-static ACQUIRE: Rehearsal = Rehearsal {
+static ACQUIRE: DryRun = DryRun {
     command: c_text!(table::ACQUIRE.name),
     arguments: [c"?", c"1"],
     stand_in: c_text!(table::MAY.name),
@@ -29,7 +29,7 @@ static ACQUIRE: Rehearsal = Rehearsal {
 /// Together with the other work of an event-loop turn (up to 0.4 ms while the server checks its memory), the
 /// job delays a client by less than 1 ms. A much lower limit would leave the job idle most of the time,
 /// because a timer fires 1 ms later at the earliest.
-const STRETCH_MICROS: u64 = 500;
+const MAX_RUN_MICROS: u64 = 500;
 
 /// Interval of checks while the server refuses writes, or while a string occupies the key of a queue, in ms.
 const RETRY_MILLIS: u64 = 25;
@@ -40,7 +40,7 @@ pub fn on_timer(m: &Module, ctx: Ctx<'_>) {
 }
 
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
-    if m.disarm_late_timer() {
+    if m.disarm_overdue_timer() {
         run(m, ctx);
     }
 }
@@ -54,14 +54,14 @@ fn run(m: &Module, ctx: Ctx<'_>) {
         // A replica ends no hold by itself. Its promotion arms the timer.
         return;
     }
-    let mut server = Server::new(m, ctx);
+    let mut verdicts = Verdicts::new(m, ctx);
     loop {
         let now = clock::now();
-        if now.micros() > start + STRETCH_MICROS {
+        if now.micros() > start + MAX_RUN_MICROS {
             return m.arm_timer_in(0, now.millis());
         }
         let Some(task) = m.with(|s| s.next_task(now)) else { return m.rearm_timer() };
-        match task.name().map_or(Verdict::Allowed, |name| server.verdict(&name)) {
+        match task.name().map_or(Verdict::Allowed, |name| verdicts.of(&name)) {
             Verdict::Refused => {
                 m.with(|s| s.background.put_back(task));
                 return end_due_waits(m, start);
@@ -74,26 +74,26 @@ fn run(m: &Module, ctx: Ctx<'_>) {
 
 /// Caches the server's verdict on writes for one run of the job. In a cluster the verdict depends on the slot
 /// of the key, so only a refusal of all writes is cached there.
-struct Server<'a> {
+struct Verdicts<'a> {
     m: &'a Module,
     ctx: Ctx<'a>,
     is_cluster: bool,
-    verdict: Option<Verdict>,
+    cached: Option<Verdict>,
 }
 
-impl<'a> Server<'a> {
-    fn new(m: &'a Module, ctx: Ctx<'a>) -> Server<'a> {
-        let verdict = (!ctx.may_write()).then_some(Verdict::Refused);
-        Server { m, ctx, is_cluster: ctx.flags().contains(Flags::CLUSTER), verdict }
+impl<'a> Verdicts<'a> {
+    fn new(m: &'a Module, ctx: Ctx<'a>) -> Verdicts<'a> {
+        let cached = (!ctx.may_write()).then_some(Verdict::Refused);
+        Verdicts { m, ctx, is_cluster: ctx.flags().contains(Flags::CLUSTER), cached }
     }
 
-    fn verdict(&mut self, name: &Name<'_>) -> Verdict {
-        if let Some(verdict) = self.verdict {
+    fn of(&mut self, name: &Name<'_>) -> Verdict {
+        if let Some(verdict) = self.cached {
             return verdict;
         }
         let verdict = self.ctx.verdict(self.m.ctx(), &ACQUIRE, name.db, self.ctx.string(&name.key).name());
         if !self.is_cluster || verdict == Verdict::Refused {
-            self.verdict = Some(verdict);
+            self.cached = Some(verdict);
         }
         verdict
     }
@@ -110,7 +110,8 @@ fn has_waiters(m: &Module, task: &Task) -> bool {
 fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
         refuse_some(m, &name, &String::from(Error::Moving));
-        // An operation on the lock would grant it to the remaining waiters, so they are refused first.
+        // The task is an operation on the lock, which would grant it to the remaining waiters. They are
+        // refused first.
         if m.with(|s| s.waiting.len_of(&name) > 0) {
             return m.with(|s| s.background.put_back(task));
         }
@@ -133,6 +134,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             undelivered(m, ctx, &name, &token, waiter);
         }
         Task::Unread { delivery, waiter, evicted } => {
+            // The server evicted the connection, so it had sent the reply: see `waiters::missed_grant`.
             if waiters::evicted_clients(ctx) != evicted {
                 return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
             }
@@ -146,7 +148,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Restored(name) => {
             with_target(m, ctx, &name, |target| target.operate(|turn| turn.restored()));
         }
-        Task::GraceOver => grace::over(m, ctx, "its time has passed"),
+        Task::GraceOver => grace::end(m, ctx, "its time has passed"),
         Task::Due(name, slot) => {
             let mut stale = true;
             with_target(m, ctx, &name, |target| {
@@ -217,14 +219,14 @@ fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bi
 /// Counts a slice of the holds that ended together, and unbinds their tokens from their connections. A token
 /// that has acquired the lock again on the same connection stays bound.
 fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_holds: Box<EndedHolds>) {
-    let ended: Vec<_> = ended_holds.next_slice().collect();
+    let slice: Vec<_> = ended_holds.next_slice().collect();
     ctx.select_db(name.db);
     let raw = ctx.string(&name.key);
     let key = Key::open_for_read(ctx, raw.name()).ok();
     let lock = key.as_ref().and_then(Key::value);
     let now = clock::now();
     m.with(|s| {
-        for (ended, token, client) in ended {
+        for (ended, token, client) in slice {
             if let Some((why, held_ms)) = ended {
                 s.stats.ended(why, held_ms);
             }
@@ -260,7 +262,7 @@ fn next_check(now: Instant) -> Deadline {
 /// Ends the waits that have timed out, then arms the timer for the next check.
 fn end_due_waits(m: &Module, start: u64) {
     let mut now = clock::now();
-    while now.micros() <= start + STRETCH_MICROS
+    while now.micros() <= start + MAX_RUN_MICROS
         && let Some((id, outcome)) = m.with(|s| s.waiting.next_over(now).map(|(w, outcome)| (w.id, outcome)))
     {
         end_wait(m, id, outcome, now);
@@ -282,7 +284,7 @@ fn put_off(m: &Module, task: Task, now: Instant) {
 fn end_wait(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
     let over = m.with(|s| {
         let over = s.waiting.leave_all(id);
-        // The waiters behind this one may be compatible with the holders.
+        // If the head of the queue has left, the waiters behind it may be compatible with the holders.
         if let Some(waiter) = over.first()
             && s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id))
         {
@@ -339,7 +341,7 @@ pub fn end_waits(m: &Module, why: Error) {
 fn finish_waits(m: &Module, start: u64) -> bool {
     let Some(why) = m.with(|s| s.waits_end.as_ref().map(Error::to_string)) else { return true };
     while let Some(head) = m.with(|s| s.waiting.any_head().map(|head| head.id)) {
-        if clock::now().micros() > start + STRETCH_MICROS {
+        if clock::now().micros() > start + MAX_RUN_MICROS {
             return false;
         }
         refuse(m, head, &why);

@@ -62,7 +62,7 @@ fn time_namespace() -> Option<i128> {
         return Some(0);
     }
     let offsets = fs::read_to_string("/proc/self/timens_offsets").ok()?;
-    // boottime    1000    0
+    // The line has s and ns: `boottime    1000    0`.
     let mut line = offsets.lines().find(|line| line.starts_with("boottime"))?.split_whitespace().skip(1);
     let mut number = || line.next()?.parse::<i128>().ok();
     Some(number()? * 1_000_000_000 + number()?)

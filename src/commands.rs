@@ -53,8 +53,8 @@ pub fn release<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = parsed.as_ref().map_err(misuse)?;
     let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     target.plain = Some(Plain::Release);
-    let ended = target.operate(|turn| turn.release(parsed.token, parsed.count));
-    reply_with(ctx, u64::from(ended))
+    let released = target.operate(|turn| turn.release(parsed.token, parsed.count));
+    reply_with(ctx, u64::from(released))
 }
 
 pub fn extend<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
@@ -143,15 +143,19 @@ pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     })
 }
 
-/// Applies a plain command of a log. `None` means that the command is not plain, which is an error there.
+/// Applies a plain command of a log. `None` means that the command is not plain, which is an error
+/// in a log.
 #[inline(never)]
 fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<Plain<'a>>) -> Done {
     apply(m, ctx, args, |reader| {
+        // A RELEASE needs no earlier entry of the log.
         let builds_on = m.with(|s| s.replication_position).filter(|_| plain != Some(Plain::Release));
         let effect = m.with(|s| {
             let effect = plain.and_then(|plain| reader.plain(plain, &mut s.replication_position));
             // After a command that cannot be read, the position in the log is unknown.
-            effect.is_none().then(|| s.replication_position = None);
+            if effect.is_none() {
+                s.replication_position = None;
+            }
             effect.ok_or(Error::Effect)
         })?;
         let leads_to = builds_on.and(m.with(|s| s.replication_position));

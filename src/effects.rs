@@ -60,8 +60,8 @@ impl<'a> Target<'a> {
         Target { m, ctx, raw, name, key, fresh: None, held_by_string, in_background, plain: None }
     }
 
-    /// Like [`Target::open`], but also opens a string if `dlock.honour-strings` is on: clients can wait for
-    /// it.
+    /// Like [`Target::open`], but also opens a string if `dlock.honour-strings` is on: clients can wait
+    /// for its removal.
     #[inline(always)]
     pub fn open_to_wait(
         m: &'a Module,
@@ -71,13 +71,18 @@ impl<'a> Target<'a> {
     ) -> Result<Self, String> {
         match Key::open_for_write(ctx, raw) {
             Ok(key) => Ok(Target::new(m, ctx, raw, name, key)),
-            Err(WrongType) => Target::open_string(m, ctx, raw, name),
+            Err(WrongType) => Target::open_other_type(m, ctx, raw, name),
         }
     }
 
     /// Opens a key with a value of another type. A string that counts as held is opened without its value.
     #[cold]
-    fn open_string(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: &'a [u8]) -> Result<Self, String> {
+    fn open_other_type(
+        m: &'a Module,
+        ctx: Ctx<'a>,
+        raw: KeyName<'a>,
+        name: &'a [u8],
+    ) -> Result<Self, String> {
         if held_by_string(m, ctx, raw) {
             return Ok(Target { held_by_string: true, ..Target::new(m, ctx, raw, name, Key::none()) });
         }
@@ -196,7 +201,8 @@ impl<'a> Target<'a> {
         cleared
     }
 
-    /// Answers the waiters that have left the queue, and rearms the timer for the waiters that remain.
+    /// Answers the waiters that have left the queue. Rearms the timer if the operation has left work to the
+    /// background job: more waiters to serve, or many ended holds to count.
     #[inline(never)]
     fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
         let Some(rare) = step.rare.take() else { return };
@@ -285,9 +291,9 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
     let Target { m, ctx, name, key, fresh, .. } = &mut target;
-    let is_foreign = written.is_foreign(clock::anchor())
-        && ctx.flags().intersection(Flags::AOF | Flags::LOADING) == Flags::AOF;
-    let part = written.part().filter(|_| is_foreign);
+    let writes_file = ctx.flags().intersection(Flags::AOF | Flags::LOADING) == Flags::AOF;
+    let is_rewritten = writes_file && written.is_foreign(clock::anchor());
+    let part = written.part().filter(|_| is_rewritten);
     let lock = match key.value_mut() {
         Some(lock) => lock,
         None => fresh.insert(m.with(|s| s.new_lock())),
@@ -295,17 +301,18 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
     if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    let is_crowd = matches!(lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
-    let change = part.filter(|_| is_crowd).map_or(Change::Whole, Change::Part);
-    let is_readable = m.with(|s| {
+    // Only locks with many holders are stored in parts.
+    let has_parts = matches!(lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
+    let change = part.filter(|_| has_parts).map_or(Change::Whole, Change::Part);
+    let can_pass_on = m.with(|s| {
         s.fences.raise(fence.max(last));
         // The timer is not armed: neither a replica nor a loading server ends a hold by itself.
         s.schedule(lock, name.db, &name.key);
-        !is_foreign && s.followers.can_read(position)
+        !is_rewritten && s.followers.advance_past(position)
     });
     let followed = m.with(|s| s.followers.may_follow);
     let form =
-        if is_readable || !followed { LogForm::Verbatim } else { target.log_form(&change, clock::now()) };
+        if can_pass_on || !followed { LogForm::Verbatim } else { target.log_form(&change, clock::now()) };
     target.store();
     target.ctx.signal_modified(target.raw);
     target.replicate(form);
@@ -373,6 +380,7 @@ pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
     let queues = m.with(|s| {
         let queues = s.waiting.queues_behind(s.last_opened_queue).take(KEYS_PER_TICK);
         let queues: Vec<_> = queues.map(|(began, name)| (began, name.clone())).collect();
+        // After the last queue, the next tick begins at the first one again.
         s.last_opened_queue = queues.get(KEYS_PER_TICK - 1).map_or(WaiterId::default(), |(began, _)| *began);
         queues
     });

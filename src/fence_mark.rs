@@ -159,8 +159,9 @@ fn path_of_this_server(ctx: Ctx<'_>) -> PathBuf {
     std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.fence"))
 }
 
-/// Returns the first `most` + 1 bytes of a file. `None` means that there is no file.
-fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
+/// Returns a file, or its first `max_len` + 1 bytes, which show that it is too long. `None` means that there
+/// is no file.
+fn read(path: &Path, max_len: usize) -> Result<Option<Vec<u8>>, String> {
     // Without O_NONBLOCK, opening a pipe would wait for its writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
     let file = match opened {
@@ -173,7 +174,7 @@ fn read(path: &Path, most: usize) -> Result<Option<Vec<u8>>, String> {
         return Err("it is no file".into());
     }
     let mut bytes = Vec::new();
-    file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|why| why.to_string())?;
+    file.take(max_len as u64 + 1).read_to_end(&mut bytes).map_err(|why| why.to_string())?;
     Ok(Some(bytes))
 }
 

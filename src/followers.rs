@@ -29,38 +29,39 @@ pub struct Followers {
     pub known: Option<LogState>,
     /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
     /// was loaded or unloaded.
-    pub alone: Option<bool>,
+    pub is_only_module: Option<bool>,
 }
 
 impl Default for Followers {
     fn default() -> Self {
-        Followers { may_follow: true, may_read: true, known: None, alone: None }
+        Followers { may_follow: true, may_read: true, known: None, is_only_module: None }
     }
 }
 
 impl Followers {
-    /// Asks the server again, except for facts that are known to be excluded until the next event.
+    /// Asks the server whether what may be the case still is. A `false` stays until an event sets the field
+    /// again.
     pub fn update(&mut self, ctx: Ctx<'_>) {
         // The count includes this module.
-        self.alone = self.alone.or_else(|| Some(ctx.count_modules() == Some(1)));
-        // A node of a cluster may read a log as a master too, of slots that it takes over.
+        self.is_only_module = self.is_only_module.or_else(|| Some(ctx.count_modules() == Some(1)));
+        // A master that is a node of a cluster may read the log of a node whose slots it takes over.
         let reading = Flags::MASTER | Flags::LOADING | Flags::CLUSTER;
         self.may_read = self.may_read && ctx.flags().intersection(reading) != Flags::MASTER;
         self.may_follow = self.may_follow && can_be_followed(ctx);
     }
 
     pub fn modules_may_listen(&self) -> bool {
-        self.alone != Some(true)
+        self.is_only_module != Some(true)
     }
 
     /// Returns whether a command that this server reads from a log can be passed on verbatim: the readers of
     /// its own log have the state that the command builds on. If so, advances their state past the command.
-    pub fn can_read(&mut self, position: &LogPosition) -> bool {
-        let can = position.builds_on.is_none() || position.builds_on == self.known;
-        if can {
+    pub fn advance_past(&mut self, position: &LogPosition) -> bool {
+        let suffices = position.builds_on.is_none() || position.builds_on == self.known;
+        if suffices {
             self.known = position.leads_to.or(self.known);
         }
-        can
+        suffices
     }
 }
 

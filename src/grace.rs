@@ -32,7 +32,7 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
 
 /// Begins a grace period because the server removed holds without notice to their clients. Does nothing
 /// during the load of a start, because a grace period begins when that load ends.
-pub fn forgot(m: &Module, ctx: Ctx<'_>, why: &str) {
+pub fn holds_removed(m: &Module, ctx: Ctx<'_>, why: &str) {
     if !m.with(|s| s.grace.is_loading()) {
         begin(m, ctx, why);
     }
@@ -47,20 +47,22 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     }
     let runs = m.with(|s| {
         s.stats.evictions += 1;
-        let length = s.config.bounds.grace.filter(|_| s.grace.runs());
-        length.iter().for_each(|length| s.grace.begin(*length, now));
-        s.grace.runs()
+        let runs = s.grace.runs();
+        if let Some(length) = s.config.bounds.grace.filter(|_| runs) {
+            s.grace.begin(length, now);
+        }
+        runs
     });
-    // One line in the server's log for all evictions of one grace period.
+    // A running period was extended above. Only the beginning of a period writes a line to the server's log.
     if !runs {
-        forgot(m, ctx, "a lock that was held was evicted");
+        holds_removed(m, ctx, "a lock that was held was evicted");
     }
 }
 
 /// Applies CONFIG SET: 0 ends the current grace period; any other value applies from the next one on.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.config.bounds.grace.is_none() && s.grace.runs()) {
-        over(m, ctx, "it was switched off");
+        end(m, ctx, "it was switched off");
     }
 }
 
@@ -76,7 +78,7 @@ pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
 }
 
 /// Ends the grace period, and schedules the service of all wait queues.
-pub fn over(m: &Module, ctx: Ctx<'_>, why: &str) {
+pub fn end(m: &Module, ctx: Ctx<'_>, why: &str) {
     m.with(|s| s.grace.stop());
     ctx.log(LogLevel::Notice, &format!("dlock.restart-grace is over: {why}; locks are granted again"));
     m.with(|s| s.serve(None));

@@ -37,7 +37,7 @@ pub fn write(m: &Module, section: &Section) {
             (c"deadlocks", stats.deadlocks),
             (c"queue_refusals", stats.queue_refusals),
             (c"grace_refusals", stats.grace_refusals),
-            (c"waiters_gone", stats.gone),
+            (c"waiters_gone", stats.waiters_gone),
             (c"evictions", stats.evictions),
             (c"effects_skipped", stats.effects_skipped),
             (c"waited_ms_p50", stats.waited.all.value_at_quantile(0.5)),

@@ -10,8 +10,8 @@
 //! - [`Target`](effects::Target): an open key, on which one operation of the core runs.
 //! - [`Step`](dlock_core::Step): what an operation asks for, as data. `effects` carries it out.
 //! - [`Answer`](waiters::Answer): the reply to a blocked client, on its way through the server.
-//! - [`Ctx`]: a call of the server into the module; everything in `ffi` that reaches the server needs one.
-//! - [`Upcalls`](ffi::Upcalls): every entry from the server that is not a command.
+//! - [`Ctx`]: the context of a call of the server into the module. A call of the server needs one.
+//! - [`Upcalls`](ffi::Upcalls): the callbacks of the server other than commands.
 //!
 //! The server calls this file first: it registers commands, options, the key type and events. See
 //! ARCHITECTURE.md for the layers and the life of one ACQUIRE.

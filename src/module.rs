@@ -79,12 +79,11 @@ impl Module {
     /// Arms the timer to fire in `ms`, unless it is armed for then or sooner. `now` is in ms of the server
     /// clock.
     pub fn arm_timer_in(&self, ms: u64, now: u64) {
-        let late = match self.with(|s| s.timer) {
-            Some((_, due)) if due <= now + ms => return,
-            other => other,
-        };
-        if let Some((timer, _)) = late {
-            notices::disarm(self.ctx, timer);
+        if let Some((later_timer, due)) = self.with(|s| s.timer) {
+            if due <= now + ms {
+                return;
+            }
+            notices::disarm(self.ctx, later_timer);
         }
         let timer = notices::arm::<Module>(self.ctx, ms);
         self.with(|s| s.timer = Some((timer, now + ms)));
@@ -95,9 +94,9 @@ impl Module {
         self.with(|s| s.timer = None);
     }
 
-    /// Disarms the timer if it is overdue, as it is after the wall clock was set back. Returns whether it
-    /// was.
-    pub fn disarm_late_timer(&self) -> bool {
+    /// Disarms the timer if it is more than 2 ms overdue, as it is after the wall clock was set back. Returns
+    /// whether it was.
+    pub fn disarm_overdue_timer(&self) -> bool {
         let now = clock::now().millis();
         let Some((timer, _)) = self.with(|s| s.timer).filter(|(_, due)| due + 2 < now) else {
             return false;
@@ -206,6 +205,7 @@ impl State {
 
     /// Has the background job serve the wait queues of a database. `None` means all databases.
     pub fn serve(&mut self, db: Option<i32>) {
+        // Every waiter has an id greater than 0.
         self.background.note(Task::ServeBehind(WaiterId(0), db));
     }
 }
@@ -222,7 +222,7 @@ pub struct Loading {
     pub began: Instant,
 }
 
-/// The connections of the waiters, in both directions.
+/// Maps each blocked waiter to its connection, and each connection to its waiter.
 #[derive(Default)]
 pub struct Connections {
     by_waiter: HashMap<WaiterId, Handle>,

@@ -1,5 +1,5 @@
 //! The server's events. Handlers only record what happened: a write inside an event may be replicated in the
-//! wrong order, or stop the server. The background job writes.
+//! wrong order, or crash the server. The background job writes.
 
 use dlock_core::ClientId;
 use dlock_core::codec::Origin;
@@ -15,18 +15,18 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
         Notice::Tick => return on_tick(m, ctx),
         Notice::NextTurn => return m.with(|s| s.waiting.deliveries.next_turn()),
-        Notice::ModulesChanged => return m.with(|s| s.followers.alone = None),
-        Notice::Forked => return may_be_followed(m),
+        Notice::ModulesChanged => return m.with(|s| s.followers.is_only_module = None),
+        Notice::Forked => return note_possible_follower(m),
         Notice::BecameReplica => return became_replica(m, ctx),
         Notice::Loading { live } => return loading(m, live),
         Notice::BecameMaster => {
-            may_be_followed(m);
+            note_possible_follower(m);
             m.with(|s| s.replication_position = None);
             let why = "this replica became a master and may not have received all that was granted";
             grace::begin(m, ctx, why);
         }
         Notice::Configured => {
-            may_be_followed(m);
+            note_possible_follower(m);
             grace::configured(m, ctx);
             fence_mark::configured(m, ctx);
             info::configured(m, ctx);
@@ -36,8 +36,10 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::Flushing(db) => flushing(m, ctx, db),
         Notice::Swapped(first, second) => swapped(m, ctx, first, second),
         Notice::LoadingEnded { complete } => {
-            may_be_followed(m);
+            note_possible_follower(m);
             m.with(|s| {
+                // A snapshot of the master contains the position in its log from which this replica reads. A
+                // load from a file (DEBUG RELOAD) does not move the replica in the master's log.
                 let loaded = s.replication_position.filter(|_| complete);
                 (s.loading, s.replication_position) = (None, s.position_before_load.take().or(loaded));
             });
@@ -47,12 +49,10 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             }
         }
         Notice::ClientGone(id) => {
-            let unread = waiters::unread(m, ctx, ClientId(id));
-            let bound = m.with(|s| {
-                let positions = s.waiting.client_gone(ClientId(id));
-                s.background.client_gone(ClientId(id)) || positions
-            });
-            if !bound && !unread {
+            let missed_grant = waiters::missed_grant(m, ctx, ClientId(id));
+            let (had_positions, had_holds) =
+                m.with(|s| (s.waiting.client_gone(ClientId(id)), s.background.client_gone(ClientId(id))));
+            if !missed_grant && !had_positions && !had_holds {
                 return;
             }
         }
@@ -80,19 +80,19 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
 }
 
 /// Records that a new follower may exist. It has read nothing of the log, so the next entry must be complete.
-fn may_be_followed(m: &Module) {
+fn note_possible_follower(m: &Module) {
     m.with(|s| (s.followers.may_follow, s.followers.known) = (true, None));
 }
 
 fn became_replica(m: &Module, ctx: Ctx<'_>) {
-    // A replica grants no lock, and its promotion begins a grace period.
+    // A replica grants no lock, so it needs no grace period. Its promotion begins a new one.
     m.with(|s| {
         s.followers.may_read = true;
         s.grace.stop();
     });
     unbind(m, ctx);
     background::end_waits(m, Error::Demoted);
-    may_be_followed(m);
+    note_possible_follower(m);
 }
 
 /// Unbinds every EPHEMERAL hold. A replica ends no hold when a connection closes, so a later promotion could
@@ -127,7 +127,7 @@ fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
         .map(|count| emptied.iter().map(|db| count(&db.scheduled)).sum::<usize>());
     if held > 0 {
         log::flushed(m, db, &emptied);
-        grace::forgot(m, ctx, "locks were flushed");
+        grace::holds_removed(m, ctx, "locks were flushed");
     }
     if held + holders > MAX_FREED_INLINE {
         free_in_background((unconfirmed, emptied));
@@ -140,7 +140,7 @@ fn swapped(m: &Module, ctx: Ctx<'_>, first: i32, second: i32) {
         return;
     }
     if m.with(|s| s.background.swapped(&mut s.waiting, first, second)) > 0 {
-        grace::forgot(m, ctx, "databases with locks were swapped");
+        grace::holds_removed(m, ctx, "databases with locks were swapped");
     }
     m.with(|s| [first, second].into_iter().for_each(|db| s.serve(Some(db))));
 }

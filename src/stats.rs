@@ -19,7 +19,7 @@ pub struct Stats {
     pub deadlocks: u64,
     pub queue_refusals: u64,
     pub grace_refusals: u64,
-    pub gone: u64,
+    pub waiters_gone: u64,
     /// Held locks that the server evicted.
     pub evictions: u64,
     /// Effects that could not be applied.

@@ -1,5 +1,5 @@
-//! The callbacks of the server other than commands, including those of the key type. Most only call another
-//! module; the callbacks that read and write stored values are implemented here.
+//! The callbacks of the server other than commands, including those of the key type. Most only call a function
+//! of another file; the callbacks that read and write stored values are implemented here.
 
 use std::ffi::CStr;
 
@@ -88,6 +88,8 @@ impl Upcalls for Module {
         // A load may have millions of keys, so it does not call `server_flags` for each.
         let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
         let (origin, bounds) = admission::source(loading.map(|loading| loading.origin), is_master, bounds);
+        // Only RESTORE on a master has bounds. Values of a file or of the master were checked before.
+        let is_restore = bounds.is_some();
         let now = match loading {
             // The file was written before the load began, so no lease in it was granted later. This also
             // saves a clock read for each key.
@@ -96,8 +98,7 @@ impl Upcalls for Module {
         };
         let reader = Reader { now, anchor: clock::anchor(), origin };
         let written = reader.admit(bytes, bounds).inspect_err(|_| {
-            if bounds.is_none() {
-                // A value from the master or from a file was accepted before, so its refusal loses an effect.
+            if !is_restore {
                 self.with(|s| s.stats.effects_skipped += 1);
             }
         })?;
@@ -107,9 +108,9 @@ impl Upcalls for Module {
         self.with(|s| {
             s.fences.raise(fence);
             s.schedule(&mut lock, db, key);
-            // The server may still drop the value, for example because its TTL has passed. So a task checks
-            // each restored lock once, and removes the schedule entry of a lock that was dropped.
-            if let Some(slot) = lock.slot().filter(|_| bounds.is_some()) {
+            // RESTORE may still drop the value, for example because its TTL has passed. So a task checks each
+            // restored lock once, and removes the schedule entry of a lock that was dropped.
+            if let Some(slot) = lock.slot().filter(|_| is_restore) {
                 let name = Name::new(db, key).to_owned();
                 if is_foreign {
                     s.background.note(Task::Restored(name.clone()));
@@ -189,17 +190,17 @@ impl Upcalls for Module {
         let is_master = self.ctx().server_flags().contains(Flags::MASTER);
         self.with(|s| {
             let position = if is_master { s.followers.known } else { s.replication_position };
-            let [boot, offset, at, last] = position.map_or([0; 4], LogState::to_numbers);
-            [s.fences.last(), boot, offset, at, last]
+            let [boot, offset, at, last_in_log] = position.map_or([0; 4], LogState::to_numbers);
+            [s.fences.last(), boot, offset, at, last_in_log]
         })
     }
 
-    fn load_numbers(&self, [last, position @ ..]: [u64; 5]) -> bool {
+    fn load_numbers(&self, [last, boot, offset, at, last_in_log]: [u64; 5]) -> bool {
         self.with(|s| {
             s.fences.raise(last);
-            s.replication_position = LogState::from_numbers(position);
+            s.replication_position = LogState::from_numbers([boot, offset, at, last_in_log]);
         });
-        last <= Fence::MAX && position[3] <= Fence::MAX
+        last <= Fence::MAX && last_in_log <= Fence::MAX
     }
 }
 
@@ -218,7 +219,7 @@ impl Module {
         self.with(|s| {
             let unconfirmed = s.waiting.deliveries.forget(name);
             match lock.take_vanished(clock::now(), unconfirmed) {
-                // A replica does not run the background tasks.
+                // A replica does not run the background tasks, so a task would never free these holds.
                 Some(ended) if !master => free_in_background(ended),
                 Some(ended) => s.background.note(Task::EndedHolds(name.to_owned(), Box::new(ended))),
                 None => {}

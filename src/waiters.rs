@@ -1,7 +1,7 @@
 //! Waiters: they join the wait queue of a lock, and each gets one answer. For a blocked connection, that is
 //! the reply; for a position (ACQUIRE with QUEUE), the notification on the channel of its NOTIFY.
 //!
-//! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`unread`] detects it. The
+//! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`missed_grant`] detects it. The
 //! background job then takes the grant back, and serves the queue.
 
 use dlock_core::deadlock::{Found, Search};
@@ -124,12 +124,13 @@ fn cycle(
         match m.with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,
             Found::Cycle(cycle) => return Some(cycle),
-            Found::Ask(asked) => {
-                ctx.select_db(asked.db);
-                let raw = ctx.string(&asked.key);
+            // The search continues at the holders of another lock.
+            Found::Ask(other) => {
+                ctx.select_db(other.db);
+                let raw = ctx.string(&other.key);
                 let key = Key::open_for_read(ctx, raw.name()).ok();
                 let lock = key.as_ref().and_then(Key::value);
-                m.with(|s| search.learn(&asked, lock, &s.waiting));
+                m.with(|s| search.learn(&other, lock, &s.waiting));
                 drop(key);
                 ctx.select_db(db);
             }
@@ -179,13 +180,13 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
 }
 
 fn reply(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
-    // A wait beside a position is counted and logged with the position.
-    let counts = matches!(waiter.kind, WaitKind::Blocked(_));
-    if counts {
+    // `notify` has counted and logged a wait beside a position, for the position.
+    let is_counted_here = matches!(waiter.kind, WaitKind::Blocked(_));
+    if is_counted_here {
         log::waited(m, &waiter, &outcome, now);
     }
     let handle = m.with(|s| {
-        if counts {
+        if is_counted_here {
             s.stats.answered(&outcome, now.millis_since(waiter.since));
         }
         s.connections.unblock(waiter.id)
@@ -278,7 +279,7 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
 /// Checks whether a closed connection has missed a grant: its client cannot have read a reply that was
 /// written to it in this turn of the event loop, unless the server sent all replies before it closed the
 /// connection. Returns whether there is a new task for the background job.
-pub fn unread(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
+pub fn missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.client_gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
         m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
@@ -303,7 +304,7 @@ pub fn gone(m: &Module, handle: Handle) {
         let id = s.connections.waiter(handle)?;
         s.connections.unblock(id);
         let waiter = s.waiting.leave(id)?;
-        s.stats.gone += 1;
+        s.stats.waiters_gone += 1;
         s.background.note(Task::Serve(waiter.name));
         Some(())
     });

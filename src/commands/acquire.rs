@@ -76,10 +76,12 @@ fn answer<'a>(
     let (request, client) = (parsed.request, ClientId(ctx.client_id()));
     let name = Name::new(ctx.db(), parsed.key);
     if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
+        // The operation ran without grants, and its outcome is `Grace`. The cause is the string, so the client
+        // may wait.
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
-        // If no client waits, the check does nothing.
+        // Also if this client does not wait: a check of an empty queue does nothing.
         background::check_string_later(m, &name);
     }
     // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK does not wait.
@@ -114,7 +116,7 @@ fn answer<'a>(
         }
         Acquired::NotNow(rank) => match block {
             Some(wait) => {
-                on_a_master(ctx.flags())?;
+                check_master(ctx.flags())?;
                 waiters::wait(m, ctx, &name, request, rank, client, wait)
             }
             None => {
@@ -141,11 +143,12 @@ fn queued(
     client: ClientId,
     queue: Queue<'_>,
 ) -> Result<Box<Queued>, String> {
-    on_a_master(ctx.flags())?;
+    check_master(ctx.flags())?;
     let longest = m.with(|s| s.config.bounds.max_ttl);
     if queue.ms > longest {
         return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
     }
+    // A position needs the rights of its user, which Redis 7.0 does not show for a command within a guard.
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
         return Err(Error::NotGuarded.into());
     }
@@ -170,10 +173,11 @@ fn can_be_ephemeral(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
     if !ctx.is_connected(client) {
         return Err(Error::NoConnection.into());
     }
-    on_a_master(ctx.flags())
+    check_master(ctx.flags())
 }
 
-/// A replica ends no wait and no hold by itself, even if it is writable.
-fn on_a_master(flags: Flags) -> Done {
+/// Refuses to wait, or to bind a hold, on a replica: it ends no wait and no hold by itself, even if it is
+/// writable.
+fn check_master(flags: Flags) -> Done {
     if flags.contains(Flags::MASTER) { Ok(()) } else { Err(Error::Replica.into()) }
 }

@@ -196,6 +196,7 @@ pub fn register(ctx: Ctx<'_>, command: &Command, own_category: bool) -> bool {
         args: args(command.args),
     };
     let (name, flags) = (c_string(command.name), c_string(command.flags));
+    // Without the module's own category if the server has no such category.
     let categories = command.categories.rsplit_once(' ').filter(|_| !own_category);
     let categories = c_string(categories.map_or(command.categories, |(others, _own)| others));
     let (entry, first_key) = (Some(command.entry), c_int::from(command.key != KeyUse::None));
@@ -255,7 +256,7 @@ fn args(list: &[Arg]) -> *mut rm::RedisModuleCommandArg {
     if list.is_empty() {
         return std::ptr::null_mut();
     }
-    // SAFETY: as above.
+    // SAFETY: a plain C structure, for which zero bytes are valid and mean "none".
     let end = || unsafe { std::mem::zeroed::<rm::RedisModuleCommandArg>() };
     let all: Vec<_> = list.iter().map(arg).chain([end()]).collect();
     Box::leak(all.into_boxed_slice()).as_mut_ptr()
@@ -285,7 +286,7 @@ fn arg(arg: &Arg) -> rm::RedisModuleCommandArg {
             return made;
         }
     };
-    // SAFETY: as above.
+    // SAFETY: a plain C structure, for which zero bytes are valid and mean "none".
     let mut made = unsafe { std::mem::zeroed::<rm::RedisModuleCommandArg>() };
     if matches!(arg, Arg::Several(_)) {
         made.flags = (rm::REDISMODULE_CMD_ARG_OPTIONAL | rm::REDISMODULE_CMD_ARG_MULTIPLE) as c_int;

@@ -14,7 +14,7 @@ use super::upcalls::Upcalls;
 use super::verdict::has_dry_runs;
 
 /// Position of the carried command, with the carrier's name at 0. The key of the carrier is at 1.
-const AT: usize = 3;
+const CARRIED_AT: usize = 3;
 
 /// Like [`run`], for a command that carries another one. The server also calls this function to learn the
 /// keys of both commands. `key` is the use of the carrier's own key.
@@ -46,7 +46,7 @@ fn report_keys(RawCall { ctx, argv }: RawCall<'_>, key: KeyUse) {
     // the keys that it names, and both lists are ours to free.
     unsafe {
         api!(RedisModule_KeyAtPosWithFlags(ctx.0, 1, key.flags() as c_int));
-        let Some(carried @ [_, ..]) = argv.get(AT..) else { return };
+        let Some(carried @ [_, ..]) = argv.get(CARRIED_AT..) else { return };
         if COLLECTING_KEYS.replace(true) {
             return;
         }
@@ -57,7 +57,7 @@ fn report_keys(RawCall { ctx, argv }: RawCall<'_>, key: KeyUse) {
             return;
         }
         for at in 0..count as usize {
-            let (position, flags) = (*inner.add(at) + AT as c_int, *flags.add(at));
+            let (position, flags) = (*inner.add(at) + CARRIED_AT as c_int, *flags.add(at));
             api!(RedisModule_KeyAtPosWithFlags(ctx.0, position, flags));
         }
         api!(RedisModule_Free(inner.cast()));
@@ -86,7 +86,7 @@ impl Ctx<'_> {
             Checks::AsInScripts => c"!CSME0v",
             Checks::AnyCommand => c"!CME0v",
         };
-        let [name, rest @ ..] = args.argv.get(AT..).unwrap_or_default() else {
+        let [name, rest @ ..] = args.argv.get(CARRIED_AT..).unwrap_or_default() else {
             return Err(Refused::NotInScripts);
         };
         // SAFETY: the context and the arguments are valid; a server string ends in a NUL. No name of a
@@ -125,9 +125,9 @@ impl Ctx<'_> {
             .unwrap_or_else(|| "ERR the server does not say what came of the command".into())
     }
 
-    /// Runs and replicates `SET key number`.
-    pub fn set_number(self, key: KeyName<'_>, number: u64, by_memory: bool) -> Result<(), String> {
-        let format: &CStr = if by_memory { c"!MEsl" } else { c"!Esl" };
+    /// Runs and replicates `SET key number`. With `check_memory`, the server refuses it if it is out of memory.
+    pub fn set_number(self, key: KeyName<'_>, number: u64, check_memory: bool) -> Result<(), String> {
+        let format: &CStr = if check_memory { c"!MEsl" } else { c"!Esl" };
         // SAFETY: the context and the key are valid; the reply is freed at once.
         let reply = unsafe { call!(self, c"SET", format, key.0, number as c_longlong) };
         reply.ok_or_else(refused)?.error().map_or(Ok(()), Err)

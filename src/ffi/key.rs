@@ -9,7 +9,7 @@ use super::types;
 /// The key holds a value of another type.
 pub struct WrongType;
 
-/// An open key. Closed on drop. `V` is the registered type of values. There is only one.
+/// An open key. Closed on drop. `V` is the type of the values; only one type is registered.
 pub struct Key<'a, V> {
     key: *mut rm::RedisModuleKey,
     /// The value of the key, or null. Read when the key is opened, and updated by `set` and `delete`.
@@ -65,7 +65,7 @@ impl<'a, V: Send> Key<'a, V> {
     }
 
     pub fn value_mut(&mut self) -> Option<&mut V> {
-        // SAFETY: as above.
+        // SAFETY: as for `value`.
         unsafe { self.value.as_mut() }
     }
 

@@ -45,9 +45,9 @@ pub fn load<M: Upcalls>(
 /// every Valkey.
 pub fn missing() -> Option<&'static str> {
     // A macro, because a reference to a mutable static is not allowed.
-    macro_rules! there {
+    macro_rules! has {
         ($function:ident) => {
-            // SAFETY: the API was filled in by `init` and is not written again.
+            // SAFETY: `load` has filled in the API, and it is not written again.
             (stringify!($function), {
                 let function = unsafe { rm::$function };
                 function.is_some()
@@ -55,14 +55,14 @@ pub fn missing() -> Option<&'static str> {
         };
     }
     let needed = [
-        there!(RedisModule_SetCommandInfo),
-        there!(RedisModule_RegisterNumericConfig),
-        there!(RedisModule_GetDbIdFromIO),
-        there!(RedisModule_EventLoopAddOneShot),
-        there!(RedisModule_AvoidReplicaTraffic),
-        there!(RedisModule_GetModuleUserFromUserName),
+        has!(RedisModule_SetCommandInfo),
+        has!(RedisModule_RegisterNumericConfig),
+        has!(RedisModule_GetDbIdFromIO),
+        has!(RedisModule_EventLoopAddOneShot),
+        has!(RedisModule_AvoidReplicaTraffic),
+        has!(RedisModule_GetModuleUserFromUserName),
     ];
-    needed.into_iter().find(|(_, there)| !there).map(|(name, _)| name)
+    needed.into_iter().find(|(_, has)| !has).map(|(name, _)| name)
 }
 
 /// Declares the duties that the module takes over from the server.

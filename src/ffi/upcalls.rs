@@ -8,7 +8,7 @@ use super::raw::{api, c_string, guard, rm};
 use super::user::Waited;
 
 /// The module as the server calls it. Many of the server's callbacks carry no data of the module, so each
-/// gets the one value of the process and passes it on.
+/// callback gets the one value of the process by [`Upcalls::get`].
 ///
 /// The server calls from its main thread, one call at a time. But some functions of the server call the
 /// module back before they return.

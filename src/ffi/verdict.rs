@@ -24,7 +24,7 @@ pub enum Verdict {
 }
 
 /// The command of a dry run.
-pub struct Rehearsal {
+pub struct DryRun {
     pub command: &'static CStr,
     /// The arguments after its key.
     pub arguments: [&'static CStr; 2],
@@ -45,7 +45,7 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
 
 impl Ctx<'_> {
     /// Returns the server's verdict on this command with this key of a database.
-    pub fn verdict(self, detached: Ctx<'_>, of: &Rehearsal, db: i32, key: KeyName<'_>) -> Verdict {
+    pub fn verdict(self, detached: Ctx<'_>, of: &DryRun, db: i32, key: KeyName<'_>) -> Verdict {
         detached.select_db(db);
         match detached.dry_run(of, key, true) {
             Err(Errno::ENOSPC) => {}
@@ -62,18 +62,18 @@ impl Ctx<'_> {
         }
     }
 
-    fn dry_run(self, of: &Rehearsal, key: KeyName<'_>, by_memory: bool) -> Result<(), Errno> {
+    fn dry_run(self, of: &DryRun, key: KeyName<'_>, check_memory: bool) -> Result<(), Errno> {
         let dry = has_dry_runs(self);
         Errno::clear();
         // S: with the checks of writes in scripts, M: with the check of memory, D: a dry run.
         // SAFETY: the context and the key are valid; the reply is freed at once.
         unsafe {
             let reply = if dry {
-                let format = if by_memory { c"SMDscc" } else { c"SDscc" };
+                let format = if check_memory { c"SMDscc" } else { c"SDscc" };
                 let [first, second] = of.arguments.map(CStr::as_ptr);
                 call!(self, of.command, format, key.0, first, second)
             } else {
-                let format = if by_memory { c"SMs" } else { c"Ss" };
+                let format = if check_memory { c"SMs" } else { c"Ss" };
                 call!(self, of.stand_in, format, key.0)
             };
             let why = Errno::last();
