@@ -153,9 +153,7 @@ fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<
         let effect = m.with(|s| {
             let effect = plain.and_then(|plain| reader.plain(plain, &mut s.replication_position));
             // After a command that cannot be read, the position in the log is unknown.
-            if effect.is_none() {
-                s.replication_position = None;
-            }
+            s.replication_position = s.replication_position.filter(|_| effect.is_some());
             effect.ok_or(Error::Effect)
         })?;
         let leads_to = builds_on.and(m.with(|s| s.replication_position));

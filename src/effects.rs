@@ -71,18 +71,13 @@ impl<'a> Target<'a> {
     ) -> Result<Self, String> {
         match Key::open_for_write(ctx, raw) {
             Ok(key) => Ok(Target::new(m, ctx, raw, name, key)),
-            Err(WrongType) => Target::open_other_type(m, ctx, raw, name),
+            Err(WrongType) => Target::open_other(m, ctx, raw, name),
         }
     }
 
     /// Opens a key with a value of another type. A string that counts as held is opened without its value.
     #[cold]
-    fn open_other_type(
-        m: &'a Module,
-        ctx: Ctx<'a>,
-        raw: KeyName<'a>,
-        name: &'a [u8],
-    ) -> Result<Self, String> {
+    fn open_other(m: &'a Module, ctx: Ctx<'a>, raw: KeyName<'a>, name: &'a [u8]) -> Result<Self, String> {
         if held_by_string(m, ctx, raw) {
             return Ok(Target { held_by_string: true, ..Target::new(m, ctx, raw, name, Key::none()) });
         }

@@ -1,5 +1,5 @@
-//! The callbacks of the server other than commands, including those of the key type. Most only call a function
-//! of another file; the callbacks that read and write stored values are implemented here.
+//! The callbacks of the server other than commands, including those of the key type. Most only call a
+//! function of another file; the callbacks that read and write stored values are implemented here.
 
 use std::ffi::CStr;
 
@@ -130,8 +130,8 @@ impl Upcalls for Module {
         bytes
     }
 
-    /// Returns the effect that creates this lock in a rewritten append only file. An empty lock has one, too,
-    /// because later commands in the file may name its key.
+    /// Returns the effect that creates this lock in a rewritten append only file. An empty lock has one, too:
+    /// otherwise a later RENAME or MOVE of its key in the file would fail.
     fn effect(&self, lock: &Lock) -> Vec<u8> {
         let mut bytes = Vec::new();
         let (last, now, anchor) = (self.with(|s| s.fences.last()), clock::now(), clock::anchor());

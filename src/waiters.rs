@@ -1,8 +1,8 @@
 //! Waiters: they join the wait queue of a lock, and each gets one answer. For a blocked connection, that is
 //! the reply; for a position (ACQUIRE with QUEUE), the notification on the channel of its NOTIFY.
 //!
-//! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`missed_grant`] detects it. The
-//! background job then takes the grant back, and serves the queue.
+//! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`missed_grant`] detects it.
+//! The background job then takes the grant back, and serves the queue.
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;

@@ -27,15 +27,14 @@ pub fn guard<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 pub fn fenced<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Fenced::parse(args.bytes)?;
     let checks = checks(m, ctx, parsed.command)?;
-    let raises_gate =
-        || ctx.read_string(args.key, |gate| parsed.raises(gate)).unwrap_or(Err(Error::WrongType));
-    if raises_gate()? {
+    let raises = || ctx.read_string(args.key, |gate| parsed.raises(gate)).unwrap_or(Err(Error::WrongType));
+    if raises()? {
         ctx.set_number(args.key, parsed.fence.get(), true)?;
     }
     let done = run(m, ctx, args, checks);
     // The command may have lowered or deleted the gate, so the gate is set again. That fails only if the gate
     // has just moved to another node of the cluster, and it was raised before it moved.
-    if !matches!(raises_gate(), Ok(false) | Err(Error::StaleFence(_))) {
+    if !matches!(raises(), Ok(false) | Err(Error::StaleFence(_))) {
         let _ = ctx.set_number(args.key, parsed.fence.get(), false);
     }
     done

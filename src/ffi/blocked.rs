@@ -14,9 +14,9 @@ use super::user::Waited;
 /// Blocks the client of the running command. Must not be called if [`super::Flags::DENY_BLOCKING`] is set.
 /// `None` if the server refuses, as Valkey does from 8.1 on for a client with subscriptions.
 pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
-    // CLIENT UNBLOCK needs a timeout callback. There is one where the server handles an UNBLOCK beside a grant
-    // correctly: from Redis 7.4 and Valkey 8 on, which both have RedisModule_ClusterKeySlot. On other servers
-    // CLIENT UNBLOCK returns 0, and DLOCK.CANCEL ends the wait.
+    // CLIENT UNBLOCK needs a timeout callback. There is one where the server handles an UNBLOCK beside a
+    // grant correctly: from Redis 7.4 and Valkey 8 on, which both have RedisModule_ClusterKeySlot. On other
+    // servers CLIENT UNBLOCK returns 0, and DLOCK.CANCEL ends the wait.
     // SAFETY: the context is that of a client's command; the callbacks are the functions below.
     unsafe {
         let on_timeout: rm::RedisModuleCmdFunc = match rm::RedisModule_ClusterKeySlot {

@@ -125,7 +125,8 @@ impl Ctx<'_> {
             .unwrap_or_else(|| "ERR the server does not say what came of the command".into())
     }
 
-    /// Runs and replicates `SET key number`. With `check_memory`, the server refuses it if it is out of memory.
+    /// Runs and replicates `SET key number`. With `check_memory`, the server refuses it if it is out of
+    /// memory.
     pub fn set_number(self, key: KeyName<'_>, number: u64, check_memory: bool) -> Result<(), String> {
         let format: &CStr = if check_memory { c"!MEsl" } else { c"!Esl" };
         // SAFETY: the context and the key are valid; the reply is freed at once.

@@ -14,7 +14,7 @@ fn a_fence_follows_the_clock(kind: &ServerKind) {
     let before = micros(&mut conn);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     let after = micros(&mut conn);
-    // The server clock is set to a whole millisecond of the wall clock.
+    // The server clock begins at a whole ms of the wall clock, and fences follow it in whole ms.
     assert!((before - 2_000..=after + 2_000).contains(&fence), "fence {fence} between {before} and {after}");
 }
 
@@ -100,7 +100,8 @@ fn inspect_and_waiters_show_at_most_1000_entries(kind: &ServerKind) {
     }
 }
 
-/// Valkey 9 also finds internal clients by their id, and used to crash when the module asked for the address.
+/// Scripts and guarded commands run on an internal client of the server. Valkey 9 finds it by its id, too,
+/// and used to crash when the module asked for its address.
 #[each_server]
 fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
@@ -166,7 +167,7 @@ fn watch_and_client_side_caching_report_changes_and_no_refused_request(kind: &Se
 }
 
 #[each_server]
-fn new_holds_are_refused_and_old_ones_released_when_memory_is_full(kind: &ServerKind) {
+fn only_acquire_is_refused_when_memory_is_full(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     for key in ["a", "b", "c"] {
         conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000 DEPTH 3"));

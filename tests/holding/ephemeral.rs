@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use dlock_testkit::queue::{granted, holders, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Stream, each_server, until};
 
-/// Ends a connection in every possible way. Each end must grant the lock to the waiter.
+/// Ends the connection of a holder in four ways. Each must grant the lock to the waiter.
 #[each_server]
 fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
@@ -87,7 +87,7 @@ fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
     assert!((0.6..1.4).contains(&(taken / counted)), "MEMORY USAGE counts {counted} of {taken} bytes");
 }
 
-/// A write during a disconnect used to be replicated as the command that caused it, CLIENT KILL.
+/// The end of the hold used to be replicated as the command that closed the connection, CLIENT KILL.
 #[each_server]
 fn a_kill_inside_a_transaction_replicates_the_end_of_the_hold_and_no_kill(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);

@@ -133,7 +133,7 @@ fn watch_reports_the_end_of_a_lease(kind: &ServerKind) {
 }
 
 /// Acquires a lock and lets its lease expire. The key still exists, because commands in one write run in one
-/// event-loop turn, without the timer.
+/// event-loop turn, in which the timer cannot fire.
 const EXPIRED: [&str; 3] = ["DLOCK.ACQUIRE k t 20 DEPTH 2 LABEL host", "DEBUG SLEEP 0.05", "EXISTS k"];
 
 #[each_server]

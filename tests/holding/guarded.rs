@@ -39,7 +39,7 @@ fn guard_returns_the_reply_of_its_command_in_both_protocols(kind: &ServerKind) {
 }
 
 #[each_server]
-fn guard_refuses_growing_commands_when_memory_is_full(kind: &ServerKind) {
+fn guarded_commands_that_may_use_memory_are_refused_when_memory_is_full(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t MAX");
     conn.ok("SET x 1");
@@ -47,6 +47,7 @@ fn guard_refuses_growing_commands_when_memory_is_full(kind: &ServerKind) {
     conn.ok("CONFIG SET maxmemory 1");
     assert_eq!(error_word(&conn.say("DLOCK.GUARD k t SET x 2")), "OOM");
     assert_eq!(error_word(&conn.say("DLOCK.FENCED g 5 SET x 2")), "OOM");
+    // The gate is at 5. Raising it to 6 is a SET.
     assert_eq!(error_word(&conn.say("DLOCK.FENCED g 6 DEL x")), "OOM");
     assert_eq!(conn.ok("DLOCK.GUARD k t GET x"), "1");
     assert_eq!(conn.ok("DLOCK.GUARD k t DEL x"), 1);
@@ -137,6 +138,7 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
     }
     assert!(conn.call(&["DLOCK.GUARD", "k", "t", "SET\0", "x", "1"]).error().contains("cannot be guarded"));
     assert_eq!(conn.ok("EXISTS x"), 0);
+    // No command has selected a database, or begun a transaction (x).
     let connected = conn.ok("CLIENT LIST").text();
     assert!(connected.contains("db=0") && !connected.contains("flags=x"), "{connected}");
 }
@@ -144,7 +146,7 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
 /// During a slow script the server reads from and frees other clients. The sender of a guarded script is
 /// among them: the server used to crash when that client disconnected or sent its next command.
 #[each_server]
-fn scripts_and_functions_are_refused_and_guard_their_own_writes(kind: &ServerKind) {
+fn scripts_cannot_be_guarded_and_may_guard_their_own_writes(kind: &ServerKind) {
     let server = Server::start(kind);
     let (mut conn, mut other) = (server.connect(), server.connect());
     conn.ok("DLOCK.ACQUIRE k t MAX");
@@ -166,7 +168,7 @@ fn scripts_and_functions_are_refused_and_guard_their_own_writes(kind: &ServerKin
         conn.call(&["EVAL", &inside, "1", "x"]).int();
     }
     assert_eq!(conn.ok("GET x"), "2");
-    // An endless script of a client that disconnects.
+    // The server must not start an endless script, whose client disconnects: SCRIPT KILL finds no script.
     other.ok("CONFIG SET busy-reply-threshold 1");
     conn.send(&["DLOCK.GUARD", "k", "t", "EVAL", "while true do end", "0"]);
     conn.send(&["PING"]);

@@ -59,7 +59,7 @@ impl Fixture {
     }
 
     /// Asserts that the master, the replica and a server that loads the append only file have these locks in
-    /// this database, and this total of locks and holders.
+    /// this database. `held` is their total number over all databases.
     #[track_caller]
     fn assert_locks(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
         self.replica.wait_in_sync(&self.master);
@@ -70,7 +70,7 @@ impl Fixture {
     }
 }
 
-/// Asserts the holder of each lock (`None` means free) and the gauges of INFO.
+/// Asserts the holder of each lock (`None` means free), and the number of locks that INFO shows.
 #[track_caller]
 fn assert_server_has(server: &Server, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
     let mut conn = server.connect();

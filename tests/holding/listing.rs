@@ -40,20 +40,20 @@ fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE job:b t 600000 SHARED");
     conn.ok("DLOCK.ACQUIRE job:b u 500000 SHARED");
     conn.ok("DLOCK.ACQUIRE permits t 600000 PERMITS 3");
-    conn.ok("DLOCK.ACQUIRE late t 1 DELAY 600000");
+    conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
     conn.ok("DLOCK.ACQUIRE gone t 600000");
     conn.ok("DLOCK.RELEASE gone t");
-    conn.ok("DLOCK.ACQUIRE lapsed t 1");
+    conn.ok("DLOCK.ACQUIRE expired t 1");
     until("the short leases have expired", || {
-        conn.ok("DLOCK.PTTL lapsed") == -2 && conn.ok("DLOCK.PTTL late") == -2
+        conn.ok("DLOCK.PTTL expired") == -2 && conn.ok("DLOCK.PTTL delayed") == -2
     });
-    let _waiters = ["DLOCK.ACQUIRE job:a u 1000 BLOCK 0", "DLOCK.ACQUIRE late u 1000 BLOCK 0"]
+    let _waiters = ["DLOCK.ACQUIRE job:a u 1000 BLOCK 0", "DLOCK.ACQUIRE delayed u 1000 BLOCK 0"]
         .map(|command| waiter(&server, command));
     let all = locks([
         ("job:a", "exclusive 1 1"),
         ("job:b", "shared 2 0"),
         ("permits", "permits 1 0"),
-        ("late", "free 0 1"),
+        ("delayed", "free 0 1"),
     ]);
     for count in ["", "COUNT 1", "count 3", "COUNT 2147483647"] {
         assert_eq!(list_all(&mut conn, count), all, "{count}");
@@ -63,7 +63,7 @@ fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
         locks([("job:b", "shared 2 0")]),
         "the pattern works as in KEYS"
     );
-    let waited = locks([("job:a", "exclusive 1 1"), ("late", "free 0 1")]);
+    let waited = locks([("job:a", "exclusive 1 1"), ("delayed", "free 0 1")]);
     assert_eq!(list_all(&mut conn, "COUNT 1 WAITED"), waited);
     assert_eq!(list_all(&mut conn, "waited match j*"), locks([("job:a", "exclusive 1 1")]));
     conn.ok("SELECT 1");
@@ -72,13 +72,13 @@ fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
     let held = list_all(&mut conn, "");
     assert_eq!(
         held.keys().collect::<Vec<_>>(),
-        ["job:a", "job:b", "late", "permits"],
+        ["delayed", "job:a", "job:b", "permits"],
         "the locks have moved"
     );
 }
 
 #[each_server]
-fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
+fn list_shows_the_longest_lease_and_the_age_of_the_oldest_hold(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     conn.hello3();
     let oldest = |conn: &mut Conn| first_hold(conn, "k").field("held").int();
@@ -88,7 +88,7 @@ fn list_shows_the_longest_lease_and_the_first_grant(kind: &ServerKind) {
     // The hold that ends first was granted first.
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     until("the first hold is 5 ms old", || oldest(&mut conn) >= 5);
-    // With this many holders, the lock stores its holds in rows by deadline.
+    // A lock with this many holders keeps its holds in the order of their deadlines, not of their grants.
     for n in 0..200 {
         conn.ok(&format!("DLOCK.ACQUIRE k sharer-{n} {} SHARED", 600_000 + n));
     }

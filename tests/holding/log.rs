@@ -61,6 +61,7 @@ fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut killed = waiter(&server, "DLOCK.ACQUIRE k u 600000 BLOCK 0");
     let id = clients(&mut conn, "k")[0];
+    // The connection of the waiter closes in the event-loop turn of its grant.
     let both = conn.say_together(&["DLOCK.RELEASE k t", &format!("CLIENT KILL ID {id}")]);
     assert_eq!(both, [Value::Int(1), Value::Int(1)]);
     until("the connection of the waiter is closed", || killed.closed());
@@ -118,12 +119,14 @@ fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
         log.items().iter().map(|entry| entry.field("id").int()).collect()
     };
     (0..200).for_each(|_| hold_and_release(&mut conn));
+    // By default, the log keeps 128 entries.
     assert_eq!(ids(&mut conn, ""), (72..200).rev().collect::<Vec<_>>());
     assert_eq!(ids(&mut conn, "COUNT 2"), [199, 198]);
     conn.ok("CONFIG SET dlock.log-max-len 3");
     assert_eq!(ids(&mut conn, ""), [199, 198, 197]);
     assert_eq!(conn.say("DLOCK.LOG RESET"), "OK");
     assert_eq!(ids(&mut conn, ""), []);
+    // No hold is logged: the log has no room, then no hold counts as long, then this one is too short.
     conn.ok("CONFIG SET dlock.log-max-len 0");
     hold_and_release(&mut conn);
     conn.ok("CONFIG SET dlock.log-max-len 3");

@@ -1,4 +1,5 @@
-//! Holds: commands and modes, expiry, events, and keys under other commands.
+//! Holds: dlock's commands, expiry, events, and the effects of the server's own commands on the key of a
+//! lock.
 
 mod commands;
 mod ephemeral;

@@ -1,8 +1,7 @@
 //! Locks with thousands of holders: ending them all at once delays no other client, and the counters are
 //! right afterwards.
 
-use dlock_testkit::queue;
-use dlock_testkit::queue::{granted, waiter};
+use dlock_testkit::queue::{self, granted, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 
 /// More holds than one event-loop turn ends, and than one effect names.
@@ -31,7 +30,7 @@ fn break_ends_many_holds_with_one_effect_and_one_event(kind: &ServerKind) {
     let mut conn = server.connect();
     let before = server.number("used_memory");
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-    for (mode, broken) in [("SHARED", 1), ("PERMITS 5000", 2)] {
+    for (mode, round) in [("SHARED", 1), ("PERMITS 5000", 2)] {
         acquire_for_many(&mut conn, "k", MANY, "600000", mode);
         assert_eq!(holders(&server, "k"), MANY);
         events.so_far();
@@ -40,7 +39,7 @@ fn break_ends_many_holds_with_one_effect_and_one_event(kind: &ServerKind) {
         granted(&mut next);
         assert_eq!(queue::holders(&mut conn, "k"), ["next"]);
         assert_eq!(events.messages(), ["dlock.break", "dlock.acquire"]);
-        until("each end is counted", || server.number("dlock_breaks") == broken * MANY);
+        until("each end is counted", || server.number("dlock_breaks") == round * MANY);
         assert_eq!(server.number("dlock_holders"), 1);
         replica.wait_in_sync(&server);
         assert_eq!(holders(&replica, "k"), 1);
@@ -64,8 +63,8 @@ fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     assert_eq!((holders(&server, "k"), server.number("dlock_holders")), (1, 1));
     replica.wait_in_sync(&server);
     assert_eq!(holders(&replica, "k"), 1);
-    let each = (server.number("master_repl_offset") - before) / MANY;
-    assert!(each < 400, "{each} bytes for each hold went to the replica");
+    let bytes_per_hold = (server.number("master_repl_offset") - before) / MANY;
+    assert!(bytes_per_hold < 400, "{bytes_per_hold} bytes for each hold went to the replica");
 }
 
 /// The same token and connection acquire the lock again after a BREAK. Pending work for the old hold must not
@@ -83,9 +82,9 @@ fn a_hold_acquired_again_after_a_break_is_bound_to_its_connection(kind: &ServerK
     assert_eq!(server.connect().say("EXISTS k"), 0);
 }
 
-/// Half of the leases end at once while the server refuses writes; the others stay.
+/// Half of the leases end during a pause, in which the server must not write; the other leases are long.
 #[each_server]
-fn many_expired_holds_are_hidden_at_once_and_removed_in_turns(kind: &ServerKind) {
+fn many_expired_holds_are_hidden_at_once_and_end_with_an_event_each(kind: &ServerKind) {
     let (server, replica) = Server::with_replica(kind);
     let mut conn = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
@@ -111,8 +110,8 @@ fn many_expired_holds_are_hidden_at_once_and_removed_in_turns(kind: &ServerKind)
     until("the replica has dropped the expired holds", || replica.number("dlock_holders") == MANY / 2);
 }
 
-/// The bindings of a deleted key with many holders are removed in the background; the next hold has its own
-/// binding.
+/// After DEL, the background job removes the records that bind the holds to their connection. A new hold has
+/// a record of its own, and ends with its connection.
 #[each_server]
 fn a_deleted_key_with_many_holders_leaves_no_state(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -142,7 +141,7 @@ fn max_holders_per_key_bounds_the_holders(kind: &ServerKind) {
             assert!(refused.error().starts_with("ERR one key may have 3 holders"), "{refused:?}");
             assert!(refused.error().contains("dlock.max-holders-per-key"), "{refused:?}");
         }
-        // The token is already a holder.
+        // The token holds the lock already, so a renewal needs no room.
         assert!(conn.ok(&format!("DLOCK.ACQUIRE k token:2 600000 {mode}")).int() > 0);
         // Two clients more than the bound wait, and are granted the lock when it has room.
         conn.ok("DLOCK.BREAK k");

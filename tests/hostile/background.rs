@@ -24,16 +24,16 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
     let kill = format!("CLIENT KILL ID {id}");
     let answers = operator.say_together(&["DLOCK.ACQUIRE other t 1", &kill, "DEBUG SLEEP 0.02"]);
     assert!(answers[0].int() > 0 && answers[1] == 1, "{answers:?}");
-    let (mut disconnects, mut before) = (0, None);
-    while disconnects < MANY || before.is_none() {
+    let (mut disconnects, mut before_expiry) = (0, None);
+    while disconnects < MANY || before_expiry.is_none() {
         match events.read().0.rsplit(':').next() {
             Some("dlock.disconnect") => disconnects += 1,
-            Some("dlock.expired") => before = Some(disconnects),
+            Some("dlock.expired") => before_expiry = Some(disconnects),
             _ => {}
         }
     }
-    let before = before.expect("the lease has expired");
-    assert!(before < MANY / 2, "{before} holds were ended before the lease");
+    let ended = before_expiry.expect("the lease has expired");
+    assert!(ended < MANY / 2, "{ended} holds were ended before the lease");
     until("all holds have ended", || server.number("dlock_holders") == 0);
 }
 
@@ -42,6 +42,7 @@ fn a_lease_ends_while_the_holds_of_a_connection_are_ended(kind: &ServerKind) {
 fn deleted_keys_leave_no_state(kind: &ServerKind) {
     const SCRIPT: &str = "for n = 1, tonumber(ARGV[1]) do redis.call('DLOCK.ACQUIRE', KEYS[1] .. n % tonumber(ARGV[2]), 't', \
                           600000) redis.call('DEL', KEYS[1] .. n % tonumber(ARGV[2])) end";
+    // If events are on, the background job has a task for each deleted lock, to announce that it is free.
     for events in ["", "Kd"] {
         for keys in ["1", "100000"] {
             let server = Server::options(kind).conf(&format!("notify-keyspace-events \"{events}\"")).start();
@@ -62,6 +63,7 @@ fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
     let mut waiters = [server.connect(), server.connect()];
     let mut before = 0;
     for round in 0..1_500 {
+        // In the first rounds, buffers and maps grow to their final size.
         if round == 100 {
             before = server.number("used_memory");
         }

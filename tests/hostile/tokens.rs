@@ -32,7 +32,7 @@ fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
     for command in COMMANDS {
         conn.ok(&with_token(command));
         let line = monitor.read().text();
-        assert!(line.contains(SECRET), "MONITOR shows tokens, as the README says: {line}");
+        assert!(line.contains(SECRET), "MONITOR shows tokens, as docs/security.md says: {line}");
     }
     // The effects on the replica contain tokens too; its MONITOR shows none of them.
     assert_eq!(conn.ok("SET mark x"), "OK");
@@ -94,6 +94,7 @@ fn info_client_list_and_logs_show_no_tokens(kind: &ServerKind) {
     }
     for log in shown {
         let log = format!("{log:?}");
+        // Each log has entries of commands without a token.
         assert!(log.contains("SLOWLOG") || log.contains("CONFIG") || log.contains("CLIENT"), "{log}");
         assert!(!log.contains(SECRET), "{log}");
     }

@@ -28,7 +28,7 @@ fn the_rights_of_a_position_are_checked_at_request_and_at_grant(kind: &ServerKin
         queue(&mut a, "c");
         a.ok(&format!("ACL SETUSER app {withdrawal}"));
         a.ok("DLOCK.RELEASE k a");
-        // Without the right to the channel, its user cannot publish there.
+        // The server publishes nothing on a channel to which the user of the position has lost the right.
         if is_published {
             assert_eq!(subscriber.message(), "b refused");
         }
@@ -67,7 +67,8 @@ fn a_granted_position_can_be_claimed_when_its_connection_closes_in_the_turn_of_t
     until("b waits", || server.number("dlock_waiting") == 1);
     assert_eq!(tokens(&mut a, "k"), ["b"]);
     assert_eq!(a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
-    until("the hold has the lease of QUEUE", || (1..=500_000).contains(&a.ok("DLOCK.PTTL k b").int()));
+    // The grant is unclaimed, so its lease ends with the position, in 500 s.
+    until("the lease ends with the position", || (1..=500_000).contains(&a.ok("DLOCK.PTTL k b").int()));
     assert_eq!(holders(&mut a, "k"), ["b"]);
     assert!(a.ok("DLOCK.ACQUIRE k b 600000").int() > 0);
     assert!(a.ok("DLOCK.PTTL k b").int() > 500_000);

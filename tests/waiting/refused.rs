@@ -4,8 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use dlock_testkit::queue;
-use dlock_testkit::queue::{granted, holders, tokens, waiter};
+use dlock_testkit::queue::{self, granted, holders, tokens, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
 /// A master that refuses writes, with a lease that ends meanwhile and two waiters.
@@ -108,13 +107,15 @@ fn no_lock_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     until("the brief hold ends", || scene.conn.ok("EXISTS brief") == 0);
     assert_eq!(scene.c.read(), Value::Nil, "c has timed out");
     scene.assert_b_waits();
-    // The server accepts RELEASE, with its handoff.
+    // The server accepts RELEASE. On `k`, RELEASE removes the expired hold and serves the queue.
     assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
     assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
     scene.assert_b_is_granted();
 }
 
-/// When memory is full, only holds with waiters stay. The other keys sort directly before and after `k`.
+/// When memory is full, only holds with waiters stay. The background job ends the holds of a connection in
+/// the order of their keys, and the waiter of `k` must not keep it from the next key. The other keys sort
+/// directly before and after `k`.
 #[each_server]
 fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -195,6 +196,7 @@ fn the_write_probe_is_invisible_to_clients(kind: &ServerKind) {
     conn.ok("ECHO end");
     loop {
         let line = monitor.read().text().to_lowercase();
+        // The probe is DLOCK._MAY, or a dry run of ACQUIRE with the token `?`.
         assert!(!line.contains("_may") && !line.contains("\"?\""), "{line}");
         if line.contains("\"end\"") {
             return;

@@ -111,8 +111,8 @@ fn a_long_queue_is_refused_in_several_turns(kind: &ServerKind) {
     assert!((0..10).any(shows_a_part_refused), "all positions were refused at once");
 }
 
-/// Starts a server that deletes an expired key only when a command names the key, as in effect a server with
-/// very many TTLs does.
+/// Starts a server that deletes a key with an elapsed TTL only when a command names the key. A server with
+/// very many TTLs takes minutes to find such a key otherwise.
 fn without_active_expiry(kind: &ServerKind) -> (Server, Conn) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -149,7 +149,8 @@ fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
     assert_eq!(holders(&mut conn, "k"), ["b"]);
 }
 
-/// There are more queues than one tick of the background job checks.
+/// In each tick, the module opens the keys of 256 queues, so that the server finds elapsed TTLs. Here are
+/// more queues.
 #[each_server]
 fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
     let (server, mut conn) = without_active_expiry(kind);

@@ -3,7 +3,7 @@
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
-/// The wait of b ends by a disconnect and by a timeout, that of e by CANCEL.
+/// The first wait of b ends by a disconnect, the second by a timeout. The wait of e ends by CANCEL.
 #[each_server]
 fn the_end_of_a_wait_serves_the_waiters_behind_it(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);

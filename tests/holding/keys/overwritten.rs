@@ -11,6 +11,7 @@ fn del_ends_the_hold(kind: &ServerKind) {
         fixture.acquire("k", "t");
         fixture.acquire("stays", "t");
         let answer = fixture.conn.say(command);
+        // GETDEL deletes strings only.
         if command == "GETDEL k" {
             assert!(answer.error().starts_with("WRONGTYPE"));
             assert_eq!(fixture.ok("DEL k"), 1);
@@ -167,7 +168,8 @@ fn a_renewal_clears_the_native_ttl(kind: &ServerKind) {
         assert_eq!(fixture.ok(command), answer, "{command}");
         assert_ttl(&mut fixture, "k", false);
     }
-    // Commands that set no lease leave the TTL.
+    // Commands that set no lease leave the TTL. REENTRANT has made the hold count 2, so RELEASE does not end
+    // the hold; CONFIRM changes nothing, because the hold has a greater fence.
     assert_eq!(fixture.ok("PEXPIRE k 400000"), 1);
     assert_eq!(fixture.ok("DLOCK.EXTEND k other 600000"), 0);
     assert_eq!(fixture.ok("DLOCK.RELEASE k t"), 1);

@@ -15,13 +15,15 @@ fn start(kind: &ServerKind) -> (Server, Conn) {
 fn reload(server: &mut Server, conn: &mut Conn) {
     assert_eq!(conn.ok("DEBUG LOADAOF"), "OK");
     *conn = server.kill_and_restart();
+    // A server logs this if a command of the file fails.
     let log = server.log();
     assert!(!log.contains("sending an error to its"), "{log}");
 }
 
 #[each_server]
 fn a_hold_that_ended_by_rename_or_move_is_not_restored_by_the_file(kind: &ServerKind) {
-    // A command before the rewrite that leaves an empty key, and one after it that names the empty key.
+    // A command before the rewrite that leaves an empty key, and one after it that names the empty key. "MOVE
+    // back" stands for two commands, below.
     for (before, after) in [
         ("RENAME k empty", "RENAME empty held"),
         ("RENAMENX k empty", "RENAME empty held"),
