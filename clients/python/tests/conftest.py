@@ -385,9 +385,9 @@ def quorum_of(members, silent=()):
     """Returns a quorum of this number of members without servers. All members have run ids."""
     quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
     for member in quorum.all():
-        quorum.note(member, "anything", Peer(f"server {member}"))
+        quorum.record_answer(member, "anything", Peer(f"server {member}"))
         if member in silent:
-            quorum.note(member, redis.TimeoutError(), Peer(None))
+            quorum.record_answer(member, redis.TimeoutError(), Peer(None))
     return quorum
 
 

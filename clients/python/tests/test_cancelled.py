@@ -86,7 +86,7 @@ def test_an_owed_release_that_is_cancelled_is_sent_again(server, r, proxy, cance
 def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
-    turn = lock.local.hold._turn
+    turn = lock.local.hold._extend_lock
 
     # Interrupts the extension in the line after it took its turn, so that it never gives up its turn.
     def interrupt(frame, event, argument):

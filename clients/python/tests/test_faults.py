@@ -19,7 +19,7 @@ from redis.retry import Retry
 import dlock
 import dlock.asyncio
 from dlock import _tasks
-from dlock._clock import trusted
+from dlock._clock import validity
 from dlock._owners import of_thread
 from dlock._single_attempt import SingleAttempt
 
@@ -107,7 +107,7 @@ def test_the_validity_of_a_hold_counts_from_before_its_request_is_sent(monkeypat
     with pytest.raises(StopIteration) as end:
         steps.send(7)
     assert end.value.value is True
-    assert attempt.valid_until == 100 + trusted(0.5)
+    assert attempt.valid_until == 100 + validity(0.5)
 
 
 def test_a_release_is_owed_until_it_is_confirmed(r, through, proxy):

@@ -130,7 +130,7 @@ def test_renewals_ask_for_no_longer_lease_than_an_unanswered_extend():
 
     hold = Hold(b"token", 9000, None, now() + 9, of_thread(), (), True, None, ask, leases)
     assert list(hold.wake()) == []
-    hold.woken()
+    hold.steps_ended()
     assert asked == [5000]
     assert hold.wake_at() > now()
 

@@ -205,11 +205,11 @@ def test_an_acquisition_whose_answer_is_lost_changes_the_name_of_the_owner(r, se
         lock = dlock.Lock(client, "foo", timeout=600)
     else:
         lock = dlock.Redlock(dlock.Quorum([client]), "foo", timeout=600)
-    name = of_thread().terms()
+    name = of_thread().options()
     proxy.match, proxy.cut_replies = b"ACQUIRE", 1
     with pytest.raises(redis.RedisError):
         lock.acquire(blocking=False)
-    assert of_thread().terms() != name
+    assert of_thread().options() != name
 
 
 @pytest.mark.parametrize("kind", ["lock", "redlock"])
@@ -221,11 +221,11 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
 
     held = make()
     held.acquire()
-    name = of_thread().terms()
+    name = of_thread().options()
     with release_refused_until_a_client_waits(r) as permit_release:
         with pytest.raises(redis.RedisError):
             held.release()
-        assert of_thread().terms() != name
+        assert of_thread().options() != name
         permit_release()
         other = make()
         # Waits until the background has released the hold.
@@ -236,13 +236,13 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
 def test_a_release_that_a_late_acquire_may_follow_changes_the_name_of_the_owner(r, server, monkeypatch):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
-    lock.local.hold.orphaned.add(SINGLE)
+    lock.local.hold.repeat_release_at.add(SINGLE)
     # The background repeats the release for 1 ms only.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
     lock.local.hold.lease = 1
-    name = of_thread().terms()
+    name = of_thread().options()
     lock.release()
-    assert of_thread().terms() != name
+    assert of_thread().options() != name
 
 
 def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, server):
@@ -261,25 +261,25 @@ def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, s
 
 @pytest.mark.parametrize("options", [{"thread_local": False}, {"owner": ""}, {"owner": "job 1"}])
 def test_the_loss_of_a_hold_without_the_owner_of_the_thread_keeps_the_name_of_that_owner(r, server, options):
-    name = of_thread().terms()
+    name = of_thread().options()
     lock = dlock.Lock(r, "foo", timeout=600, **options)
     lock.acquire()
     lock.local.hold.valid_until = 0
     assert lock.lost.is_set()
-    assert of_thread().terms() == name
+    assert of_thread().options() == name
 
 
 def test_the_loss_of_several_holds_changes_the_name_of_the_owner_once(r, server):
-    before = of_thread().terms()
+    before = of_thread().options()
     locks = [dlock.Lock(r, name, timeout=600) for name in ("one", "two")]
     for lock in locks:
         lock.acquire()
         lock.local.hold.valid_until = 0
     assert locks[0].lost.is_set()
-    name = of_thread().terms()
+    name = of_thread().options()
     assert name != before
     assert locks[1].lost.is_set()
-    assert of_thread().terms() == name
+    assert of_thread().options() == name
 
 
 def test_a_deadlock_error_keeps_the_name_of_the_owner(r, server):
@@ -291,12 +291,12 @@ def test_a_deadlock_error_keeps_the_name_of_the_owner(r, server):
 
 def test_a_forked_process_has_owners_of_its_own():
     def child(answers):
-        answers.put(of_thread().terms())
+        answers.put(of_thread().options())
 
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     process = context.Process(target=child, args=(answers,))
-    mine = of_thread().terms()
+    mine = of_thread().options()
     process.start()
     assert answers.get(timeout=LIMIT) != mine
     process.join()
@@ -309,7 +309,7 @@ def test_a_forked_process_has_owners_of_its_own():
 )
 def test_an_owner_has_no_slash_and_a_limited_length_whatever_the_name_of_the_thread(name):
     found = []
-    thread = threading.Thread(target=lambda: found.append(of_thread().terms()), name=name)
+    thread = threading.Thread(target=lambda: found.append(of_thread().options()), name=name)
     thread.start()
     thread.join()
     ((word, owner),) = found

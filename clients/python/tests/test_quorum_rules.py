@@ -89,7 +89,7 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
         step.questions[1].send(7)
     with pytest.raises(StopIteration):
         step.questions[2].throw(redis.TimeoutError())
-    assert round_.orphaned == {2}
+    assert round_.unanswered_acquires == {2}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_silent_members_are_last_in_the_order_of_the_queues():
     quorum = quorum_of(3, silent=[0])
     assert quorum.order(b"foo") == [1, 2, 0]
     # The client has met other clients in the queue of member 2.
-    quorum.meet(b"foo", 2)
+    quorum.move_to_queue(b"foo", 2)
     assert quorum.order(b"foo") == [2, 0]
     assert quorum.order(b"bar") == [1, 2, 0]
 
@@ -126,9 +126,9 @@ def test_all_waits_move_to_a_later_queue_together_and_never_back():
     quorum = quorum_of(3)
     watches = [QueueWatch(quorum, member, b"foo") for member in quorum.all()]
     quorum.queue_watches.update({(member, b"foo"): watch for member, watch in enumerate(watches)})
-    quorum.meet(b"foo", 1)
+    quorum.move_to_queue(b"foo", 1)
     assert [watch.departures for watch in watches] == [1, 0, 1]
-    quorum.meet(b"foo", 0)
+    quorum.move_to_queue(b"foo", 0)
     assert quorum.order(b"foo") == [1, 2]
     assert [watch.departures for watch in watches] == [1, 0, 1]
 
@@ -147,10 +147,10 @@ def test_young_partial_holds_that_are_seen_twice_mark_the_queue_of_other_clients
     quorum = quorum_of(3)
     won = Round(quorum, REQUEST, b"own", quorum.order(b"foo"))
     won.answers = {0: 5, 1: 6, 2: None}
-    (begun,) = won.meet_others()
+    (begun,) = won.move_to_next_queue()
     assert begun.member is None
     # Only one look runs at a time. The next look may follow at once if this one finds no other clients.
-    assert list(won.meet_others()) == []
+    assert list(won.move_to_next_queue()) == []
     steps = begun.steps
     next(steps)
     steps.send(inspected({2: before}))
@@ -158,7 +158,7 @@ def test_young_partial_holds_that_are_seen_twice_mark_the_queue_of_other_clients
     with pytest.raises(StopIteration):
         steps.send(inspected({2: after}))
     assert quorum.order(b"foo") == order
-    assert quorum.contention.begin_look(b"foo") == (not (set(before) & set(after) - {b"own"}))
+    assert quorum.contention.begin_looking_for_others(b"foo") == (not (set(before) & set(after) - {b"own"}))
 
 
 def looks(step, member, answer):
@@ -176,7 +176,7 @@ def test_a_late_refusal_by_the_member_of_a_later_queue_makes_the_client_look_for
     assert looks(step, 2, None) == []
     with pytest.raises(StopIteration):
         steps.send({0: 7, 1: 7})
-    assert list(round_.meet_others()) == []
+    assert list(round_.move_to_next_queue()) == []
     assert looks(step, 2, 7) == []
     # Member 0 is not in a later queue.
     assert looks(step, 0, None) == []
@@ -212,7 +212,7 @@ def test_a_late_refusal_makes_a_client_that_waited_in_a_later_queue_look_for_oth
     assert isinstance(next(steps), Listen)
     round_.answers = {0: 7, 1: 7}
     assert round_.next_queue() == 1
-    assert list(round_.meet_others()) == []
+    assert list(round_.move_to_next_queue()) == []
     assert len(list(round_._answered_late(2, None))) == 1
 
 
@@ -271,7 +271,7 @@ def test_waits_leave_a_queue_that_does_not_move_and_the_last_queue_if_its_hold_i
     monkeypatch.setattr(quorum, "holders", holders)
     watch = QueueWatch(quorum, 2, b"foo")
     for _ in range(2):
-        watch._at = 0
+        watch._check_at = 0
         assert list(watch.check(is_last)) == []
     assert watch.departures == departures
 

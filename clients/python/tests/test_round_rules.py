@@ -8,7 +8,7 @@ from conftest import quorum_of
 from redis.exceptions import ConnectionError, ResponseError
 
 from dlock import NoQuorumError
-from dlock._clock import trusted
+from dlock._clock import validity
 from dlock._owners import of_thread
 from dlock._quorum_attempt import QuorumAttempt
 from dlock._round import Request, Round
@@ -104,7 +104,7 @@ def test_a_try_asks_all_members_after_its_last_split_vote(is_down):
         name="foo",
         token=None,
         lease=LEASE,
-        next_terms=lambda: (),
+        next_options=lambda: (),
         owner=of_thread(),
         fenced=False,
     )
@@ -138,7 +138,7 @@ def test_a_majority_confirms_the_greatest_fence_with_validity_from_before_the_ph
     clock[0] = 104.0
     assert phases.answer({0: 7, 1: 7}) is True
     assert phases.round.fence == 7
-    assert phases.round.valid_until == 100 + trusted(LEASE / 1000)
+    assert phases.round.valid_until == 100 + validity(LEASE / 1000)
 
 
 def test_a_confirm_phase_is_too_late_after_the_end_of_validity(clock):

@@ -1,5 +1,5 @@
-"""The clients of redis-py and valkey-py: checks of the user's client, and the connections of the background
-to the same server, which have short time limits."""
+"""The clients of redis-py and valkey-py: checks of the user's client, and clients and connections to the same
+server for the background, with short time limits."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from redis.exceptions import (
 from . import _protocol
 from ._steps import LIMIT, Peer
 
-# The name of the background's connections in CLIENT LIST (Redis 7.2, Valkey 8).
+# The library name of the background's connections in CLIENT LIST (from Redis 7.2 and Valkey 8 on).
 LIBRARY_NAME = "dlock-client"
 
-# Number of connections with a late ACQUIRE that each `MemberConnection` leaves open.
-MAX_LATE = 100
+# Greatest number of connections with an unanswered ACQUIRE that each `MemberConnection` leaves open.
+MAX_UNANSWERED = 100
 
 Address = tuple[str, int]
 
@@ -55,13 +55,14 @@ class AsyncClient(Protocol):
 
 C = TypeVar("C")
 
-# The packages, with the names of their clients.
+# By package: the names of its class for a single server and of its class for a cluster.
 LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyCluster")}
 
 
 def check_client(client: Any, user: str, *, is_async: bool, single: bool = False) -> None:
-    """Raises TypeError unless ``client`` is a client of the right kind. ``user`` names the class that
-    needs the client, for the message. ``single`` excludes clusters."""
+    """Raises TypeError unless ``client`` is a client of redis-py or valkey-py, for asyncio if ``is_async``,
+    and not for a cluster if ``single``. ``user`` is the name of the class that needs the client, for the
+    message."""
     for client_class, class_is_async, is_cluster in _client_classes():
         if not isinstance(client, client_class) or _is_pipeline(client):
             continue
@@ -73,12 +74,12 @@ def check_client(client: Any, user: str, *, is_async: bool, single: bool = False
 
 
 def is_async_client(client: Any) -> bool:
-    """Returns whether this is a client for asyncio."""
-    return any(is_async and isinstance(client, found) for found, is_async, _ in _client_classes())
+    """Returns whether ``client`` is a client for asyncio."""
+    return any(is_async and isinstance(client, kind) for kind, is_async, _ in _client_classes())
 
 
 def _client_classes() -> Iterator[tuple[type, bool, bool]]:
-    """Yields the classes of clients, whether they are for asyncio, and whether they are for clusters."""
+    """Yields each class of clients, whether it is for asyncio, and whether it is for clusters."""
     for package, names in LIBRARIES.items():
         for module, is_async in (package, False), (f"{package}.asyncio", True):
             # If a module is not loaded, no client of one of its classes can exist.
@@ -107,20 +108,20 @@ def _given_client(client: Any, is_async: bool) -> str:
         return f"text: make a client with redis{'.asyncio' if is_async else ''}.Redis.from_url(...)"
     if isinstance(client, type):
         return f"the class {client.__name__}: pass an object of it"
-    shown = f"{type(client).__module__}.{type(client).__name__}"
+    name = f"{type(client).__module__}.{type(client).__name__}"
     if _is_pipeline(client):
-        return f"{shown}, which sends nothing before its execute(): pass the client that made it"
+        return f"{name}, which sends nothing before its execute(): pass the client that made it"
     if is_async_client(client) and not is_async:
-        return f"{shown}: use dlock.asyncio with it"
-    if any(isinstance(client, found) for found, _, _ in _client_classes()) and is_async:
-        return f"{shown}: use dlock.Lock or dlock.Redlock with it"
+        return f"{name}: use dlock.asyncio with it"
+    if any(isinstance(client, kind) for kind, _, _ in _client_classes()) and is_async:
+        return f"{name}: use dlock.Lock or dlock.Redlock with it"
     if hasattr(client, "majority"):
-        return f"{shown}: use Redlock with it"
-    return shown
+        return f"{name}: use Redlock with it"
+    return name
 
 
 def translated(why: BaseException) -> BaseException:
-    """Translates an error of valkey-py to that of redis-py. Returns any other error as it is."""
+    """Translates an error of valkey-py to the error of redis-py. Returns any other error as it is."""
     if _package(type(why)) != "valkey":
         return why
     for base in type(why).__mro__:
@@ -162,17 +163,18 @@ def _library(kind: type) -> str:
 
 
 def _from_package(kind: Any, name: str) -> Any:
-    """Returns the object with this name from the package of the class `kind`."""
+    """Returns the object `name`, such as "asyncio.ConnectionPool", from the package of the class `kind`."""
     module, _, attribute = f"{_package(kind)}.{name}".rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 
 
 def own_client(client: Any) -> Any:
-    """Returns a client to the same server with a pool of its own. Sentinel's connections ask their pool for
-    the master, and continue to do so."""
+    """Returns a client of the background to the same server, with a connection pool of its own. A client of a
+    Sentinel still asks the Sentinel for the master."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
-        # A cluster, where messages reach every node; or a quorum, whose members have clients of their own.
+        # A cluster's client has no single pool, and a quorum has none: the background uses this object
+        # itself.
         return client
     kind = pool.connection_class
     options = _own_options(kind, pool.connection_kwargs)
@@ -193,10 +195,11 @@ def own_client(client: Any) -> Any:
 
 
 def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
-    """Returns the same as `own_client`, for asyncio."""
+    """Does the same as `own_client`, for asyncio. ``subscribes``: whether the client is for a
+    subscription."""
     if is_cluster(client):
-        # One node suffices for a cluster, where messages reach every node: not every version of redis-py can
-        # subscribe through a cluster client.
+        # Not every version of redis-py can subscribe through a cluster client. A single node suffices: in a
+        # cluster, published messages reach every node.
         node = client.get_random_node()
         return _own_async(node.connection_class, node.connection_kwargs) if subscribes else Nodes(client)
     pool = getattr(client, "connection_pool", None)
@@ -225,6 +228,7 @@ def _own_async(kind: Any, connection_options: Mapping[str, Any]) -> Any:
 
 
 def _connect_function(kind: Any, options: Mapping[str, Any]) -> tuple[str, Callable[[Any], Any]]:
+    """Returns the name of the option for the function that sets up a new connection, and that function."""
     name = f"{_package(kind)}_connect_func"
     return name, options.get(name) or kind.on_connect
 
@@ -244,18 +248,20 @@ def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 class MemberConnection:
     """The connection to one member of a quorum.
 
-    A connection whose reply to an ACQUIRE is late stays open, so that the RELEASE can follow the ACQUIRE on
-    it: over another connection, the server could read the RELEASE first."""
+    If an ACQUIRE gets no reply in time, its connection stays open, and the next command uses a new one. The
+    RELEASE of that ACQUIRE is sent over both: over another connection alone, the server could read it before
+    the ACQUIRE."""
 
     def __init__(self, client: Any) -> None:
         self.peer = Peer(None)
         self._pool = client.connection_pool
         self._connection: Any = None
-        self._late: list[tuple[bytes, Any]] = []
+        # The token and the connection of each ACQUIRE without a reply.
+        self._unanswered: list[tuple[bytes, Any]] = []
 
     def execute_command(self, *args: Any) -> Any:
         if args[0] == "DLOCK.RELEASE":
-            self._release_late(args)
+            self._release_unanswered(args)
         connection = self._connected()
         try:
             connection.send_command(*args, check_health=False)
@@ -266,16 +272,17 @@ class MemberConnection:
                 raise
             self._connection = None
             if args[0] == "DLOCK.ACQUIRE" and not isinstance(failure, ConnectionError):
-                self._late.append((args[2], connection))
-                for _, old in self._late[:-MAX_LATE]:
+                self._unanswered.append((args[2], connection))
+                for _, old in self._unanswered[:-MAX_UNANSWERED]:
                     old.disconnect()
-                del self._late[:-MAX_LATE]
+                del self._unanswered[:-MAX_UNANSWERED]
             else:
                 connection.disconnect()
             raise
 
     def disconnect(self) -> None:
-        """Closes the connection. A connection with a late ACQUIRE stays open until its RELEASE is sent."""
+        """Closes the connection, except those with an unanswered ACQUIRE: each stays open until its RELEASE
+        is sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
@@ -288,7 +295,7 @@ class MemberConnection:
             self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
             self.peer = Peer(None)
         if self.peer.run_id is None:
-            # Asks again on a connection where INFO failed before, as rights can change.
+            # A new connection, or one over which the user was not allowed to run INFO: rights can change.
             try:
                 self._connection.connect()
                 self.peer = Peer(self._ask_run_id(self._connection))
@@ -298,15 +305,16 @@ class MemberConnection:
         return self._connection
 
     def _is_stale(self, connection: Any) -> bool:
-        """Returns whether an idle connection was closed, or has data that no request waits for."""
+        """Returns whether the server has closed the connection, or has sent data that no request waits
+        for."""
         try:
             return bool(connection.can_read())
         except Exception:
             return True
 
     def _ask_run_id(self, connection: Any) -> str | None:
-        """Asks for the run id on each new connection: a restarted member is another server. Returns None if
-        the user may not run INFO."""
+        """Asks the server for its run id, which differs after a restart. Returns None if the user may not run
+        INFO."""
         connection.send_command("INFO", "server", check_health=False)
         try:
             return _protocol.run_id(connection.read_response())
@@ -315,11 +323,11 @@ class MemberConnection:
                 return None
             raise
 
-    def _release_late(self, args: tuple[Any, ...]) -> None:
-        for token, connection in list(self._late):
+    def _release_unanswered(self, args: tuple[Any, ...]) -> None:
+        for token, connection in list(self._unanswered):
             if token == args[2]:
-                self._late.remove((token, connection))
-                # If the connection is broken, an ACQUIRE that has not arrived yet does not arrive either.
+                self._unanswered.remove((token, connection))
+                # If this connection is broken, the RELEASE over the new connection must suffice.
                 with contextlib.suppress(Exception):
                     connection.send_command(*args, check_health=False)
                 connection.disconnect()
@@ -332,11 +340,12 @@ class AsyncMemberConnection:
         self.peer = Peer(None)
         self._pool = client.connection_pool
         self._connection: Any = None
-        self._late: list[tuple[bytes, Any]] = []
+        # The token and the connection of each ACQUIRE without a reply.
+        self._unanswered: list[tuple[bytes, Any]] = []
 
     async def execute_command(self, *args: Any) -> Any:
         if args[0] == "DLOCK.RELEASE":
-            await self._release_late(args)
+            await self._release_unanswered(args)
         connection = await self._connected()
         try:
             await connection.send_command(*args, check_health=False)
@@ -347,16 +356,15 @@ class AsyncMemberConnection:
                 raise
             self._connection = None
             if args[0] == "DLOCK.ACQUIRE" and not isinstance(failure, ConnectionError):
-                self._late.append((args[2], connection))
-                for _, old in self._late[:-MAX_LATE]:
+                self._unanswered.append((args[2], connection))
+                for _, old in self._unanswered[:-MAX_UNANSWERED]:
                     await _disconnect(old)
-                del self._late[:-MAX_LATE]
+                del self._unanswered[:-MAX_UNANSWERED]
             else:
                 await _disconnect(connection)
             raise
 
     async def disconnect(self) -> None:
-        """Closes the connection. A connection with a late ACQUIRE stays open until its RELEASE is sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await _disconnect(connection)
@@ -369,7 +377,7 @@ class AsyncMemberConnection:
             self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
             self.peer = Peer(None)
         if self.peer.run_id is None:
-            # Asks again on a connection where INFO failed before, as rights can change.
+            # A new connection, or one over which the user was not allowed to run INFO: rights can change.
             try:
                 await self._connection.connect()
                 self.peer = Peer(await self._ask_run_id(self._connection))
@@ -395,11 +403,11 @@ class AsyncMemberConnection:
                 return None
             raise
 
-    async def _release_late(self, args: tuple[Any, ...]) -> None:
-        for token, connection in list(self._late):
+    async def _release_unanswered(self, args: tuple[Any, ...]) -> None:
+        for token, connection in list(self._unanswered):
             if token == args[2]:
-                self._late.remove((token, connection))
-                # If the connection is broken, an ACQUIRE that has not arrived yet does not arrive either.
+                self._unanswered.remove((token, connection))
+                # If this connection is broken, the RELEASE over the new connection must suffice.
                 with contextlib.suppress(Exception):
                     await connection.send_command(*args, check_health=False)
                 await _disconnect(connection)
@@ -411,12 +419,12 @@ async def _disconnect(connection: Any) -> None:
 
 
 class Nodes:
-    """The nodes of a cluster, for renewals from asyncio, each over a connection of its own. redis-py's client
-    may delay the requests to all nodes while it handles one node that does not answer."""
+    """The client of the background for a cluster, for asyncio. Each node has a connection of its own:
+    redis-py's client may delay the requests to all nodes while one node does not answer."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        # By address: a client, and a lock that lets one request at a time use the client.
+        # By address: the client of the node, and a lock that lets one request at a time use it.
         self._node_clients: dict[Address, tuple[Any, asyncio.Lock]] = {}
         # The nodes that did not answer the last request.
         self._silent: set[Address] = set()
@@ -432,8 +440,8 @@ class Nodes:
             await own.connection_pool.disconnect()
 
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
-        """Asks the node of the key. If it does not answer, asks another node, which redirects if the key has
-        moved."""
+        """Sends the command to the node of the key. If the node does not answer, sends the command to another
+        node: if the key has moved, that node answers with its new address."""
         addresses = {_node_address(each) for each in self._cluster.get_nodes()}
         at, asked = _node_address(node), set[Address]()
         if at in self._silent:
@@ -444,9 +452,9 @@ class Nodes:
             if at not in self._node_clients:
                 options = {**node.connection_kwargs, "host": at[0], "port": at[1]}
                 self._node_clients[at] = _own_async(node.connection_class, options), asyncio.Lock()
-            own, turn = self._node_clients[at]
+            own, lock = self._node_clients[at]
             try:
-                async with turn:
+                async with lock:
                     answer = await own.execute_command(*args)
                 self._silent.discard(at)
                 return answer

@@ -14,7 +14,7 @@ def now() -> float:
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
-def trusted(ttl: float) -> float:
+def validity(ttl: float) -> float:
     """Returns the part of a lease of `ttl` seconds that the client relies on: 1 % less, as the rates of two
     clocks differ, and 2 ms less for the resolution of the clocks."""
     return ttl - ttl / 100 - 0.002

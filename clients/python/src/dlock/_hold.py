@@ -1,8 +1,8 @@
-"""Holds, with their validity, renewal and loss; and owed commands, which are repeated until they are
-confirmed.
+"""Holds, with their validity, renewal and loss; and owed commands, which are repeated until a server has
+confirmed them.
 
-Both are tasks: a driver wakes a `Task` at its times, and carries out the steps that the task returns. This
-module does no I/O and starts no thread."""
+Both are tasks (`_steps.Task`): `_threads.py` or `_tasks.py` wakes a task at the times that the task chooses,
+and carries out the steps that the task returns. This module does no I/O and starts no thread."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from typing import Callable
 from redis.exceptions import ResponseError, TimeoutError
 
 from . import _protocol
-from ._clock import now, trusted
+from ._clock import now, validity
 from ._owners import Owner
 from ._protocol import Args, Counted, Steps
 from ._steps import SINGLE, Sleep
 
-# Guards the assignment of `Hold.loss`: only the first reason counts, and it is reported once.
+# Guards the assignment of `Hold.loss`: only the first reason of a loss counts.
 _LOSING = threading.Lock()
 
 logger = logging.getLogger("dlock")
 
 
 class UnansweredLeases:
-    """The leases of unanswered requests, by member. The server may still set such a lease, even after it has
-    confirmed a longer one over another connection."""
+    """The leases of requests without an answer, by member. A member may still set such a lease, even after it
+    has confirmed a longer one over another connection."""
 
     def __init__(self) -> None:
         self._leases: dict[int, list[int]] = {}
 
     def send(self, member: int, name: str, command: Callable[[Counted], Args], lease: int) -> Steps:
         """Sends a command that sets the lease, and records the lease until every copy of the command is
-        answered. redis-py may have sent an earlier copy over a broken connection: the answer to that copy
-        never arrives, so the lease stays recorded."""
+        answered. If redis-py has sent an earlier copy over a connection that broke, the lease stays recorded:
+        the answer to that copy never arrives."""
         counted, answers = Counted(name), 0
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
@@ -53,7 +53,8 @@ class UnansweredLeases:
         return reply
 
     def shortest(self, member: int) -> float:
-        """Returns the shortest lease, in ms, that the member may still set. Infinite if there is none."""
+        """Returns the shortest lease, in ms, that an unanswered request may still set at the member. Infinite
+        if there is no such request."""
         return min(self._leases.get(member, ()), default=math.inf)
 
     def check(self, lease: int) -> None:
@@ -64,7 +65,8 @@ class UnansweredLeases:
             raise TimeoutError(text + " yet. Release the lock to start anew")
 
     def shortest_of_all(self) -> float:
-        """Returns the shortest lease, in ms, that any member may still set. Infinite if there is none."""
+        """Returns the shortest lease, in ms, that an unanswered request may still set at any member. Infinite
+        if there is no such request."""
         return min(map(self.shortest, list(self._leases)), default=math.inf)
 
 
@@ -78,10 +80,10 @@ class Hold:
         fence: int | None,
         valid_until: float,
         owner: Owner,
-        terms: Args,
+        options: Args,
         renewed: bool,
         on_lost: Callable[[str], object] | None,
-        ask: Callable[[Hold, int], Steps],
+        ask_extend: Callable[[Hold, int], Steps],
         unanswered: UnansweredLeases,
     ) -> None:
         self.token = token
@@ -90,13 +92,14 @@ class Hold:
         self.fence = fence
         self.valid_until = valid_until
         self.owner = owner
-        # The terms of the ACQUIRE that was granted.
-        self._terms = terms
+        # The options of the ACQUIRE that was granted.
+        self._options = options
+        # Whether the background renews the lease.
         self.renewed = renewed
         self.on_lost = on_lost
         self.unanswered = unanswered
-        # Returns steps that set the lease, and return whether the token holds the lock.
-        self._ask = ask
+        # Returns the steps that set the lease, in ms. They return whether the token holds the lock.
+        self._ask_extend = ask_extend
         self.pid = os.getpid()
         # Number of times that a reentrant hold was entered.
         self.depth = 1
@@ -104,22 +107,27 @@ class Hold:
         self.over = False
         # The reason of the loss.
         self.loss: str | None = None
-        # True after a RELEASE without an answer, which may have ended the hold.
+        # True once a RELEASE was sent. If a later RELEASE finds no hold, the earlier one may have ended it.
         self.release_sent = False
-        # The members with an unanswered ACQUIRE, or copy of it, which they may execute after a RELEASE.
-        self.orphaned: set[int] = set()
+        # The members that may execute an ACQUIRE of this hold after a RELEASE, as they have not answered the
+        # ACQUIRE or a copy of it. The RELEASE is repeated there. SINGLE stands for the single server.
+        self.repeat_release_at: set[int] = set()
         # The members that may hold the lock for this token. None means all.
         self.members_asked: set[int] | None = None
         # Called when the hold is lost or over.
         self.wakers: list[Callable[[], object]] = []
-        # Ends the watch over the hold. Set by the driver that watches it.
+        # See `Task`.
         self.forget: Callable[[], object] | None = None
+        # Time of the next try after a failed renewal, infinite during a renewal. None before the first
+        # renewal and after a successful one.
         self._retry_at: float | None = None
-        # The lease of the next renewal, in ms. Less than the lease while a shorter one is unanswered.
+        # The lease of the next renewal, in ms: less than `lease` while a request for less is unanswered.
         self._next_lease = lease
+        # The last error of a renewal, for the reason of a loss.
         self._failure = ""
-        # Held by a renewal or an extension: two EXTENDs at once could arrive or be answered in either order.
-        self._turn = threading.Lock()
+        # Locked during a renewal or an extension: two EXTENDs at once could arrive in either order.
+        self._extend_lock = threading.Lock()
+        # Whether `on_lost` needs no call any more.
         self._reported = on_lost is None
 
     def is_lost(self) -> bool:
@@ -129,7 +137,7 @@ class Hold:
         return self.loss is not None
 
     def lose(self, why: str) -> None:
-        """Marks the hold as lost. Does not call `on_lost`: the driver that watches the hold does."""
+        """Marks the hold as lost. Does not call `on_lost`: `wake` does, in the background."""
         with _LOSING:
             if self.loss is not None or self.over:
                 return
@@ -138,8 +146,9 @@ class Hold:
         self._wake_all()
 
     def rename_owner(self) -> None:
-        """Called when the server may still have the hold, although its owner has given it up."""
-        self.owner.rename(self._terms)
+        """Called when the owner has given up the hold, and the server may still have it: see
+        `Owner.rename`."""
+        self.owner.rename(self._options)
 
     def end(self) -> None:
         """Marks the hold as released, or as replaced in its lock object. Still reports an earlier loss."""
@@ -154,7 +163,7 @@ class Hold:
         for wake in list(self.wakers):
             wake()
 
-    # The task of the driver: see `Task`.
+    # The methods of a `Task`.
 
     def _lost_at(self) -> float:
         """Returns the time at which the hold is declared lost. For a renewed hold, this is a tenth of the
@@ -167,11 +176,11 @@ class Hold:
     def wake_at(self) -> float:
         if self.loss is not None:
             return now()
-        if not self.renewed or self._turn.locked():
+        if not self.renewed or self._extend_lock.locked():
             return self._lost_at()
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
-        # A renewal is due after a third of the lease, so that there is time for more tries.
+        # A renewal is due after a third of the lease, so that two thirds are left for retries.
         return min(self.valid_until - self._next_lease / 1000 * 2 / 3, self._lost_at())
 
     def wake(self) -> Steps | None:
@@ -180,16 +189,16 @@ class Hold:
         if self.loss is not None:
             self._report(self.loss)
             return None
-        if not self._turn.acquire(blocking=False):
+        if not self._extend_lock.acquire(blocking=False):
             return None
         self._retry_at = math.inf
         return self._renewal()
 
-    def woken(self) -> None:
+    def steps_ended(self) -> None:
         # A successful renewal has cleared `_retry_at`. Otherwise it failed or was cancelled.
         if self._retry_at is not None:
             self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
-        self._turn.release()
+        self._extend_lock.release()
 
     def _report(self, why: str) -> None:
         if self.on_lost is None or self._reported:
@@ -201,8 +210,8 @@ class Hold:
             logger.exception("on_lost failed")
 
     def _renewed_lease(self) -> int:
-        """Returns the lease of a renewal, in ms: no longer than the shortest unanswered one, as members that
-        may still set the shorter lease do not count for a longer one."""
+        """Returns the lease of a renewal, in ms: no longer than the shortest unanswered one. A member that
+        may still set a shorter lease has no vote for a longer one."""
         return int(min(self.lease, self.unanswered.shortest_of_all()))
 
     def _renewal(self) -> Steps:
@@ -217,8 +226,9 @@ class Hold:
     def extending(self, lease: int) -> Steps:
         """Sets the lease at the owner's request, after the end of any renewal under way. Returns whether the
         token holds the lock. Raises `TimeoutError` if an unanswered request may still shorten the lease."""
-        while not self._turn.acquire(blocking=False):
-            # An interrupted extension may never release `_turn`.
+        while not self._extend_lock.acquire(blocking=False):
+            # The wait for the lock ends with the hold: an exception (such as KeyboardInterrupt) between
+            # `acquire` and `try` leaves it locked for ever.
             if self.is_lost():
                 return False
             yield Sleep(0.005)
@@ -228,52 +238,62 @@ class Hold:
                 self.unanswered.check(lease)
             return held
         finally:
-            self._turn.release()
+            self._extend_lock.release()
 
     def extend(self, lease: int) -> Steps:
         """Sets the lease, in ms from now. Returns whether the token holds the lock."""
         sent = now()
-        # A shorter lease limits the validity from now on, as its reply may be lost. Servers refuse a lease of
-        # 0.
+        # The validity ends no later than the new lease, whether or not a reply arrives: a server may set a
+        # shorter lease, and its reply be lost. Servers refuse a lease of 0.
         if lease > 0:
-            self.valid_until = min(self.valid_until, sent + trusted(lease / 1000))
-        held = yield from self._ask(self, lease)
+            self.valid_until = min(self.valid_until, sent + validity(lease / 1000))
+        held = yield from self._ask_extend(self, lease)
         if self.is_lost():
-            return False  # the owner may have seen the loss, and stopped its work
+            # Also if the server has extended it: the owner may have seen the loss, and stopped its work.
+            return False
         if not held:
             self.lose("taken away")
             return False
         certain = min(lease, self.unanswered.shortest(SINGLE))
-        self.valid_until = sent + trusted(certain / 1000)
+        self.valid_until = sent + validity(certain / 1000)
         self._next_lease = self._renewed_lease()
         return True
 
 
 class Owed:
-    """A command that is repeated until it is confirmed, for at most `lasts` seconds."""
+    """An owed command: a RELEASE or CANCEL that the background repeats until the server has confirmed it, or
+    until the hold or queue position that it removes has expired by itself."""
 
     def __init__(
-        self, command: Args, lasts: float, *, times: int = 1, repeats: Callable[[], bool] = lambda: False
+        self,
+        command: Args,
+        expires_after: float,
+        *,
+        answers_needed: int = 1,
+        repeats: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``lasts``: the seconds after which the command is pointless. ``times``: the number of answers that
-        confirm it. ``repeats``: returns whether it is repeated for ``lasts`` seconds even after that."""
-        # Sum of the replies. None before the first reply.
+        """``expires_after``: the time in seconds after which the hold or position has expired by itself.
+        ``answers_needed``: the number of answers that confirm the command. ``repeats``: returns whether the
+        command is repeated for all of that time, even after these answers."""
+        # Number of holds or positions that the command has removed. None before the first reply.
         self.ended: int | None = None
         # True after a request without an answer, which may have ended a hold that `ended` does not count.
         self.unanswered = False
+        # See `OwedTask`.
         self.forget: Callable[[], object] | None = None
         self.answered: Callable[[], object] | None = None
+        # Called after each request that fails.
         self.failed: Callable[[Exception], object] | None = None
         self._command = command
-        self._times = times
+        self._answers_needed = answers_needed
         self._repeats = repeats
-        self._until = now() + lasts
+        self._until = now() + expires_after
         self._next = now()
         self._pause = 0.05
-        self._longest_pause = max(2.0, lasts / 20)
+        self._longest_pause = max(2.0, expires_after / 20)
 
     def finished(self) -> bool:
-        return now() > self._until or (self._times <= 0 and not self._repeats())
+        return now() > self._until or (self._answers_needed <= 0 and not self._repeats())
 
     def wake_at(self) -> float:
         return self._next
@@ -282,7 +302,7 @@ class Owed:
         self._next = math.inf
         return self._send()
 
-    def woken(self) -> None:
+    def steps_ended(self) -> None:
         self._next = now() + self._pause
         if self._repeats():
             self._slow_down()
@@ -291,7 +311,7 @@ class Owed:
         try:
             ended = yield from _protocol.send_or(self._command, 0)
             self.ended = (self.ended or 0) + ended
-            self._times -= 1
+            self._answers_needed -= 1
             if self.answered is not None:
                 self.answered()
         except Exception as why:
@@ -305,19 +325,20 @@ class Owed:
 
 
 class OwedRelease(Owed):
-    """A RELEASE. By default it needs two answers: after the first RELEASE, the server may still read an
-    ACQUIRE from an earlier, broken connection."""
+    """A RELEASE. By default it needs two answers: after it has answered the first RELEASE, the server may
+    still read an ACQUIRE from an earlier, broken connection."""
 
     def __init__(
         self,
         key: bytes,
         token: bytes,
-        lasts: float,
+        expires_after: float,
         *,
-        times: int = 2,
+        answers_needed: int = 2,
         repeats: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(_protocol.release(key, token), lasts, times=times, repeats=repeats)
+        command = _protocol.release(key, token)
+        super().__init__(command, expires_after, answers_needed=answers_needed, repeats=repeats)
 
 
 def _forked() -> None:

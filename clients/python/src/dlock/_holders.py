@@ -1,39 +1,41 @@
-"""The holders of one lock, as the members of a quorum see them."""
+"""The holders of one lock at each member of a quorum."""
 
 from __future__ import annotations
 
-# Tokens with the ms since each grant.
+# The tokens that hold the lock at one member, with the ms since each grant.
 Tokens = dict[bytes, int]
 
 
 class Holders:
-    """The holders at each member. None stands for a member that does not show them."""
+    """The holders at each member, by its number. None for a member that does not show them."""
 
-    def __init__(self, tokens: list[Tokens | None], majority: int) -> None:
-        self._tokens = tokens
+    def __init__(self, holders: list[Tokens | None], majority: int) -> None:
+        self._holders = holders
         self._majority = majority
 
     def at(self, member: int) -> Tokens | None:
         """Returns the holders at a member. None if they are unknown."""
-        return self._tokens[member]
+        return self._holders[member]
 
     def has_majority(self) -> bool:
-        """Returns whether one holder has a majority."""
-        return any(self._count(token) >= self._majority for shown in self._tokens for token in shown or ())
+        """Returns whether one token holds the lock at a majority of the members."""
+        return any(self._count(token) >= self._majority for tokens in self._holders for token in tokens or ())
 
     def queue_can_move(self, member: int) -> bool:
-        """Returns whether the wait queue of a member can move: one of its holders has, or may have, a
-        majority. A holder without a majority does not release its hold there."""
-        shown, unknown = self.at(member), self._tokens.count(None)
-        return not shown or any(self._count(token) + unknown >= self._majority for token in shown)
+        """Returns whether the wait queue of a member can move. It cannot if none of the holders there can
+        have a majority: then none of them has acquired the lock, and will release it after its work."""
+        tokens, unknown = self.at(member), self._holders.count(None)
+        return not tokens or any(self._count(token) + unknown >= self._majority for token in tokens)
 
     def partial_holders(self, member: int, own: bytes) -> Tokens:
-        """Returns the holders at a member other than ``own`` that have no majority, as far as is known."""
-        shown = self.at(member) or {}
+        """Returns the holders at a member, without ``own``, that are not known to have a majority."""
+        tokens = self.at(member) or {}
         return {
-            token: age for token, age in shown.items() if token != own and self._count(token) < self._majority
+            token: age
+            for token, age in tokens.items()
+            if token != own and self._count(token) < self._majority
         }
 
     def _count(self, token: bytes) -> int:
         """Returns the number of members where the token holds the lock."""
-        return sum(token in shown for shown in self._tokens if shown is not None)
+        return sum(token in tokens for tokens in self._holders if tokens is not None)

@@ -1,5 +1,5 @@
-"""The logic of a lock, without I/O. Methods that return `Steps` yield each command as a tuple, or an object
-of `_steps.py`, and receive the outcome. `lock.py` has the steps carried out in threads, `asyncio.py` in
+"""The logic of a lock, without I/O. Methods that return `Steps` are generators: they yield each command as a
+tuple, or an object of `_steps.py`, and receive its outcome. `lock.py` runs them in threads, `asyncio.py` in
 tasks."""
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from ._clock import now
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import Owner
 from ._protocol import Args, Key, Steps, error
-from ._single_attempt import SingleAttempt, late_for
+from ._single_attempt import SingleAttempt, time_until_expired
 from ._steps import SINGLE, Owe, Watch
 
-# The lease of a lock without a timeout, in ms. It is renewed until the release or the end of the process.
+# The lease of a lock without a timeout, in ms. The background renews it until the release or the end of the
+# process.
 LEASE = 30_000
 
 Number = Union[int, float]
@@ -32,7 +33,7 @@ C = TypeVar("C")
 
 
 class Core(Generic[C]):
-    """The common base class of `Lock` and `asyncio.Lock`."""
+    """The common base class of the locks for threads and for asyncio."""
 
     def __init__(
         self,
@@ -96,18 +97,19 @@ class Core(Generic[C]):
         raise NotImplementedError
 
     def _owner(self) -> Owner:
-        """Returns the owner of the current thread or task. The owner of a reentrant hold may enter it
+        """Returns the owner for the current thread or task. Only the owner of a reentrant hold may acquire it
         again."""
         raise NotImplementedError
 
-    def _terms(self, owner: Owner) -> Args:
-        """Returns ACQUIRE's terms: the mode and the owner.
+    def _options(self, owner: Owner) -> Args:
+        """Returns the options of ACQUIRE: the mode and the owner.
 
-        Sends no owner if threads share the hold (`thread_local` is False): the thread that acquired the lock
-        may wait for another lock while a second thread releases this one, which would be no deadlock."""
+        There is no owner if threads share the hold (`thread_local` is False): the thread that acquired the
+        lock may wait for another lock while a second thread releases this one, and the server would take that
+        for a deadlock."""
         if self._owner_given is not None:
             return (*self._mode, "OWNER", self._owner_given) if self._owner_given else self._mode
-        return (*self._mode, *owner.terms()) if self.thread_local else self._mode
+        return (*self._mode, *owner.options()) if self.thread_local else self._mode
 
     # The hold.
 
@@ -124,9 +126,9 @@ class Core(Generic[C]):
         token = self.local.token
         return hold if hold is not None and token is not None and hold.token == self._encode(token) else None
 
-    def _hold_of_thread(self) -> Hold | None:
-        """Returns the hold of this thread, for `lost`. Raises `LockError` if another thread has acquired the
-        lock with this object: `lost` would show False there, whatever happens to that hold."""
+    def _hold_for_lost(self) -> Hold | None:
+        """Returns the hold that the property `lost` watches: the hold of this thread. Raises `LockError` if
+        another thread has acquired the lock with this object: without a hold, `lost` would never be set."""
         hold, latest = self._hold(), self._latest
         if hold is None and self.thread_local and latest is not None and not latest.over:
             text = "Another thread has acquired the lock: read `lost` in that thread, and pass the event on"
@@ -134,15 +136,15 @@ class Core(Generic[C]):
         return hold
 
     def _held(self, action: str) -> bytes:
-        """Returns the token of the hold. Raises `LockError` if this object holds nothing; `action` names
-        the attempted action in the message."""
+        """Returns the token of the hold. Raises `LockError` if this thread holds nothing with this object.
+        The message names the `action`, such as "release"."""
         token = self.local.token
         if token is None:
             raise error(
                 LockError, f"Cannot {action} a lock that's not owned or is already unlocked.", self.name
             )
         hold = self._hold()
-        # A hold belongs to the process that acquired it: a forked child that exits must not release it.
+        # A forked child has a copy of its parent's hold, and must not release it.
         if hold is not None and hold.pid != os.getpid():
             raise self._not_owned(action, "another process acquired it")
         return self._encode(token)
@@ -159,8 +161,8 @@ class Core(Generic[C]):
     def _acquiring(
         self, sleep: Number | None, blocking: bool | None, limit: Number | None, token: Any
     ) -> Steps:
-        """Acquires the lock. Returns whether it was granted. An argument that is None has the value of the
-        lock object's attribute."""
+        """Acquires the lock. Returns whether it was granted. ``limit`` is the `blocking_timeout`. An argument
+        that is None has the value of the lock object's attribute."""
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
         limit = self.blocking_timeout if limit is None else limit
@@ -188,7 +190,7 @@ class Core(Generic[C]):
         except GeneratorExit:
             raise
         except BaseException:
-            # The server may have granted a request that it has not answered.
+            # The server may have granted the lock, although this client has not received the answer.
             if attempt.request_sent:
                 yield from attempt.take_back()
             raise
@@ -202,25 +204,27 @@ class Core(Generic[C]):
             attempt.fence,
             attempt.valid_until,
             owner,
-            attempt.terms,
+            attempt.options,
             self.auto_renew,
             self.on_lost,
             self._extension(attempt),
             attempt.unanswered,
         )
-        hold.members_asked, hold.orphaned = attempt.members_asked, attempt.orphaned
+        hold.members_asked, hold.repeat_release_at = attempt.members_asked, attempt.repeat_release_at
         if earlier_hold is not None and not earlier_hold.is_lost():
             if earlier_hold.token == hold.token:
                 earlier_hold.end()
             else:
-                # Another token has been granted, so this object's earlier hold is lost.
+                # The server has granted the lock to another token, so it has ended this object's earlier hold
+                # before.
                 earlier_hold.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
             try:
                 yield Watch(hold)
             except BaseException:
-                # No thread can be started. The lock is released, as the caller gets an error and no hold.
+                # For example if no thread can be started. Releases the lock, as the caller gets an error and
+                # no hold.
                 yield from self._releasing()
                 raise
         return True
@@ -230,8 +234,8 @@ class Core(Generic[C]):
 
     @contextlib.contextmanager
     def _leaving(self) -> Iterator[None]:
-        """Context of the release at the end of a ``with``: logs a `LockError` unless
-        `raise_on_release_error`."""
+        """Context manager for the release at the end of a ``with``. Logs a `LockError` of the release, or
+        raises it if `raise_on_release_error` is set."""
         try:
             yield
         except LockError:
@@ -242,7 +246,7 @@ class Core(Generic[C]):
     # Requests to a single server. `QuorumCore` overrides these methods.
 
     def _attempt(self, token: bytes | None, owner: Owner) -> Any:
-        return SingleAttempt(self._key, self.name, token, self._lease(), self._terms(owner), owner)
+        return SingleAttempt(self._key, self.name, token, self._lease(), self._options(owner), owner)
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
         return lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered)
@@ -269,16 +273,16 @@ class Core(Generic[C]):
         """Returns whether the lock is held. Raises `LockError` if the key holds data."""
         return (yield from _protocol.is_locked(self._key, self.name))
 
-    def _ask_release(self, token: bytes, hold: Hold | None, lasts: float) -> Steps:
-        """Returns whether the release ended the hold; None if an earlier copy of it, whose answer was lost,
-        may have ended it. After an error, the background repeats the release for up to `lasts` seconds.
-        ``hold``: None if this object has not acquired the token."""
-        is_orphaned = hold is not None and SINGLE in hold.orphaned
-        if is_orphaned:
-            lasts = late_for(lasts)
+    def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
+        """Returns whether the release ended the hold; None if an earlier copy of the RELEASE, without an
+        answer, may have ended it. After an error, the background repeats the release for up to
+        `expires_after` seconds. ``hold``: None if this object has not acquired the token."""
+        repeats = hold is not None and SINGLE in hold.repeat_release_at
+        if repeats:
+            expires_after = time_until_expired(expires_after)
 
         def owed() -> OwedRelease:
-            return OwedRelease(self._key, token, lasts, repeats=lambda: is_orphaned)
+            return OwedRelease(self._key, token, expires_after, repeats=lambda: repeats)
 
         name = _protocol.Counted("DLOCK.RELEASE")
         try:
@@ -286,15 +290,14 @@ class Core(Generic[C]):
         except GeneratorExit:
             raise
         except BaseException:
-            # This includes error replies: a server that refuses writes retains the hold.
+            # The server may still have the hold, also after an error reply: it may refuse writes.
             if hold is not None:
                 hold.rename_owner()
             again = owed()
             yield Owe({SINGLE: again}, lambda: again.ended is not None)
             raise
-        if hold is not None and is_orphaned:
-            # An ACQUIRE without a reply may arrive after this RELEASE. A wait of the owner for that hold is
-            # no deadlock: the background releases it.
+        if hold is not None and repeats:
+            # An ACQUIRE without a reply may arrive after this RELEASE, and create the hold again.
             hold.rename_owner()
             yield Owe({SINGLE: owed()}, lambda: True)
         if ended:
@@ -304,7 +307,7 @@ class Core(Generic[C]):
     # Methods for the holder.
 
     def _releasing(self, given: Any = None) -> Steps:
-        """Releases the hold of the token `given`, or of the lock's own token."""
+        """Releases the hold of the token `given`, or of this object's own token if that is None."""
         token = self._held("release") if given is None else self._encode(given)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.token != token:
@@ -318,9 +321,9 @@ class Core(Generic[C]):
         if hold is not None:
             hold.end()
             hold.release_sent = True
-        lasts = (self._lease() if hold is None else hold.lease) / 1000
-        ended = yield from self._ask_release(token, hold, lasts)
-        # The token stays if another task or thread has acquired the lock with this object meanwhile.
+        expires_after = (self._lease() if hold is None else hold.lease) / 1000
+        ended = yield from self._ask_release(token, hold, expires_after)
+        # The state stays if another task or thread has acquired the lock with this object meanwhile.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
         loss = None if hold is None else hold.loss
@@ -353,6 +356,7 @@ class Core(Generic[C]):
     def _setting_lease(self, action: str, token: bytes, ttl: int) -> Steps:
         hold = self._hold()
         if hold is None:
+            # The program has set a token that another object acquired.
             if self.local.adopted is None or self.local.adopted[0] != token:
                 self.local.adopted = token, UnansweredLeases()
             unanswered = self.local.adopted[1]
@@ -360,7 +364,7 @@ class Core(Generic[C]):
             if held:
                 unanswered.check(ttl)
         else:
-            # `is_lost` reads the clock first, as a lost hold must not be extended.
+            # A hold past its validity must not be extended, even if the server still has it.
             held = not hold.is_lost() and (yield from hold.extending(ttl))
         if not held:
             raise self._not_owned(action, (hold and hold.loss) or "it expired, or was taken away")

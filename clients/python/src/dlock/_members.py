@@ -1,4 +1,5 @@
-"""The members of a quorum: their identities, their answers and their silences."""
+"""The members of a quorum: which servers they are, which of them do not answer, and the order of their
+queues."""
 
 from __future__ import annotations
 
@@ -16,20 +17,21 @@ from ._clients import LIBRARY_NAME, address, check_client, encoder, is_async_cli
 from ._clock import now
 from ._hold import Owed
 from ._holders import Holders
-from ._protocol import FOREIGN, NO_ANSWER, Args, Steps
+from ._protocol import NO_ANSWER, Args, Steps
 from ._steps import Answers, Ask, Owe, Peer
 from ._waits import Contention
 
-# Prefix of a stand-in for a run id that the user may not read.
+# Prefix of the text in place of a run id that the user may not read.
 UNKNOWN = "unknown "
 
-# Error in place of an answer without a run id. Two addresses of one server would vote twice.
+# Error in place of the answer of a member without a run id: it may be the same server as another member,
+# which would then vote twice.
 UNIDENTIFIED = "cannot tell which server it is, and whether it votes twice: let its user run INFO"
 
-# Pause between two questions to a silent member, in seconds.
+# Least pause between two requests to a member that does not answer, in seconds.
 QUESTION_PAUSE = 2.0
 
-# The client does not read the holders of a resource that has this many or more.
+# If a lock has this many holders or more, the client treats them as unknown.
 MAX_HOLDERS = 100
 
 # Hex digits of the digest in the library name.
@@ -62,21 +64,22 @@ class Quorum(Generic[C_co]):
         # The run id of each member, from its last answer.
         self.run_ids: dict[int, str] = {}
         self.contention = Contention()
+        # The `QueueWatch` of each queue in which waits of this client are, by its member and the key.
         self.queue_watches: dict[tuple[int, bytes], Any] = {}
-        # The silent members, which did not answer the last question, with the failure time and the error.
+        # The silent members, which did not answer the last request: the time of the failure, and the error.
         self._silent: dict[int, tuple[float, Exception]] = {}
-        # The time of the last question to a silent member.
+        # By silent member: the time of the last request to it.
         self._asked_at: dict[int, float] = {}
         # The members that are the same server as another member.
         self._duplicate_members: set[int] = set()
-        # The library name that was sent to each member, with the connection that it was sent over.
+        # By member: the last library name that was sent, and the server that received it.
         self._sent_names: dict[int, tuple[Peer, str]] = {}
 
     def all(self) -> range:
         return range(len(self.members))
 
     def is_silent(self, member: int) -> bool:
-        """Returns whether the member did not answer the last question. This client does not queue at a silent
+        """Returns whether the member did not answer the last request. This client does not queue at a silent
         member."""
         return member in self._silent
 
@@ -95,34 +98,34 @@ class Quorum(Generic[C_co]):
         digest = hashlib.sha1(",".join(run_ids).encode(), usedforsecurity=False).hexdigest()
         return f"{LIBRARY_NAME}(q{len(self.members)}-{digest[:DIGEST_LENGTH]})"
 
-    # The order of the queues begins with the first member that the client can reach, or with a later one
-    # where it has met other clients.
+    # The order of the queues.
 
     def order(self, key: bytes) -> list[int]:
-        """Returns the members in the order in which their queues are tried."""
-        order, met = self._common_order(), self._queue_met(key)
-        return order if met is None else order[order.index(met) :]
+        """Returns the members in the order in which this client tries their queues. The first is the member
+        at which it has found other clients, otherwise the first of all members that answer."""
+        order, queue_of_others = self._common_order(), self._queue_of_others(key)
+        return order if queue_of_others is None else order[order.index(queue_of_others) :]
 
-    def meet(self, key: bytes, queue: int) -> None:
-        """Records that other clients queue at the member `queue`, and makes the waits of this client in other
-        queues leave for it. All waits move at once, as the heads of two queues keep each other from
-        a majority. Does nothing if a later queue is recorded already: while both are in use, no wait returns
-        to the earlier one."""
-        order, met = self._common_order(), self._queue_met(key)
-        if met is not None and order.index(met) > order.index(queue):
+    def move_to_queue(self, key: bytes, queue: int) -> None:
+        """Records that other clients queue at the member `queue`, and makes this client's waits in other
+        queues move there. All waits move at once: the heads of two queues would each hold a part of the
+        members, and keep each other from a majority. Does nothing if a later queue is recorded already: while
+        clients wait in both, waits move only from the earlier queue to the later one."""
+        order, queue_of_others = self._common_order(), self._queue_of_others(key)
+        if queue_of_others is not None and order.index(queue_of_others) > order.index(queue):
             return
-        self.contention.meet(key, queue)
+        self.contention.move_to(key, queue)
         for (member, name), watch in list(self.queue_watches.items()):
             if name == key and member != queue:
-                watch.send_away()
+                watch.make_waits_leave()
 
-    def _queue_met(self, key: bytes) -> int | None:
+    def _queue_of_others(self, key: bytes) -> int | None:
         queue = self.contention.queue(key)
         return None if queue is None or self.is_silent(queue) else queue
 
     def _common_order(self) -> list[int]:
-        """Returns the same order for all clients, however they spell the addresses. Silent members are
-        last."""
+        """Returns all members in an order that is the same for all clients, however they spell the addresses:
+        by run id. Silent members are last."""
 
         def rank(member: int) -> tuple[bool, bool, str, str]:
             run_id = self.run_ids.get(member, UNKNOWN)
@@ -131,7 +134,7 @@ class Quorum(Generic[C_co]):
 
         return sorted(self.all(), key=rank)
 
-    # Questions.
+    # Requests.
 
     def ask(
         self,
@@ -140,9 +143,9 @@ class Quorum(Generic[C_co]):
         enough: Callable[[Answers, list[int]], bool],
         on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
-        """Asks members in parallel. Returns the answers once `enough` accepts them; it receives the answers
-        and the members whose answers are still awaited. While a majority answers, silent members are not
-        awaited: a hold would expire meanwhile."""
+        """Asks members in parallel. Returns the answers once `enough` returns True for them. `enough`
+        receives the answers so far, and the members whose answers are still awaited. Silent members are not
+        awaited while the other members are a majority: the validity of a hold would pass meanwhile."""
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -155,17 +158,17 @@ class Quorum(Generic[C_co]):
                 self._asked_at[member] = asked_at
             questions[member] = self._question(member, question(member), asked_at)
 
-        # By member: the reason why its answer to this question does not count.
+        # By member: the error that takes the place of an answer that does not count.
         not_counted: dict[int, Exception] = {}
 
-        def note_answer(member: int, answer: Any, peer: Peer) -> Steps | None:
-            self.note(member, answer, peer)
+        def handle_answer(member: int, answer: Any, peer: Peer) -> Steps | None:
+            self.record_answer(member, answer, peer)
             if member in self._duplicate_members:
                 not_counted[member] = LockError("the same server as another member")
             elif peer.run_id is None and len(self.members) > 1 and not isinstance(answer, Exception):
                 not_counted[member] = NoPermissionError(UNIDENTIFIED)
             then = None if member in not_counted else on_answer(member, answer)
-            return self._naming(member, answer, peer, then)
+            return self._then_set_name(member, answer, peer, then)
 
         def with_errors(found: Answers) -> Answers:
             return {**answers, **{member: not_counted.get(member, found[member]) for member in found}}
@@ -173,10 +176,10 @@ class Quorum(Generic[C_co]):
         def is_enough(found: Answers) -> bool:
             return enough(with_errors(found), self._awaited(members, with_errors(found)))
 
-        found = yield Ask(questions, is_enough, note_answer)
+        found = yield Ask(questions, is_enough, handle_answer)
         if not is_enough(found):
             for member in questions.keys() - found.keys():
-                self.note_silence(member, TimeoutError("no answer in time"))
+                self.record_silence(member, TimeoutError("no answer in time"))
         return with_errors(found)
 
     def ask_all(self, command: Args) -> Steps:
@@ -184,7 +187,8 @@ class Quorum(Generic[C_co]):
         return self.ask(self.all(), lambda member: _protocol.send(command), all_answered)
 
     def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
-        # If the member fell silent after the caller asked, the caller no longer waits for the answer.
+        # Commands to one member wait for each other. If the member fell silent before it was this command's
+        # turn, the caller no longer waits for the answer, and the command is not sent.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why
@@ -198,15 +202,15 @@ class Quorum(Generic[C_co]):
         has_majority = len(self.members) - len(self._silent) >= self.majority
         return [m for m in asked if m not in answers and not (has_majority and m in self._silent)]
 
-    def note(self, member: int, answer: Any, peer: Peer) -> None:
-        """Updates the state of the member after an answer: its run id, its silence, and whether it is a
-        duplicate."""
+    def record_answer(self, member: int, answer: Any, peer: Peer) -> None:
+        """Records after an answer of the member: its run id, whether it is silent, and whether it is the same
+        server as another member."""
         self._asked_at.pop(member, None)
         if isinstance(answer, NO_ANSWER):
-            self.note_silence(member, answer)
+            self.record_silence(member, answer)
             return
-        # Two addresses of one server would vote twice. The run id is written before the comparison, so that
-        # if two threads do this at once, at least one of them sees the other's run id.
+        # The run id is written before the comparison: if two threads record two addresses of one server at
+        # the same time, at least one of them finds the run id of the other.
         self.run_ids[member] = peer.run_id or f"{UNKNOWN}{member}"
         others = [m for m in self.all() if m != member and m not in self._duplicate_members]
         if any(self.run_ids[member] == self.run_ids.get(other) for other in others):
@@ -215,13 +219,13 @@ class Quorum(Generic[C_co]):
             self._duplicate_members.discard(member)
         self._silent.pop(member, None)
 
-    def note_silence(self, member: int, why: Exception) -> None:
+    def record_silence(self, member: int, why: Exception) -> None:
         if isinstance(why, NO_ANSWER):
             self._silent.setdefault(member, (now(), why))
 
-    def _naming(self, member: int, answer: Any, peer: Peer, then: Steps | None) -> Steps | None:
-        """Returns the steps after an answer: `then`, and the command for the library name if the name has
-        changed."""
+    def _then_set_name(self, member: int, answer: Any, peer: Peer, then: Steps | None) -> Steps | None:
+        """Returns the steps after an answer: `then`, and the command that sets the library name if the server
+        has not received the present name."""
         name = self.library_name()
         if isinstance(answer, NO_ANSWER) or self._sent_names.get(member) == (peer, name):
             return then
@@ -234,11 +238,11 @@ class Quorum(Generic[C_co]):
         enough: Callable[[], bool],
         failed: Callable[[], object] = lambda: None,
     ) -> Owe:
-        """Returns the step that sends owed commands. A member that does not answer one of them becomes
-        silent. Calls ``failed`` after each failed try."""
+        """Returns the step that sends owed commands, by member. A member that does not answer one of them
+        becomes silent. Calls ``failed`` after each request that fails."""
 
         def on_failure(member: int, why: Exception) -> None:
-            self.note_silence(member, why)
+            self.record_silence(member, why)
             failed()
 
         for member, each in owed.items():
@@ -246,8 +250,8 @@ class Quorum(Generic[C_co]):
         return Owe(owed, enough)
 
     def identify_members(self) -> Steps:
-        """Asks the members without a run id for it, as the order of the queues depends on the run ids. Raises
-        ValueError if two members are the same server."""
+        """Asks the members whose run ids are unknown, as the order of the queues depends on the run ids.
+        Raises ValueError if two members are the same server."""
         unidentified = [m for m in self.all() if m not in self.run_ids and not self.is_silent(m)]
         if unidentified:
             command = "INFO", "server"
@@ -262,13 +266,14 @@ class Quorum(Generic[C_co]):
             raise ValueError(f"two members are the same server: {address(self.members[member])}")
 
     def holders(self, key: bytes) -> Steps:
-        """Returns the `Holders` of the resource."""
+        """Returns the `Holders` of the lock."""
         answers = yield from self.ask_all(_protocol.inspect(key, MAX_HOLDERS))
-        tokens = [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
-        return Holders(tokens, self.majority)
+        holders = [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
+        return Holders(holders, self.majority)
 
     def has_waiters(self, key: bytes, at: int) -> Steps:
-        """Returns whether the member has waiters. None if the member does not show its waiters."""
+        """Returns whether clients wait in the queue of the member `at`. None if it does not show its
+        waiters."""
         command = _protocol.waiters(key)
         answers = yield from self.ask([at], lambda member: _protocol.send(command), all_answered)
         queue = answers.get(at)
@@ -276,7 +281,7 @@ class Quorum(Generic[C_co]):
 
 
 class Confirmations:
-    """The last confirmation of one token's hold by each member."""
+    """The time at which each member last confirmed that it has the hold of one token."""
 
     def __init__(self, quorum: Quorum[Any]) -> None:
         self._quorum = quorum
@@ -284,19 +289,20 @@ class Confirmations:
         self._last: dict[int, tuple[str | None, float]] = {}
 
     def note(self, member: int) -> None:
-        """Records that the member confirmed the hold."""
+        """Records that the member has granted or extended the hold."""
         self._last[member] = self._quorum.run_ids.get(member), now()
 
     def has_forgotten(self, member: int, lease: float) -> bool:
-        """Call it when a member has answered that it does not have the hold. Returns True if the member has
-        forgotten the hold, and may be asked for it again: it never confirmed the hold, another server has
-        taken its place, or its last confirmation is older than the lease, in seconds. Otherwise another
-        client has ended the hold there. That is recorded: later calls return False, too, even after the
-        lease."""
+        """Called when a member has answered that it does not have the hold. ``lease``: in seconds.
+
+        Returns True if the member has forgotten the hold, and may be asked for it again: the member never
+        confirmed it, is another server since the confirmation (or was restarted), or confirmed it more than a
+        lease ago. Otherwise the hold was ended there on purpose, for example by an operator. Then this method
+        returns False from now on, even after the lease."""
         run_id, when = self._last.get(member, (None, 0.0))
         if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
             return True
-        # An infinite time never becomes older than a lease.
+        # An infinite time is never older than a lease.
         self._last[member] = run_id, math.inf
         return False
 
@@ -312,7 +318,7 @@ def report(quorum: Quorum[Any], answers: Answers) -> str:
         answer = answers.get(member, "no answer yet")
         if isinstance(answer, int):
             return "granted"
-        return "taken" if answer is None else FOREIGN if answer is FOREIGN else str(answer)
+        return "taken" if answer is None else str(answer)
 
     return "; ".join(f"{address(each)}: {state(member)}" for member, each in enumerate(quorum.members))
 

@@ -1,5 +1,5 @@
-"""Owners: the parties of the server's deadlock search. Each thread or task is one owner, because it releases
-nothing while it waits."""
+"""Owners: the names in ACQUIREs by which the server detects deadlocks. Each thread or task is one owner,
+because it releases nothing while it waits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ class Owner:
         self._id = f"{secrets.token_urlsafe(6)}.{self.pid}.{shown}"
         self._renamed = 0
 
-    def terms(self) -> Args:
-        """Returns ACQUIRE's terms for this owner."""
+    def options(self) -> Args:
+        """Returns the options of ACQUIRE that name this owner."""
         return ("OWNER", f"{self._id}.{self._renamed}".encode())
 
-    def rename(self, terms: Args) -> None:
-        """Changes the owner's name in later requests if `terms`, those of an earlier ACQUIRE, contain its
-        present name. Called when the server may still have a hold under these terms that the owner has given
-        up: a wait of the owner for that hold is no deadlock, as the hold ends by itself."""
-        if terms[-2:] == self.terms():
+    def rename(self, options: Args) -> None:
+        """Changes the owner's name in later requests if `options`, those of an earlier ACQUIRE, contain its
+        present name.
+
+        Call it when the owner has given up the hold of that ACQUIRE, and the server may still have it. If the
+        owner then waited for the same lock under the same name, the server would report a deadlock of the
+        owner with itself, although the hold ends soon without the owner's help."""
+        if options[-2:] == self.options():
             self._renamed += 1
 
 

@@ -1,5 +1,5 @@
-"""Builds commands, and reads replies and errors. Sends nothing: a generator here yields a command and
-receives the reply."""
+"""Builds commands, and reads replies and errors. This module sends nothing itself: its generators (`Steps`)
+yield each command, and receive the reply."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NO_ANSWER = (ConnectionError, TimeoutError)
 # Reply to an ACQUIRE of a key that holds a lock of another library.
 FOREIGN = "held by a lock of another library"
 
-# Error words that redis-py has no class for, and that do not mean misuse.
+# The first words of errors that do not mean misuse, and for which redis-py has no class.
 OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
 OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
 
-# Commands that return an integer or null.
+# The commands whose reply is always an integer or null.
 INTEGER_COMMANDS = {
     "DLOCK.ACQUIRE",
     "DLOCK.CANCEL",
@@ -44,7 +44,7 @@ INTEGER_COMMANDS = {
     "DLOCK.RELEASE",
 }
 
-# The lock of redis-py, of valkey-py and of node-redlock is a string of 32 hex digits.
+# The value of a lock of redis-py, valkey-py or node-redlock: a string of 32 hex digits.
 FOREIGN_TOKEN = re.compile(rb"[0-9a-f]{32}\Z")
 
 # Number of tries to find out the type of a key, which can change between two commands.
@@ -82,7 +82,7 @@ def error(kind: type[LockError], text: str, name: Key) -> LockError:
 
 
 def refusal(answer: ResponseError, name: Key) -> LockError | None:
-    """Returns the lock error for an error word of ACQUIRE. None if the word is not about locks."""
+    """Returns the lock error for an error reply to ACQUIRE. None if its word has none."""
     text = str(answer)
     word, _, rest = text.partition(" ")
     if word == "GRACE":
@@ -100,18 +100,19 @@ def is_own_deadlock(answer: ResponseError) -> bool:
     return word(answer) == "DEADLOCK" and str(answer).count(" -> ") == 1
 
 
-def without_owner(terms: Args) -> Args:
-    """Returns ACQUIRE's terms without the owner, which is the last of them."""
-    return terms[:-2] if "OWNER" in terms[-2:-1] else terms
+def without_owner(options: Args) -> Args:
+    """Returns the options of ACQUIRE without OWNER, which is the last of them."""
+    return options[:-2] if "OWNER" in options[-2:-1] else options
 
 
 def word(answer: Any) -> str:
-    """Returns the first word of an error reply, and an empty string for any other answer."""
+    """Returns the first word of an error, and an empty string for any other answer."""
     return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
 
 
 def is_misuse(answer: Any) -> bool:
-    """Returns whether the server calls the request invalid: with the word `ERR`, which redis-py removes."""
+    """Returns whether the answer is an error with the word `ERR`: the request is invalid. redis-py removes
+    that word."""
     return type(answer) is ResponseError and word(answer) not in OTHER_WORDS
 
 
@@ -121,18 +122,19 @@ def fresh_token() -> bytes:
     return base64.urlsafe_b64encode(os.urandom(20))[:27]
 
 
-def acquire(key: bytes, token: bytes, ttl: int, terms: Args, name: str = "DLOCK.ACQUIRE") -> Args:
-    return (name, key, token, ttl, *terms)
+def acquire(key: bytes, token: bytes, ttl: int, options: Args, name: str = "DLOCK.ACQUIRE") -> Args:
+    return (name, key, token, ttl, *options)
 
 
 def queued(keep: int, channel: str, message: str, *, notify: bool) -> Args:
-    """Returns ACQUIRE's terms for a position in the wait queue, retained for ``keep`` ms."""
+    """Returns the options of ACQUIRE for a position in the wait queue, which the server retains for ``keep``
+    ms."""
     return ("QUEUE", keep, "NOTIFY", channel, message) if notify else ("QUEUE", keep)
 
 
 class Counted(str):
-    """A command name that counts how often redis-py packs it for sending. redis-py may send a command again
-    after a lost reply, and does not report it."""
+    """A command name that counts how often redis-py packs it for sending: redis-py may resend a command after
+    a lost reply, and does not report it."""
 
     sent = 0
 
@@ -150,7 +152,7 @@ def confirm(key: bytes, token: bytes, fence: int, ttl: int, name: str = "DLOCK.C
 
 
 def release(key: bytes, token: bytes, name: str = "DLOCK.RELEASE") -> Args:
-    """Sets the hold count to zero, and removes the token from the queue."""
+    """Ends the hold even if it was entered several times, and removes the token from the queue."""
     return (name, key, token, "ALL")
 
 
@@ -183,8 +185,9 @@ def set_library_name(name: str) -> Args:
 
 
 def send(command: Args) -> Steps:
-    """Sends a command, and returns the reply. Raises `InvalidResponse` if a command that returns an integer
-    or null returns anything else: then the client is a pipeline, or of another kind."""
+    """Sends a command, and returns the reply. Raises `InvalidResponse` if the reply to one of
+    `INTEGER_COMMANDS` is neither an integer nor null: then the client does not send commands at once, as a
+    mock or a pipeline."""
     try:
         reply = yield command
     except ResponseError as answer:
@@ -229,7 +232,7 @@ def send_unless_data(command: Args, name: Key) -> Steps:
                     continue
                 if FOREIGN_TOKEN.match(_bytes(value)):
                     return FOREIGN
-            # The key has changed in the meantime: it is free, or holds a lock of dlock.
+            # The key has changed since the command: it is free now, or holds a lock of dlock.
             elif kind in ("none", "dlock-key"):
                 continue
         except NoPermissionError as why:
@@ -253,7 +256,7 @@ def is_locked(key: bytes, name: Key) -> Steps:
     try:
         left = yield from send_unless_data(pttl(key), name)
     except DataError as why:
-        # Where the server honours strings, any string is a lock, which INSPECT shows.
+        # If `dlock.honour-strings` is set, any string is a lock, and INSPECT shows it.
         try:
             return (yield from send(inspect(key, 1))) is not None
         except ResponseError:
@@ -262,8 +265,8 @@ def is_locked(key: bytes, name: Key) -> Steps:
 
 
 def holders(answer: Any, count: int) -> dict[bytes, int] | None:
-    """Returns the tokens in an answer to INSPECT, with the ms since each grant. None if the answer is not a
-    list of holders, or may not contain all of them."""
+    """Returns the tokens in an answer to INSPECT, with the ms since each grant. None if the answer does not
+    list the holders, or lists `count` of them, and so may not contain all."""
     if answer is None:
         return {}
     listed = _pairs(answer).get("holders")
@@ -280,7 +283,7 @@ def run_id(info: Any) -> str | None:
 
 
 def _pairs(answer: Any) -> dict[str, Any]:
-    """Returns a map, which RESP2 sends as a list."""
+    """Returns a map of a reply. RESP2 sends it as a list of alternating names and values."""
     if isinstance(answer, list):
         answer = dict(zip(answer[::2], answer[1::2]))
     return (

@@ -1,7 +1,7 @@
 """A wait in the queue of one member of a quorum. The queue position belongs to the token, not to a
-connection: all waits share one connection, and keep their positions when it breaks. The member publishes the
-grant; as a message can be lost, a wait also repeats its request, which retains the position. This module
-yields steps and does no I/O."""
+connection: all waits at the member share one connection, and keep their positions if it breaks. The member
+publishes the grant. As a message can be lost, a wait also repeats its request, which retains the position.
+This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -17,63 +17,66 @@ from ._protocol import FOREIGN, NO_ANSWER, Args, GraceError, Key, Steps
 from ._steps import Listen, Pause
 from ._waits import QueuePosition, Wait
 
-# Longest pause, in seconds, after which one of the waits at a member finds out that the member has fallen
-# silent.
-CHECK = 0.5
-# First pause of a wait that receives no messages, in seconds. It doubles up to CHECK.
+# Pauses between two requests of a wait, in seconds. A wait that receives messages repeats its request only to
+# retain its position, and to find out whether the member still answers. All waits of a client at the member
+# share that task: one of them asks within LONGEST_PAUSE. A wait that receives no messages begins with
+# FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
 FIRST_PAUSE = 0.1
-# First pause and longest pause between two checks whether a queue moves, in seconds.
-FIRST_CHECK = 0.125
-LONGEST_CHECK = 1.0
-# The pause is at least this multiple of the duration of the check: if answers are late, the releases that
-# would move the queue are late, too.
+LONGEST_PAUSE = 0.5
+# First and longest pause between two checks whether a queue moves, in seconds.
+FIRST_CHECK_PAUSE = 0.125
+LONGEST_CHECK_PAUSE = 1.0
+# The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
+# are the releases that would move the queue.
 CHECK_FACTOR = 8
-# Age, in ms, up to which a granted waiter may retain a partial hold while other members refuse it. An older
-# partial hold was left behind.
+# A partial hold is a hold without a majority. A client whose queue has granted it the lock has a partial hold
+# for less than this time, in ms, while the other members refuse it. An older partial hold was left behind.
 PARTIAL_HOLD_MAX_AGE = 2000
 
 
 class QueueWatch:
     """Checks whether the queue of one member moves, on behalf of all waits of this client in it. One wait at
-    a time carries out the check. All waits leave the queue together, as the heads of two queues keep each
-    other from a majority."""
+    a time carries out the check. All waits leave the queue together: the heads of two queues would each hold
+    a part of the members, and keep each other from a majority."""
 
     def __init__(self, quorum: Quorum[object], queue: int, key: bytes) -> None:
         self.waits: set[Wait] = set()
-        # Number of times that the waits were sent away.
+        # Number of times that the waits were made to leave.
         self.departures = 0
         self._quorum = quorum
+        # The key in `Quorum.queue_watches`.
         self._name = queue, key
-        self._pause = FIRST_CHECK
-        self._before: set[bytes] | None = None
+        self._pause = FIRST_CHECK_PAUSE
+        # The tokens at the member at the last check, if the queue did not move.
+        self._stuck_before: set[bytes] | None = None
         # Time of the next check. Infinite during a check.
-        self._at = now() + FIRST_CHECK
+        self._check_at = now() + FIRST_CHECK_PAUSE
 
     def wake_at(self) -> float:
-        return self._at
+        return self._check_at
 
     def check(self, is_last: bool) -> Steps:
         """Makes all waits leave the queue if two checks in a row find the same holders, none of which can
-        have a majority. One check is not enough, as a hold begins and ends at one member after the other."""
-        if now() < self._at:
+        have a majority. One check is not enough, as a hold begins and ends at one member after the other.
+        ``is_last``: whether this is the last queue in the order."""
+        if now() < self._check_at:
             return
         queue, key = self._name
-        self._at, began = math.inf, now()
+        self._check_at, began = math.inf, now()
         try:
             holders = yield from self._quorum.holders(key)
         finally:
-            self._pause = min(2 * self._pause, LONGEST_CHECK)
-            self._at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
+            self._pause = min(2 * self._pause, LONGEST_CHECK_PAUSE)
+            self._check_at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
         stuck_holders = None if holders.queue_can_move(queue) else holders.at(queue)
-        # The waits leave the last queue only if every hold there is older than PARTIAL_HOLD_MAX_AGE.
+        # The waits leave the last queue only if every hold there was left behind.
         if stuck_holders is not None and is_last and min(stuck_holders.values()) < PARTIAL_HOLD_MAX_AGE:
             stuck_holders = None
-        if stuck_holders is not None and set(stuck_holders) == self._before:
-            self.send_away()
-        self._before = None if stuck_holders is None else set(stuck_holders)
+        if stuck_holders is not None and set(stuck_holders) == self._stuck_before:
+            self.make_waits_leave()
+        self._stuck_before = None if stuck_holders is None else set(stuck_holders)
 
-    def send_away(self) -> None:
-        """Makes all waits leave the queue."""
+    def make_waits_leave(self) -> None:
         self.departures += 1
         for wait in list(self.waits):
             wait.event.set()
@@ -95,7 +98,7 @@ class Waiter:
         name: Key,
         token: bytes,
         lease: int,
-        terms: Args,
+        options: Args,
     ) -> None:
         self._quorum = quorum
         self._queue = queue
@@ -103,12 +106,13 @@ class Waiter:
         self._name = name
         self._token = token
         self._lease = lease
-        self._terms = terms
+        self._options = options
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
         operator cancelled it, or all waits leave the queue; an error if the member cannot grant.
-        ``may_move_on`` is False if the wait must stay in this queue."""
+        ``may_move_on`` is False if the wait must stay in this queue. For ``is_last``, see
+        `QueueWatch.check`."""
         wait: Wait = yield Listen(self._queue)
         watches = self._quorum.queue_watches
         watch_key = self._queue, self._key
@@ -116,17 +120,16 @@ class Waiter:
         if watch is not None:
             watch.waits.add(wait)
         try:
-            return (yield from self._asking(wait, watch, sleep, end, is_last))
+            return (yield from self._ask_repeatedly(wait, watch, sleep, end, is_last))
         finally:
             wait.close()
             if watch is not None:
                 watch.leave(wait)
 
-    def _asking(
+    def _ask_repeatedly(
         self, wait: Wait, watch: QueueWatch | None, sleep: float, end: float | None, is_last: bool
     ) -> Steps:
-        """Asks for the lock. Asks again when the lock may have been granted, and before the position
-        expires."""
+        """Asks for the lock. Asks again when a message arrives, and before the position expires."""
         position = QueuePosition(wait, self._lease)
         departures = 0 if watch is None else watch.departures
         pause_without_messages = FIRST_PAUSE
@@ -139,19 +142,19 @@ class Waiter:
             if position.ask_differently(answer):
                 continue
             if isinstance(answer, NO_ANSWER):
-                # Wakes the other waits at this member, which then find it silent, too.
+                # The other waits at this member then ask it, and find it silent, too.
                 wait.registry.wake_all()
                 failures += 1
-                # After one broken connection the wait asks again: the member retains the position.
+                # After one broken connection the wait asks again, as the member retains the position.
                 if failures > 1 or isinstance(answer, TimeoutError):
                     return answer
                 continue
             failures = 0
             if isinstance(answer, ResponseError):
                 if end is not None and _protocol.is_own_deadlock(answer):
-                    # The owner waits for a lock that it holds itself. As with redis-py, such a wait times
-                    # out.
-                    self._terms = _protocol.without_owner(self._terms)
+                    # The owner waits for a lock that it holds itself. Without an owner, the server lets it
+                    # wait, and the wait times out, as with redis-py.
+                    self._options = _protocol.without_owner(self._options)
                     continue
                 refusal = _protocol.refusal(answer, self._name)
                 if refusal is not None and not isinstance(refusal, GraceError):
@@ -161,12 +164,13 @@ class Waiter:
             if answer is FOREIGN:
                 pause = sleep
             elif position.receives_messages():
-                # The pause grows with the number of waits at the member: it is enough that one of them finds
-                # out that the member has fallen silent.
-                longest = min(CHECK * len(wait.registry.waits), position.keep / 3)
+                # It is enough that one of the waits at the member finds out whether the member answers, so
+                # the pause grows with their number.
+                longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.keep / 3)
                 pause = random.uniform(longest / 2, longest)
             else:
-                pause, pause_without_messages = pause_without_messages, min(2 * pause_without_messages, CHECK)
+                pause = pause_without_messages
+                pause_without_messages = min(2 * pause, LONGEST_PAUSE)
             next_request_at = now() + pause
             while not wait.event.is_set() and now() < next_request_at:
                 until = next_request_at if watch is None else min(next_request_at, watch.wake_at())
@@ -184,8 +188,8 @@ class Waiter:
                 return None
 
     def _ask(self, position: QueuePosition) -> Steps:
-        terms = *self._terms, *position.terms()
-        command = _protocol.acquire(self._key, self._token, self._lease, terms)
+        options = *self._options, *position.options()
+        command = _protocol.acquire(self._key, self._token, self._lease, options)
         answers = yield from self._quorum.ask(
             [self._queue],
             lambda member: _protocol.send_unless_data(command, self._name),

@@ -1,6 +1,7 @@
-"""One acquisition from a quorum: a sequence of rounds. After a failed round, the acquisition waits in a
-queue, or for a random time. Safety does not depend on this module, as each round has a token of its own. The
-rules are those of `crates/quorum`. This module yields steps and does no I/O."""
+"""One acquisition from a quorum: a sequence of rounds. After a failed round, the acquisition waits in the
+queue of one member, or for a random time. A wrong decision in this module costs time, but cannot make a
+second holder: each round has a token of its own, and only a round acquires the lock. The rules are those of
+`crates/quorum`. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -15,22 +16,23 @@ from ._members import Confirmations, Quorum
 from ._owners import Owner
 from ._protocol import NO_ANSWER, Args, Key, LateError, Steps, error
 from ._round import Request, Round
-from ._single_attempt import LATE, late_for
+from ._single_attempt import MAX_LATE, time_until_expired
 from ._steps import Sleep
 
-# Number of further tries of an acquisition that does not wait, after split votes: no client has a majority.
+# Number of further rounds of an acquisition that does not wait, after rounds in which no client got a
+# majority.
 MAX_SPLIT_VOTES = 20
 # First and longest pause between two rounds, in seconds.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
-# How a round asks the members: all at once, one after the other, or first the member in whose queue it waits.
+# How a round asks the members: see the methods of `Round` with these names.
 AT_ONCE, IN_ORDER, QUEUED = "at once", "in order", "queued"
 
 
 class QuorumAttempt:
-    """One acquisition. Each round has a token of its own. If the caller gave the token, there is only one
-    round."""
+    """One acquisition. If the caller gave the token, there is only one round, as each round needs a token of
+    its own."""
 
     def __init__(
         self,
@@ -40,36 +42,36 @@ class QuorumAttempt:
         name: Key,
         token: bytes | None,
         lease: int,
-        next_terms: Callable[[], Args],
+        next_options: Callable[[], Args],
         owner: Owner,
         fenced: bool,
     ) -> None:
         """``token``: the caller's token, or None for a fresh token in each round. ``lease``: in ms.
-        ``next_terms``: returns ACQUIRE's terms for the next round."""
+        ``next_options``: returns the options of ACQUIRE for the next round."""
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
         self.lease = lease
-        # True if the caller gave the token, and may use it again.
+        # The caller may use its token again.
         self.token_given = token is not None
         self._quorum = quorum
         self._key = key
         self._name = name
-        self._next_terms = next_terms
+        self._next_options = next_options
         self._owner = owner
         self._fenced = fenced
         self._token = token
         self._pause = FIRST_PAUSE
-        self._begin([])
+        self._begin_round([])
 
-    # The state of the last round. `Core` makes the hold from it if the round succeeded.
+    # The state of the last round. If the round acquired the lock, `Core` makes the hold from it.
 
     @property
     def token(self) -> bytes:
         return self._round.token
 
     @property
-    def terms(self) -> Args:
-        return self._round.terms
+    def options(self) -> Args:
+        return self._round.options
 
     @property
     def fence(self) -> int | None:
@@ -92,85 +94,92 @@ class QuorumAttempt:
         return self._round.members_asked
 
     @property
-    def orphaned(self) -> set[int]:
-        # A token from the caller may be used again, and must not be released late.
-        return set() if self.token_given else self._round.orphaned
+    def repeat_release_at(self) -> set[int]:
+        """The members that may execute an ACQUIRE after a RELEASE, so that the RELEASE is repeated there.
+        Empty if the caller gave the token: the caller may use it again, and a repeated RELEASE would end that
+        hold."""
+        return set() if self.token_given else self._round.unanswered_acquires
 
     def take_back(self) -> Steps:
         """Releases the token of the last round at all members that were asked for the lock."""
-        lasts = late_for(self.lease / 1000)
-        # A token from the caller may be used again, and must not be released late.
-        times = 1 if self.token_given else 2
-        key, token, orphaned = self._key, self._round.token, self.orphaned
+        key, token = self._key, self._round.token
+        expires_after = time_until_expired(self.lease / 1000)
+        answers_needed = 1 if self.token_given else 2
+        # Read at each repetition: if an ACQUIRE that is still under way gets no answer, its member is added.
+        repeat_at = self.repeat_release_at
 
         def release(member: int) -> OwedRelease:
-            # `orphaned` is read at each repetition, as a member may fail to answer its ACQUIRE later.
-            return OwedRelease(key, token, lasts, times=times, repeats=lambda: member in orphaned)
+            return OwedRelease(
+                key, token, expires_after, answers_needed=answers_needed, repeats=lambda: member in repeat_at
+            )
 
         owed = {member: release(member) for member in self._round.members_asked}
-        # The next round should find the members free, so this waits for the members that answered the round.
+        # Waits for the releases at the members that answered the round, so that the next round finds them
+        # free.
         answers = self._round.answers.items()
         reached = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
         ]
-        # The owner is renamed if the background may still release a hold: a wait of the owner for that hold
-        # would be no deadlock. If all requests succeed, the RELEASE precedes such a wait on the connection.
-        rename = functools.partial(self._owner.rename, self.terms)
+        # If an ACQUIRE or a RELEASE has no answer, the server may still have the hold: see `Owner.rename`.
+        rename = functools.partial(self._owner.rename, self.options)
         if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
             rename()
         yield self._quorum.owe(owed, lambda: all(owed[m].ended is not None for m in reached), rename)
 
     def close(self) -> None:
-        pass
+        """Does nothing: each round closes its wait itself."""
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
-        """Returns whether a majority granted the lock. Raises `NoQuorumError` if too few members could vote,
-        and `LateError` if a majority granted too late several times."""
+        """Returns whether the lock is acquired. Raises `NoQuorumError` if too few members could vote, and
+        `LateError` if a majority granted the lock several times, each time after the end of the lease."""
         quorum, key = self._quorum, self._key
         yield from quorum.identify_members()
-        # An acquisition that does not wait respects no queue: it cannot overtake the waiters for long.
+        # An acquisition that does not wait may overtake waiters, so its order is empty.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         method = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
-        splits = late = 0
+        split_votes = late = 0
         while True:
             began = now()
-            round_ = self._begin(order)
+            round_ = self._begin_round(order)
             self.request_sent = True
-            won = yield from self._take(round_, method, sleep, end)
+            won = yield from self._run_round(round_, method, sleep, end)
             if won:
-                yield from round_.meet_others()
+                yield from round_.move_to_next_queue()
                 return True
-            length = now() - began
+            duration = now() - began
             yield from self.take_back()
             quorum.refuse_duplicate_members()
             final = round_.final_error()
             if final is not None:
                 raise final
-            is_taken = round_.may_be_taken()
-            if round_.is_late and is_taken:
+            may_be_taken = round_.may_be_taken()
+            if round_.is_late and may_be_taken:
                 late += 1
-                if late == LATE or self.token_given:
+                if late == MAX_LATE or self.token_given:
                     raise error(LateError, "The timeout is too short for these servers", self._name)
                 continue
-            if not blocking and is_taken and (yield from self._is_split(round_, splits)):
-                splits += 1
+            if not blocking and may_be_taken and (yield from self._is_split_vote(round_, split_votes)):
+                split_votes += 1
                 method, order = IN_ORDER, quorum.order(key)
-                yield Sleep(random.uniform(0, length))
+                yield Sleep(random.uniform(0, duration))
                 continue
-            if method == IN_ORDER and is_taken and not round_.has_majority_answered():
-                # The first member has refused. Asks all members once more, as above.
+            if method == IN_ORDER and may_be_taken and not round_.has_majority_answered():
+                # Only the first members were asked, and one of them refused. Asks all members once more, as
+                # the lock must only be reported as taken if a majority can vote.
                 method, order = AT_ONCE, []
                 continue
             is_over = not blocking or self.token_given or (end is not None and now() >= end)
-            if is_over and not is_taken:
+            if is_over and not may_be_taken:
                 raise round_.no_quorum()
             if is_over:
                 return False
-            method, order = yield from self._next(round_, method == QUEUED, is_taken, length, end)
+            method, order = yield from self._after_failed_round(
+                round_, method == QUEUED, may_be_taken, duration, end
+            )
 
-    def _take(self, round_: Round, method: str, sleep: float, end: float | None) -> Steps:
-        """Runs a round. Returns whether a majority granted the lock."""
+    def _run_round(self, round_: Round, method: str, sleep: float, end: float | None) -> Steps:
+        """Runs a round. Returns whether the lock is acquired."""
         if method == IN_ORDER:
             return (yield from round_.in_order())
         if method == AT_ONCE:
@@ -178,60 +187,61 @@ class QuorumAttempt:
         won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
         has_ended = end is not None and now() >= end
         if not won and has_ended and not round_.has_majority_answered():
-            # The wait has ended in the queue of one member without answers from a majority. Asks all members
-            # once more, as "taken" must only be reported if a majority can vote.
+            # Only one member was asked. Asks all members once more, as the lock must only be reported as
+            # taken if a majority can vote.
             won = yield from round_.at_once()
         return won
 
-    def _next(
-        self, round_: Round, was_queued: bool, is_taken: bool, length: float, end: float | None
+    def _after_failed_round(
+        self, round_: Round, was_queued: bool, may_be_taken: bool, duration: float, end: float | None
     ) -> Steps:
-        """Returns how the next round of a wait asks the members, and in which order. Pauses first if the next
-        round would otherwise collide with those of other clients. ``length``: that of the failed round, in
-        seconds."""
+        """Called after a failed round of an acquisition that waits. Returns how the next round asks the
+        members, and in which order. Pauses first if the next round asks all members at once. ``duration``:
+        that of the failed round, in seconds."""
         quorum, key = self._quorum, self._key
-        # During this round, other waits of this client may have found clients in another queue.
-        other_queue = quorum.contention.queue(key, age=length)
-        moves = was_queued and other_queue not in (None, round_.queue())
-        next_queue = round_.next_queue()
-        if was_queued and not moves and next_queue is not None:
-            quorum.meet(key, next_queue)
-        # No later queue is left, and the member of this queue refuses the lock: begin again with the first
-        # queue.
-        queue = round_.queue()
-        starts_over = was_queued and not moves and next_queue is None
+        queue, next_queue = round_.queue(), round_.next_queue()
+        # While this round waited, another wait of this client may have recorded a queue in which other
+        # clients wait.
+        recorded_queue = quorum.contention.queue(key, age=duration)
+        was_moved = was_queued and recorded_queue not in (None, queue)
+        if was_queued and not was_moved and next_queue is not None:
+            quorum.move_to_queue(key, next_queue)
+        # True if the member of this queue refused the lock, and no later queue is left.
+        starts_over = was_queued and not was_moved and next_queue is None
         starts_over = starts_over and queue is not None and round_.has_refused(queue)
         if starts_over:
             quorum.contention.forget_queue(key)
         order = quorum.order(key)
-        if is_taken and not was_queued:
+        if may_be_taken and not was_queued:
             quorum.contention.note_taken(key)
             return QUEUED, [member for member in order if round_.is_reachable(member)] or order
-        if is_taken and (moves or next_queue is not None or (starts_over and order[0] != queue)):
+        if may_be_taken and (was_moved or next_queue is not None or (starts_over and order[0] != queue)):
             return QUEUED, order
         yield self._backoff(end)
         return AT_ONCE, order
 
-    def _begin(self, order: list[int]) -> Round:
+    def _begin_round(self, order: list[int]) -> Round:
         token = _protocol.fresh_token() if self._token is None else self._token
-        request = Request(self._key, self._name, self.lease, self._next_terms(), self._fenced)
+        request = Request(self._key, self._name, self.lease, self._next_options(), self._fenced)
         self._round = Round(self._quorum, request, token, order)
         return self._round
 
-    def _is_split(self, round_: Round, splits: int) -> Steps:
-        """Returns whether the votes are split: no client has a majority, because clients that tried at the
-        same time each got a part of the votes. Then they ask the members in order, so that one of them
-        wins."""
+    def _is_split_vote(self, round_: Round, split_votes: int) -> Steps:
+        """Returns whether the round failed although no client has the lock: clients that tried at the same
+        time each got a part of the votes. In the next round they ask the members in order, so that one of
+        them wins. ``split_votes``: the number of split votes before this round."""
         quorum = self._quorum
-        if self.token_given or quorum.majority == 1 or splits == MAX_SPLIT_VOTES:
+        if self.token_given or quorum.majority == 1 or split_votes == MAX_SPLIT_VOTES:
             return False
         holders = yield from quorum.holders(self._key)
-        # If a member does not show its holders, another client may have a majority, unless a member granted.
+        # If a member does not show its holders, another client is assumed to have a majority, unless a member
+        # has granted this round.
         is_known = all(holders.at(member) is not None or quorum.is_silent(member) for member in quorum.all())
         return not holders.has_majority() and (is_known or round_.grants() > 0)
 
     def _backoff(self, end: float | None) -> Any:
-        """Returns a random pause, as clients that lost to each other would collide again at once."""
+        """Returns a random pause: clients that took votes from each other would do so again if they all asked
+        at once."""
         pause = random.uniform(0.5, 1) * self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return Sleep(pause if end is None else max(min(pause, end - now()), 0))

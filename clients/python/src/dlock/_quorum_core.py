@@ -1,5 +1,5 @@
-"""A lock over a quorum: its requests to the members, and the majority of their answers. `_quorum_attempt.py`
-acquires the lock."""
+"""The logic of a lock over a quorum, without I/O: its requests to the members, and the majority of their
+answers. `_quorum_attempt.py` acquires the lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._protocol import Args, DataError, Key, Steps, error, is_misuse, word
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
 
-# The vote of a member, for messages.
+# Texts for the votes of members in error messages.
 STATES = {
     True: "held",
     False: "not held",
@@ -77,13 +77,14 @@ class QuorumCore(Core[C]):
             name=self.name,
             token=token,
             lease=self._lease(),
-            next_terms=lambda: self._terms(owner),
+            next_options=lambda: self._options(owner),
             owner=owner,
             fenced=self.fenced,
         )
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
-        # Another object may release a token from the caller: asking for the hold again could then revive it.
+        # If the caller gave the token, another object may release the hold, and asking for the hold again
+        # would bring it back: then there are no confirmations, and the hold is not restored.
         confirmations = None if attempt.token_given else attempt.confirmations
         return Extension(self.redis, self._key, self._mode, confirmations, self._decided).ask
 
@@ -101,14 +102,14 @@ class QuorumCore(Core[C]):
 
     def _ask_pttl(self, token: bytes) -> Steps:
         """Returns the ms for which a majority still has the hold; -2 if no majority has it."""
-        lefts: list[int] = []
+        remaining: list[int] = []
         command = _protocol.pttl(self._key, token)
 
         def question(member: int) -> Steps:
             return _protocol.send_or(command, -2)
 
-        held = yield from self._decided(question, lambda member, answer: answer >= 0, lefts)
-        return sorted(lefts, reverse=True)[self.redis.majority - 1] if held else -2
+        held = yield from self._decided(question, lambda member, answer: answer >= 0, remaining)
+        return sorted(remaining, reverse=True)[self.redis.majority - 1] if held else -2
 
     def _ask_locked(self) -> Steps:
         def question(member: int) -> Steps:
@@ -116,19 +117,25 @@ class QuorumCore(Core[C]):
 
         return bool((yield from self._decided(question, lambda member, answer: bool(answer))))
 
-    def _ask_release(self, token: bytes, hold: Hold | None, lasts: float) -> Steps:
-        orphaned = set() if hold is None else hold.orphaned
+    def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
+        # Read at each repetition: if an ACQUIRE that is still under way gets no answer, its member is added.
+        repeat_at = set() if hold is None else hold.repeat_release_at
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
         members = self.redis.all() if asked is None else sorted(asked)
 
         def release(member: int) -> OwedRelease:
-            # `orphaned` is read at each repetition, as a member may fail to answer its ACQUIRE later.
-            times = 2 if member in orphaned else 1
-            return OwedRelease(self._key, token, lasts, times=times, repeats=lambda: member in orphaned)
+            answers_needed = 2 if member in repeat_at else 1
+            return OwedRelease(
+                self._key,
+                token,
+                expires_after,
+                answers_needed=answers_needed,
+                repeats=lambda: member in repeat_at,
+            )
 
         owed = {member: release(member) for member in members}
-        # A wait of the owner for a hold that the background still releases would be no deadlock.
+        # After a RELEASE without an answer, the server may still have the hold.
         failed = (lambda: None) if hold is None else hold.rename_owner
         yield self.redis.owe(owed, lambda: self._released(owed) is not None, failed)
         released = self._released(owed)
@@ -141,6 +148,10 @@ class QuorumCore(Core[C]):
         return None if released else False
 
     def _released(self, owed: Mapping[int, OwedRelease], *, only_certain: bool = False) -> int | None:
+        """Returns 1 if the releases ended the hold at a majority of the members, 0 if they did not, and None
+        while missing answers could decide. A release that found no hold after an earlier copy without an
+        answer counts as having ended it, unless ``only_certain``."""
+
         def vote(member: int) -> bool | None:
             if member not in owed:
                 return False
@@ -152,8 +163,8 @@ class QuorumCore(Core[C]):
         return self._majority([vote(member) for member in self.redis.all()])
 
     def _majority(self, votes: list[bool | None]) -> int | None:
-        """Returns 1 if a majority votes True, 0 if no majority can any more, and None while missing votes
-        (None) could decide."""
+        """Returns 1 if a majority of the votes is True, 0 if too many are False for that, and None while
+        missing votes (None) could decide."""
         if votes.count(True) >= self.redis.majority:
             return 1
         return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
@@ -165,13 +176,14 @@ class QuorumCore(Core[C]):
         accepted: list[int] | None = None,
         on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
-        """Asks all members. Returns whether `yes` is true for the answers of a majority. Appends the answers
-        for which `yes` is true to `accepted`. Raises `NoQuorumError` if too few members answered."""
+        """Asks all members. `yes` returns the vote of an answer; None does not count. Returns 1 if a majority
+        votes True, else 0. Appends the answers with a vote of True to `accepted`. Raises `NoQuorumError` if
+        too few members answered."""
 
         def vote(member: int, answers: Answers) -> bool | None:
             answer = answers.get(member)
             if isinstance(answer, Exception):
-                # The hold is gone: another command has stored data under the key.
+                # WRONGTYPE: another command has stored data under the key, so the hold is gone.
                 return False if type(answer) is ResponseError and word(answer) == "WRONGTYPE" else None
             return None if answer is None else yes(member, answer)
 
@@ -214,12 +226,9 @@ class Extension:
 
     A member that restarted without its data, or was unreachable for a whole lease, has forgotten the hold. If
     the members forgot it one after the other, the hold would be lost, although a majority had it at every
-    moment. So such a member is asked for the hold again, but only after a majority has extended without it.
-    The new grant does not count as a vote; the answer of that member to a later EXTEND does.
-    `crates/quorum/src/extension.rs` says why that is safe.
-
-    While an EXTEND or CONFIRM with a shorter lease is unanswered at a member, that member's vote for a longer
-    lease does not count: it may still set the shorter one."""
+    moment. So the client sends ACQUIRE to such a member, but only after a majority has extended the hold
+    without it. The new grant does not count as a vote; the answer of that member to a later EXTEND does.
+    `crates/quorum/src/extension.rs` says why restoring is safe."""
 
     def __init__(
         self,
@@ -229,8 +238,8 @@ class Extension:
         confirmations: Confirmations | None,
         decided: Callable[..., Steps],
     ) -> None:
-        """``confirmations``: None if the hold must not be restored at members that have forgotten it.
-        ``decided``: see `QuorumCore._decided`."""
+        """``confirmations``: None if the hold must not be restored. ``decided``: see
+        `QuorumCore._decided`."""
         self._quorum = quorum
         self._key = key
         self._mode = mode
@@ -240,7 +249,8 @@ class Extension:
     def ask(self, hold: Hold, lease: int) -> Steps:
         """Sets the lease, in ms. Returns 1 if a majority has set it, else 0."""
         extended = False
-        not_held: dict[int, Steps] = {}
+        # By member that does not have the hold: the steps that restore it.
+        restores: dict[int, Steps] = {}
 
         def on_answer(member: int, answer: Any) -> Steps | None:
             if self._confirmations is None:
@@ -248,35 +258,35 @@ class Extension:
             if answer == 1:
                 self._confirmations.note(member)
             elif answer == 0:
-                not_held[member] = self._restore(self._confirmations, member, hold, lease)
-            # May run in another thread while the loop below runs: `pop` ensures that only one of the two
-            # carries out the steps.
-            return not_held.pop(member, None) if extended else None
+                restores[member] = self._restore(self._confirmations, member, hold, lease)
+            # This function may run in another thread while the loop below runs: `pop` gives the steps to only
+            # one of the two.
+            return restores.pop(member, None) if extended else None
 
         question = _extend(self._key, hold.token, lease, hold.unanswered)
         yes = _extended(lease, hold.unanswered)
         extended = bool((yield from self._decided(question, yes, on_answer=on_answer)))
-        for member in list(not_held) if extended else ():
-            steps = not_held.pop(member, None)
+        for member in list(restores) if extended else ():
+            steps = restores.pop(member, None)
             if steps is not None:
                 yield Begin(steps, self._quorum, member)
         return int(extended)
 
     def _restore(self, confirmations: Confirmations, member: int, hold: Hold, lease: int) -> Steps:
-        # The request asks for a queue position, as another client may hold the lock there. The next EXTEND
-        # retains the position, and shows whether the lock was granted. The request names no owner, as the
-        # owner does not wait for this grant.
+        # Another client may hold the lock at this member, so the ACQUIRE asks for a queue position. The next
+        # EXTEND retains the position, and shows whether the lock was granted. The ACQUIRE names no owner, as
+        # the owner does not wait for this grant.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
             if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
                 return
-            hold.orphaned.add(member)
+            hold.repeat_release_at.add(member)
             if hold.members_asked is not None:
                 hold.members_asked.add(member)
             if (yield from _protocol.send(command)) is not None:
                 confirmations.note(member)
         except RedisError:
-            pass  # the member may be in its grace period, for example: the next extension asks it again
+            pass  # for example GRACE: the next extension tries again
 
 
 def _extend(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) -> Question:
@@ -287,7 +297,8 @@ def _extend(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) 
 
 
 def _extended(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:
-    """Returns the vote of an answer to EXTEND: None if the member may still set a shorter lease."""
+    """Returns the function that returns the vote of an answer to EXTEND. A member that may still execute an
+    earlier request for a shorter lease has no vote (None)."""
 
     def vote(member: int, answer: Any) -> bool | None:
         return None if answer == 1 and unanswered.shortest(member) < lease else bool(answer == 1)

@@ -1,6 +1,6 @@
-"""One round of an acquisition from a quorum, with one token: the votes, the wait in a queue, and the confirm
-phase. The rules are those of `crates/quorum`, whose states a model checker has searched. This module yields
-steps and does no I/O."""
+"""One round of an acquisition from a quorum, with one token: the wait in the queue of one member, the votes
+of the members, and the confirm phase for the fence. The rules are those of `crates/quorum`, which a model
+checker has searched. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 from redis.exceptions import LockError, NoPermissionError, ResponseError
 
 from . import _protocol
-from ._clock import now, trusted
+from ._clock import now, validity
 from ._hold import Owed, UnansweredLeases
 from ._members import Confirmations, NoQuorumError, Quorum, report
 from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, is_misuse, word
 from ._queue import PARTIAL_HOLD_MAX_AGE, Waiter
-from ._single_attempt import LATE
+from ._single_attempt import MAX_LATE
 from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP
 
-# Number of times that a granted waiter asks the other members: the RELEASEs of its predecessor may still be
-# in flight.
+# Number of times that a round asks the other members once the member of its queue has granted: the RELEASEs
+# of the previous holder may still be in flight.
 TRIES = 12
-# Number of these tries before the round ends and the client goes to another queue, if there is one.
+# Number of these tries if other clients wait in another queue: then the round ends, and the client moves
+# there.
 BRIEF_TRIES = 5
 # Longest pause between two of these tries, in seconds.
 LONGEST_PAUSE = 0.032
@@ -30,50 +31,59 @@ LONGEST_PAUSE = 0.032
 # Answers of a member where another client holds the lock.
 REFUSED = None, FOREIGN
 
-# Error words that are a refusal, and no failure of the member.
+# Error words of a member that can vote, and refuses this request.
 REFUSALS = "DEADLOCK", "QUEUEFULL"
 
 
 class Request(NamedTuple):
+    """The ACQUIRE of a round, without the token."""
+
     key: bytes
+    # The name of the lock, for errors.
     name: Key
     # In ms.
     lease: int
-    terms: Args
+    options: Args
+    # Whether the hold needs a fence that rises over the whole quorum.
     fenced: bool
 
 
 class Round:
-    """The round of one token. `order`: the members in whose queues the round waits, or whose waiters it does
-    not overtake."""
+    """The round of one token. `order`: the members in whose queues clients wait for the lock, in the order in
+    which they try these queues. The round waits there, too, or at least does not overtake the waiters. Empty
+    if the round may overtake waiters."""
 
     def __init__(self, quorum: Quorum[Any], request: Request, token: bytes, order: list[int]) -> None:
         self.token = token
-        self.terms = request.terms
+        self.options = request.options
         self.fence: int | None = None
         self.valid_until = 0.0
-        # True if a majority granted, but the lease ended before the round did, or no majority confirmed it.
+        # True if a majority granted the lock, but its validity ended before the round, or no majority
+        # confirmed a fence.
         self.is_late = False
+        # The last answer of each member to ACQUIRE: the fence, None, `FOREIGN` or an error.
         self.answers: Answers = {}
         self.confirmations = Confirmations(quorum)
         self.unanswered = UnansweredLeases()
         # The members that may hold the lock for the token.
         self.members_asked: set[int] = set()
-        # The members with an unanswered ACQUIRE, which they may execute after a RELEASE.
-        self.orphaned: set[int] = set()
+        # The members that may not have answered an ACQUIRE: they may execute it after a RELEASE.
+        self.unanswered_acquires: set[int] = set()
         self._quorum = quorum
         self._request = request
         self._order = order
-        # Index in the order of the member whose queue decides the turn.
+        # Index in the order of the current queue: the queue in which the round waits, or whose waiters it
+        # respects.
         self._queue = 0
         self._has_waited = False
-        # Whether the round had a majority, and gives it back to clients that wait in a queue.
-        self._is_behind = False
+        # Whether the round had a majority, but fails because clients wait in the queue.
+        self._waiters_are_ahead = False
 
     def at_once(self) -> Steps:
-        """Asks all members at once. A majority counts only after the answer of the first member of the order,
-        where others queue. If that member refuses, its queue must be empty: a newcomer could otherwise
-        overtake the whole queue by a majority of the other members."""
+        """Asks all members at once. Returns whether the lock is acquired. A majority counts only after the
+        answer of the first member of the order, where other clients queue. If that member refuses, its queue
+        must be empty: a newcomer could otherwise overtake the whole queue by a majority of the other
+        members."""
         since = now()
         first = self._order[0] if self._order else None
         yield from self._ask(list(self._quorum.all()), first)
@@ -81,14 +91,15 @@ class Round:
             return False
         if first is not None and self.has_refused(first):
             has_waiters = yield from self._quorum.has_waiters(self._request.key, first)
-            self._is_behind = has_waiters is not False
-            if self._is_behind:
+            self._waiters_are_ahead = has_waiters is not False
+            if self._waiters_are_ahead:
                 return False
-        return (yield from self._won(since))
+        return (yield from self._win(since))
 
     def in_order(self) -> Steps:
-        """Asks the first reachable member of the order, and the other members once it has granted. The first
-        member grants to one of several clients, and only that client asks the other members."""
+        """Asks the first reachable member of the order, and the other members once it has granted. Returns
+        whether the lock is acquired. The first member grants the lock to one of several clients, and only
+        that client asks the other members."""
         for queue in self._order:
             since = now()
             yield from self._ask([queue], queue)
@@ -101,16 +112,16 @@ class Round:
 
     def queued(self, sleep: float, end: float | None, may_move_on: bool) -> Steps:
         """Waits in the queue of the first reachable member of the order, and asks all members once that
-        member has granted.
+        member has granted. Returns whether the lock is acquired. For ``may_move_on``, see `Waiter.wait`.
 
-        That grant does not count as a vote, as the time of a grant after a wait is unknown, and its lease can
-        be short. So the member is asked again together with the others: this request renews the lease, and
-        the validity counts from its sending."""
-        key, name, lease, terms, _ = self._request
+        The grant after the wait does not count as a vote, as its time is unknown, and its lease can be short.
+        So the member is asked again together with the others: this request renews the lease, and the validity
+        counts from before its send."""
+        key, name, lease, options, _ = self._request
         self._has_waited = True
         for queue in self._order:
             is_last = self._queue + 1 == len(self._order)
-            waiter = Waiter(self._quorum, queue, key, name, self.token, lease, terms)
+            waiter = Waiter(self._quorum, queue, key, name, self.token, lease, options)
             self.members_asked.add(queue)
             answer = yield from waiter.wait(sleep, end, may_move_on and self._quorum.majority > 1, is_last)
             if answer is True:
@@ -118,24 +129,26 @@ class Round:
             self.answers[queue] = answer
             if answer is None:
                 return False
-            self.orphaned.add(queue)
-            # A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold
-            # that this member grants to a later request of this round.
+            # The wait ended with an error. Its last request may have no answer.
+            self.unanswered_acquires.add(queue)
+            # Gives up the position before it waits in the next queue. A RELEASE could arrive late, and end a
+            # hold that this member grants to a later request of this round, so this is a CANCEL.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue += 1
         return False
 
     def queue(self) -> int | None:
-        """Returns the member whose queue decides the turn."""
+        """Returns the member of the current queue. None if no queue in the order is left."""
         return self._order[self._queue] if self._queue < len(self._order) else None
 
     def next_queue(self) -> int | None:
-        """Returns the member to queue at next. None means the first reachable one.
+        """Returns the member whose queue this client must join next. None for the first member that answers.
 
-        1. If the member of the present queue refuses the token, that queue does not move: the next member.
-        2. If a later member refuses the token, other clients queue there and cannot come here: that member.
-        3. If the order leaves out earlier members, and this round has waited or one of them has refused,
-           other clients still queue here: the present member again."""
+        1. The next member of the order, if the member of the current queue refused the token: its queue does
+           not move.
+        2. A later member that refused the token: clients that cannot reach the current member queue there.
+        3. The current member again, if the order leaves out earlier members, and this round has waited or one
+           of them refused the token: other clients queue at the current member, too."""
         if self._queue >= len(self._order):
             return None
         queue, later = self._order[self._queue], self._order[self._queue + 1 :]
@@ -148,21 +161,21 @@ class Round:
         stays = any(self._has_waited or self.has_refused(member) for member in earlier)
         return queue if stays else None
 
-    def meet_others(self) -> Steps:
-        """Called once the lock is acquired. Records the member at which other clients queue. If that member
-        refused this token, first looks there in the background: the refusal may also be due to a predecessor
-        whose RELEASE was in flight."""
+    def move_to_next_queue(self) -> Steps:
+        """Called once the lock is acquired. If other clients queue at another member, makes this client's
+        waits move there. If the only sign is a refusal by that member, first looks for the clients there, in
+        the background: the reason may be the previous holder, if its RELEASE had not arrived yet."""
         queue = self.next_queue()
         if queue is None:
             return
         if self.has_refused(queue):
-            yield from self._look_at(queue)
+            yield from self._look_for_others(queue)
         else:
-            self._quorum.meet(self._request.key, queue)
+            self._quorum.move_to_queue(self._request.key, queue)
 
     def may_be_taken(self) -> bool:
-        """Returns whether a majority of the members could vote, so that another client may hold the lock.
-        Otherwise no client can acquire it now."""
+        """Returns whether another client may hold the lock: enough members for a majority can vote. Otherwise
+        no client can acquire the lock now."""
         able = sum(not self._is_unavailable(member) for member in self._quorum.all())
         return able >= self._quorum.majority
 
@@ -172,12 +185,12 @@ class Round:
         return voted >= self._quorum.majority
 
     def is_reachable(self, member: int) -> bool:
-        """Returns whether waiting at the member makes sense."""
+        """Returns whether the member answers without an error, so that a wait at it can succeed."""
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
 
     def final_error(self) -> Exception | None:
-        """Returns an error if the members that call the request invalid, forbid it, or have data at the key,
-        leave too few others for a majority; otherwise None."""
+        """Returns an error if the request can never succeed, as too few members for a majority are left
+        without those that call the request invalid, forbid it, or have data at the key. Otherwise None."""
         answers = self.answers.values()
         invalid = [answer for answer in answers if is_misuse(answer) or isinstance(answer, DataError)]
         forbidden = [answer for answer in answers if isinstance(answer, NoPermissionError)]
@@ -196,14 +209,14 @@ class Round:
         return sum(self._has_granted(member) for member in self.answers)
 
     def _ask_others(self, since: float, end: float | None) -> Steps:
-        """Asks the members that have not granted yet, after the member of the queue has. Asks up to `TRIES`
-        times, as their holders may be about to release."""
+        """Asks the members that have not granted yet, after the member of the queue has, up to `TRIES` times.
+        Returns whether the lock is acquired. The validity counts from `since`."""
         for tries in range(TRIES):
             yield from self._ask([m for m in self._quorum.all() if not self._has_granted(m)])
-            if (yield from self._won(since)):
+            if (yield from self._win(since)):
                 return True
-            # With another queue to go to, the round gives up early: if two clients each kept a part of the
-            # votes until a missing member is back, no client could get a majority.
+            # If other clients wait in another queue, the round gives up early: this client and the head of
+            # that queue each hold a part of the members, and keep each other from a majority.
             moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue])
             has_ended = end is not None and now() >= end
             if self.is_late or has_ended or (moves_on and tries >= BRIEF_TRIES):
@@ -212,9 +225,9 @@ class Round:
         return False
 
     def _ask(self, members: list[int], first: int | None = None) -> Steps:
-        """Asks members for their votes until a majority has granted, or can no longer grant, and `first` has
-        answered."""
-        key, name, lease, terms, _ = self._request
+        """Asks members for the lock until a majority has granted, or can no longer grant. Waits for the
+        answer of `first` in any case."""
+        key, name, lease, options, _ = self._request
         self.members_asked.update(members)
         before = {member: answer for member, answer in self.answers.items() if member not in members}
         confirmations = self.confirmations
@@ -226,7 +239,8 @@ class Round:
                 return False
             if grants >= majority or grants + len(awaited) >= majority:
                 return grants >= majority
-            # This round cannot get a majority. Further votes may show whether another client can have one.
+            # This round cannot get a majority. The other answers may show whether another client can have
+            # one.
             return self.has_majority_answered() or not self.may_be_taken() or not awaited
 
         def on_answer(member: int, answer: Any) -> Steps | None:
@@ -234,13 +248,13 @@ class Round:
                 confirmations.note(member)
             return self._answered_late(member, answer)
 
-        command = _protocol.acquire(key, self.token, lease, terms)
+        command = _protocol.acquire(key, self.token, lease, options)
 
         def question(member: int) -> Steps:
             try:
                 return (yield from _protocol.send_unless_data(command, name))
             except NO_ANSWER:
-                self.orphaned.add(member)
+                self.unanswered_acquires.add(member)
                 raise
 
         answers = yield from self._quorum.ask(members, question, enough, on_answer)
@@ -248,20 +262,21 @@ class Round:
 
     def _answered_late(self, member: int, answer: Any) -> Steps | None:
         """Called with each answer. If the round has already won, a refusal by the member of a later queue
-        shows that other clients may wait there. Returns the steps that look for them, also after a wait in
-        another queue than the first: the clients of that queue may have moved on."""
-        has_won = self.grants() >= self._quorum.majority and not self._is_behind and not self.is_late
+        shows that other clients may wait there. Then returns the steps that look for them."""
+        has_won = self.grants() >= self._quorum.majority and not self._waiters_are_ahead and not self.is_late
         is_later_queue = member in self._order[self._queue + 1 :]
-        return self._look_at(member) if has_won and is_later_queue and answer in REFUSED else None
-
-    def _look_at(self, queue: int) -> Steps:
-        if self._quorum.contention.begin_look(self._request.key):
-            yield Begin(self._look_for_others(queue), self._quorum)
+        return self._look_for_others(member) if has_won and is_later_queue and answer in REFUSED else None
 
     def _look_for_others(self, queue: int) -> Steps:
-        """Records that other clients queue at the member `queue` if two looks, one round trip apart, find the
-        same young partial hold there. The queue behind an old partial hold does not move, so waiters
-        there are no reason to join that queue."""
+        """Begins to look for other clients in the queue of the member `queue`, in the background, unless this
+        client has looked a short while ago."""
+        if self._quorum.contention.begin_looking_for_others(self._request.key):
+            yield Begin(self._compare_holders(queue), self._quorum)
+
+    def _compare_holders(self, queue: int) -> Steps:
+        """Asks twice for the partial holds at the member `queue`, one round trip apart. If the same young one
+        is there both times, clients use that queue, and this client's waits move there. An old one was left
+        behind: the queue there does not move, so this client does not join the waiters in it."""
         quorum, key = self._quorum, self._request.key
         began = now()
         before = (yield from quorum.holders(key)).partial_holders(queue, self.token)
@@ -269,11 +284,14 @@ class Round:
         after = (yield from quorum.holders(key)).partial_holders(queue, self.token)
         ages = [age for token, age in after.items() if token in before]
         if not ages:
-            quorum.contention.end_look(key)
+            quorum.contention.allow_looking_again(key)
         elif min(ages) < PARTIAL_HOLD_MAX_AGE:
-            quorum.meet(key, queue)
+            quorum.move_to_queue(key, queue)
 
-    def _won(self, since: float) -> Steps:
+    def _win(self, since: float) -> Steps:
+        """Returns whether the lock is acquired: a majority has granted it, and has confirmed one fence if
+        that was requested, and the validity, which counts from `since` or from the confirm phase, has not
+        ended."""
         if self.grants() < self._quorum.majority:
             return False
         if self._request.fenced:
@@ -284,15 +302,16 @@ class Round:
             since = confirmed
         elif self._quorum.majority == 1:
             self.fence = self.answers[0]
-        self.valid_until = since + trusted(self._request.lease / 1000)
+        self.valid_until = since + validity(self._request.lease / 1000)
         self.is_late = now() >= self.valid_until
         return not self.is_late
 
     def _confirm(self) -> Steps:
-        """Sets one fence, the greatest that was granted, at a majority of the members. Returns the time from
-        which the validity counts; None if no majority confirms a fence."""
+        """Sets one fence, the greatest that was granted, at a majority of the members: the confirm phase.
+        Returns the time from which the validity counts; None if no majority confirms a fence."""
         key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
-        for _ in range(LATE + len(self._quorum.members)):
+        max_phases = MAX_LATE + len(self._quorum.members)
+        for _ in range(max_phases):
             counted = {m: self.answers[m] for m in self.answers if self._has_granted(m)}
             if len(counted) < majority:
                 return None
@@ -317,12 +336,13 @@ class Round:
                 return since
             ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # The next phase tries a greater fence. A member that failed, or that no longer has the hold
-                # (None), does not count there. A member that calls the fence too far ahead still counts.
+                # The answer is the member's vote in the next phase, which uses the greatest fence among the
+                # votes. A member that failed, or no longer has the hold (None), has none. A member that
+                # called the fence too far ahead (FENCEAHEAD) keeps the vote for its own grant.
                 if word(answer) != "FENCEAHEAD":
                     self.answers[member] = answer
             if ahead:
-                # The fence came from a clock that is ahead: continues without the members that granted it.
+                # The clock of the member that granted this fence is ahead: it has no vote any more.
                 for member in counted:
                     if self._has_granted(member) and self.answers[member] >= fence:
                         self.answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")
@@ -332,6 +352,8 @@ class Round:
         return isinstance(self.answers.get(member), int)
 
     def _is_unavailable(self, member: int) -> bool:
+        """Returns whether the member cannot vote: it does not answer, or answers with an error that is no
+        refusal."""
         if member not in self.answers:
             return self._quorum.is_silent(member)
         answer = self.answers[member]

@@ -1,5 +1,5 @@
-"""One acquisition from a single server: the first try, and the wait in the queue. Yields steps and does no
-I/O."""
+"""One acquisition from a single server: the first request, and the wait in the queue. This module yields
+steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from redis.exceptions import LockError, ResponseError
 
 from . import _protocol
-from ._clock import now, trusted
+from ._clock import now, validity
 from ._hold import OwedRelease, UnansweredLeases
 from ._owners import Owner
 from ._protocol import FOREIGN, NO_ANSWER, Args, Counted, Key, Steps, error
@@ -16,29 +16,30 @@ from ._steps import SINGLE, Listen, Owe, Pause, Sleep
 from ._waits import ASK, KEEP, Contention, QueuePosition, Wait
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
-LATE = 3
+MAX_LATE = 3
 
-# Longest pause during a grace period, in seconds, as an operator can end it.
+# Longest pause between two requests during the grace period of the server, in seconds. An operator can end
+# that period early.
 GRACE_CHECK = 2.0
 
-# Longest time that a wait is delayed for the first subscription of its client, in seconds.
+# Longest time for which a wait is delayed until its client has subscribed for the first time, in seconds.
 SUBSCRIBING = 1.0
 
-# The resources that this process found taken.
+# The locks that this process found taken a short while ago.
 _contended = Contention()
 
 
-def late_for(lease: float) -> float:
-    """Returns the seconds for which a late ACQUIRE is released again: until its lease and its position in the
-    queue would have ended."""
-    return max(lease, KEEP) + KEEP
+def time_until_expired(lease: float) -> float:
+    """Returns the time in seconds after which the server retains nothing of a request with this lease:
+    neither a hold nor a queue position. A position can become a hold just before it expires."""
+    return KEEP + max(lease, KEEP)
 
 
 class SingleAttempt:
     """One acquisition, with one token."""
 
     def __init__(
-        self, key: bytes, name: Key, token: bytes | None, lease: int, terms: Args, owner: Owner
+        self, key: bytes, name: Key, token: bytes | None, lease: int, options: Args, owner: Owner
     ) -> None:
         self.name = name
         self.token = _protocol.fresh_token() if token is None else token
@@ -47,37 +48,38 @@ class SingleAttempt:
         self.valid_until = 0.0
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
-        # Only a quorum has members.
+        # For a quorum, `QuorumAttempt` has a set of members here.
         self.members_asked: set[int] | None = None
         self.unanswered = UnansweredLeases()
         self._key = key
-        # True if the caller gave the token, and may use it again.
+        # The caller may use its token again.
         self._token_given = token is not None
-        self.terms = terms
+        self.options = options
         self._owner = owner
         # None until the acquisition waits in the queue.
         self._position: QueuePosition | None = None
-        # True once an ACQUIRE, or a copy of it, has no reply: the server may execute it at any time.
+        # True once an ACQUIRE, or a copy of it that redis-py sent before, has no reply: the server may
+        # execute it at any time.
         self._outstanding = False
 
     @property
-    def orphaned(self) -> set[int]:
-        """Returns the server if it may execute an ACQUIRE after a RELEASE. A token from the caller may be
-        used again, and must not be released late."""
+    def repeat_release_at(self) -> set[int]:
+        """Contains `SINGLE` if the server may execute an ACQUIRE after a RELEASE, so that the RELEASE is
+        repeated. Empty if the caller gave the token: the caller may use it again, and a repeated RELEASE
+        would end that hold."""
         return {SINGLE} if self._outstanding and not self._token_given else set()
 
     def take_back(self) -> Steps:
         """Ends the hold or queue position that the server may have for the token."""
-        # The RELEASE is repeated until the end of the lease, as an ACQUIRE without a reply can arrive after
-        # any RELEASE over another connection.
-        lasts = late_for(self.lease / 1000)
-        orphaned = bool(self.orphaned)
-        owed = OwedRelease(self._key, self.token, lasts, times=1, repeats=lambda: orphaned)
+        # An ACQUIRE without a reply can arrive after any RELEASE that is sent over another connection. Then
+        # the RELEASE is repeated until the hold has expired.
+        repeats = bool(self.repeat_release_at)
+        expires_after = time_until_expired(self.lease / 1000)
+        owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
         yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
         if self._outstanding or owed.ended is None:
-            # The background still releases the hold, so a wait of the owner for that hold would be no
-            # deadlock.
-            self._owner.rename(self.terms)
+            # The server may still have the hold.
+            self._owner.rename(self.options)
 
     def close(self) -> None:
         if self._position is not None:
@@ -86,8 +88,10 @@ class SingleAttempt:
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         """Returns whether the lock was granted. If not, neither a hold nor a queue position is left on the
         server."""
+        # The first send of the present request.
         sent: float | None = None
         answered_at = now()
+        # The error if the last request has no answer.
         silence: Exception | None = None
         late = 0
         if blocking and self._key in _contended and (end is None or answered_at < end):
@@ -96,13 +100,13 @@ class SingleAttempt:
             pause = sleep
             if self._position is not None:
                 self._position.wait.event.clear()
-            # A request that is repeated without an answer retains the time of its first send, as the server
-            # may count the lease from that time.
+            # If the last request has no answer, this one repeats it. The server may have executed the first
+            # copy, and counts the lease from that time.
             sent = now() if sent is None else sent
             try:
                 reply = yield from self._ask()
             except NO_ANSWER as why:
-                # A wait continues during an outage for as long as the server may retain its position.
+                # During an outage, a wait continues for as long as the server may retain its position.
                 if self._position is None or now() - answered_at > KEEP:
                     raise
                 silence = why
@@ -111,9 +115,9 @@ class SingleAttempt:
                 if self._position is not None and self._position.ask_differently(answer):
                     continue
                 if end is not None and _protocol.is_own_deadlock(answer):
-                    # The owner waits for a lock that it holds itself. As with redis-py, such a wait times
-                    # out.
-                    self.terms = _protocol.without_owner(self.terms)
+                    # The owner waits for a lock that it holds itself. Without an owner, the server lets it
+                    # wait, and the wait times out, as with redis-py.
+                    self.options = _protocol.without_owner(self.options)
                     continue
                 pause = self._refused(answer, blocking, end)
                 sent = None
@@ -122,11 +126,11 @@ class SingleAttempt:
                 answered_at = now()
                 if type(reply) is int:
                     self.fence = reply
-                    self.valid_until = sent + trusted(self.lease / 1000)
+                    self.valid_until = sent + validity(self.lease / 1000)
                     if now() < self.valid_until:
                         return True
                     late += 1
-                    if late == LATE:
+                    if late == MAX_LATE:
                         raise error(
                             _protocol.LateError, "The timeout is too short for this server", self.name
                         )
@@ -152,9 +156,9 @@ class SingleAttempt:
             if self._position.wait.cancelled:
                 break
         if silence is not None:
-            # After a missing answer it is unknown whether another client holds the lock.
+            # It is unknown whether another client holds the lock.
             raise silence
-        if self.orphaned:
+        if self.repeat_release_at:
             yield from self.take_back()
         elif self._position is not None:
             try:
@@ -164,7 +168,8 @@ class SingleAttempt:
         return False
 
     def _ask(self) -> Steps:
-        """Sends ACQUIRE. After a reply, no copy is outstanding if redis-py has sent the command only once."""
+        """Sends ACQUIRE, and returns the reply. Sets `_outstanding` unless redis-py has sent the command only
+        once and received the reply."""
         name = Counted("DLOCK.ACQUIRE")
         before, is_answered = self._outstanding, False
         self.request_sent = self._outstanding = True
@@ -180,16 +185,16 @@ class SingleAttempt:
         return reply
 
     def _command(self, name: str) -> Args:
-        terms = self.terms
+        options = self.options
         if self._position is not None:
-            terms = *terms, *self._position.terms()
-        return _protocol.acquire(self._key, self.token, self.lease, terms, name)
+            options = *options, *self._position.options()
+        return _protocol.acquire(self._key, self.token, self.lease, options, name)
 
     def _listen(self, end: float | None) -> Steps:
         wait: Wait = yield Listen()
         self._position = QueuePosition(wait, self.lease)
-        # A message from before the subscription would be lost. If the client cannot subscribe, only its first
-        # wait is delayed to find that out.
+        # Waits for the subscription, as a message that the server sends earlier is lost. Only the first wait
+        # of a client does so: if the client cannot subscribe, the other waits are not delayed.
         if not wait.registry.tried:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 

@@ -1,5 +1,6 @@
-"""The steps that the locks yield. A step is data: a command as a tuple, or one of these classes. The drivers
-`_threads.py` and `_tasks.py` carry it out and send back its outcome."""
+"""The steps that the locks yield. A step is data: a command as a tuple, or an object of one of these classes.
+The drivers, `_threads.py` for threads and `_tasks.py` for asyncio, carry it out and send back its outcome. A
+driver does part of the work in the background: in threads or tasks of its own."""
 
 from __future__ import annotations
 
@@ -9,45 +10,47 @@ from typing import Any, Callable, Protocol
 from ._protocol import Steps
 from ._waits import Wait
 
-# Stands for the single server, where a quorum has the number of a member.
+# The members of a quorum have the numbers 0, 1 and so on. This number stands for the single server of a
+# `Lock`.
 SINGLE = -1
 
+# The answers of members, by their numbers. An error is an answer, too.
 Answers = dict[int, Any]
 
 # Time limits of the drivers, in seconds.
 
-# Limit of one reply to the background.
+# Longest wait of the background for a connection, or for a reply.
 LIMIT = 1.0
-# Limit of one answer of a quorum's member, including the time to connect.
+# Longest wait for the answer of a quorum's member, including the time to connect.
 ASK_LIMIT = 2 * LIMIT
-# Time that a caller waits for an owed release.
+# Longest wait of a caller for the answers to owed commands: see `Owe`.
 PATIENCE = 0.5
-# Longest sleep before the clock is read again: timers stop while the machine is suspended.
+# Longest sleep of the background before it reads the clock again: timers stop while the machine is suspended.
 TICK = 1.0
 
 
 class Task(Protocol):
     """Background work at times that the task chooses."""
 
-    # Ends the watch over the task once it is finished. Set by the driver.
-
+    # The driver sets this function. A finished task may call it, and the driver then drops the task at once.
     forget: Callable[[], object] | None
 
     def finished(self) -> bool: ...
 
-    def wake_at(self) -> float: ...
+    def wake_at(self) -> float:
+        """Returns the time of the next call of `wake`, as `now()`."""
 
     def wake(self) -> Steps | None:
         """Returns the steps that are due, if any."""
 
-    def woken(self) -> None:
+    def steps_ended(self) -> None:
         """Called when the steps of `wake` have ended, or were dropped before they began."""
 
 
 class OwedTask(Task, Protocol):
-    """A command that is sent until it is confirmed."""
+    """A command that the background repeats until the server has confirmed it: see `_hold.Owed`."""
 
-    # Called after each answer.
+    # The driver sets this function, and the task calls it after each answer.
     answered: Callable[[], object] | None
 
 
@@ -59,8 +62,8 @@ class Sleep:
 
 
 class Listen:
-    """Opens a wait, and begins to listen for its messages. The outcome is the `Wait`, before the subscription
-    is live, so that the caller can close the wait after any failure."""
+    """Opens a wait at a server, and begins to subscribe to its messages. Returns the `Wait` at once, without
+    waiting for the subscription, so that the caller can close the wait if subscribing fails."""
 
     def __init__(self, member: int = SINGLE) -> None:
         self.member = member
@@ -75,15 +78,15 @@ class Pause:
 
 
 class Watch:
-    """Renews the hold in the background, and reports its loss."""
+    """Wakes the hold in the background, which renews the hold and reports its loss."""
 
     def __init__(self, hold: Task) -> None:
         self.hold = hold
 
 
 class Owe:
-    """Sends owed commands in the background until they are confirmed. Waits for `enough` of the answers, at
-    most for `PATIENCE` seconds."""
+    """Sends owed commands in the background until they are confirmed. The step itself ends once `enough`
+    returns True, and after `PATIENCE` seconds at the latest."""
 
     def __init__(self, owed: Mapping[int, OwedTask], enough: Callable[[], bool]) -> None:
         # The owed commands, by the number of the member or SINGLE.
@@ -92,20 +95,23 @@ class Owe:
 
 
 class Begin:
-    """Carries out these steps in the background, over all members of the quorum or over one."""
+    """Carries out these steps in the background."""
 
     def __init__(self, steps: Steps, quorum: Any, member: int | None = None) -> None:
         self.steps = steps
         self.quorum = quorum
+        # The member that receives the commands among the steps. None: the steps contain no commands, but ask
+        # members of the quorum.
         self.member = member
 
 
 class Ask:
-    """Asks members in parallel until there are `enough` answers, and returns the answers so far.
+    """Asks members in parallel. The outcome is the `Answers` so far, once `enough` accepts them or all are
+    there.
 
-    Each question is a generator, which returns a reply or an error. `on_answer` is called for every answer,
-    also for late ones, with the member, the answer and the `Peer` that sent it. It returns steps to carry out
-    at that member next, or None."""
+    `questions` has the steps for each member, which return a reply or an error. `on_answer` is called with
+    every answer, even after the outcome: with the member, the answer and the `Peer` that sent it. It returns
+    the steps to carry out at that member next, or None."""
 
     def __init__(
         self,
@@ -119,10 +125,11 @@ class Ask:
 
 
 class Peer:
-    """The server at the other end of a member's connection."""
+    """The server at the other end of a connection to a member: the address may lead to another server
+    later."""
 
     def __init__(self, run_id: str | None) -> None:
-        # None means that the user may not run INFO.
+        # None if the user may not run INFO.
         self.run_id = run_id
 
 

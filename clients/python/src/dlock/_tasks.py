@@ -1,5 +1,5 @@
-"""Carries out steps in an event loop. The background work of each client (renewals, owed releases, messages)
-has connections of its own, as in `_threads.py`."""
+"""Carries out steps in an event loop. The background work of each client (renewals, owed commands, messages)
+has connections of its own with short time limits, as in `_threads.py`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from ._steps import (
 )
 from ._waits import IDLE, Wait, WaitRegistry
 
-# Time for which no background work begins after the cancellation of a background task, in seconds.
+# Time for which no task is woken after the cancellation of a background task, in seconds.
 PAUSE_AFTER_CANCEL = 0.1
 
 
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
     # redis-py can swallow a CancelledError, and so can `wait_for` before Python 3.12. From Python 3.11 on,
-    # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before
-    # Python 3.11, the call continues.
+    # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before Python 3.11
+    # it is lost, and this function continues (`int` returns 0).
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
     cancellations_seen = cancelling()
     failure: BaseException | None = None
@@ -64,7 +64,7 @@ async def run(steps: Steps, client: Any) -> Any:
     except StopIteration as end:
         return end.value
     finally:
-        # The error's traceback refers to this frame, and the frame to the error: this breaks the cycle.
+        # Breaks a reference cycle: the error's traceback refers to this frame, and `failure` to the error.
         failure = None
 
 
@@ -123,24 +123,26 @@ async def _until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
 
 
 class Background:
-    """The background work of one client in one event loop. `member` is true if the client is a member of a
+    """The background work of one client in one event loop. `member`: whether the client is a member of a
     quorum. `forget` removes this object from `_backgrounds`."""
 
     def __init__(self, client: Any, member: bool, forget: Callable[[], object]) -> None:
-        # The reference keeps the client and its pool alive: the key in `_backgrounds` contains the id of the
-        # pool (of the client if it has no pool), which a new object could otherwise reuse.
+        # The reference keeps the client and its pool alive: the key in `_backgrounds` contains an id of one
+        # of them, which a new object could otherwise reuse.
         self.client = client
         self.loop = asyncio.get_running_loop()
         self._member = AsyncMemberConnection(client) if member else None
         self._forget = forget
+        # The client of the background.
         self._own: Any = None
+        # Whether steps were submitted since `_disconnect` last checked.
         self._used = False
-        self._turn = asyncio.Lock()
+        self._command_lock = asyncio.Lock()
         self._registry: WaitRegistry | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        # No watched task is woken before this time, as `now()`.
+        # No task is woken before this time, as `now()`.
         self._paused_until = 0.0
-        # The timer of each watched task, by the id of the task.
+        # The timer of each task that is watched, by the id of the task.
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def peer(self) -> Peer:
@@ -158,7 +160,7 @@ class Background:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            # The loop may be shutting down, and would not carry out a task that begins now.
+            # The loop may be shutting down: it would drop a task that begins now.
             self._paused_until = now() + PAUSE_AFTER_CANCEL
             return
         if task.exception() is not None:
@@ -187,7 +189,7 @@ class Background:
                 # redis-py raises an error if a busy server does not close the connection in time.
                 await (own if self._member is not None else own.connection_pool).disconnect()
 
-    # Renewals and releases.
+    # Renewals and owed commands.
 
     def watch(self, task: Task) -> None:
         """Wakes the task whenever it is due, until it is finished."""
@@ -219,21 +221,21 @@ class Background:
         self._used = True
         running = self.start(self._carry_out(steps))
         if task is not None:
-            # This is a callback and not part of the coroutine, as a coroutine that is cancelled before its
-            # first step never runs.
-            running.add_done_callback(lambda _: self._woken(task))
+            # This is a callback and not part of the coroutine: a coroutine that is cancelled before its first
+            # step never runs, not even its `finally`.
+            running.add_done_callback(lambda _: self._steps_ended(task))
 
-    def _woken(self, task: Task) -> None:
-        task.woken()
+    def _steps_ended(self, task: Task) -> None:
+        task.steps_ended()
         self._arm(task)
 
     async def _carry_out(self, steps: Steps) -> None:
         if is_cluster(self.client):
-            # A node that hangs must not delay requests to the others.
+            # A node that hangs must not delay requests to other nodes.
             await run(steps, self._own_client())
         else:
             # One command at a time, so that a RELEASE follows the ACQUIRE that it takes back.
-            async with self._turn:
+            async with self._command_lock:
                 await run(steps, self._own_client())
 
     def _own_client(self) -> Any:
@@ -255,8 +257,8 @@ class Background:
                 try:
                     await self._subscription(registry)
                 except Exception as why:
-                    # This error may have replaced a CancelledError. From Python 3.11 on, `Task.cancelling`
-                    # shows that. Before Python 3.11, this task continues until the registry is idle.
+                    # This error may have replaced a CancelledError, as `Task.cancelling` shows from Python
+                    # 3.11 on. Before Python 3.11, this task continues until the registry is idle.
                     if getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)
@@ -285,7 +287,8 @@ class Background:
                 await client.connection_pool.disconnect()
 
 
-# By the id of the pool, the id of the event loop, and whether the client is a member of a quorum.
+# By the id of the pool (of the client if it has no pool), the id of the event loop, and whether the client is
+# a member of a quorum.
 _backgrounds: dict[tuple[int, int, bool], Background] = {}
 
 

@@ -1,9 +1,9 @@
 """Carries out steps with threads.
 
-Besides the caller's thread there are background threads while there is work: one for the whole process, which
-wakes tasks; and for each client one that renews and releases, and one that receives messages. The threads of
-a client have connections of their own, with short time limits, so that neither a hung server nor a full pool
-delays them for long. All are daemon threads."""
+While there is background work, it has threads of its own: one for the whole process, which wakes tasks
+(`Clock`), and for each client one that renews and releases, and one that receives messages (`Background`).
+The threads of a client have connections of their own, with short time limits, so that neither a hung server
+nor a full pool delays them for long. All are daemon threads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(steps: Steps, client: Any) -> Any:
         step = next(steps)
         while True:
             try:
-                # A command is sent here and not in `_perform`: every acquisition would pay for the call.
+                # A command is sent here and not in `_perform`, to save the call.
                 outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
             except BaseException as why:
                 step = steps.throw(translated(why))
@@ -70,7 +70,8 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, Begin):
         if step.member is None:
-            # These steps get a thread of their own, as the members' threads carry out their questions.
+            # The steps ask members and wait for the answers, so they need a thread besides those of the
+            # members.
             _start(run, "dlock-steps", step.steps, step.quorum)
             return None
         return _clock.background(step.quorum.members[step.member], member=True).submit(step.steps)
@@ -115,17 +116,20 @@ def _report_answer(
 
 class Background:
     """The background work of one client. Except in a cluster, its commands are sent one after the other, so
-    that a RELEASE follows the ACQUIRE that it takes back. `member` is true if the client is a member of a
+    that a RELEASE follows the ACQUIRE that it takes back. `member`: whether the client is a member of a
     quorum."""
 
     def __init__(self, client: Any, member: bool) -> None:
         self.client = client
         self._member = MemberConnection(client) if member else None
+        # The tasks that the clock wakes, by their ids.
         self.tasks: dict[int, Task] = {}
+        # Whether this object was used since the last check of the clock.
         self.used = True
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[tuple[Steps, Task | None]] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
+        # The client of the background.
         self._own: Any = None
         self._registry: WaitRegistry | None = None
 
@@ -137,23 +141,23 @@ class Background:
         assert self._member is not None
         return self._member.peer
 
-    # Renewals and releases.
+    # Renewals and owed commands.
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         if is_cluster(self.client):
-            # A node that hangs must not delay requests to the others.
+            # The steps get a thread of their own: a node that hangs must not delay requests to other nodes.
             try:
                 _start(self._carry_out, "dlock-renewal", steps, task)
             except BaseException:
                 if task is not None:
-                    task.woken()
+                    task.steps_ended()
                 raise
         else:
             self._jobs.put((steps, task))
             self.ensure_worker()
 
     def ensure_worker(self) -> None:
-        """Starts the worker thread if there is work. The clock also calls this, in case an earlier call could
+        """Starts the worker thread if there is work. The clock calls this, too, in case an earlier call could
         not start a thread."""
         with self._lock:
             if self._worker is None and not self._jobs.empty():
@@ -185,7 +189,7 @@ class Background:
             logger.exception("a renewal or a release failed")
         finally:
             if task is not None:
-                task.woken()
+                task.steps_ended()
         _clock.recheck()
 
     # Messages.
@@ -231,12 +235,14 @@ class Background:
 
 
 class Clock:
-    """Wakes each background task of the process when it is due. Does no I/O, so that nothing delays it."""
+    """The thread that wakes each background task of the process when it is due. It does no I/O, so that
+    nothing delays it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._backgrounds: dict[tuple[int, bool], Background] = {}
-        self._next = float("inf")
+        # Time of the next check of all tasks.
+        self._next_check = float("inf")
         self._thread: threading.Thread | None = None
 
     def background(self, client: Any, *, member: bool = False) -> Background:
@@ -248,8 +254,8 @@ class Clock:
             tasks = self._background(client, member).tasks
             tasks[id(task)] = task
             task.forget = functools.partial(tasks.pop, id(task), None)
-            if task.wake_at() < self._next:
-                self._next = 0
+            if task.wake_at() < self._next_check:
+                self._next_check = 0
                 self._changed.notify()
 
     def _background(self, client: Any, member: bool) -> Background:
@@ -266,38 +272,39 @@ class Clock:
     def recheck(self) -> None:
         """Makes the clock check all tasks now."""
         with self._changed:
-            self._next = 0
+            self._next_check = 0
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
             due = []
             with self._changed:
-                self._next = float("inf")
+                self._next_check = float("inf")
                 for key, background in list(self._backgrounds.items()):
                     try:
                         background.ensure_worker()
                     except RuntimeError:
-                        self._next = min(self._next, now() + TICK / 10)
+                        self._next_check = min(self._next_check, now() + TICK / 10)
                     for task_id, task in list(background.tasks.items()):
                         if task.finished():
                             background.tasks.pop(task_id, None)
                         elif task.wake_at() <= now():
                             due.append((task, background))
                         else:
-                            self._next = min(self._next, task.wake_at())
-                    # An idle background is kept until the next check, so that a loop of acquisitions does not
-                    # create one each time.
-                    self._next = min(self._next, now() + TICK)
+                            self._next_check = min(self._next_check, task.wake_at())
+                    # An idle background that was used since the last check stays until the next one, so that
+                    # a loop of acquisitions does not create one each time.
+                    self._next_check = min(self._next_check, now() + TICK)
                     if background.is_idle() and not background.used:
                         del self._backgrounds[key]
                     background.used = False
                 if not due:
-                    self._changed.wait(None if self._next == float("inf") else max(self._next - now(), 0))
+                    self._changed.wait(
+                        None if self._next_check == float("inf") else max(self._next_check - now(), 0)
+                    )
                     continue
             for task, background in due:
-                # Catches any exception, even `sys.exit` in a callback: the clock must continue for the other
-                # tasks.
+                # Catches any exception, even `sys.exit` in an `on_lost`: the clock must wake the other tasks.
                 try:
                     steps = task.wake()
                     if steps is not None:

@@ -1,8 +1,8 @@
-"""The waits of one client, and its memory of contended resources.
+"""The waits of one client, and its memory of contended locks.
 
-One subscription serves every wait of a client: each wait has a number, and the server publishes it with the
-outcome of the wait. Messages can be lost, so a wait also asks again by its own clock. This module does no
-I/O: `_threads.py` and `_tasks.py` listen."""
+One subscription serves every wait of a client: each wait has a number, and the server publishes the number
+with the outcome of the wait. Messages can be lost, so a wait also repeats its request after a pause. This
+module does no I/O: `_threads.py` and `_tasks.py` receive the messages."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ from . import _protocol
 from ._clock import now
 from ._protocol import Args, is_misuse
 
-# Time that the server retains a queue position after each request for it, in seconds. A grant to a waiter
-# that has died lasts at most as long.
+# Time that the server retains a queue position after each request for it, in seconds. If a waiter has died, a
+# grant to it ends within that time, too.
 KEEP = 10.0
-# Pause between two requests of a wait that receives no message, in seconds.
+# Pause between two requests of a wait while no message arrives, in seconds.
 ASK = KEEP / 3
-# After this time without a message, in seconds, the listener sends a PING; after twice as long it reconnects.
+# After this time without a message, in seconds, the subscriber sends a PING; after twice as long it
+# reconnects.
 SILENCE = 3.0
-# Time that the listener stays connected after the last wait, in seconds.
+# Time that the subscriber stays connected after the last wait, in seconds.
 IDLE = 10.0
 
-# Time for which a resource counts as contended after it was found taken, in seconds.
+# Time for which a lock counts as contended after it was found taken, in seconds. Also the pause before a
+# client looks again for other clients at a later queue.
 CONTENDED_FOR = 1.0
-# Time for which clients queue at a later member before they try the first one again, in seconds.
+# Time for which a client continues to queue at a later member of a quorum without finding other clients there
+# again, in seconds. Then it queues at the first member.
 QUEUE_KEPT_FOR = 2.0
-# Number of resources in each memory, which is emptied before it would exceed them.
-MAX_RESOURCES = 1000
+# Greatest number of entries in each dict of `Contention`. A full dict is cleared.
+MAX_ENTRIES = 1000
 
 
 class Wait:
-    """One wait, and the last message about it."""
+    """One wait, and the outcome in the last message about it."""
 
     def __init__(self, registry: WaitRegistry, number: str, event: Any) -> None:
         self.registry = registry
         self.number = number
-        # threading.Event or asyncio.Event
+        # A threading.Event or asyncio.Event, which is set when the wait must ask the server.
         self.event = event
         self.granted = False
         self.cancelled = False
@@ -51,7 +54,7 @@ class Wait:
 
 
 class QueuePosition:
-    """A position in the wait queue of a server, and the terms on which the server retains it."""
+    """A position in the wait queue of a server, with the options of the ACQUIREs that retain it."""
 
     def __init__(self, wait: Wait, lease: int) -> None:
         """``lease``: in ms."""
@@ -61,48 +64,49 @@ class QueuePosition:
         self._lease = lease / 1000
         self._notify = True
 
-    def terms(self) -> Args:
-        """Returns ACQUIRE's terms for the position."""
+    def options(self) -> Args:
+        """Returns the options of ACQUIRE for the position."""
         channel, number = self.wait.registry.channel, self.wait.number
         return _protocol.queued(int(self.keep * 1000), channel, number, notify=self._notify)
 
     def receives_messages(self) -> bool:
-        return self._notify and self.wait.registry.ready
+        return self._notify and self.wait.registry.subscribed
 
     def ask_differently(self, answer: Any) -> bool:
-        """Changes the terms after an error that other terms may avoid. Returns whether it did, so that the
-        caller asks again."""
+        """Changes the options if the answer is an error that other options may avoid. Returns whether it
+        changed them: then the caller asks again."""
         if isinstance(answer, NoPermissionError) and self._notify:
-            # The user has no right to the channel: the wait continues without messages.
+            # The user may have no right to the channel: the wait continues without messages.
             self._notify = False
             return True
         if is_misuse(answer) and self.keep > self._lease:
-            # The server limits QUEUE to its `dlock.max-ttl`, and the lease is within that.
+            # `keep` may exceed the server's `dlock.max-ttl`, which also limits the lease.
             self.keep = self._lease
             return True
         return False
 
 
 class WaitRegistry:
-    """The waits of one client, by their numbers."""
+    """The waits of one client, by their numbers, and the state of its subscription."""
 
-    def __init__(self, event: Callable[[], Any]) -> None:
+    def __init__(self, event_class: Callable[[], Any]) -> None:
         self.channel = "dlock:" + secrets.token_urlsafe(15)
         self.waits: dict[str, Wait] = {}
-        # Whether the subscription is live.
-        self.ready = False
+        # Whether the client is subscribed.
+        self.subscribed = False
         # Whether the first attempt to subscribe has ended, in success or failure.
         self.tried = False
-        # When the listener last received something.
+        # When the subscriber last received something.
         self.received_at = now()
         # True after a PING without an answer.
         self.ping_sent = False
+        # The end of the last wait.
         self.idle_since = now()
-        self._event = event
+        self._event_class = event_class
         self._numbers = itertools.count(1)
 
     def open(self) -> Wait:
-        wait = Wait(self, str(next(self._numbers)), self._event())
+        wait = Wait(self, str(next(self._numbers)), self._event_class())
         self.waits[wait.number] = wait
         return wait
 
@@ -116,8 +120,8 @@ class WaitRegistry:
         self.received_at = now()
         self.ping_sent = False
         if message["type"] in ("subscribe", "ssubscribe"):
-            self.ready = self.tried = True
-            # Messages from before the subscription are lost: every wait asks the server.
+            self.subscribed = self.tried = True
+            # Messages that were sent before the subscription are lost, so every wait asks the server.
             self.wake_all()
         elif message["type"] in ("message", "smessage"):
             data = message["data"]
@@ -130,8 +134,8 @@ class WaitRegistry:
                 wait.event.set()
 
     def on_silence(self) -> str:
-        """Returns the next action of a listener that receives nothing: "ping", "reconnect" or an empty
-        string."""
+        """Returns the next action of a subscriber that receives nothing: "ping", "reconnect" or an empty
+        string for none."""
         quiet = now() - self.received_at
         if quiet > 2 * SILENCE and self.ping_sent:
             return "reconnect"
@@ -141,7 +145,7 @@ class WaitRegistry:
         return ""
 
     def disconnected(self) -> None:
-        self.ready = False
+        self.subscribed = False
         self.tried = True
         self.ping_sent = False
         self.received_at = now()
@@ -153,30 +157,32 @@ class WaitRegistry:
 
 
 class Contention:
-    """The resources that this client found taken a short while ago, and the members at which other clients
-    queue for them.
+    """The locks that this client found taken a short while ago, and the members of a quorum at which other
+    clients queue for them.
 
-    A client that may wait for a contended resource queues at once: if it asked all masters first, it would
+    A client that may wait for a contended lock queues at once: if it asked all members first, it would
     briefly take votes from the waiter that has just been granted the lock."""
 
     def __init__(self) -> None:
-        self._until: dict[bytes, float] = {}
-        # The member at which other clients queue, and the time until which the entry counts.
+        self._contended_until: dict[bytes, float] = {}
+        # By key: the member at which other clients queue, and the time until which the entry counts.
         self._queues: dict[bytes, tuple[int, float]] = {}
-        # Until this time, no attempt looks again for other clients at a later queue.
+        # By key: the time until which the client does not look again for other clients at a later queue.
         self._looked_until: dict[bytes, float] = {}
 
     def note_taken(self, key: bytes) -> None:
-        if len(self._until) >= MAX_RESOURCES:
-            self._until.clear()
-        self._until[key] = now() + CONTENDED_FOR
+        if len(self._contended_until) >= MAX_ENTRIES:
+            self._contended_until.clear()
+        self._contended_until[key] = now() + CONTENDED_FOR
 
     def __contains__(self, key: bytes) -> bool:
-        return now() < self._until.get(key, 0.0)
+        """Returns whether the lock is contended."""
+        return now() < self._contended_until.get(key, 0.0)
 
-    def meet(self, key: bytes, queue: int) -> None:
-        """Records that other clients wait in the queue of the member."""
-        if len(self._queues) >= MAX_RESOURCES:
+    def move_to(self, key: bytes, queue: int) -> None:
+        """Records that other clients wait in the queue of the member `queue`, so that new waits of this
+        client begin there."""
+        if len(self._queues) >= MAX_ENTRIES:
             self._queues.clear()
         self._queues[key] = queue, now() + QUEUE_KEPT_FOR
 
@@ -189,16 +195,16 @@ class Contention:
         queue, until = self._queues.get(key, (None, 0.0))
         return queue if now() + QUEUE_KEPT_FOR < until + age else None
 
-    def begin_look(self, key: bytes) -> bool:
+    def begin_looking_for_others(self, key: bytes) -> bool:
         """Returns whether the caller must look for other clients at a later queue now. Returns True at most
-        once in `CONTENDED_FOR` seconds."""
+        once in `CONTENDED_FOR` seconds, unless `allow_looking_again` is called."""
         if now() < self._looked_until.get(key, 0.0):
             return False
-        if len(self._looked_until) >= MAX_RESOURCES:
+        if len(self._looked_until) >= MAX_ENTRIES:
             self._looked_until.clear()
         self._looked_until[key] = now() + CONTENDED_FOR
         return True
 
-    def end_look(self, key: bytes) -> None:
-        """Records that the look found no hold of other clients. The next one may follow at once."""
+    def allow_looking_again(self, key: bytes) -> None:
+        """Called when the look has found no hold of other clients: the next look may begin at once."""
         self._looked_until.pop(key, None)

@@ -1,5 +1,5 @@
-"""`Lock` and `Redlock` for asyncio. `Lock` takes a `redis.asyncio.Redis`, a `redis.asyncio.RedisCluster` or a
-client of a Sentinel, or their counterparts of valkey-py."""
+"""`Lock` and `Redlock` for asyncio. `Lock` takes a `redis.asyncio.Redis`, a `redis.asyncio.RedisCluster`, a
+client of a Sentinel, or the same of valkey-py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ._quorum_core import QuorumCore, check_quorum
 from ._tasks import run
 
 Number = Union[int, float]
-T = TypeVar("T", bound="Awaitable[Any]")
+T = TypeVar("T", bound="AsyncMethods[Any]")
 
 
 class Lost(LossEvent):
@@ -44,7 +44,7 @@ class Lost(LossEvent):
         return self.is_set()
 
 
-class Awaitable(Core[C]):
+class AsyncMethods(Core[C]):
     """The public methods of `Lock` and `Redlock`, for asyncio."""
 
     async def __aenter__(self: T) -> T:
@@ -97,14 +97,14 @@ class Awaitable(Core[C]):
     @property
     def lost(self) -> Lost:
         """An event that is set when the hold is lost: it was not renewed in time, or an operator ended it."""
-        return Lost(self._hold_of_thread())
+        return Lost(self._hold_for_lost())
 
     def _owner(self) -> _owners.Owner:
         return _owners.of_task()
 
 
-class Lock(Awaitable[AsyncClient], RedisLock):
-    """A lock on a server, in place of `redis.asyncio.lock.Lock`: with the same arguments, methods, attributes
+class Lock(AsyncMethods[AsyncClient], RedisLock):
+    """A lock on a server. Replaces `redis.asyncio.lock.Lock`, with the same arguments, methods, attributes
     and errors.
 
     In addition to redis-py's arguments:
@@ -112,8 +112,8 @@ class Lock(Awaitable[AsyncClient], RedisLock):
     - ``shared``: any number of sharers may hold the lock together, but not with an exclusive holder.
     - ``permits``: at most this many holders at a time: a semaphore. Not together with ``shared``.
     - ``reentrant``: the task that holds the lock may acquire it again, and releases it as often.
-    - ``auto_renew``: renews the lease in the background, after each third of it. Always on without a
-      ``timeout``.
+    - ``auto_renew``: renews the lease in the background whenever a third of it has passed. Always on without
+      a ``timeout``.
     - ``on_lost``: a function that is called with the reason when the hold is lost, in the event loop. It must
       be a plain function, and must not block.
     - ``owner``: name of the owner in the server's deadlock search, by default the task. An empty name
@@ -124,8 +124,8 @@ class Lock(Awaitable[AsyncClient], RedisLock):
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.asyncio.Lock", is_async=True)
 
-    # `acquire`, `release` and the like of redis-py call the `do_` methods; those of this class do not. The
-    # `do_` methods exist for programs that call them.
+    # `redis.asyncio.lock.Lock` has these methods, too. No method of this class calls them: they exist for
+    # programs that do.
 
     async def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""
@@ -144,12 +144,12 @@ class Lock(Awaitable[AsyncClient], RedisLock):
         return True
 
 
-class Redlock(QuorumCore[Quorum[AsyncClient]], Awaitable[Quorum[AsyncClient]]):
+class Redlock(QuorumCore[Quorum[AsyncClient]], AsyncMethods[Quorum[AsyncClient]]):
     """A lock on a majority of a `Quorum` of independent masters, with the methods and arguments of `Lock`.
     Permits are not possible: acquiring raises `ValueError`.
 
-    With ``fenced``, `fence` is a number that rises over the whole quorum, for one more round trip. Without
-    it, and with more than one member, `fence` is None."""
+    With ``fenced``, each hold has a greater `fence` than all earlier holds in the quorum; acquiring takes one
+    more round trip. Without ``fenced``, `fence` is None if the quorum has more than one member."""
 
     def _check(self, redis: Any) -> None:
         check_quorum(redis, "dlock.asyncio.Redlock", is_async=True)

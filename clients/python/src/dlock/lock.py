@@ -1,5 +1,5 @@
-"""`Lock` and `Redlock` for threads. `Lock` takes a `redis.Redis`, a `redis.RedisCluster` or a client of a
-Sentinel, or their counterparts of valkey-py."""
+"""`Lock` and `Redlock` for threads. `Lock` takes a `redis.Redis`, a `redis.RedisCluster`, a client of a
+Sentinel, or the same of valkey-py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._quorum_core import QuorumCore, check_quorum
 from ._threads import run
 
 Number = Union[int, float]
-T = TypeVar("T", bound="Blocking[Any]")
+T = TypeVar("T", bound="SyncMethods[Any]")
 
 
 class Lost(LossEvent):
@@ -42,7 +42,7 @@ class Lost(LossEvent):
         return self.is_set()
 
 
-class Blocking(Core[C]):
+class SyncMethods(Core[C]):
     """The public methods of `Lock` and `Redlock`, for threads."""
 
     def __enter__(self: T) -> T:
@@ -69,9 +69,9 @@ class Blocking(Core[C]):
         """Acquires the lock. Returns whether it was granted. Waits in the queue, first come, first served, at
         most for ``blocking_timeout`` seconds; does not wait if ``blocking`` is False.
 
-        ``sleep`` is the pause between two requests, in seconds, while the server's queue cannot help: a lock
-        of another library is at the key, or messages do not arrive. ``token`` identifies the holder and must
-        be unique: the server grants every request with the token that holds the lock."""
+        ``sleep`` is the pause between two requests, in seconds, if the server's queue cannot help: a lock of
+        another library is at the key, or messages do not arrive. ``token`` identifies the holder and must be
+        unique: the server grants the lock again to the token that holds it."""
         return bool(run(self._acquiring(sleep, blocking, blocking_timeout, token), self.redis))
 
     def release(self) -> None:
@@ -94,20 +94,20 @@ class Blocking(Core[C]):
         return bool(run(self._asking_locked(), self.redis))
 
     def owned(self) -> bool:
-        """Asks the server whether this object holds the lock, in this thread."""
+        """Asks the server whether this thread holds the lock with this object."""
         return bool(run(self._asking_owned(), self.redis))
 
     @property
     def lost(self) -> Lost:
         """An event that is set when the hold is lost: it was not renewed in time, or an operator ended it."""
-        return Lost(self._hold_of_thread())
+        return Lost(self._hold_for_lost())
 
     def _owner(self) -> _owners.Owner:
         return _owners.of_thread()
 
 
-class Lock(Blocking[SyncClient], RedisLock):
-    """A lock on a server, in place of `redis.lock.Lock`: with the same arguments, methods, attributes and
+class Lock(SyncMethods[SyncClient], RedisLock):
+    """A lock on a server. Replaces `redis.lock.Lock`, with the same arguments, methods, attributes and
     errors.
 
     In addition to redis-py's arguments:
@@ -115,8 +115,8 @@ class Lock(Blocking[SyncClient], RedisLock):
     - ``shared``: any number of sharers may hold the lock together, but not with an exclusive holder.
     - ``permits``: at most this many holders at a time: a semaphore. Not together with ``shared``.
     - ``reentrant``: the thread that holds the lock may acquire it again, and releases it as often.
-    - ``auto_renew``: renews the lease in the background, after each third of it. Always on without a
-      ``timeout``.
+    - ``auto_renew``: renews the lease in the background whenever a third of it has passed. Always on without
+      a ``timeout``.
     - ``on_lost``: a function that is called with the reason when the hold is lost, from a thread of dlock. It
       must not block.
     - ``owner``: name of the owner in the server's deadlock search, by default the thread. An empty name
@@ -127,8 +127,8 @@ class Lock(Blocking[SyncClient], RedisLock):
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.Lock", is_async=False)
 
-    # `acquire`, `release` and the like of redis-py call the `do_` methods; those of this class do not. The
-    # `do_` methods exist for programs that call them.
+    # `redis.lock.Lock` has these methods, too. No method of this class calls them: they exist for programs
+    # that do.
 
     def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""
@@ -147,12 +147,12 @@ class Lock(Blocking[SyncClient], RedisLock):
         return True
 
 
-class Redlock(QuorumCore[Quorum[SyncClient]], Blocking[Quorum[SyncClient]]):
+class Redlock(QuorumCore[Quorum[SyncClient]], SyncMethods[Quorum[SyncClient]]):
     """A lock on a majority of a `Quorum` of independent masters, with the methods and arguments of `Lock`.
     Permits are not possible: acquiring raises `ValueError`.
 
-    With ``fenced``, `fence` is a number that rises over the whole quorum, for one more round trip. Without
-    it, and with more than one member, `fence` is None."""
+    With ``fenced``, each hold has a greater `fence` than all earlier holds in the quorum; acquiring takes one
+    more round trip. Without ``fenced``, `fence` is None if the quorum has more than one member."""
 
     def _check(self, redis: Any) -> None:
         check_quorum(redis, "dlock.Redlock", is_async=False)
