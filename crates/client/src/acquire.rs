@@ -23,12 +23,12 @@ use crate::hold::guard::{Guard, Share};
 use crate::hold::renewal::{OnLost, Renewal};
 use crate::inspect::Position;
 use crate::queue::OnPosition;
-use crate::reading::shown;
+use crate::reading::printable;
 use crate::service::Service;
 use crate::wait::Wait;
 
-/// The caller of an [`Acquire`] or [`AcquireAll`](crate::AcquireAll) that is awaited. The other kind of
-/// caller is a [`blocking::Client`](crate::blocking::Client), for threads.
+/// The type parameter of an [`Acquire`] or [`AcquireAll`](crate::AcquireAll) that is awaited. Builders with
+/// [`blocking::Client`](crate::blocking::Client) in its place block the thread instead.
 #[derive(Debug, Clone, Copy)]
 pub enum Async {}
 
@@ -44,8 +44,8 @@ pub struct Acquire<C = Async> {
 }
 
 impl<C> Acquire<C> {
-    /// Sets the lease, from 1 ms to the servers' `dlock.max-ttl` (a day by default). Default: 30 s, which
-    /// outlasts the pauses of real machines and is short enough to wait for.
+    /// Sets the lease, from 1 ms to the servers' `dlock.max-ttl` (a day by default). Default: 30 s, which is
+    /// longer than most pauses of a machine.
     ///
     /// If the holder dies, the lock is free after the lease. A living holder renews the lease after each
     /// third.
@@ -164,7 +164,8 @@ impl<C> Acquire<C> {
 
     /// Acquires with this token instead of a fresh one. The token must never have been used for this
     /// resource: a release of its earlier hold, which may be repeated for a whole lease, would end the new
-    /// hold. An attempt with this option has a single round, so in a quorum it does not queue a second time.
+    /// hold. In a quorum, a client with this option stays in the first queue that it joins. Without it, the
+    /// client tries again with another token if that queue does not move.
     pub fn token(mut self, token: Token) -> Self {
         self.options.token = Some(token);
         self
@@ -177,15 +178,16 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Calls back with the position in the wait queue when it is known and when it changes, about twice a
-    /// second.
+    /// Calls back with the position in the wait queue when it is known and whenever it has changed. The
+    /// client reads the position a few times a second.
     pub fn on_position(mut self, callback: impl Fn(Position) + Send + Sync + 'static) -> Self {
         self.options.on_position = Some(Arc::new(callback));
         self
     }
 
-    /// Calls back once, with the report of each master, if too many masters are missing for any client to
-    /// acquire the lock, the retries of [`Retry`](crate::Retry) are used up, and [`Wait`] allows more.
+    /// Calls back once, with the state of each master, when too many masters are missing for any client to
+    /// acquire the lock, the retries of [`Retry`](crate::Retry) are used up, and the client continues to wait
+    /// as [`Wait`] allows.
     pub fn on_outage(mut self, callback: impl Fn(&Report) + Send + Sync + 'static) -> Self {
         self.options.on_outage = Some(Arc::new(callback));
         self
@@ -205,31 +207,31 @@ impl<C> Acquire<C> {
 impl Acquire {
     /// Acquires the lock.
     ///
-    /// Cancel safe: if the future is dropped, whatever was granted is released and no waiter stays in a
-    /// queue, on every master that can be reached.
+    /// Cancel safe: if the future is dropped, every grant is released and no waiter stays in a queue, on
+    /// every master that can be reached.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
         let (acquisition, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
-            return Ok(Guard::new(self.hold(&acquisition, renewal).await?));
+            return Ok(Guard::new(self.new_hold(&acquisition, renewal).await?));
         }
         let deadline = acquisition.terms.deadline;
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
             // Another task of this session is acquiring the lock.
-            let (resource, report) = (shown(&self.resource), self.service.empty_report());
+            let (resource, report) = (printable(&self.resource), self.service.empty_report());
             return Err(AcquireError::Taken { resource, report });
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
-            let entered = share.0.check_entry(acquisition.asked.mode, self.options.fenced);
+            let entered = share.0.check_entry(acquisition.options.mode, self.options.fenced);
             return entered.map(|()| Guard::new(share)).map_err(AcquireError::Option);
         }
-        let share = self.hold(&acquisition, renewal).await?;
+        let share = self.new_hold(&acquisition, renewal).await?;
         *entry = Arc::downgrade(&share);
         Ok(Guard::new(share))
     }
 
     /// [`acquire`](Self::acquire) without waiting: `None` if another client holds the lock.
     pub async fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        untaken(self.wait(Wait::No).acquire().await)
+        none_if_taken(self.wait(Wait::No).acquire().await)
     }
 
     pub(crate) fn new(service: Arc<Service>, session: Arc<Session>, resource: Vec<u8>) -> Acquire {
@@ -237,7 +239,7 @@ impl Acquire {
     }
 
     /// Returns the same options for another resource.
-    pub(crate) fn of(&self, resource: Vec<u8>) -> Acquire {
+    pub(crate) fn for_resource(&self, resource: Vec<u8>) -> Acquire {
         let mut other = Acquire::new(self.service.clone(), self.session.clone(), resource);
         other.options = self.options.clone();
         other
@@ -286,7 +288,7 @@ impl Acquire {
         let acquisition = Acquisition {
             service,
             resource: self.resource.clone(),
-            asked: LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) },
+            options: LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) },
             terms,
             on_position: options.on_position.clone(),
             on_outage: options.on_outage.clone(),
@@ -294,8 +296,12 @@ impl Acquire {
         Ok((acquisition, renewal))
     }
 
-    async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
-        let share = acquisition.hold(renewal).await?;
+    async fn new_hold(
+        &self,
+        acquisition: &Acquisition,
+        renewal: Renewal,
+    ) -> Result<Arc<Share>, AcquireError> {
+        let share = acquisition.acquire_and_renew(renewal).await?;
         match self.options.durable {
             Some(durable) => durable.check(share).await,
             None => Ok(share),
@@ -314,7 +320,7 @@ impl IntoFuture for Acquire {
 }
 
 /// Turns the error that another client holds the lock into `None`.
-pub(crate) fn untaken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireError> {
+pub(crate) fn none_if_taken<T>(acquired: Result<T, AcquireError>) -> Result<Option<T>, AcquireError> {
     match acquired {
         Err(AcquireError::Taken { .. }) => Ok(None),
         acquired => acquired.map(Some),

@@ -18,11 +18,12 @@ use crate::clock::now;
 /// Longest time until the renewals learn that the machine was suspended. Their timers stop during a suspend.
 const CLOCK_CHECK: Duration = Duration::from_millis(250);
 
-/// The client's thread, which ends with the last reference. Tasks that must finish keep one.
+/// The client's thread, which ends with the last reference to this. A task that must finish keeps a
+/// reference.
 #[derive(Debug)]
 pub(crate) struct Background {
     pub(crate) runtime: Handle,
-    /// Notifies all waiting tasks when the clock has advanced by more than the sleep.
+    /// Notified when the machine was suspended: a sleep then took longer than requested.
     pub(crate) clock_jumped: Arc<Notify>,
     _end: oneshot::Sender<()>,
 }
@@ -32,12 +33,12 @@ impl Background {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (handle, clock_jumped) = (runtime.handle().clone(), Arc::new(Notify::new()));
         let (_end, ended) = oneshot::channel();
-        let watched = clock_jumped.clone();
+        let jumped = clock_jumped.clone();
         thread::Builder::new().name("dlock-client".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
                     _ = ended => {}
-                    () = watch_clock(&watched) => {}
+                    () = watch_clock(&jumped) => {}
                 }
             });
         })?;
@@ -65,7 +66,7 @@ impl Background {
     }
 }
 
-/// Notifies the renewals when the machine was suspended. They share this timer: ten thousand renewals that
+/// Notifies the renewals when the machine was suspended. All renewals share this timer: ten thousand that
 /// each read the clock four times a second would use a tenth of a processor.
 async fn watch_clock(jumped: &Notify) {
     loop {

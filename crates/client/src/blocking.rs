@@ -25,7 +25,7 @@ use dlock_quorum::Instant;
 use tokio::runtime::Handle;
 
 use crate::acquire::all::AcquireAll;
-use crate::acquire::{Acquire, Async, untaken};
+use crate::acquire::{Acquire, Async, none_if_taken};
 use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
 use crate::options::ClientBuilder;
 use crate::wait::Wait;
@@ -102,7 +102,7 @@ impl Acquire<Client> {
 
     /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds the lock.
     pub fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        untaken(self.wait(Wait::No).acquire())
+        none_if_taken(self.wait(Wait::No).acquire())
     }
 }
 
@@ -116,7 +116,7 @@ impl AcquireAll<Client> {
 
     /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds one of the locks.
     pub fn try_acquire(self) -> Result<Option<Vec<Guard>>, AcquireError> {
-        untaken(self.each(|lock| lock.wait(Wait::No)).acquire())
+        none_if_taken(self.each(|lock| lock.wait(Wait::No)).acquire())
     }
 }
 
@@ -159,7 +159,7 @@ impl Guard {
     }
 
     fn inner(&mut self) -> &mut crate::Guard {
-        self.0.as_mut().expect(KEPT)
+        self.0.as_mut().expect(NOT_RELEASED)
     }
 }
 
@@ -167,12 +167,12 @@ impl Deref for Guard {
     type Target = crate::Guard;
 
     fn deref(&self) -> &crate::Guard {
-        self.0.as_ref().expect(KEPT)
+        self.0.as_ref().expect(NOT_RELEASED)
     }
 }
 
 /// The async guard is taken out only when the blocking one is released or dropped.
-const KEPT: &str = "the guard was not released";
+const NOT_RELEASED: &str = "the guard was not released";
 
 impl Drop for Guard {
     fn drop(&mut self) {

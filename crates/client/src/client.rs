@@ -31,7 +31,7 @@ use crate::wait::Wait;
 /// Longest pause between two checks whether a resource is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Time for which a release is repeated when the lease is unknown.
+/// Time for which an unconfirmed release is repeated if the lease is unknown.
 const UNKNOWN_LEASE: Duration = Duration::from_secs(60);
 
 /// A lock service: one server, or a quorum of independent ones. Clones are the same client.
@@ -42,8 +42,8 @@ pub struct Client {
 }
 
 impl ClientBuilder {
-    /// Builds the client. Connects to all servers in parallel and waits for a majority. The other servers get
-    /// at least the time of one answer, and no server more than the time of a connection.
+    /// Builds the client. Connects to all servers in parallel. Waits for a majority of them, for the others
+    /// at most the [`node_timeout`](Self::node_timeout), and for no server longer than four times that.
     ///
     /// A server that cannot be reached is not an error: it is tried again whenever it is needed. Nor is a
     /// server that cannot take part (no module, no permission, a cluster node) an error, as long as there is
@@ -104,10 +104,10 @@ impl Client {
     /// queue.
     pub async fn release(&self, resource: impl AsRef<[u8]>, token: &Token) -> Result<(), ReleaseError> {
         let channels = self.service.channels();
-        // The masters that hold it are unknown, so every master is asked.
+        // It is unknown which masters have the hold, so every master gets a RELEASE.
         channels.iter().for_each(|channel| channel.assume_held());
         let command = request::release(resource.as_ref(), token);
-        Releases::new(&self.service, &channels, command, UNKNOWN_LEASE).majority().await
+        Releases::new(&self.service, &channels, command, UNKNOWN_LEASE).wait_for_majority().await
     }
 
     /// Sets the lease of the hold of `token` to `ttl` from now, longer or shorter. Returns the end of its
@@ -122,23 +122,25 @@ impl Client {
         token: &Token,
         ttl: Duration,
     ) -> Result<Instant, ExtendError> {
-        let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
-        // Only the holder knows the current end of validity. Here it is enough that the masters hold it.
+        let (lease, wire_ttl) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
+        // Only the holder knows the current end of validity. Here the masters alone decide whether it is
+        // held.
         let held_until = Instant::since_boot(Duration::MAX);
-        let begun = Extension::new(self.service.quorum, lease, held_until, now());
-        let command = request::extend(resource.as_ref(), token, counted);
+        let (extension, sends) = Extension::new(self.service.quorum, lease, held_until, now());
+        let command = request::extend(resource.as_ref(), token, wire_ttl);
         let channels = self.service.channels();
+        let no_limit = Duration::MAX;
         let (extended, pending) =
-            extend(&self.service, &channels, command, None, lease, Duration::MAX, begun).await;
-        // This extension must not arrive after the next one.
+            extend(&self.service, &channels, command, None, lease, no_limit, (extension, sends)).await;
+        // If the caller extends again, no EXTEND of this call must arrive after that.
         pending.await;
         extended
     }
 
     /// Takes over the hold of `token`, which another process, [`forget`](crate::Guard::forget) or `dlock
     /// acquire` left: sets its lease to `ttl` from now on a majority, renews it from then on, and releases it
-    /// with the guard. The hold has a fence afterwards, in a quorum too. A master that forgets the hold is
-    /// asked for it again, like for any other hold, but without its label, owner and delay.
+    /// with the guard. The hold has a fence afterwards, in a quorum too. If a master of a quorum forgets the
+    /// hold, the client requests it there again, but without its label, owner and delay.
     ///
     /// Returns [`ExtendError::Lost`] if no majority has the hold. After an error, the hold still belongs to
     /// its owner, and ends with its lease.
@@ -158,13 +160,13 @@ impl Client {
         self.ask_all(resource.as_ref(), question, reading::inspection).await
     }
 
-    /// Returns the waiters in the queue of each master, the head first, at most `most` of them.
-    pub async fn waiters(&self, resource: impl AsRef<[u8]>, most: u32) -> Vec<Inspected<Vec<Waiting>>> {
-        self.ask_separately(request::waiters(resource.as_ref(), most), reading::queue).await
+    /// Returns the waiters in the queue of each master, the head first, at most `limit` of them.
+    pub async fn waiters(&self, resource: impl AsRef<[u8]>, limit: u32) -> Vec<Inspected<Vec<Waiting>>> {
+        self.ask_separately(request::waiters(resource.as_ref(), limit), reading::queue).await
     }
 
-    /// For operators: returns the locks of each master, only those that match the pattern (as of KEYS) if
-    /// there is one. This takes several requests. A lock that exists during all of them is returned once.
+    /// For operators: returns the locks of each master. With a pattern, as of the command KEYS, only those
+    /// that match it. This takes several requests. A lock that exists during all of them is returned once.
     pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
         self.ask_each(|node| list_all(node, move |cursor| request::list(cursor, pattern, false))).await
     }
@@ -174,10 +176,10 @@ impl Client {
         self.ask_each(|node| list_all(node, |cursor| request::list(cursor, None, true))).await
     }
 
-    /// For operators: returns the recent incidents of each master, newest first, at most `most` entries, only
-    /// those of this resource if there is one.
-    pub async fn log(&self, most: u32, resource: Option<&[u8]>) -> Vec<Inspected<Vec<Logged>>> {
-        self.ask_separately(request::log(most, resource), reading::log).await
+    /// For operators: returns the recent incidents of each master, newest first, at most `limit` entries.
+    /// With a resource, only those of that resource.
+    pub async fn log(&self, limit: u32, resource: Option<&[u8]>) -> Vec<Inspected<Vec<Logged>>> {
+        self.ask_separately(request::log(limit, resource), reading::log).await
     }
 
     /// For operators: sends a command to every master and returns the texts of its answer, in their order and
@@ -192,7 +194,7 @@ impl Client {
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
         let question = request::break_holds(resource.as_ref());
         let broken = self.ask_all(resource.as_ref(), question, reading::number).await;
-        // The servers push no message about a change by this client.
+        // The servers push no message to the client that made the change, so its own holds are checked now.
         self.service.watched.notify(resource.as_ref());
         broken
     }
@@ -224,7 +226,8 @@ impl Client {
         let majority = self.service.quorum.majority();
         let deadline = wait.deadline();
         let mut backoff = Backoff::new(LONGEST_PAUSE, LONGEST_PAUSE);
-        let (mut outages, mut quorum_seen) = (0, false);
+        // The number of checks in a row without a majority, and whether a majority has ever answered.
+        let (mut outages, mut majority_seen) = (0, false);
         loop {
             let seen = self.inspect(resource.as_ref()).await;
             let answered = seen.iter().filter(|seen| seen.answer.found().is_some()).count();
@@ -232,9 +235,10 @@ impl Client {
             if free >= majority {
                 return Ok(true);
             }
-            quorum_seen |= answered >= majority;
+            majority_seen |= answered >= majority;
             outages = if answered < majority { outages + 1 } else { 0 };
-            let given_up = outages > self.service.retry.times && !quorum_seen && deadline.instant().is_none();
+            let given_up =
+                outages > self.service.retry.times && !majority_seen && deadline.instant().is_none();
             if deadline.has_passed(now()) && answered >= majority {
                 return Ok(false);
             }
@@ -251,9 +255,9 @@ impl Client {
     }
 
     /// Waits for the background work to finish: the releases of dropped guards, and the clean-up of failed
-    /// acquisitions. It does not wait for masters that stay down: they are asked when they come back, for the
-    /// length of the lease. A process that exits without a flush may leave holds behind, which last until
-    /// their leases end.
+    /// acquisitions. It does not wait for masters that stay down: until the lease ends, the client continues
+    /// to send them the release. A process that exits without a flush may leave holds behind, which last
+    /// until their leases end.
     pub async fn flush(&self) {
         self.service.flush().await;
     }
@@ -272,7 +276,7 @@ impl Client {
         read: impl Fn(Value) -> Option<T>,
     ) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        let ask = |node| async move { Channel::new(node).find(question, read).await };
+        let ask = |node| async move { Channel::new(node).query(question, read).await };
         let mut seen = self.ask_each(ask).await;
         let states = seen.iter_mut().map(|seen| match &mut seen.answer {
             Answer::Unanswered(state) => Some(state),
@@ -285,7 +289,7 @@ impl Client {
     /// Asks all masters over separate connections, because the length of the answers is unbounded.
     async fn ask_separately<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        self.ask_each(|node| async move { Channel::separate(&node).await?.find(question, read).await }).await
+        self.ask_each(|node| async move { Channel::separate(&node).await?.query(question, read).await }).await
     }
 
     /// Asks all masters at the same time.
@@ -293,11 +297,11 @@ impl Client {
     where
         A: Future<Output = Result<T, NodeState>>,
     {
-        let asked = self.service.nodes.iter().map(|node| {
+        let calls = self.service.nodes.iter().map(|node| {
             let (server, answer) = (node.name.clone(), ask(node.clone()));
             async move { Inspected::new(server, Answer::of(answer.await)) }
         });
-        join_all(asked).await
+        join_all(calls).await
     }
 }
 
@@ -308,8 +312,8 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Largest number of answers with up to 250 locks each. A server with more locks than that needs over 50 GB
-/// for them.
+/// Largest number of answers to LIST, with up to 250 locks each. A server with more locks than that needs
+/// over 50 GB for them.
 const MAX_ANSWERS: usize = 1_000_000;
 
 /// Reads all locks of a master, cursor by cursor, over a separate connection: other clients choose the length
@@ -319,7 +323,7 @@ async fn list_all(node: Arc<Node>, question: impl Fn(u64) -> Cmd) -> Result<Vec<
     let (mut cursors, mut found) = (Cursors::default(), HashMap::new());
     let mut cursor = 0;
     loop {
-        let (next, locks) = channel.find(&question(cursor), reading::listing).await?;
+        let (next, locks) = channel.query(&question(cursor), reading::listing).await?;
         found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
         if next == 0 {
             return Ok(found.into_values().collect());

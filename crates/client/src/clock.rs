@@ -3,12 +3,12 @@
 use dlock_quorum::Instant;
 use std::time::Duration;
 
-/// Longest sleep before the clock is read again, and so the longest time until a suspended holder learns that
-/// its hold has expired: the runtime's timers stop while the machine is suspended.
+/// Longest sleep before the clock is read again. The runtime's timers stop while the machine is suspended, so
+/// this is the longest time after it wakes up until a holder learns that its hold has expired.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
 /// Returns the current time on the clock that continues while the machine is suspended.
-// clippy.toml: this file is the only reader of clocks.
+// clippy.toml forbids reading a clock anywhere else.
 #[cfg(unix)]
 #[allow(clippy::disallowed_methods)]
 pub fn now() -> Instant {

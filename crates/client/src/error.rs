@@ -23,8 +23,8 @@ pub enum NodeState {
     Deadlock(Arc<str>),
     /// The clock of this master, or of another one, is wrong: their fences are too far apart.
     ClockAhead,
-    /// The master granted, but only this number of its replicas have the grant. For a grant that its disk
-    /// must have, the number is 0.
+    /// The master granted, but only this number of its replicas have the grant. It is 0 if the request was
+    /// for the master's own append only file, which does not have the grant.
     NotDurable(u64),
     /// The token holds nothing there.
     NotHeld,

@@ -18,7 +18,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{Mutex as Turn, Notify};
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -37,13 +37,14 @@ pub(crate) struct NewHold {
     pub(crate) acquired: Acquired,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) channels: Channels,
-    /// Answers that were still outstanding.
-    pub(crate) rest: Option<BoxFuture<'static, ()>>,
+    /// Receives the answers that were outstanding when the lock was acquired.
+    pub(crate) late_answers: Option<BoxFuture<'static, ()>>,
     /// True if masters that forget the hold are asked for it again. Its mode must be known for that.
     pub(crate) restores: bool,
 }
 
-/// Pause between a push and the check of the hold: several pushes may come together.
+/// Pause before a hold is checked after a push, the message of a master that another client has changed the
+/// key (CLIENT TRACKING). Several pushes may come together.
 const CHECK_PAUSE: Duration = Duration::from_millis(25);
 /// Longest pause until masters that did not answer a check are asked again.
 const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(2);
@@ -58,19 +59,19 @@ pub(crate) struct Hold {
     restores: bool,
     pub(crate) channels: Channels,
     state: Mutex<State>,
-    /// Allows one extension at a time: the answers to two could contradict each other. Locked on the client's
-    /// thread only, because a blocked runtime would keep it from the renewals.
-    pub(super) turn: Turn<()>,
+    /// Locked during an extension: the answers to two at a time could contradict each other. Locked on the
+    /// client's thread only: a task of the user's runtime, if that is blocked, would keep the renewals out.
+    pub(super) extending: AsyncMutex<()>,
     /// Locked while an upgrade is under way, or is being undone.
-    pub(super) undoing: Arc<Turn<()>>,
+    pub(super) upgrading: Arc<AsyncMutex<()>>,
     /// Notified when the state changes other than by the renewal.
     pub(crate) changed: Notify,
-    /// Notified when another client may have changed the hold on a master.
-    pub(super) watched: Arc<Notify>,
+    /// Notified by a push: another client may have changed the hold on a master, so the hold is checked.
+    pub(super) check_due: Arc<Notify>,
     pub(crate) lost: CancellationToken,
-    /// Cancelled when the hold is released, or left to its lease.
+    /// Cancelled when the hold is released, or is no longer renewed and ends with its lease.
     pub(crate) ended: CancellationToken,
-    /// Requests to masters that nothing waits for.
+    /// Calls with answers that decide nothing any more. The renewal task carries them out.
     pending: Mutex<Option<PendingCalls>>,
     pending_added: Notify,
 }
@@ -86,10 +87,10 @@ pub(crate) struct State {
 
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, rest, restores } = new;
+        let NewHold { acquired, request, channels, late_answers, restores } = new;
         let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
-        let watched = Arc::new(Notify::new());
-        service.watched.add(&request.resource, &watched);
+        let check_due = Arc::new(Notify::new());
+        service.watched.add(&request.resource, &check_due);
         Arc::new(Hold {
             service,
             request,
@@ -98,19 +99,20 @@ impl Hold {
             restores: restores && channels.len() > 1,
             channels,
             state: Mutex::new(state),
-            turn: Turn::new(()),
-            undoing: Arc::default(),
+            extending: AsyncMutex::new(()),
+            upgrading: Arc::default(),
             changed: Notify::new(),
-            watched,
+            check_due,
             lost: CancellationToken::new(),
             ended: CancellationToken::new(),
-            pending: Mutex::new(rest),
+            pending: Mutex::new(late_answers),
             pending_added: Notify::new(),
         })
     }
 
     /// Returns the state. Reads the clock first: past its validity the hold is lost, even if the renewal has
-    /// not noticed, as in a process that was stopped. A hold that was released before is not lost.
+    /// not noticed, as in a process that was stopped. A hold that was released within its validity is not
+    /// lost.
     pub(crate) fn state(&self) -> State {
         let state = self.state.lock().clone();
         if state.loss.is_some() || self.ended.is_cancelled() || now() < state.valid_until {
@@ -133,7 +135,7 @@ impl Hold {
     /// Carries out the pending calls. Never returns.
     pub(crate) async fn drive_pending(&self) {
         let step = |cx: &mut Context<'_>| {
-            // Each step holds the lock, so that no request leaves after the calls were cleared.
+            // Each step holds the lock, so that no request is sent after another task has cleared the calls.
             let mut pending = self.pending.lock();
             if pending.as_mut().is_some_and(|calls| calls.poll_unpin(cx).is_ready()) {
                 *pending = None;
@@ -148,38 +150,39 @@ impl Hold {
         }
     }
 
-    /// Waits for answers until the masters that may still have the hold are fewer than a majority.
+    /// Asks all masters about the hold once, and again after each push. Returns when the masters that may
+    /// still have the hold are fewer than a majority.
     pub(crate) async fn taken_away(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
         let new_backoff = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
         let mut backoff = new_backoff();
         loop {
-            // Shorter holds end without a question.
+            // A hold that ends within this pause costs no question.
             sleep(CHECK_PAUSE).await;
             if is_watched(self.state.lock().mode) {
-                let asked = self.channels.iter().map(|channel| async move {
+                let calls = self.channels.iter().map(|channel| async move {
                     // The question makes the master track the key for this connection.
                     let answer = channel.ask(question, None, channel.node.limit).await;
-                    match answer.found(reading::number) {
+                    match answer.read(reading::number) {
                         Ok(0) => NodeState::NotHeld,
                         Ok(_) => NodeState::Agreed,
                         Err(state) => state,
                     }
                 });
-                let states = join_all(asked).await;
+                let states = join_all(calls).await;
                 let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
                 if !self.service.quorum.possible_without(not_held) {
                     return self.service.report_of(states);
                 }
-                let silent = states.iter().filter(|state| is_silent(state)).count();
-                if !self.service.quorum.possible_without(not_held + silent) {
-                    // A server does not repeat a push, so the silent masters are asked again.
+                let unanswered = states.iter().filter(|state| is_unanswered(state)).count();
+                if !self.service.quorum.possible_without(not_held + unanswered) {
+                    // A server does not repeat a push, so the masters without an answer are asked again.
                     sleep(backoff.next()).await;
                     continue;
                 }
             }
             backoff = new_backoff();
-            self.watched.notified().await;
+            self.check_due.notified().await;
         }
     }
 
@@ -197,12 +200,12 @@ impl Hold {
         self.lost.cancel();
     }
 
-    /// Asks every master for a lease of `ttl` from now. A shorter lease cuts the validity before the first
-    /// send, because a master may set the lease without an answer.
+    /// Asks every master for a lease of `ttl` from now. If that ends before the current one, the validity is
+    /// cut before the first send, because a master may set the lease although its answer is lost.
     pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Instant, ExtendError> {
         let hold = self.clone();
         let extended = self.service.background.run_on_thread(async move {
-            let _turn = hold.turn.lock().await;
+            let _extending = hold.extending.lock().await;
             let extended = hold.set_lease(ttl, Duration::MAX).await;
             // On the client's thread, because the caller's runtime may be blocked by now.
             hold.changed.notify_one();
@@ -212,35 +215,35 @@ impl Hold {
     }
 
     /// Asks every master for the current lease, from now, and waits for each answer at most `limit`. The
-    /// lease is read once it is this caller's turn: an extension before it may have set another one.
+    /// length of the lease is read under the lock, because an earlier extension may have changed it.
     pub(crate) async fn renew(&self, limit: Duration) -> Result<Instant, ExtendError> {
-        let _turn = self.turn.lock().await;
+        let _extending = self.extending.lock().await;
         let ttl = self.state.lock().lease.ttl();
         self.set_lease(ttl, limit).await
     }
 
     async fn set_lease(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
-        let (lease, counted) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
+        let (lease, wire_ttl) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         if self.state().loss.is_some() {
             return Err(ExtendError::Lost(self.service.empty_report()));
         }
-        let begun = {
+        let (extension, sends) = {
             let mut state = self.state.lock();
-            let begun = Extension::new(self.service.quorum, lease, state.valid_until, now());
-            if begun.0.held_until() < state.valid_until {
-                (state.lease, state.valid_until) = (lease, begun.0.held_until());
+            let (extension, sends) = Extension::new(self.service.quorum, lease, state.valid_until, now());
+            if extension.held_until() < state.valid_until {
+                (state.lease, state.valid_until) = (lease, extension.held_until());
                 self.changed.notify_one();
             }
-            begun
+            (extension, sends)
         };
-        // Cancels earlier requests that were not sent yet: after this one they would shorten the lease.
+        // Cancels earlier requests that were not sent yet: after this one, they could shorten the lease.
         *self.pending.lock() = None;
         let mode = self.state.lock().mode;
         let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };
-        let command = extending(&self.request.resource, &self.request.token, counted);
-        let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: counted });
+        let command = extending(&self.request.resource, &self.request.token, wire_ttl);
+        let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: wire_ttl });
         let (extended, pending) =
-            extend(&self.service, &self.channels, command, restore, lease, limit, begun).await;
+            extend(&self.service, &self.channels, command, restore, lease, limit, (extension, sends)).await;
         self.add_pending(pending);
         if let Err(ExtendError::Lost(report)) = &extended {
             let is_over = now() >= self.state.lock().valid_until;
@@ -257,8 +260,8 @@ impl Hold {
         Ok(valid_until)
     }
 
-    /// Adds calls unless the hold has been released: a master that is asked for the hold after the RELEASE
-    /// would keep the hold.
+    /// Adds calls unless the hold has been released: an ACQUIRE that restores the hold on a master must not
+    /// follow the RELEASE.
     fn add_pending(&self, calls: PendingCalls) {
         let mut pending = self.pending.lock();
         if !self.ended.is_cancelled() {
@@ -278,9 +281,9 @@ impl Hold {
         allowed()?;
         state.mode = mode;
         drop(state);
-        // Another sharer of this client may have replaced this entry.
-        self.service.watched.add(&self.request.resource, &self.watched);
-        self.watched.notify_one();
+        // Another shared hold of this client may have replaced this one in `watched`.
+        self.service.watched.add(&self.request.resource, &self.check_due);
+        self.check_due.notify_one();
         Ok(())
     }
 
@@ -320,13 +323,13 @@ impl Hold {
 
     pub(crate) async fn release(&self) -> Result<(), ReleaseError> {
         match self.begin_release() {
-            Some(releases) => releases.majority().await,
+            Some(releases) => releases.wait_for_majority().await,
             None => Ok(()),
         }
     }
 
-    /// Ends the renewal without a release: the lease goes on.
-    pub(crate) fn leave(&self) {
+    /// Ends the renewal without a release: the masters keep the hold until its lease ends.
+    pub(crate) fn end_without_release(&self) {
         self.ended.cancel();
     }
 }
@@ -334,13 +337,13 @@ impl Hold {
 impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Hold { request, fence, channels, state, .. } = self;
-        let mut shown = f.debug_struct("Hold");
-        shown
+        let mut debug = f.debug_struct("Hold");
+        debug
             .field("request", request)
             .field("fence", fence)
             .field("channels", channels)
             .field("state", state);
-        shown.finish_non_exhaustive()
+        debug.finish_non_exhaustive()
     }
 }
 
@@ -352,7 +355,7 @@ pub(super) fn is_watched(mode: Mode) -> bool {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.service.watched.remove(&self.request.resource, &self.watched);
+        self.service.watched.remove(&self.request.resource, &self.check_due);
     }
 }
 
@@ -367,7 +370,7 @@ pub(crate) async fn first_lost(holds: impl Iterator<Item = &Arc<Hold>>) -> (usiz
     (index, why)
 }
 
-/// Returns true if the master may answer differently when it is asked again.
-fn is_silent(state: &NodeState) -> bool {
+/// Returns true if the master has not answered: it may answer when it is asked again.
+fn is_unanswered(state: &NodeState) -> bool {
     matches!(state, NodeState::Down(_) | NodeState::Slow | NodeState::Unheard | NodeState::Unasked)
 }

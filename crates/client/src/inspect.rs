@@ -61,7 +61,7 @@ pub struct Inspection {
     pub holders: Vec<Holder>,
     /// Number of waiters in the queue there.
     pub waiters: u64,
-    /// Rest of the lock-delay in ms: no client is granted the lock although it has no holder.
+    /// Remaining lock-delay in ms, in which no client is granted the lock although it has no holder.
     pub delay_ms: u64,
 }
 
@@ -75,13 +75,13 @@ pub struct Holder {
     pub count: u64,
     /// Fence of the hold.
     pub fence: u64,
-    /// Rest of the lease in ms.
+    /// Remaining lease in ms.
     pub left_ms: u64,
     /// Label given with the request.
     pub label: String,
     /// True if the hold ends with its connection.
     pub ephemeral: bool,
-    /// Number of the holder's connection on that master. 0 means unknown.
+    /// CLIENT ID of the holder's connection on that master. 0 means unknown.
     pub client: u64,
     /// Address of that connection. Empty means unknown.
     pub address: String,
@@ -93,7 +93,7 @@ pub struct Holder {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Listed {
-    /// The resource as bytes, so that it can be asked about.
+    /// The resource as bytes, so that a request can name it.
     #[serde(skip)]
     pub resource: Vec<u8>,
     /// As in [`Inspection::mode`].
@@ -102,7 +102,7 @@ pub struct Listed {
     pub holders: u64,
     /// Number of waiters.
     pub waiters: u64,
-    /// Rest of the longest lease in ms. `None` means that there is no holder.
+    /// Remaining ms of the longest lease. `None` means that there is no holder.
     pub left_ms: Option<u64>,
     /// Age of the oldest hold in ms.
     pub held_ms: u64,
@@ -126,7 +126,7 @@ pub struct Logged {
     pub token: String,
     /// Label given with the request.
     pub label: String,
-    /// Number of the connection on that master. 0 means unknown.
+    /// CLIENT ID of the connection on that master. 0 means unknown.
     pub client: u64,
     /// Address of that connection. Empty means unknown.
     pub address: String,
@@ -142,7 +142,7 @@ pub struct Logged {
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
-    /// Number of the waiter's connection on that master. 0 means that it waits without one.
+    /// CLIENT ID of the waiter's connection on that master. 0 means that it waits without one.
     pub client: u64,
     /// Token as text, escaped if it has a backslash or is not UTF-8.
     pub token: String,
@@ -150,7 +150,7 @@ pub struct Waiting {
     pub mode: String,
     /// Time waited so far, in ms.
     pub waited_ms: u64,
-    /// Rest of the wait in ms. `None` means no timeout.
+    /// Remaining wait in ms. `None` means no timeout.
     pub left_ms: Option<u64>,
     /// Label given with the request.
     pub label: String,

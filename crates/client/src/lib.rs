@@ -33,7 +33,7 @@
 //!     why = guard.lost() => return Err(why.into()),
 //! }
 //! guard.release().await?; // a dropped guard is released in the background
-//! client.close().await; // before the process exits: waits for that background
+//! client.close().await; // before the process exits: waits for releases in the background
 //! # Ok(())
 //! # }
 //! # async fn bill(_invoice: u32, _fence: Option<dlock_client::Fence>) {}

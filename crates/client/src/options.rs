@@ -61,9 +61,9 @@ impl Default for ClientBuilder {
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ClientBuilder { node_timeout, drift, retry, .. } = self;
-        let mut shown = f.debug_struct("ClientBuilder");
-        shown.field("servers", &self.servers.len()).field("node_timeout", node_timeout);
-        shown.field("drift", drift).field("retry", retry).finish_non_exhaustive()
+        let mut debug = f.debug_struct("ClientBuilder");
+        debug.field("servers", &self.servers.len()).field("node_timeout", node_timeout);
+        debug.field("drift", drift).field("retry", retry).finish_non_exhaustive()
     }
 }
 
@@ -95,7 +95,7 @@ impl ClientBuilder {
     ///
     /// A silent master costs this time: a round that needs its vote waits for it. 250 ms is ten times the
     /// latency between the data centres of a continent, and longer than a fork or a slow command blocks a
-    /// healthy server. No request is waited for longer than its ttl.
+    /// healthy server. If the ttl of a request is shorter, its answer is awaited for that time only.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self

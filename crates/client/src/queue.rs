@@ -22,7 +22,7 @@ use crate::wait::Backoff;
 
 /// How long a master keeps a position that no request renews. A dead waiter delays the queue for this long at
 /// most, and a waiter keeps its position while its process or the server hangs for some seconds.
-const KEPT: Duration = Duration::from_secs(10);
+const POSITION_KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// Longest interval between two checks whether a member of a quorum has fallen silent, which all waits at the
 /// member share. The position is also read at this interval.
@@ -31,11 +31,11 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The first pause of a wait that gets no messages, or cannot reach the master.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A queue is inspected again after this many times the duration of the inspection: where answers are late,
-/// so are the answers that make the queue move.
+/// A queue is inspected again after this many times the duration of the last inspection: if answers are late,
+/// the queue moves late, too.
 const INSPECTION_FACTOR: u32 = 8;
 
-/// How many waiters to read in search of the own position.
+/// How many waiters to read in search of the position of this one.
 const MAX_WAITERS_READ: u32 = 1000;
 
 /// Called with the position in the queue.
@@ -54,7 +54,7 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// Waits until the lock is granted, the wait times out, the master stops answering, or its queue does not
-    /// move. Only a RELEASE gives the position up.
+    /// move. Without a grant, the position may remain in the queue until the caller sends a RELEASE.
     pub(crate) async fn wait(self, on_position: Option<OnPosition>) -> Vote<()> {
         self.channel.assume_held();
         let waiter = self.clone();
@@ -74,29 +74,29 @@ impl Waiter {
     async fn ask(&self) -> Vote<()> {
         let node = &self.channel.node;
         if self.request.owner.is_some() {
-            // A release of an earlier hold of the owner may be in flight. Before it arrives, the server would
-            // detect a deadlock.
+            // The RELEASE of another hold of the owner may be in flight. Until it arrives, the server counts
+            // that hold, and might refuse this wait as a deadlock.
             let _ = timeout(node.limit, node.releases.wait()).await;
         }
         let wait = node.waits.begin();
         let mut backoff = Backoff::new(FIRST_PAUSE, CHECK_INTERVAL);
-        let (mut kept, begun, mut answered) = (KEPT, now(), None);
+        let (mut kept, begun, mut answered_at) = (POSITION_KEPT_FOR, now(), None);
         loop {
-            let listens = node.listens();
-            let command = self.request.queue(kept, wait.notify().filter(|_| listens));
+            let is_subscribed = node.is_subscribed();
+            let command = self.request.queue(kept, wait.notify().filter(|_| is_subscribed));
             let reply = self.channel.ask(&command, Some(LateEffect::Hold), node.limit).await;
             let vote = reply.acquired().map(|_| ());
             let pause = match &vote {
                 Vote::Refused(Refusal::Taken) => {
-                    answered = Some(now());
-                    if listens { self.pause(kept) } else { backoff.next() }
+                    answered_at = Some(now());
+                    if is_subscribed { self.pause(kept) } else { backoff.next() }
                 }
-                // The server rejects a time above its `dlock.max-ttl`, which the lease does not exceed.
+                // The server rejects a time above its `dlock.max-ttl`. The lease must be within that anyway.
                 Vote::Failed(Failure::Misuse(_)) if kept > self.request.ttl() => {
                     kept = self.request.ttl();
                     continue;
                 }
-                vote if self.outlasts(vote, begun, answered) => backoff.next(),
+                vote if self.asks_again_after(vote, begun, answered_at) => backoff.next(),
                 _ => {
                     if node.is_silent() {
                         node.waits.wake_all();
@@ -106,7 +106,8 @@ impl Waiter {
             };
             let pause = self.until.map_or(pause, |until| pause.min(until.saturating_since(now())));
             if pause.is_zero() {
-                // The caller's next request must not wait behind this one.
+                // The wait timed out. The position is given up before the caller's next request for the lock,
+                // which would otherwise wait behind it.
                 if vote == Vote::Refused(Refusal::Taken)
                     && self.stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
@@ -120,7 +121,7 @@ impl Waiter {
                 Some(Ended::Cancelled) => return Vote::Refused(Refusal::Taken),
                 Some(Ended::TimedOut | Ended::Refused) | None => {}
             }
-            if !self.is_alone() && node.is_silent() {
+            if !self.is_single_server() && node.is_silent() {
                 return Vote::Unknown;
             }
         }
@@ -128,27 +129,27 @@ impl Waiter {
 
     /// Returns true if a master that did not answer is asked again, because it may still keep the position.
     /// In a quorum the client continues without the master.
-    fn outlasts(&self, vote: &Vote<()>, begun: Instant, answered: Option<Instant>) -> bool {
+    fn asks_again_after(&self, vote: &Vote<()>, begun: Instant, answered_at: Option<Instant>) -> bool {
         let may_return = match vote {
             // The master is busy, or the connection broke.
             Vote::Unknown if !self.channel.node.is_silent() => true,
             Vote::Unknown | Vote::Failed(Failure::Down(_)) => {
-                self.is_alone() && answered.is_some() && !self.request.ephemeral
+                self.is_single_server() && answered_at.is_some() && !self.request.ephemeral
             }
             _ => false,
         };
-        may_return && now() < answered.unwrap_or(begun) + KEPT
+        may_return && now() < answered_at.unwrap_or(begun) + POSITION_KEPT_FOR
     }
 
-    fn is_alone(&self) -> bool {
+    fn is_single_server(&self) -> bool {
         self.service.quorum.majority() == 1
     }
 
-    /// Returns how long to wait for a message. All waits at a member share the check whether the member has
-    /// fallen silent.
+    /// Returns how long to wait for a message before the next request. All waits at a member share the check
+    /// whether it has fallen silent: the more waits there are, the longer each of them pauses.
     fn pause(&self, kept: Duration) -> Duration {
         let node = &self.channel.node;
-        let check = if self.is_alone() { kept } else { node.limit.min(CHECK_INTERVAL) };
+        let check = if self.is_single_server() { kept } else { node.limit.min(CHECK_INTERVAL) };
         let longest = check.saturating_mul(node.waits.count()).min(kept / 3);
         rand::random_range(longest / 2..=longest)
     }
@@ -158,12 +159,12 @@ impl Waiter {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);
         let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
-        let mut took = Duration::ZERO;
+        let mut inspection_time = Duration::ZERO;
         loop {
-            sleep(backoff.next().max(took * INSPECTION_FACTOR)).await;
+            sleep(backoff.next().max(inspection_time * INSPECTION_FACTOR)).await;
             let begun = now();
             let holders = self.service.holders(&self.request.resource).await;
-            took = now().saturating_since(begun);
+            inspection_time = now().saturating_since(begun);
             if watch.must_leave(&holders) {
                 return;
             }
@@ -174,11 +175,11 @@ impl Waiter {
     async fn report_positions(&self, on_position: OnPosition) {
         let node = &self.channel.node;
         let question = request::waiters(&self.request.resource, MAX_WAITERS_READ);
-        let own = reading::shown(self.request.token.as_bytes());
+        let own = reading::printable(self.request.token.as_bytes());
         let mut last = None;
         loop {
             sleep(CHECK_INTERVAL.min(node.limit)).await;
-            let answer = Channel::new(node.clone()).find(&question, reading::queue).await;
+            let answer = Channel::new(node.clone()).query(&question, reading::queue).await;
             let Ok(queue) = answer else { continue };
             let Some(index) = queue.iter().position(|waiting| waiting.token == own) else { continue };
             let position = index as u64 + 1;

@@ -7,23 +7,25 @@ use crate::inspect::{Holder, Inspection, Listed, Logged, Waiting};
 
 /// Reads DLOCK.INSPECT. The inner `None` means that the lock has no holder and no waiter.
 pub(crate) fn inspection(value: Value) -> Option<Option<Inspection>> {
-    Reply::read(plain(value)).map(|seen: Option<reply::Inspection>| seen.map(Inspection::from))
+    Reply::read(protocol_value(value)).map(|seen: Option<reply::Inspection>| seen.map(Inspection::from))
 }
 
 /// Reads DLOCK.WAITERS.
 pub(crate) fn queue(value: Value) -> Option<Vec<Waiting>> {
-    Reply::read(plain(value)).map(|queue: Vec<reply::Waiting>| queue.into_iter().map(Waiting::from).collect())
+    Reply::read(protocol_value(value))
+        .map(|queue: Vec<reply::Waiting>| queue.into_iter().map(Waiting::from).collect())
 }
 
 /// Reads DLOCK.LIST: the next cursor, and locks.
 pub(crate) fn listing(value: Value) -> Option<(u64, Vec<Listed>)> {
-    let seen: reply::Listing = Reply::read(plain(value))?;
+    let seen: reply::Listing = Reply::read(protocol_value(value))?;
     Some((seen.cursor, seen.locks.into_iter().map(Listed::from).collect()))
 }
 
 /// Reads DLOCK.LOG.
 pub(crate) fn log(value: Value) -> Option<Vec<Logged>> {
-    Reply::read(plain(value)).map(|log: Vec<reply::Logged>| log.into_iter().map(Logged::from).collect())
+    Reply::read(protocol_value(value))
+        .map(|log: Vec<reply::Logged>| log.into_iter().map(Logged::from).collect())
 }
 
 /// Reads any answer as the texts in it, in their order.
@@ -54,20 +56,20 @@ pub(crate) fn text(value: Value) -> Option<String> {
 
 /// Reads an answer of one number.
 pub(crate) fn number(value: Value) -> Option<u64> {
-    Reply::read(plain(value))
+    Reply::read(protocol_value(value))
 }
 
-/// Converts a value of the connection to one of the protocol.
-pub(crate) fn plain(value: Value) -> reply::Value {
+/// Converts a value of the `redis` crate to one of `dlock-protocol`.
+pub(crate) fn protocol_value(value: Value) -> reply::Value {
     match value {
         Value::Nil => reply::Value::Null,
         Value::Int(number) => reply::Value::Int(number),
         Value::BulkString(bytes) => reply::Value::Bulk(bytes),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => reply::Value::Bulk(text.into()),
-        Value::Array(items) => reply::Value::Array(items.into_iter().map(plain).collect()),
-        Value::Map(pairs) => {
-            reply::Value::Map(pairs.into_iter().map(|(name, value)| (plain(name), plain(value))).collect())
-        }
+        Value::Array(items) => reply::Value::Array(items.into_iter().map(protocol_value).collect()),
+        Value::Map(pairs) => reply::Value::Map(
+            pairs.into_iter().map(|(name, value)| (protocol_value(name), protocol_value(value))).collect(),
+        ),
         _ => reply::Value::Other,
     }
 }
@@ -75,7 +77,7 @@ pub(crate) fn plain(value: Value) -> reply::Value {
 impl From<reply::Inspection<'_>> for Inspection {
     fn from(seen: reply::Inspection<'_>) -> Inspection {
         Inspection {
-            mode: shown(&seen.mode),
+            mode: printable(&seen.mode),
             permits: seen.permits,
             fence: seen.fence,
             holders: seen.holders.into_iter().map(Holder::from).collect(),
@@ -88,14 +90,14 @@ impl From<reply::Inspection<'_>> for Inspection {
 impl From<reply::Holder<'_>> for Holder {
     fn from(holder: reply::Holder<'_>) -> Holder {
         Holder {
-            token: shown(&holder.token),
+            token: printable(&holder.token),
             count: holder.count,
             fence: holder.fence,
             left_ms: holder.pttl,
-            label: shown(&holder.label),
+            label: printable(&holder.label),
             ephemeral: holder.ephemeral,
             client: holder.client,
-            address: shown(&holder.addr),
+            address: printable(&holder.addr),
             held_ms: holder.held,
         }
     }
@@ -105,11 +107,11 @@ impl From<reply::Waiting<'_>> for Waiting {
     fn from(waiting: reply::Waiting<'_>) -> Waiting {
         Waiting {
             client: waiting.client.unwrap_or_default(),
-            token: shown(&waiting.token),
-            mode: shown(&waiting.mode),
+            token: printable(&waiting.token),
+            mode: printable(&waiting.mode),
             waited_ms: waiting.waited,
             left_ms: waiting.left,
-            label: shown(&waiting.label),
+            label: printable(&waiting.label),
         }
     }
 }
@@ -118,7 +120,7 @@ impl From<reply::Listed<'_>> for Listed {
     fn from(lock: reply::Listed<'_>) -> Listed {
         Listed {
             resource: lock.key.into_owned(),
-            mode: shown(&lock.mode),
+            mode: printable(&lock.mode),
             holders: lock.holders,
             waiters: lock.waiters,
             left_ms: lock.pttl.0,
@@ -132,13 +134,13 @@ impl From<reply::Logged<'_>> for Logged {
         Logged {
             id: entry.id,
             time_ms: entry.time,
-            what: shown(&entry.what),
+            what: printable(&entry.what),
             db: entry.db,
-            resource: shown(&entry.key),
-            token: shown(&entry.token),
-            label: shown(&entry.label),
+            resource: printable(&entry.key),
+            token: printable(&entry.token),
+            label: printable(&entry.label),
             client: entry.client,
-            address: shown(&entry.address),
+            address: printable(&entry.address),
             fence: entry.fence,
             held_ms: entry.held,
             waited_ms: entry.waited,
@@ -148,7 +150,7 @@ impl From<reply::Logged<'_>> for Logged {
 
 /// Returns bytes such as a token or a label as text, escaped if they have a backslash or are not UTF-8.
 /// Different bytes have different texts.
-pub(crate) fn shown(bytes: &[u8]) -> String {
+pub(crate) fn printable(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.contains('\\') => text.to_string(),
         _ => bytes.escape_ascii().to_string(),
@@ -157,14 +159,14 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::shown;
+    use super::printable;
 
     #[test]
     fn different_bytes_are_shown_differently() {
         let all: [&[u8]; 6] = [b"\xff", b"\\xff", b"\\\\xff", "größe".as_bytes(), "gr\\öße".as_bytes(), b""];
         for (at, one) in all.iter().enumerate() {
-            assert!(all[at + 1..].iter().all(|other| shown(one) != shown(other)), "{}", shown(one));
+            assert!(all[at + 1..].iter().all(|other| printable(one) != printable(other)), "{one:?}");
         }
-        assert_eq!(shown("größe".as_bytes()), "größe");
+        assert_eq!(printable("größe".as_bytes()), "größe");
     }
 }

@@ -15,7 +15,7 @@ pub(crate) const MAX_HOLDERS: u32 = 1000;
 #[derive(Debug, Clone)]
 pub(crate) struct LockRequest {
     pub(crate) resource: Vec<u8>,
-    pub(crate) asked: dlock_protocol::LockRequest,
+    pub(crate) options: dlock_protocol::LockRequest,
 }
 
 /// Gives direct access to the options of the request.
@@ -23,7 +23,7 @@ impl Deref for LockRequest {
     type Target = dlock_protocol::LockRequest;
 
     fn deref(&self) -> &Self::Target {
-        &self.asked
+        &self.options
     }
 }
 
@@ -40,14 +40,14 @@ impl LockRequest {
     }
 
     fn acquire_or(&self, queue: Option<Queue<'_>>) -> Cmd {
-        let (key, request) = (self.resource.as_slice(), self.asked.borrowed());
+        let (key, request) = (self.resource.as_slice(), self.options.borrowed());
         cmd(&command::Acquire { key, request, block: None, queue }.to_args())
     }
 
     /// Returns the same request for another mode.
     pub(crate) fn in_mode(&self, mode: Mode) -> LockRequest {
         let mut request = self.clone();
-        request.asked.mode = mode;
+        request.options.mode = mode;
         request
     }
 
@@ -57,11 +57,11 @@ impl LockRequest {
     }
 
     /// Returns a CONFIRM that only asks for the fence of the hold: a lower fence changes nothing.
-    pub(crate) fn fence(&self) -> Cmd {
+    pub(crate) fn read_fence(&self) -> Cmd {
         self.confirm(Fence::MIN)
     }
 
-    /// Requested lease.
+    /// Returns the requested lease.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl.millis())
     }
@@ -83,7 +83,8 @@ pub(crate) fn extend(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
     commands
 }
 
-/// EXTEND, followed by a read that tracks the key anew: each write ends the tracking.
+/// EXTEND, followed by a read that makes the server track the key again (CLIENT TRACKING): each write ends
+/// the tracking.
 pub(crate) fn extend_and_track(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
     let mut commands = extend(resource, token, ttl);
     commands.add_command(holds(resource, token));
@@ -95,16 +96,16 @@ pub(crate) fn release(resource: &[u8], token: &Token) -> Cmd {
     cmd(&command::Release { key: resource, token: token.borrowed(), count: ReleaseCount::All }.to_args())
 }
 
-pub(crate) fn waiters(resource: &[u8], most: u32) -> Cmd {
-    cmd(&command::Waiters { key: resource, count: NonZeroU32::new(most) }.to_args())
+pub(crate) fn waiters(resource: &[u8], limit: u32) -> Cmd {
+    cmd(&command::Waiters { key: resource, count: NonZeroU32::new(limit) }.to_args())
 }
 
 pub(crate) fn holds(resource: &[u8], token: &Token) -> Cmd {
     cmd(&command::Holds { key: resource, token: token.borrowed() }.to_args())
 }
 
-pub(crate) fn inspect(resource: &[u8], most: u32) -> Cmd {
-    cmd(&command::Inspect { key: resource, count: NonZeroU32::new(most) }.to_args())
+pub(crate) fn inspect(resource: &[u8], limit: u32) -> Cmd {
+    cmd(&command::Inspect { key: resource, count: NonZeroU32::new(limit) }.to_args())
 }
 
 pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>, waited: bool) -> Cmd {
@@ -112,8 +113,8 @@ pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>, waited: bool) -> Cmd {
     cmd(&command::List { cursor, pattern, count, waited }.to_args())
 }
 
-pub(crate) fn log(most: u32, key: Option<&[u8]>) -> Cmd {
-    cmd(&command::Log::Read { count: NonZeroU32::new(most), key }.to_args())
+pub(crate) fn log(limit: u32, key: Option<&[u8]>) -> Cmd {
+    cmd(&command::Log::Read { count: NonZeroU32::new(limit), key }.to_args())
 }
 
 /// Asks for the type of the value under a key.

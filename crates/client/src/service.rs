@@ -33,6 +33,7 @@ pub(crate) struct Service {
     pub(crate) background: Arc<Background>,
     pub(crate) watched: Arc<Watched>,
     pub(crate) member_list: Arc<MemberList>,
+    /// The tasks that `flush` waits for.
     cleanup: TaskTracker,
 }
 
@@ -81,23 +82,23 @@ impl Service {
         Ok(Service { nodes, quorum, retry, contended, drift, background, watched, member_list, cleanup })
     }
 
-    /// Opens the first connections. Returns once a majority is connected and the others have had the time of
-    /// one answer; they may connect later. A master that is down is not an error, because it may come back.
+    /// Opens the first connections. Returns once a majority is connected and the time limit of one answer has
+    /// passed; the others may connect later. A master that is down is not an error, because it may come back.
     /// Nor is a master that cannot take part, as long as a majority remains without it.
     async fn first_connections(&self) -> Result<(), BuildError> {
-        let overdue = now() + self.nodes[0].limit;
+        let time_limit = now() + self.nodes[0].limit;
         let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });
         let mut opening: FuturesUnordered<_> = opening.collect();
-        let mut up = 0;
+        let mut connected = 0;
         loop {
             let next = tokio::select! {
                 biased;
                 next = opening.next() => next,
-                () = sleep_until(overdue), if up >= self.quorum.majority() => None,
+                () = sleep_until(time_limit), if connected >= self.quorum.majority() => None,
             };
             match next {
                 None => return Ok(()),
-                Some((_, Ok(_))) => up += 1,
+                Some((_, Ok(_))) => connected += 1,
                 Some((node, Err(ConnectError::SameAs(other)))) => {
                     return Err(BuildError::SameServer(other, node.name.clone()));
                 }
@@ -123,8 +124,8 @@ impl Service {
     /// Reads the holders of the resource at each master. They are unknown where there are too many to read.
     pub(crate) async fn holders(&self, resource: &[u8]) -> Holders {
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
-        let asked = self.nodes.iter().map(|node| async move {
-            let seen = Channel::new(node.clone()).find(question, reading::inspection).await;
+        let calls = self.nodes.iter().map(|node| async move {
+            let seen = Channel::new(node.clone()).query(question, reading::inspection).await;
             let holders = seen.ok()?.unwrap_or_default().holders;
             let holder = |seen: inspect::Holder| Holder {
                 token: seen.token,
@@ -133,49 +134,51 @@ impl Service {
             let is_complete = holders.len() < MAX_HOLDERS_READ as usize;
             is_complete.then(|| holders.into_iter().map(holder).collect())
         });
-        Holders(join_all(asked).await)
+        Holders(join_all(calls).await)
     }
 
-    /// Names the type of the value under the key in the state of each master that answered WRONGTYPE. Without
-    /// the permission for TYPE the text stays as it is. `None` stands for a master that answered.
+    /// Adds the type of the value under the key to the state of each master that answered WRONGTYPE, if the
+    /// user may send TYPE. `states` has one for each master; `None` means that the master answered otherwise.
     pub(crate) async fn name_types<'s>(
         &self,
         resource: &[u8],
         states: impl Iterator<Item = Option<&'s mut NodeState>>,
     ) {
         let question = &request::type_of(resource);
-        let asked = self.nodes.iter().zip(states).map(|(node, state)| async move {
+        let calls = self.nodes.iter().zip(states).map(|(node, state)| async move {
             let Some(NodeState::Failed(why)) = state else { return };
             if why.starts_with(WRONG_TYPE)
-                && let Ok(a_type) = Channel::new(node.clone()).find(question, reading::text).await
+                && let Ok(a_type) = Channel::new(node.clone()).query(question, reading::text).await
             {
                 *why = wrong_type(Some(&a_type)).into();
             }
         });
-        join_all(asked).await;
+        join_all(calls).await;
     }
 
     pub(crate) fn channels(&self) -> Channels {
         self.nodes.iter().map(|node| Arc::new(Channel::new(node.clone()))).collect()
     }
 
-    /// Returns the lease for a `ttl`, in whole ms as the servers count it, or the reason why there is none.
+    /// Returns the lease for a `ttl`, rounded down to the whole ms of the second value, which requests
+    /// contain. The error says why there is none.
     pub(crate) fn lease_for(&self, ttl: Duration) -> Result<(Lease, Ttl), String> {
-        let Some(counted) = u64::try_from(ttl.as_millis()).ok().and_then(Ttl::from_millis) else {
+        let Some(wire_ttl) = u64::try_from(ttl.as_millis()).ok().and_then(Ttl::from_millis) else {
             return Err(format!("a ttl must be 1 ms to 49 days, not {ttl:?}"));
         };
-        let ttl = Duration::from_millis(counted.millis());
+        let ttl = Duration::from_millis(wire_ttl.millis());
         let lease = match self.drift {
             Some(drift) => Lease::with_drift(ttl, drift),
             None => Lease::new(ttl),
         };
         let lease = lease
             .ok_or_else(|| format!("nothing is left of a ttl of {ttl:?} after the drift: use a longer one"));
-        lease.map(|lease| (lease, counted))
+        lease.map(|lease| (lease, wire_ttl))
     }
 
-    /// Begins a task that `flush` does not wait for. Its first request has been sent when this returns.
-    pub(crate) fn begin(&self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Runs a task up to its first await, so that its first request has been sent, and spawns the rest.
+    /// `flush` does not wait for it.
+    pub(crate) fn poll_then_spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.background.runtime.enter();
         let mut task = Box::pin(task);
         if task.as_mut().now_or_never().is_none() {
@@ -183,8 +186,8 @@ impl Service {
         }
     }
 
-    /// Spawns a task that runs to its end even if the handle is dropped. `flush` waits for it.
-    pub(crate) fn finish<T: Send + 'static>(
+    /// Spawns a task that `flush` waits for. It runs to its end even if the handle is dropped.
+    pub(crate) fn spawn_cleanup<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<T> {
@@ -233,7 +236,7 @@ impl Service {
     }
 }
 
-/// The contention of each lock that was contended lately, by resource.
+/// The contention of each lock that was contended a short while ago, by resource.
 #[derive(Debug, Default)]
 pub(crate) struct Contended(Mutex<HashMap<Vec<u8>, Contention>>);
 
@@ -249,10 +252,10 @@ impl Contended {
         let mut after = before;
         let outcome = change(&mut after);
         if after != before {
-            // Drops expired entries before the map grows.
+            // Before the map grows, expired entries are removed.
             if all.len() == all.capacity() {
                 let now = now();
-                all.retain(|_, known| !known.is_over(now));
+                all.retain(|_, contention| !contention.is_over(now));
             }
             all.insert(resource.to_vec(), after);
         }

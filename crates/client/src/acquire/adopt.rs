@@ -10,7 +10,7 @@ use crate::acquire::driver::{Acquisition, Unacquired, begin_hold};
 use crate::error::{ExtendError, NodeState};
 use crate::hold::guard::Guard;
 use crate::hold::renewal::Renewal;
-use crate::reading::{self, shown};
+use crate::reading::{self, printable};
 use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
 use crate::topology::Channel;
@@ -23,12 +23,12 @@ pub(crate) async fn adopt(
     token: &Token,
     ttl: Duration,
 ) -> Result<Guard, ExtendError> {
-    let (lease, counted) = service.lease_for(ttl).map_err(ExtendError::Option)?;
+    let (lease, wire_ttl) = service.lease_for(ttl).map_err(ExtendError::Option)?;
     let quorum = service.quorum;
     let acquisition = Acquisition {
         service: service.clone(),
         resource: resource.to_vec(),
-        asked: dlock_protocol::LockRequest::new(Some(token.clone()), counted),
+        options: dlock_protocol::LockRequest::new(Some(token.clone()), wire_ttl),
         terms: Terms {
             plan: Plan { quorum, lease, fenced: true, retries: service.retry.times },
             first_pause: service.retry.pause,
@@ -41,16 +41,17 @@ pub(crate) async fn adopt(
     };
     match service.background.run_with_timers(acquisition.run()).await {
         Ok(mut new) => {
-            // The renewal begins only after this question.
+            // The first renewal waits for this question, while the lease already runs.
             let limit = lease.ttl() / 4;
-            if let Some(mode) = held_as(service, &new.request, limit).await {
-                (new.request, new.restores) = (Arc::new(new.request.in_mode(mode)), true);
+            if let Some(mode) = mode_of_hold(service, &new.request, limit).await {
+                new.request = Arc::new(new.request.in_mode(mode));
+                new.restores = true;
             }
             let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
             let share = begin_hold(service, lease, renewal, new);
             // The user's runtime may have been blocked for longer than the lease.
             if share.0.state().loss.is_some() {
-                share.0.leave();
+                share.0.end_without_release();
                 return Err(ExtendError::Lost(service.empty_report()));
             }
             Ok(Guard::new(share))
@@ -66,19 +67,19 @@ pub(crate) async fn adopt(
     }
 }
 
-/// Returns the mode of the hold, if enough masters show it: shared if one master shows that mode, as a
-/// downgrade may not have arrived everywhere; exclusive only if a majority does. Each master has at most
-/// `limit` to answer.
-async fn held_as(service: &Service, request: &LockRequest, limit: Duration) -> Option<Mode> {
+/// Returns the mode of the hold. One master that shows a shared hold is enough for that mode, because a
+/// downgrade may not have reached the others. The mode is exclusive only if a majority shows it. `None` means
+/// that it is unknown. Each master has at most `limit` to answer.
+async fn mode_of_hold(service: &Service, request: &LockRequest, limit: Duration) -> Option<Mode> {
     let (question, token) =
-        (&request::inspect(&request.resource, MAX_HOLDERS), &shown(request.token.as_bytes()));
-    let asked = service.nodes.iter().map(|node| async move {
+        (&request::inspect(&request.resource, MAX_HOLDERS), &printable(request.token.as_bytes()));
+    let calls = service.nodes.iter().map(|node| async move {
         let answer = Channel::new(node.clone()).ask(question, None, node.limit.min(limit)).await;
-        let seen = answer.found(reading::inspection).ok()??;
+        let seen = answer.read(reading::inspection).ok()??;
         seen.holders.iter().any(|holder| holder.token == *token).then_some(seen.mode)
     });
     let modes: Vec<String> =
-        service.background.run_with_timers(join_all(asked)).await.into_iter().flatten().collect();
+        service.background.run_with_timers(join_all(calls)).await.into_iter().flatten().collect();
     let count_of = |mode: Mode| modes.iter().filter(|shown| *shown == mode.word()).count();
     if count_of(Mode::Shared) > 0 {
         return Some(Mode::Shared);

@@ -2,11 +2,11 @@
 
 use std::pin::Pin;
 
-use crate::acquire::{Acquire, Async, untaken};
+use crate::acquire::{Acquire, Async, none_if_taken};
 use crate::clock::now;
 use crate::error::{AcquireError, Lost};
 use crate::hold::guard::{Guard, Guards};
-use crate::reading::shown;
+use crate::reading::printable;
 use crate::wait::Wait;
 
 /// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
@@ -14,6 +14,7 @@ use crate::wait::Wait;
 pub struct AcquireAll<C = Async> {
     /// Sorted, without duplicates.
     pub(crate) resources: Vec<Vec<u8>>,
+    /// The options of each lock. The resource in it is not used.
     pub(crate) each: Acquire<C>,
 }
 
@@ -40,7 +41,7 @@ impl AcquireAll {
         };
         let mut guards = Guards(Vec::with_capacity(self.resources.len()));
         for resource in self.resources {
-            let mut next = self.each.of(resource);
+            let mut next = self.each.for_resource(resource);
             if let Some(end) = end {
                 next = next.wait(Wait::For(end.saturating_since(now())));
             }
@@ -64,12 +65,12 @@ impl AcquireAll {
 
     /// [`acquire`](Self::acquire) without waiting: `None` if another client holds one of the locks.
     pub async fn try_acquire(self) -> Result<Option<Guards>, AcquireError> {
-        untaken(self.each(|lock| lock.wait(Wait::No)).acquire().await)
+        none_if_taken(self.each(|lock| lock.wait(Wait::No)).acquire().await)
     }
 }
 
 fn lost_meanwhile(lost: &Guard, why: Lost) -> AcquireError {
-    AcquireError::LostMeanwhile { resource: shown(lost.resource()), why }
+    AcquireError::LostMeanwhile { resource: printable(lost.resource()), why }
 }
 
 impl IntoFuture for AcquireAll {

@@ -24,7 +24,7 @@ use crate::hold::release::Releases;
 use crate::hold::renewal::{Renewal, renew};
 use crate::hold::{Hold, NewHold};
 use crate::queue::{OnPosition, Waiter};
-use crate::reading::shown;
+use crate::reading::printable;
 use crate::request::{self, LockRequest, fresh_token};
 use crate::service::{Channels, Service};
 use crate::topology::{Channel, LateEffect, Voters};
@@ -34,8 +34,8 @@ use crate::transport::{Connection, Reply};
 pub(crate) struct Acquisition {
     pub(crate) service: Arc<Service>,
     pub(crate) resource: Vec<u8>,
-    /// Each round has a token of its own, unless the caller chose one: then there is one round.
-    pub(crate) asked: dlock_protocol::LockRequest<Option<Token>>,
+    /// Without a token of the caller, each round gets a fresh one. With one, there is a single round.
+    pub(crate) options: dlock_protocol::LockRequest<Option<Token>>,
     pub(crate) terms: Terms,
     pub(crate) on_position: Option<OnPosition>,
     pub(crate) on_outage: Option<OnOutage>,
@@ -52,7 +52,7 @@ pub(crate) struct Unacquired {
 
 impl Acquisition {
     /// Acquires the lock, and starts the renewal of the hold.
-    pub(crate) async fn hold(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
+    pub(crate) async fn acquire_and_renew(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
         let acquired = self.service.background.run_with_timers(async {
             let mut acquired = self.run().await;
             if let Err(Unacquired { reason: FailureReason::Misuse, report }) = &mut acquired {
@@ -70,7 +70,7 @@ impl Acquisition {
         let service = &self.service;
         let (memory, order) = (service.contended.get(&self.resource), service.queue_order());
         let mut attempt = Attempt::new(self.terms, rand::random(), &memory, &order, now());
-        let mut round = SentRound::new(self, self.asked.token.clone().unwrap_or_else(fresh_token), None);
+        let mut round = SentRound::new(self, self.options.token.clone().unwrap_or_else(fresh_token), None);
         let mut report = Report(Vec::new());
         let mut step = attempt.begin_round(now());
         loop {
@@ -84,7 +84,7 @@ impl Acquisition {
                 Next::Review { needs_holders } => {
                     report = round.report(&attempt);
                     // Dropping the failed round releases its grants.
-                    round = SentRound::new(self, fresh_token(), round.own_connection());
+                    round = SentRound::new(self, fresh_token(), round.ephemeral_connection());
                     let holders = OptionFuture::from(needs_holders.then(|| service.holders(&self.resource)));
                     let (holders, order) = (holders.await, service.queue_order());
                     service.contended.update(&self.resource, |memory| {
@@ -105,7 +105,7 @@ impl Acquisition {
 
     /// The error of a failed attempt.
     fn error(&self, failed: Unacquired) -> AcquireError {
-        let (resource, report) = (shown(&self.resource), failed.report);
+        let (resource, report) = (printable(&self.resource), failed.report);
         match failed.reason {
             FailureReason::Taken => AcquireError::Taken { resource, report },
             FailureReason::Deadlock => AcquireError::Deadlock { resource, report },
@@ -136,18 +136,18 @@ enum Answered {
 }
 
 impl SentRound<'_> {
-    /// Makes a round in which nothing has been sent. `own` is the connection of an ephemeral hold that an
-    /// earlier round opened.
-    fn new(acquisition: &Acquisition, token: Token, own: Option<Connection>) -> SentRound<'_> {
-        let (asked, service) = (&acquisition.asked, &acquisition.service);
-        let asked = asked.with(token, asked.label.clone(), asked.owner.clone());
-        let request = Arc::new(LockRequest { resource: acquisition.resource.clone(), asked });
+    /// Makes a round in which nothing has been sent. `connection` is that of an ephemeral hold, if an earlier
+    /// round has opened it.
+    fn new(acquisition: &Acquisition, token: Token, connection: Option<Connection>) -> SentRound<'_> {
+        let (options, service) = (&acquisition.options, &acquisition.service);
+        let options = options.with(token, options.label.clone(), options.owner.clone());
+        let request = Arc::new(LockRequest { resource: acquisition.resource.clone(), options });
         let channels = service.channels();
         if acquisition.terms.adopts {
             channels.iter().for_each(|channel| channel.assume_held());
         }
-        if let Some(own) = own {
-            channels[0].pin(own);
+        if let Some(connection) = connection {
+            channels[0].pin(connection);
         }
         SentRound { acquisition, request, channels, voters: Arc::default(), calls: Calls::new() }
     }
@@ -173,7 +173,7 @@ impl SentRound<'_> {
                 Request::Leave => self.leave_queue(to),
                 Request::Wait => self.join_queue(to, attempt),
                 Request::Acquire | Request::Look | Request::Confirm { .. } => self.ask(to, what),
-                // `drop` releases, and a guard extends and restores.
+                // Sent elsewhere: Release by `drop`, Extend and Restore by `hold::extend`.
                 Request::Release | Request::Extend | Request::Restore => {}
             }
         }
@@ -186,14 +186,14 @@ impl SentRound<'_> {
             Request::Confirm { fence, .. } => {
                 (request.confirm(fence), Some(LateEffect::Lease(ttl)), Reply::confirmed)
             }
-            _ if self.acquisition.terms.adopts => (request.fence(), None, Reply::confirmed),
+            _ if self.acquisition.terms.adopts => (request.read_fence(), None, Reply::confirmed),
             _ => (request.acquire(), Some(LateEffect::Hold), Reply::acquired),
         };
         let channel = self.channels[usize::from(to.0)].clone();
         let (limit, ephemeral) = (channel.node.limit.min(ttl), request.ephemeral);
         let voters = self.voters.clone();
         self.calls.push(Box::pin(async move {
-            if let Err(vote) = open_own(&channel, ephemeral).await {
+            if let Err(vote) = open_ephemeral_connection(&channel, ephemeral).await {
                 return Answered::Vote(to, what, vote);
             }
             let (reply, server) = channel.ask_server(&command, late_effect, limit).await;
@@ -214,7 +214,7 @@ impl SentRound<'_> {
         let (until, stay) = (terms.deadline.instant(), attempt.stay());
         let waiter = Waiter { service, channel, request, until, stay };
         self.calls.push(Box::pin(async move {
-            let ended = match open_own(&waiter.channel, waiter.request.ephemeral).await {
+            let ended = match open_ephemeral_connection(&waiter.channel, waiter.request.ephemeral).await {
                 Ok(()) => waiter.wait(on_position).await,
                 Err(vote) => vote,
             };
@@ -228,17 +228,18 @@ impl SentRound<'_> {
         self.acquisition.service.spawn(async move { channel.cancel(&cancel).await });
     }
 
-    /// Makes a hold of the round, and looks for other clients where the round met them.
+    /// Turns the round into a hold. Records where other clients queue, or looks for them in the background:
+    /// see [`Meeting`].
     fn succeed(mut self, acquired: Acquired, attempt: Attempt) -> NewHold {
         let service = self.acquisition.service.clone();
         let (calls, channels) = (mem::take(&mut self.calls), mem::take(&mut self.channels));
         let request = self.request.clone();
         match attempt.meeting() {
             Meeting::None => {}
-            Meeting::At(queue) => service.meet(&request.resource, queue),
+            Meeting::At(queue) => service.record_queue(&request.resource, queue),
             Meeting::LookAt(queue) => service.look_for_others(request.clone(), queue),
         }
-        let rest = (!calls.is_empty()).then(|| {
+        let late_answers = (!calls.is_empty()).then(|| {
             let request = request.clone();
             let receive = move |answered| {
                 if let Answered::Vote(from, _, vote) = answered
@@ -250,19 +251,19 @@ impl SentRound<'_> {
             };
             calls.for_each(receive).boxed()
         });
-        NewHold { acquired, request, channels, rest, restores: !self.acquisition.terms.adopts }
+        NewHold { acquired, request, channels, late_answers, restores: !self.acquisition.terms.adopts }
     }
 
     /// Returns the connection of an ephemeral hold, for the next round.
-    fn own_connection(&self) -> Option<Connection> {
+    fn ephemeral_connection(&self) -> Option<Connection> {
         let channel = self.channels.first().filter(|_| self.request.ephemeral)?;
         channel.connection().filter(Connection::is_good)
     }
 
     fn report(&self, attempt: &Attempt) -> Report {
         let mut report = self.acquisition.service.report(&self.channels, attempt.votes());
-        for ahead in attempt.ahead() {
-            report.0[usize::from(ahead.0)].state = NodeState::ClockAhead;
+        for member in attempt.ahead() {
+            report.0[usize::from(member.0)].state = NodeState::ClockAhead;
         }
         report
     }
@@ -270,7 +271,7 @@ impl SentRound<'_> {
 
 impl Drop for SentRound<'_> {
     fn drop(&mut self) {
-        // A round that succeeded has passed its channels on.
+        // A round that succeeded has passed its channels to the hold.
         if self.acquisition.terms.adopts || self.channels.is_empty() {
             return;
         }
@@ -280,10 +281,10 @@ impl Drop for SentRound<'_> {
     }
 }
 
-/// Opens the connection of an ephemeral hold. The hold ends with this connection.
-async fn open_own<G>(channel: &Channel, ephemeral: bool) -> Result<(), Vote<G>> {
+/// Opens the connection with which an ephemeral hold ends, unless an earlier round has opened it.
+async fn open_ephemeral_connection<G>(channel: &Channel, ephemeral: bool) -> Result<(), Vote<G>> {
     if ephemeral && channel.connection().is_none() {
-        channel.pin(channel.node.own_connection().await.map_err(|why| Vote::Failed(why.into()))?);
+        channel.pin(channel.node.separate_connection().await.map_err(|why| Vote::Failed(why.into()))?);
     }
     Ok(())
 }
@@ -291,7 +292,7 @@ async fn open_own<G>(channel: &Channel, ephemeral: bool) -> Result<(), Vote<G>> 
 /// Starts the renewal of a new hold.
 pub(crate) fn begin_hold(service: &Arc<Service>, lease: Lease, renewal: Renewal, new: NewHold) -> Arc<Share> {
     let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), new);
-    let (resource, fence) = (shown(&hold.request.resource), hold.fence.map(Fence::get));
+    let (resource, fence) = (printable(&hold.request.resource), hold.fence.map(Fence::get));
     let span = info_span!("hold", resource, fence);
     service.spawn(renew(hold.clone(), renewal).instrument(span));
     Arc::new(Share(hold))

@@ -1,4 +1,4 @@
-//! Durable grants: a grant counts only when enough replicas have it, or the disk of the master.
+//! Durable grants: a grant counts only when enough replicas have it, or the append only file of the master.
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -11,13 +11,13 @@ use tokio::time::timeout;
 use crate::error::{AcquireError, NodeState};
 use crate::hold::Hold;
 use crate::hold::guard::Share;
-use crate::reading::{self, shown};
+use crate::reading::{self, printable};
 use crate::request;
 use crate::topology::{Channel, Voters};
 use crate::transport::Reply;
 use dlock_quorum::Vote;
 
-/// The longest timeout in ms. Servers reject a timeout that ends beyond the range of their clock.
+/// The longest timeout of WAIT in ms. Servers reject a timeout that ends beyond the range of their clock.
 const LONGEST_MS: u128 = 1 << 40;
 
 /// The number of replicas that must have a grant, and how long to wait for them.
@@ -33,22 +33,24 @@ impl Durable {
     pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
         let hold = &share.0;
         let (service, quorum) = (&hold.service, hold.service.quorum);
-        let (asked, voters) = (hold.channels.iter().enumerate(), &Voters::default());
-        let mut asked: FuturesUnordered<_> = asked
-            .map(|(index, channel)| async move { (index, self.ask(hold, channel, voters).await) })
-            .collect();
+        let voters = &Voters::default();
+        let calls = hold.channels.iter().enumerate().map(|(index, channel)| async move {
+            let state = self.ask(hold, channel, voters).await;
+            (index, state)
+        });
+        let mut calls: FuturesUnordered<_> = calls.collect();
         let mut states = vec![NodeState::Unheard; hold.channels.len()];
         let count = |states: &[NodeState], state| states.iter().filter(|known| **known == state).count();
         let mut durable = 0;
         while durable < quorum.majority()
             && durable + count(&states, NodeState::Unheard) >= quorum.majority()
-            && let Some((index, state)) = asked.next().await
+            && let Some((index, state)) = calls.next().await
         {
             states[index] = state;
             durable = count(&states, NodeState::Agreed);
         }
-        drop(asked);
-        let resource = shown(&hold.request.resource);
+        drop(calls);
+        let resource = printable(&hold.request.resource);
         match hold.state().loss {
             Some(why) => Err(AcquireError::LostMeanwhile { resource, why }),
             None if durable >= quorum.majority() => Ok(share),
@@ -65,13 +67,13 @@ impl Durable {
     /// write of its connection, so an EXTEND is sent first: a replica that has the EXTEND has the grant too.
     async fn ask(self, hold: &Hold, channel: &Channel, voters: &Voters) -> NodeState {
         let (node, request) = (&channel.node, &hold.request);
-        let connection = match timeout(node.limit, node.own_connection()).await {
+        let connection = match timeout(node.limit, node.separate_connection()).await {
             Ok(Ok(connection)) => connection,
             Ok(Err(why)) => return why.into(),
-            Err(_) => return node.not_yet().into(),
+            Err(_) => return node.no_connection_yet().into(),
         };
         let extend = request::extend(&request.resource, &request.token, request.ttl);
-        let unanswered = Unanswered { channel, ttl: request.ttl() };
+        let unanswered = UnansweredExtend { channel, ttl: request.ttl() };
         let Ok(Some(extended)) = timeout(node.limit, connection.ask(&extend)).await else {
             return NodeState::Slow;
         };
@@ -85,7 +87,8 @@ impl Durable {
         else {
             return NodeState::Slow;
         };
-        match Reply::Answer(answer).found(copies) {
+        match Reply::Answer(answer).read(copies) {
+            // Without replicas, the master's own append only file is the one copy.
             Ok(copies) if copies >= u64::from(self.replicas.max(1)) => {
                 NodeState::from(&voters.admit(node.member, connection.run_id(), Vote::Granted(())))
             }
@@ -94,8 +97,7 @@ impl Durable {
         }
     }
 
-    /// WAIT returns the number of replicas; WAITAOF first returns 1 if the own append only file has the
-    /// write.
+    /// Returns the WAIT, or the WAITAOF for the master's own append only file.
     fn command(self) -> Cmd {
         let ms = self.timeout.as_millis().clamp(1, LONGEST_MS) as u64;
         let mut cmd = Cmd::new();
@@ -107,19 +109,21 @@ impl Durable {
     }
 }
 
-/// An EXTEND on a separate connection. If it has no answer, or the caller has stopped waiting for one, the
-/// server may still execute it after a longer extension.
-struct Unanswered<'a> {
+/// An EXTEND on a separate connection, whose answer the client has not received. Dropping this records that
+/// the server may still execute the EXTEND, perhaps after a longer extension.
+struct UnansweredExtend<'a> {
     channel: &'a Channel,
     ttl: Duration,
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for UnansweredExtend<'_> {
     fn drop(&mut self) {
         self.channel.note_orphaned_lease(self.ttl);
     }
 }
 
+/// Reads the answer to WAIT: the number of replicas with the grant. Of the answer to WAITAOF it reads the
+/// first number, which is 1 if the master's own append only file has the grant.
 fn copies(answer: Value) -> Option<u64> {
     match answer {
         Value::Array(counts) => reading::number(counts.into_iter().next()?),

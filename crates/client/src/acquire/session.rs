@@ -10,13 +10,15 @@ use crate::clock::sleep_until;
 use crate::hold::guard::Share;
 use crate::sync::Mutex;
 
-/// The owner of reentrant holds: a client and its clones. Entries are counted here, not by the servers.
+/// The owner of reentrant holds: a client and its clones. A task that enters a hold again gets another guard
+/// of the same hold, without a request to the servers.
 #[derive(Default)]
 pub(crate) struct Session(Mutex<HashMap<Vec<u8>, Slot>>);
 
+/// The last hold of one resource. Locked while a task acquires the resource.
 type Slot = Arc<AsyncMutex<Weak<Share>>>;
 
-/// The hold of one resource, if there is one. Only the task with this guard may acquire the resource.
+/// A locked slot. Only the task that has it may acquire the resource.
 pub(crate) type Entry = OwnedMutexGuard<Weak<Share>>;
 
 impl Session {
@@ -37,7 +39,7 @@ impl Session {
 
     fn slot(&self, resource: &[u8]) -> Slot {
         let mut slots = self.0.lock();
-        // Before the map grows, it drops resources that no task holds or acquires any longer.
+        // Before the map grows, the resources are removed that no task holds or acquires any longer.
         if slots.len() == slots.capacity() {
             slots.retain(|_, slot| {
                 Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|share| share.strong_count() > 0)

@@ -17,8 +17,8 @@ use crate::topology::{Channel, LateEffect, Voters};
 /// Calls with answers that decide nothing any more. Dropping this cancels the calls that were not sent yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;
 
-/// A call, with its answer if it is an EXTEND. There is one for each master, so polling all of them after
-/// each answer costs less than tracking which one is ready.
+/// A call. Returns the answer if it is an EXTEND, and `None` if it is the ACQUIRE of a [`Restore`]. There are
+/// only a few, so polling all of them after each answer costs less than tracking which one is ready.
 type Call = BoxFuture<'static, Option<(Member, Vote<()>)>>;
 
 /// The request for a hold that a master has forgotten.
@@ -29,11 +29,12 @@ pub(crate) struct Restore {
 }
 
 impl Restore {
-    /// Returns an ACQUIRE with a position in the queue, because other clients may hold or wait there already.
-    /// The next extension reports the outcome, and keeps the position.
+    /// Returns an ACQUIRE that joins the queue, because other clients may hold or wait there already. The
+    /// next extension finds out whether the master has granted it. If not, another ACQUIRE keeps the
+    /// position.
     fn command(&self) -> Cmd {
         let mut request = self.request.in_mode(self.mode);
-        request.asked.ttl = self.ttl;
+        request.options.ttl = self.ttl;
         request.queue(request.ttl(), None)
     }
 }
@@ -50,8 +51,8 @@ pub(crate) async fn extend(
 ) -> (Result<Instant, ExtendError>, PendingCalls) {
     let request = ExtendRequest { channels: channels.clone(), command, voters: Voters::default(), lease };
     let request = Arc::new(request);
-    let asked = sends.iter().map(|sent| request.clone().ask(sent.to, limit).map(Some).boxed());
-    let mut calls: Vec<Call> = asked.collect();
+    let call = |sent: &Outgoing| request.clone().ask(sent.to, limit).map(Some).boxed();
+    let mut calls: Vec<Call> = sends.iter().map(call).collect();
     let mut extended = Extended::Open;
     while extended == Extended::Open && !calls.is_empty() {
         let (answer, _, others) = select_all(calls).await;
@@ -79,8 +80,8 @@ async fn finish(
     restore: Option<Restore>,
 ) {
     let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
-    // A master that could not be reached may be back, without the hold. The next extension may come too late:
-    // another master may have restarted by then.
+    // A master that could not be reached may be back, without the hold. It is asked again now, not only by
+    // the next extension: another master may restart before that, and the hold would lose its majority.
     let again = |to: Member| request.clone().ask_once_reached(to).boxed();
     let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(failed));
     calls.extend(unreached.map(|(_, to)| again(Member(to))));
@@ -134,13 +135,13 @@ impl ExtendRequest {
         let vote = reply.extended();
         channel.note(&vote);
         match vote {
-            Vote::Granted(()) if !channel.is_certain(ttl) => (to, Vote::Unknown),
+            Vote::Granted(()) if !channel.lease_is_certain(ttl) => (to, Vote::Unknown),
             vote => (to, self.voters.admit(to, server, vote)),
         }
     }
 
-    /// Asks a master that could not be reached before. `None` if it fails again, which is final: the master
-    /// can be reached now, and would answer the same.
+    /// Asks a master that could not be reached before, once it can be reached. Returns `None` if it cannot,
+    /// or if the request fails again: the reached master would only repeat its error.
     async fn ask_once_reached(self: Arc<Self>, to: Member) -> Option<(Member, Vote<()>)> {
         if !self.channel(to).node.reached().await {
             return None;

@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, ReleaseError};
 use crate::hold::{Hold, first_lost};
-use crate::reading::shown;
+use crate::reading::printable;
 use crate::wait::Wait;
 
 /// Guards a hold. The hold is renewed in the background, and released when its last guard is dropped.
@@ -105,7 +105,7 @@ impl Guard {
     /// The hold counts as shared from the call on, whatever the outcome. On [`ExtendError::Unconfirmed`], or
     /// if the future was dropped, masters may still keep sharers out; you can call it again.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
-        self.hold().downgrade(|| self.only_guard()).await
+        self.hold().downgrade(|| self.check_only_guard()).await
     }
 
     /// Turns a shared hold into an exclusive one once no other hold is left. An exclusive hold stays as it
@@ -121,7 +121,7 @@ impl Guard {
     /// An upgrade also fails if the connection broke before the answer to an earlier downgrade: the server
     /// may still carry out the downgrade.
     pub async fn upgrade(&mut self, wait: Wait) -> Result<(), AcquireError> {
-        self.only_guard().map_err(AcquireError::Option)?;
+        self.check_only_guard().map_err(AcquireError::Option)?;
         self.hold().upgrade(wait).await
     }
 
@@ -148,7 +148,7 @@ impl Guard {
         if hold.request.ephemeral {
             return None;
         }
-        hold.leave();
+        hold.end_without_release();
         let (resource, token) = (hold.request.resource.clone(), hold.request.token.clone());
         Some(ForgottenHold { resource, token, fence: hold.fence, valid_until: hold.state().valid_until })
     }
@@ -166,7 +166,7 @@ impl Guard {
         &self.share.0
     }
 
-    fn only_guard(&self) -> Result<(), String> {
+    fn check_only_guard(&self) -> Result<(), String> {
         match Arc::strong_count(&self.share) {
             1 => Ok(()),
             guards => {
@@ -178,11 +178,11 @@ impl Guard {
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let resource = shown(self.resource());
+        let resource = printable(self.resource());
         let (fence, remaining) = (self.fence(), self.remaining());
-        let mut shown = f.debug_struct("Guard");
-        shown.field("resource", &resource).field("token", self.token()).field("fence", &fence);
-        shown.field("remaining", &remaining).finish()
+        let mut debug = f.debug_struct("Guard");
+        debug.field("resource", &resource).field("token", self.token()).field("fence", &fence);
+        debug.field("remaining", &remaining).finish()
     }
 }
 
@@ -207,35 +207,35 @@ impl Guards {
         self.0.is_empty()
     }
 
-    /// Returns the time left until the validity of the first of them ends.
+    /// Returns the shortest time left until the validity of one of the holds ends.
     pub fn remaining(&self) -> Duration {
         self.iter().map(Guard::remaining).min().unwrap_or(Duration::ZERO)
     }
 
-    /// Waits until the first of them is lost, and returns the reason.
+    /// Waits until one of the holds is lost, and returns the reason.
     pub async fn lost(&self) -> Lost {
         self.first_lost().await.1
     }
 
-    /// Returns the reason why the first of them was lost. `None` means that all are held.
+    /// Returns the reason why one of the holds was lost. `None` means that all are held.
     pub fn loss(&self) -> Option<Lost> {
         self.iter().find_map(Guard::loss)
     }
 
-    /// Returns a watch on the loss of the first of them, for tasks that do not have the guards.
+    /// Returns a watch on the first loss of one of the holds, for tasks that do not have the guards.
     pub fn cancellation(&self) -> Cancellation {
         Cancellation::of(self.iter())
     }
 
-    /// Sets the lease of each to `ttl` from now, like [`Guard::extend`]. Returns the time until which all are
-    /// valid, or the first error: then some of them may have the new lease.
+    /// Sets the lease of each hold to `ttl` from now, like [`Guard::extend`]. Returns the time until which
+    /// all holds are valid. After an error, some of them may have the new lease.
     pub async fn extend(&self, ttl: Duration) -> Result<Instant, ExtendError> {
         let extended = join_all(self.iter().map(|guard| guard.extend(ttl))).await;
         let first = Instant::since_boot(Duration::MAX);
         extended.into_iter().try_fold(first, |first, end| Ok(first.min(end?)))
     }
 
-    /// Releases all of them. Returns the first error, if any.
+    /// Releases all locks. Returns the first error, if any.
     pub async fn release(self) -> Result<(), ReleaseError> {
         join_all(self.0.into_iter().map(Guard::release)).await.into_iter().collect()
     }

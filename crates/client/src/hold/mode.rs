@@ -13,15 +13,15 @@ use crate::clock::now;
 use crate::error::{AcquireError, ExtendError, Lost, NodeState};
 use crate::hold::Hold;
 use crate::queue::Waiter;
-use crate::reading::shown;
+use crate::reading::printable;
 use crate::request;
 use crate::topology::{Channel, LateEffect, fresh_backoff};
 use crate::transport::Reply;
 use crate::wait::Wait;
 
 impl Hold {
-    /// Asks every master for the hold as a shared one. The hold counts as shared from the first send,
-    /// whatever the answers are, and no lease becomes shorter. So the answers are only reported.
+    /// Asks every master to make the hold a shared one. The hold counts as shared from the first send, and no
+    /// lease becomes shorter: without a majority the hold stays valid, unless too many masters have lost it.
     pub(crate) async fn downgrade(
         self: &Arc<Self>,
         allowed: impl FnOnce() -> Result<(), String>,
@@ -32,13 +32,13 @@ impl Hold {
         self.set_mode(Mode::Shared, allowed).map_err(ExtendError::Option)?;
         let hold = self.clone();
         let cleared = self.service.background.run_on_thread(async move {
-            let _turn = hold.turn.lock().await;
-            // A master that has forgotten the hold must not be asked for an exclusive one after this.
+            let _extending = hold.extending.lock().await;
+            // Drops calls that would restore an exclusive hold on a master that has forgotten it.
             *hold.pending.lock() = None;
         });
         cleared.await;
-        let asked = self.channels.iter().map(|channel| self.ask(channel, Mode::Shared));
-        let votes = join_all(asked).await;
+        let calls = self.channels.iter().map(|channel| self.ask(channel, Mode::Shared));
+        let votes = join_all(calls).await;
         let report = self.service.report_of(votes.iter().map(NodeState::from));
         let granted = votes.iter().filter(|vote| matches!(vote, Vote::Granted(_))).count();
         let refused = votes.iter().filter(|vote| matches!(vote, Vote::Refused(_))).count();
@@ -65,7 +65,7 @@ impl Hold {
             vote = self.become_exclusive(channel, deadline) => vote,
             why = self.lost() => return Err(self.lost_meanwhile(why)),
         };
-        let resource = shown(&self.request.resource);
+        let resource = printable(&self.request.resource);
         let report = self.service.report_of([NodeState::from(&vote)]);
         match vote {
             Vote::Granted(_) => match self.state().loss {
@@ -90,14 +90,15 @@ impl Hold {
     }
 
     async fn become_exclusive(self: &Arc<Self>, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
-        // The requests that undo an earlier upgrade must be over before this one.
+        // The requests that undo an earlier upgrade must be answered before this upgrade begins.
         let limit = match deadline {
             Deadline::NoWait => channel.node.limit,
             Deadline::At(end) => end.saturating_since(now()).saturating_add(channel.node.limit),
             Deadline::Never => Duration::MAX,
         };
-        let Ok(turn) = timeout(limit, self.undoing.clone().lock_owned()).await else { return Vote::Unknown };
-        let undo = Undo(Some((self.clone(), turn)));
+        let upgrading = timeout(limit, self.upgrading.clone().lock_owned()).await;
+        let Ok(upgrading) = upgrading else { return Vote::Unknown };
+        let undo = Undo(Some((self.clone(), upgrading)));
         let vote = self.wait_and_ask(channel, deadline).await;
         if matches!(vote, Vote::Granted(_) | Vote::Refused(Refusal::NotHeld)) {
             undo.disarm();
@@ -118,14 +119,14 @@ impl Hold {
         self.ask(channel, Mode::Exclusive).await
     }
 
-    /// Asks for the hold in another mode. A master without the hold grants a new one instead, which does not
-    /// count.
+    /// Asks for the hold in another mode. A master without the hold grants a new one instead, which counts as
+    /// [`Refusal::NotHeld`]: HOLDS was 0 before, or the fence is another one.
     async fn ask(&self, channel: &Channel, mode: Mode) -> Vote {
         let mut commands = redis::pipe();
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
         commands.add_command(self.request.in_mode(mode).acquire());
         let late_effect = if mode == Mode::Shared { LateEffect::SharedHold } else { LateEffect::Hold };
-        let (before, reply) = match channel.ask(&commands, Some(late_effect), channel.node.limit).await {
+        let (held_before, reply) = match channel.ask(&commands, Some(late_effect), channel.node.limit).await {
             Reply::Answer(Value::Array(answers)) => {
                 let mut answers = answers.into_iter();
                 (answers.next(), answers.next().map_or(Reply::NoAnswer, Reply::Answer))
@@ -138,7 +139,7 @@ impl Hold {
             channel.note(&vote);
         }
         match vote {
-            Vote::Granted(_) if before == Some(Value::Int(0)) => Vote::Refused(Refusal::NotHeld),
+            Vote::Granted(_) if held_before == Some(Value::Int(0)) => Vote::Refused(Refusal::NotHeld),
             Vote::Granted(fence) if self.channels.len() == 1 && Some(fence) != self.fence => {
                 Vote::Refused(Refusal::NotHeld)
             }
@@ -154,7 +155,7 @@ impl Hold {
             return true;
         }
         let (channel, cancel) = (&self.channels[0], self.request.cancel());
-        // Both requests are sent at once, because the next request must come after them.
+        // Both requests are sent before the first await, so that the hold's next request comes after them.
         let cancelled = channel.ask(&cancel, None, channel.node.limit);
         let (cancelled, vote) = join(cancelled, self.ask(channel, Mode::Shared)).await;
         if vote == Vote::Refused(Refusal::NotHeld) {
@@ -164,12 +165,12 @@ impl Hold {
     }
 
     fn lost_meanwhile(&self, why: Lost) -> AcquireError {
-        AcquireError::LostMeanwhile { resource: shown(&self.request.resource), why }
+        AcquireError::LostMeanwhile { resource: printable(&self.request.resource), why }
     }
 }
 
-/// Undoes an upgrade without a clear outcome: leaves the queue and asks for a shared hold until the master
-/// has answered. Otherwise the master might still grant the upgrade.
+/// Undoes an upgrade without a clear outcome when it is dropped: leaves the queue and asks for a shared hold
+/// until the master has answered. Otherwise the master might still grant the upgrade.
 struct Undo(Option<(Arc<Hold>, OwnedMutexGuard<()>)>);
 
 impl Undo {
@@ -180,10 +181,10 @@ impl Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        let Some((hold, turn)) = self.0.take() else { return };
+        let Some((hold, upgrading)) = self.0.take() else { return };
         let service = hold.service.clone();
-        service.begin(async move {
-            let _turn = turn;
+        service.poll_then_spawn(async move {
+            let _upgrading = upgrading;
             let mut backoff = fresh_backoff();
             let undone = async {
                 while !hold.share_again().await {
@@ -192,7 +193,7 @@ impl Drop for Undo {
             };
             tokio::select! {
                 biased;
-                // No request may leave after the release.
+                // An ACQUIRE after the RELEASE would make a new hold.
                 () = hold.ended.cancelled() => {}
                 () = undone => {}
             }

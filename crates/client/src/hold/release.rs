@@ -12,20 +12,18 @@ use tokio::time::timeout;
 use crate::error::ReleaseError;
 use crate::service::{Channels, Service};
 
-/// The releases of one hold. If dropped, they continue in the background.
+/// The RELEASE of one hold at each master. The requests continue in the background if this is dropped.
 pub(crate) struct Releases {
     service: Arc<Service>,
     channels: Channels,
     calls: FuturesUnordered<BoxFuture<'static, (Member, Vote<()>)>>,
-    /// Answers by master. `None` stands for a master that was never asked to hold anything, and so is not
-    /// asked now.
+    /// Answers by master. `None` stands for a master that cannot have the hold, and so gets no RELEASE.
     votes: Vec<Option<Vote<()>>>,
 }
 
 impl Releases {
-    /// Sends RELEASE to every master that may hold something, or may come to hold it. An unconfirmed
-    /// RELEASE is repeated for the length of `lease`, because a hold on one master alone delays all other
-    /// clients.
+    /// Sends RELEASE to every master that may have the hold, or may still grant it. An unconfirmed RELEASE is
+    /// repeated for the length of `lease`, because a hold on one master alone delays all other clients.
     pub(crate) fn new(
         service: &Arc<Service>,
         channels: &Channels,
@@ -39,9 +37,9 @@ impl Releases {
             votes.push(channel.may_hold().then_some(Vote::Unknown));
             if channel.may_hold() {
                 let (channel, command) = (channel.clone(), command.clone());
-                // Spawned, because its timers must not be those of the user's runtime, which may end first.
+                // Spawned on the client's thread: the user's runtime, with its timers, may end first.
                 let releases = channel.node.releases.clone();
-                let call = service.finish(
+                let call = service.spawn_cleanup(
                     releases.track_future(async move { (member, channel.release(command, lease).await) }),
                 );
                 calls.push(call.map(move |ended| ended.unwrap_or((member, Vote::Unknown))).boxed());
@@ -50,9 +48,9 @@ impl Releases {
         Releases { service: service.clone(), channels: channels.clone(), calls, votes }
     }
 
-    /// Waits until a majority has confirmed the release, or no longer can, at most for the time limit of one
+    /// Waits until a majority has confirmed the release or no longer can, at most for the time limit of one
     /// answer.
-    pub(crate) async fn majority(mut self) -> Result<(), ReleaseError> {
+    pub(crate) async fn wait_for_majority(mut self) -> Result<(), ReleaseError> {
         let (quorum, limit) = (self.service.quorum, self.service.nodes[0].limit);
         // The releases are repeated in the background for longer than this.
         let decided = timeout(limit, async {
@@ -65,11 +63,11 @@ impl Releases {
         if self.released() >= quorum.majority() {
             return Ok(());
         }
-        // If an answer was still outstanding at the decision, its master was not silent.
-        let all_ended = decided.is_err() || self.calls.is_empty();
-        let heard = |vote: &&Vote<()>| all_ended || **vote != Vote::Unknown;
-        let report =
-            self.service.report(&self.channels, self.votes.iter().map(|vote| vote.as_ref().filter(heard)));
+        // A master without an answer is reported as silent only if its time was up.
+        let time_is_up = decided.is_err() || self.calls.is_empty();
+        let is_reported = |vote: &&Vote<()>| time_is_up || **vote != Vote::Unknown;
+        let votes = self.votes.iter().map(|vote| vote.as_ref().filter(is_reported));
+        let report = self.service.report(&self.channels, votes);
         if !quorum.possible_without(self.not_held()) {
             return Err(ReleaseError::NotHeld(report));
         }
@@ -80,7 +78,7 @@ impl Releases {
         self.votes.iter().filter(|vote| **vote == Some(Vote::Granted(()))).count()
     }
 
-    /// The number of masters without a hold. A master that was never asked to hold anything holds nothing.
+    /// The number of masters without the hold, including those that cannot have it.
     fn not_held(&self) -> usize {
         self.votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Refused(Refusal::NotHeld)))).count()
     }

@@ -11,16 +11,16 @@ use crate::error::{ExtendError, Lost, Report};
 use crate::hold::Hold;
 use crate::wait::Backoff;
 
-/// Number of moments per lease at which holds are renewed. All holds of one moment share the writes and reads
-/// of the connection, and wake its thread once. Renewed one by one, ten thousand holds take several times the
-/// processor time.
-const BEATS: u32 = 128;
+/// Number of instants per lease at which renewals begin. All holds that are renewed at one instant share the
+/// writes and reads of the connection, and wake its thread once. Renewed one by one, ten thousand holds take
+/// several times the processor time.
+const RENEWAL_INSTANTS: u32 = 128;
 
 /// Settings of a renewal.
 pub(crate) struct Renewal {
     /// Longest time for which the lease is renewed; the hold is lost then. `None` means no renewal.
     pub(crate) limit: Option<Duration>,
-    /// Time between the loss and the end of the validity. `None` means a tenth of the ttl.
+    /// How long before the end of its validity the hold is declared lost. `None` means a tenth of the ttl.
     pub(crate) notice: Option<Duration>,
     pub(crate) on_lost: Option<OnLost>,
 }
@@ -55,6 +55,7 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
 
 /// Renews the lease after each third of it. Returns when the hold is lost.
 async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
+    // `None` without renewal.
     let ends_at = renewal.limit.map(|longest| now() + longest);
     let mut failures = Failures::default();
     loop {
@@ -63,9 +64,8 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         let lost_at = renewal.lost_at(state.valid_until, ttl);
         let time_is_up = ends_at.is_some_and(|end| end <= lost_at);
         let lost_at = ends_at.map_or(lost_at, |end| end.min(lost_at));
-        let due = || state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / BEATS);
-        let due = failures.retry_at.unwrap_or_else(due);
-        let due = ends_at.map(|_| due);
+        let third_passed = state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / RENEWAL_INSTANTS);
+        let due = ends_at.map(|_| failures.retry_at.unwrap_or(third_passed));
         tokio::select! {
             biased;
             () = hold.changed.notified() => {
@@ -102,7 +102,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
                 warn!(%report, "not renewed");
                 failures.note(report, ttl);
             }
-            // The lease was valid for the acquisition, or for the extension that set it.
+            // Not reached: the acquisition, or the extension that set the lease, has checked it.
             Err(ExtendError::Option(_)) => return Lost::Ended,
         }
     }

@@ -1,5 +1,5 @@
-//! Requests and records for the choice of the queue: the rule is that of [`dlock_quorum::QueueOrder`] and its
-//! module.
+//! The choice of the member of a quorum at which this client queues. `queue_choice.rs` in `dlock-quorum` has
+//! the rule. This module sends the requests for it, and records where other clients were found.
 
 use std::sync::Arc;
 use tokio::time::sleep;
@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use dlock_quorum::{Holder, Member, Others, Place, QueueOrder};
 
 use crate::clock::now;
-use crate::reading::shown;
+use crate::reading::printable;
 use crate::request::LockRequest;
 use crate::service::Service;
 
@@ -24,7 +24,7 @@ impl Service {
     }
 
     /// Records that other clients wait in the queue of this master.
-    pub(crate) fn meet(&self, resource: &[u8], queue: Member) {
+    pub(crate) fn record_queue(&self, resource: &[u8], queue: Member) {
         let order = self.queue_order();
         if self.contended.update(resource, |memory| memory.meet(queue, &order, now())) {
             self.leave_other_queues(resource, queue);
@@ -32,15 +32,16 @@ impl Service {
     }
 
     /// Makes the waits of this client for the lock leave every queue but that of this master. They leave
-    /// together, because the heads of two queues keep each other from a majority.
+    /// together: the heads of two queues would each be granted the lock by some masters, and neither would
+    /// get a majority.
     pub(crate) fn leave_other_queues(&self, resource: &[u8], queue: Member) {
         for node in self.nodes.iter().filter(|node| node.member != queue) {
             node.waits.leave(resource);
         }
     }
 
-    /// Looks in the background whether other clients wait at this master, which refused this client although
-    /// a majority granted the lock.
+    /// Finds out in the background whether other clients wait at this master, which refused this client
+    /// although a majority granted the lock.
     pub(crate) fn look_for_others(self: &Arc<Self>, request: Arc<LockRequest>, queue: Member) {
         if !self.contended.update(&request.resource, |memory| memory.begin_look(now())) {
             return;
@@ -50,13 +51,13 @@ impl Service {
             match service.others(&request, queue).await {
                 Others::Gone => service.contended.update(&request.resource, |memory| memory.end_look()),
                 Others::Leftover => {}
-                Others::Queue => service.meet(&request.resource, queue),
+                Others::Queue => service.record_queue(&request.resource, queue),
             }
         });
     }
 
-    /// Looks twice at the holds at `queue` that are part of no majority: a release that was in flight has
-    /// arrived by the second time.
+    /// Reads the holds at `queue` that are part of no majority twice, a round trip apart: a release that was
+    /// in flight has arrived by the second time.
     async fn others(&self, request: &LockRequest, queue: Member) -> Others {
         let begun = now();
         let before = self.partial_holders(request, queue).await;
@@ -64,8 +65,8 @@ impl Service {
         Others::of(&before, &self.partial_holders(request, queue).await)
     }
 
-    async fn partial_holders(&self, request: &LockRequest, at: Member) -> Vec<Holder> {
+    async fn partial_holders(&self, request: &LockRequest, member: Member) -> Vec<Holder> {
         let holders = self.holders(&request.resource).await;
-        holders.partial_holders(self.quorum, at, &shown(request.token.as_bytes()))
+        holders.partial_holders(self.quorum, member, &printable(request.token.as_bytes()))
     }
 }

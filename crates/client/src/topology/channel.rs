@@ -30,25 +30,27 @@ pub(crate) struct Channel {
 #[derive(Debug, Default)]
 struct State {
     connection: Option<Connection>,
-    /// The connection is not replaced, because the hold ends with it.
+    /// True if the connection is not replaced, as that of an ephemeral hold, which ends with it.
     pinned: bool,
-    /// Requests on this connection without an answer.
+    /// Requests on `connection` without an answer.
     in_flight: SmallVec<[InFlight; 2]>,
+    /// Number of requests sent over all connections.
     sent: u32,
     /// Late effects of the requests without an answer on earlier connections: the master may still carry
     /// them out. Each effect is listed once.
     orphans: Vec<LateEffect>,
-    /// False if the token neither holds the lock there nor waits for it, by the last answer of the master.
+    /// True if the token may hold the lock there, or wait for it, by the last answer of the master.
     held: bool,
     confirmed: Option<Confirmed>,
 }
 
-/// The last proof that the master held something for the token.
+/// The last answer that proved a hold of the token.
 #[derive(Debug)]
 struct Confirmed {
+    /// Run id of the server that answered.
     server: Arc<str>,
     when: Instant,
-    /// An operator or another client has ended the hold there.
+    /// True if an operator or another client has ended the hold there.
     taken_away: bool,
 }
 
@@ -58,14 +60,14 @@ struct InFlight {
     late_effect: Option<LateEffect>,
 }
 
-/// Harm of a request to a later state of the hold, if the master carries it out late.
+/// What a request does to the hold if the master carries it out late, after later requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LateEffect {
-    /// An ACQUIRE: makes a new hold, or a position in the queue, after the RELEASE.
+    /// An ACQUIRE after the RELEASE: makes a new hold, or a position in the queue.
     Hold,
-    /// An ACQUIRE for a shared hold: also makes an exclusive hold a shared one.
+    /// An ACQUIRE of a shared hold: like `Hold`, and makes an exclusive hold a shared one.
     SharedHold,
-    /// An EXTEND or a CONFIRM: cuts a longer lease to this length.
+    /// An EXTEND or a CONFIRM: cuts a longer lease to this one.
     Lease(Duration),
 }
 
@@ -92,8 +94,8 @@ impl Channel {
         Channel { node, state: Mutex::default() }
     }
 
-    /// Opens a channel with a connection of its own, for a question with an answer of unbounded length. Too
-    /// long an answer closes its connection, and no lock may depend on that connection.
+    /// Opens a channel with a separate connection, for a question with an answer of unbounded length. Too
+    /// long an answer closes its connection, so no hold may use that connection.
     pub(crate) async fn separate(node: &Arc<Node>) -> Result<Channel, NodeState> {
         let shared = Channel::new(node.clone());
         // The shared connection shows within the time limit of one answer whether the master responds.
@@ -103,7 +105,7 @@ impl Channel {
             Reply::NoAnswer => return Err(shared.no_answer_state()),
         }
         let channel = Channel::new(node.clone());
-        channel.pin(node.own_connection().await?);
+        channel.pin(node.separate_connection().await?);
         Ok(channel)
     }
 
@@ -137,7 +139,7 @@ impl Channel {
     ) -> (Reply, Option<Arc<str>>) {
         let mut used = None;
         let asked = timeout(limit, async {
-            let connection = self.current().await?;
+            let connection = self.working_connection().await?;
             used = Some((connection.clone(), connection.answer_count()));
             Ok::<_, ConnectError>(self.ask_over(&connection, command, late_effect).await)
         });
@@ -151,19 +153,19 @@ impl Channel {
                 connection.was_silent(answered);
                 Reply::NoAnswer
             }
-            (Err(_), None) => Reply::Unsent(self.node.not_yet().into()),
+            (Err(_), None) => Reply::Unsent(self.node.no_connection_yet().into()),
         };
         (reply, server)
     }
 
     /// Sends a question and returns the answer as read by `read`, or the reason why there is none.
-    pub(crate) async fn find<T>(
+    pub(crate) async fn query<T>(
         &self,
         question: &Cmd,
         read: impl FnOnce(Value) -> Option<T>,
     ) -> Result<T, NodeState> {
-        let found = self.ask(question, None, self.node.limit).await.found(read);
-        found.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
+        let answer = self.ask(question, None, self.node.limit).await.read(read);
+        answer.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
     }
 
     /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs. If
@@ -172,13 +174,14 @@ impl Channel {
     pub(crate) async fn release(&self, command: Arc<Cmd>, lease: Duration) -> Vote<()> {
         let mut unanswered = false;
         let reply = self.release_until_answered(&command, &mut unanswered).await;
-        let is_late_acquire = self.may_acquire_late();
-        if is_late_acquire {
-            // The server has probably received the ACQUIRE by now, and reads it next.
+        let acquire_may_be_late = self.may_acquire_late();
+        if acquire_may_be_late {
+            // The server has probably received the ACQUIRE by now, and executes it before this second
+            // RELEASE.
             self.ask(&*command, None, self.node.limit).await;
         }
-        if is_late_acquire || !reply.confirms_release() {
-            self.repeat_release(command, lease, is_late_acquire);
+        if acquire_may_be_late || !reply.confirms_release() {
+            self.repeat_release(command, lease, acquire_may_be_late);
         }
         match reply.released() {
             // The RELEASE without an answer may have ended the hold.
@@ -190,7 +193,7 @@ impl Channel {
     /// Sends a RELEASE until it is answered, at most for the time limit of a connection. Sets `unanswered` if
     /// one was sent without an answer.
     async fn release_until_answered(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
-        match self.ask_after_the_others(command).await {
+        match self.ask_behind_earlier_requests(command).await {
             answer @ Reply::Answer(_) => return answer,
             reply => *unanswered |= matches!(reply, Reply::NoAnswer),
         }
@@ -210,15 +213,15 @@ impl Channel {
 
     /// Sends a CANCEL behind the request that it takes back, even if that request has no answer.
     pub(crate) async fn cancel(&self, command: &Cmd) {
-        if !matches!(self.ask_after_the_others(command).await, Reply::Answer(_)) {
+        if !matches!(self.ask_behind_earlier_requests(command).await, Reply::Answer(_)) {
             self.ask(command, None, self.node.limit).await;
         }
     }
 
-    /// Sends a request on the connection of the earlier ones, if that is still open.
-    async fn ask_after_the_others(&self, command: &Cmd) -> Reply {
+    /// Sends a request on the connection of the earlier requests, if that is still open.
+    async fn ask_behind_earlier_requests(&self, command: &Cmd) -> Reply {
         let Some(connection) = self.connection().filter(Connection::is_open) else {
-            return Reply::Unsent(self.node.not_yet().into());
+            return Reply::Unsent(self.node.no_connection_yet().into());
         };
         let answer = timeout(self.node.limit, self.ask_over(&connection, command, None)).await;
         answer.ok().flatten().map_or(Reply::NoAnswer, Reply::Answer)
@@ -226,15 +229,15 @@ impl Channel {
 
     /// Repeats a RELEASE in the background for the length of the lease. Without a late ACQUIRE, a
     /// confirmation ends it earlier; with one, the pauses grow to a twentieth of the lease.
-    fn repeat_release(&self, command: Arc<Cmd>, lease: Duration, is_late_acquire: bool) {
+    fn repeat_release(&self, command: Arc<Cmd>, lease: Duration, acquire_may_be_late: bool) {
         let (node, until) = (self.node.clone(), now() + lease);
-        let longest = if is_late_acquire { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
+        let longest = if acquire_may_be_late { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
         let mut backoff = Backoff::new(FIRST_PAUSE, longest);
         self.node.background.runtime.spawn(async move {
             while now() < until {
                 sleep(backoff.next()).await;
                 let reply = Channel::new(node.clone()).ask(&*command, None, node.limit).await;
-                if reply.confirms_release() && !is_late_acquire {
+                if reply.confirms_release() && !acquire_may_be_late {
                     return;
                 }
             }
@@ -248,8 +251,7 @@ impl Channel {
         state.orphans.iter().chain(in_flight).any(LateEffect::is_acquire)
     }
 
-    /// Returns true if the master holds something for the token, or may come to hold it by an unanswered
-    /// request.
+    /// Returns true if the token may hold the lock there or wait for it, also by a request without an answer.
     pub(crate) fn may_hold(&self) -> bool {
         let state = self.state.lock();
         state.held || !state.in_flight.is_empty() || state.orphans.iter().any(LateEffect::is_acquire)
@@ -264,25 +266,25 @@ impl Channel {
                 (state.confirmed, state.held) = (state.server().map(confirmed), true);
             }
             Vote::Refused(Refusal::Taken) => self.state.lock().held = false,
-            // Proves nothing: the hold may exist even if it cannot be confirmed, and without a hold the token
-            // may wait to get it back.
+            // These prove nothing: a request can fail although the hold exists, and a token without the hold
+            // may wait in the queue for a restored one.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }
 
-    /// Returns true if a master without a hold of the token has forgotten it: it never had the hold, is
-    /// another server now, or was not reached for the length of a lease of `ttl`. Otherwise an operator or
-    /// another client has ended the hold.
+    /// Returns true if a master without the hold has forgotten it: the master never had the hold, is another
+    /// server now, or was not reached for the length of a lease of `ttl`. Otherwise an operator or another
+    /// client has ended the hold.
     pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
         let mut state = self.state.lock();
         let server = state.server();
         let Some(confirmed) = &mut state.confirmed else { return true };
-        let is_another = server.as_ref() != Some(&confirmed.server);
-        confirmed.taken_away |= !is_another && now() < confirmed.when + ttl;
-        is_another || !confirmed.taken_away
+        let is_another_server = server.as_ref() != Some(&confirmed.server);
+        confirmed.taken_away |= !is_another_server && now() < confirmed.when + ttl;
+        is_another_server || !confirmed.taken_away
     }
 
-    /// Records that the token may hold something there already.
+    /// Records that the token may hold the lock there, or wait for it.
     pub(crate) fn assume_held(&self) {
         self.state.lock().held = true;
     }
@@ -294,7 +296,7 @@ impl Channel {
 
     /// Returns true if a lease of `ttl` that the master has confirmed lasts that long: no orphaned request
     /// may still set a shorter one.
-    pub(crate) fn is_certain(&self, ttl: Duration) -> bool {
+    pub(crate) fn lease_is_certain(&self, ttl: Duration) -> bool {
         let shortens = |orphan: &LateEffect| matches!(orphan, LateEffect::Lease(other) if *other < ttl);
         !self.state.lock().orphans.iter().any(shortens)
     }
@@ -322,7 +324,9 @@ impl Channel {
         self.node.connect_error().unwrap_or(otherwise)
     }
 
-    async fn current(&self) -> Result<Connection, ConnectError> {
+    /// Returns the connection of the earlier requests while it works, else the shared one. The requests
+    /// without an answer on the old connection become orphans.
+    async fn working_connection(&self) -> Result<Connection, ConnectError> {
         {
             let state = self.state.lock();
             match &state.connection {

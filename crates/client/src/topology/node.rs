@@ -23,7 +23,7 @@ use crate::wait::Backoff;
 
 /// First pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// Longest time until a client notices that a master is back.
+/// Longest pause, and so the longest time until a client notices that a master is back.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Time limit of a connection, as a multiple of the limit of an answer: opening takes several round trips,
 /// and TLS computes.
@@ -71,9 +71,9 @@ type Opening = Shared<BoxFuture<'static, Result<Connection, ConnectError>>>;
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Node { name, member, limit, link, .. } = self;
-        let mut shown = f.debug_struct("Node");
-        shown.field("name", name).field("member", member).field("limit", limit).field("link", link);
-        shown.finish_non_exhaustive()
+        let mut debug = f.debug_struct("Node");
+        debug.field("name", name).field("member", member).field("limit", limit).field("link", link);
+        debug.finish_non_exhaustive()
     }
 }
 
@@ -109,15 +109,15 @@ impl Node {
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
             let mut link = self.link.lock();
-            let mut listens = true;
+            let mut subscribes = true;
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
             {
                 // If the connection had a subscription, other clients may have flooded the channel of the
                 // waits, and a connection without a subscription works. If it had none, a new connection
                 // would bring the same flood.
-                listens = !connection.listens();
-                if listens {
+                subscribes = !connection.is_subscribed();
+                if subscribes {
                     let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
                     *link = Link::Down { why, until, backoff: fresh_backoff() };
                 }
@@ -134,7 +134,7 @@ impl Node {
             };
             let opening = match &*link {
                 Link::Opening { opening, .. } => opening.clone(),
-                _ => self.begin_opening(&mut link, backoff, listens),
+                _ => self.begin_opening(&mut link, backoff, subscribes),
             };
             match &*link {
                 // While a majority works without it, no caller waits for a master that failed before.
@@ -147,7 +147,7 @@ impl Node {
         opening.await
     }
 
-    /// Returns true if the last request had no answer. Clients do not queue at such a master.
+    /// Returns true if the last request had no answer. Clients queue at the other masters first.
     pub(crate) fn is_missing(&self) -> bool {
         match &*self.link.lock() {
             Link::Up(connection) => !connection.answers(),
@@ -163,8 +163,8 @@ impl Node {
     }
 
     /// Returns true if the master can publish the end of a wait to this client.
-    pub(crate) fn listens(&self) -> bool {
-        matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && connection.listens())
+    pub(crate) fn is_subscribed(&self) -> bool {
+        matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && connection.is_subscribed())
     }
 
     /// Returns the reason why there is no connection, if it is known.
@@ -177,7 +177,7 @@ impl Node {
 
     /// Returns the reason why there is no connection after the time limit of an answer. If the previous
     /// connection failed, that is the reason.
-    pub(crate) fn not_yet(&self) -> ConnectError {
+    pub(crate) fn no_connection_yet(&self) -> ConnectError {
         match &*self.link.lock() {
             Link::Opening { failed: Some(why), .. } => why.clone(),
             _ => self.too_slow(),
@@ -188,8 +188,8 @@ impl Node {
         ConnectError::down(format!("no connection within {:?}", self.limit))
     }
 
-    /// Waits until a connection has opened or failed, first for the end of the pause after a failure. Returns
-    /// whether there is one.
+    /// Waits until the master is connected or a connection has failed, first for the end of the pause after
+    /// an earlier failure. Returns true if it is connected.
     pub(crate) async fn reached(self: &Arc<Self>) -> bool {
         let pause = match &*self.link.lock() {
             Link::Down { until, .. } => Some(*until),
@@ -209,9 +209,9 @@ impl Node {
     }
 
     /// Opens a separate connection: for an ephemeral hold, for WAIT, for an answer of unbounded length.
-    pub(crate) async fn own_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
+    pub(crate) async fn separate_connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let node = self.clone();
-        // On the client's thread, where the driver of the connection has to live.
+        // Opened on the client's thread, because the task that drives the connection must run there.
         let opening = self
             .background
             .run_on_thread(async move { node.open(&node.member_list.library_name(), None, false).await });
@@ -225,14 +225,15 @@ impl Node {
 
     /// Begins to open the shared connection. The task continues when its caller gives up: the next caller
     /// finds the connection open.
-    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff, listens: bool) -> Opening {
+    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff, subscribes: bool) -> Opening {
         let node = self.clone();
         let task = self.background.runtime.spawn(async move {
             let name = node.member_list.library_name();
-            let opened = node.open(&name, Some(node.waits.clone()), listens).await.and_then(|connection| {
-                node.member_list.register(node.member, &connection, name)?;
-                Ok(connection)
-            });
+            let opened =
+                node.open(&name, Some(node.waits.clone()), subscribes).await.and_then(|connection| {
+                    node.member_list.register(node.member, &connection, name)?;
+                    Ok(connection)
+                });
             for (connection, name) in node.member_list.outdated_names() {
                 // The answer is not needed, and may never come.
                 tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
@@ -259,7 +260,7 @@ impl Node {
         &self,
         library_name: &str,
         waits: Option<Arc<Waits>>,
-        listens: bool,
+        subscribes: bool,
     ) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
         let (watched, waiting) = (self.watched.clone(), waits.clone());
@@ -267,11 +268,11 @@ impl Node {
             // A separate connection belongs to one hold or question: its end is no reason to check the other
             // holds.
             if waiting.is_some() || push.kind != PushKind::Disconnection {
-                watched.pushed(push);
+                watched.on_push(push);
             }
-            waiting.iter().for_each(|waits| waits.pushed(push));
+            waiting.iter().for_each(|waits| waits.on_push(push));
         };
-        let channel = waits.as_ref().filter(|_| listens).map(|waits| &*waits.channel);
+        let channel = waits.as_ref().filter(|_| subscribes).map(|waits| &*waits.channel);
         let mut missing = "no connection";
         let opened =
             timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut missing))

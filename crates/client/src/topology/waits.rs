@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::sync::{Mutex as Turn, Notify};
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::time::{sleep, timeout};
 
 use crate::request::fresh_token;
@@ -19,20 +19,24 @@ const SPREAD: Duration = Duration::from_micros(50);
 /// The waits at one master. Each has a number as its name.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    /// The channel of the messages. Its name is random, so that no other client knows it.
+    /// Pub/sub channel on which the master publishes the end of each wait. Its name is random, so that no
+    /// other client knows it.
     pub(super) channel: Vec<u8>,
     next: AtomicU64,
-    /// By name. The message about a wait contains its name.
-    all: Mutex<HashMap<Vec<u8>, Arc<Announcement>>>,
+    /// By the name of the wait, which the message about it contains.
+    announcements: Mutex<HashMap<Vec<u8>, Arc<Announcement>>>,
     /// By resource.
     shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,
 }
 
-/// The check that all waits for one resource share: one wait at a time asks whether the queue moves. The
-/// waits leave the queue together, because the heads of two queues keep each other from a majority.
+/// The check that all waits for one resource share: one wait at a time asks whether the queue moves. All of
+/// them leave the queue together: the heads of two queues would each be granted the lock by some masters, and
+/// neither would get a majority.
 #[derive(Debug, Default)]
 pub(crate) struct SharedCheck {
-    turn: Turn<()>,
+    /// Locked by the wait that asks.
+    asking: AsyncMutex<()>,
+    /// Notified when the waits are to leave the queue.
     leave: Notify,
 }
 
@@ -59,7 +63,7 @@ impl Waits {
     pub(crate) fn begin(self: &Arc<Self>) -> Wait {
         let name = self.next.fetch_add(1, Ordering::Relaxed).to_string().into_bytes();
         let announcement = Arc::<Announcement>::default();
-        self.all.lock().insert(name.clone(), announcement.clone());
+        self.announcements.lock().insert(name.clone(), announcement.clone());
         Wait { waits: self.clone(), name, announcement }
     }
 
@@ -69,7 +73,7 @@ impl Waits {
         if let Some(check) = all.get(resource).and_then(Weak::upgrade) {
             return check;
         }
-        // Before the map grows, it drops the checks of waits that have ended.
+        // Before the map grows, the checks of waits that have ended are removed.
         if all.len() == all.capacity() {
             all.retain(|_, check| check.strong_count() > 0);
         }
@@ -85,23 +89,23 @@ impl Waits {
     }
 
     pub(crate) fn count(&self) -> u32 {
-        self.all.lock().len().try_into().unwrap_or(u32::MAX)
+        self.announcements.lock().len().try_into().unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn pushed(&self, push: &PushInfo) {
+    pub(crate) fn on_push(&self, push: &PushInfo) {
         match (&push.kind, push.data.as_slice()) {
             (PushKind::Message | PushKind::Subscribe, [Value::BulkString(channel), ..])
                 if *channel != self.channel => {}
-            (PushKind::Message, [_, Value::BulkString(message)]) => self.published(message),
-            // Messages since the last subscription are lost.
+            (PushKind::Message, [_, Value::BulkString(message)]) => self.on_message(message),
+            // Messages that were published without a subscription are lost.
             (PushKind::Subscribe | PushKind::Disconnection, _) => self.wake_all(),
             _ => {}
         }
     }
 
-    fn published(&self, message: &[u8]) {
+    fn on_message(&self, message: &[u8]) {
         let Some((name, ended)) = Ended::read(message) else { return };
-        if let Some(announcement) = self.all.lock().get(name) {
+        if let Some(announcement) = self.announcements.lock().get(name) {
             *announcement.ended.lock() = Some(ended);
             announcement.notify.notify_one();
         }
@@ -109,15 +113,16 @@ impl Waits {
 
     /// Makes every wait ask the master.
     pub(crate) fn wake_all(&self) {
-        self.all.lock().values().for_each(|announcement| announcement.notify.notify_one());
+        self.announcements.lock().values().for_each(|announcement| announcement.notify.notify_one());
     }
 }
 
 impl SharedCheck {
-    /// Returns when the queue is to be left: `stuck` has returned, in this wait or in another one.
+    /// Returns when this wait is to leave the queue, because `stuck` has returned in this wait or in another
+    /// one.
     pub(crate) async fn until(&self, stuck: impl Future<Output = ()>) {
         let own = async {
-            let _turn = self.turn.lock().await;
+            let _asking = self.asking.lock().await;
             stuck.await;
             self.leave.notify_waiters();
         };
@@ -134,8 +139,8 @@ impl Wait {
         NotifyRef::new(&self.waits.channel, &self.name)
     }
 
-    /// Returns when it is time to ask the master, after `pause` at the latest, with the message of the master
-    /// if one has come.
+    /// Returns when it is time to ask the master again: after `pause`, or earlier if the wait is notified.
+    /// Returns the message of the master, if there is one.
     pub(crate) async fn next(&self, pause: Duration) -> Option<Ended> {
         let woken = timeout(pause, self.announcement.notify.notified()).await.is_ok();
         let ended = self.announcement.ended.lock().take();
@@ -148,6 +153,6 @@ impl Wait {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.waits.all.lock().remove(&self.name);
+        self.waits.announcements.lock().remove(&self.name);
     }
 }

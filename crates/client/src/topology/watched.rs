@@ -29,7 +29,7 @@ impl Watched {
         self.0.lock().get(resource).iter().for_each(|changed| changed.notify_one());
     }
 
-    pub(crate) fn pushed(&self, push: &PushInfo) {
+    pub(crate) fn on_push(&self, push: &PushInfo) {
         match (&push.kind, push.data.as_slice()) {
             (PushKind::Invalidate, [Value::Array(keys)]) => {
                 for key in keys {
@@ -38,8 +38,8 @@ impl Watched {
                     }
                 }
             }
-            // Null stands for all keys (FLUSHALL). A closed connection loses its tracking, so the holds ask
-            // again.
+            // Null instead of keys means all keys (FLUSHALL). With a closed connection its tracking ends, so
+            // all holds are checked.
             (PushKind::Invalidate | PushKind::Disconnection, _) => {
                 self.0.lock().values().for_each(|changed| changed.notify_one());
             }

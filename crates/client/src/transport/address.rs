@@ -1,13 +1,9 @@
 //! The addresses of masters.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::error::BuildError;
 use crate::options::ClientBuilder;
-
-/// TCP keepalive: after this long without traffic the kernel probes the other end.
-pub(super) const SILENCE: Duration = Duration::from_secs(15);
 
 const FORM: &str = "not of the form redis://host:port, rediss://host:port or unix:///path";
 

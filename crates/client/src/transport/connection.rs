@@ -30,17 +30,19 @@ const BATCH_SIZE: usize = 64 << 10;
 #[derive(Clone)]
 pub(crate) struct Connection {
     redis: MultiplexedConnection,
-    life: Arc<Life>,
+    shared: Arc<Shared>,
 }
 
 /// The server's run id, or the reason why it is unknown.
 type RunId = Result<Arc<str>, Arc<str>>;
 
-struct Life {
+/// The state that all clones share.
+struct Shared {
     server: RunId,
-    /// True if it is subscribed to the channel of the waits.
-    listens: bool,
+    /// True if the connection is subscribed to the channel of the waits.
+    is_subscribed: bool,
     closed: CancellationToken,
+    /// Number of late answers in a row.
     silences: AtomicU32,
     intake: Arc<Intake>,
     _driver: AbortOnDropHandle<()>,
@@ -64,8 +66,8 @@ impl Command for Pipeline {
 }
 
 impl Connection {
-    /// Opens a connection on the client's thread, and subscribes to the channel. `missing` is set to what the
-    /// server has not yet given, for the error of a timeout.
+    /// Opens a connection on the client's thread, and subscribes to the channel. If the caller stops waiting,
+    /// `missing` says what the server has not done yet.
     pub(crate) async fn open(
         address: &Address,
         library_name: &str,
@@ -74,7 +76,7 @@ impl Connection {
         missing: &mut &'static str,
     ) -> Result<Connection, ConnectError> {
         let (closed, intake) = (CancellationToken::new(), Arc::<Intake>::default());
-        // Dropped with the receiver of push messages, however the connection ends.
+        // `end` cancels `closed` when the receiver of push messages is dropped, however the connection ends.
         let (end, pushes) = (closed.clone().drop_guard(), intake.clone());
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
@@ -100,14 +102,14 @@ impl Connection {
         let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
-        let (server, listens) = identify(&mut redis, channel).await.map_err(failed)??;
-        let life = Life { server, listens, closed, silences: AtomicU32::new(0), intake, _driver };
-        Ok(Connection { redis, life: Arc::new(life) })
+        let (server, is_subscribed) = identify(&mut redis, channel).await.map_err(failed)??;
+        let shared = Shared { server, is_subscribed, closed, silences: AtomicU32::new(0), intake, _driver };
+        Ok(Connection { redis, shared: Arc::new(shared) })
     }
 
     /// Returns the server's run id, or the reason why it is unknown.
     pub(crate) fn server(&self) -> Result<&Arc<str>, &Arc<str>> {
-        self.life.server.as_ref()
+        self.shared.server.as_ref()
     }
 
     /// Returns the server's run id. `None` means that the server hides it, which only a single server may do.
@@ -116,61 +118,61 @@ impl Connection {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        !self.life.closed.is_cancelled()
+        !self.shared.closed.is_cancelled()
     }
 
-    /// Returns true if it is open, and the last answers did not all come late.
+    /// Returns true if it is open, and fewer than [`MAX_SILENCES`] answers in a row came late.
     pub(crate) fn is_good(&self) -> bool {
-        self.is_open() && self.life.silences.load(Ordering::Relaxed) < MAX_SILENCES
+        self.is_open() && self.shared.silences.load(Ordering::Relaxed) < MAX_SILENCES
     }
 
     /// Returns true if it is open, and the last answer came in time.
     pub(crate) fn answers(&self) -> bool {
-        self.is_open() && self.life.silences.load(Ordering::Relaxed) == 0
+        self.is_open() && self.shared.silences.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the reason why this client closed the connection, if the server had sent too much.
+    /// Returns the reason why this client closed the connection, if the server has sent too much.
     pub(crate) fn fault(&self) -> Option<&'static str> {
-        self.life.intake.fault()
+        self.shared.intake.fault()
     }
 
     /// Returns true if the server publishes the end of waits over it.
-    pub(crate) fn listens(&self) -> bool {
-        self.life.listens
+    pub(crate) fn is_subscribed(&self) -> bool {
+        self.shared.is_subscribed
     }
 
     /// Cancelled when the connection closes.
     pub(crate) fn closed(&self) -> &CancellationToken {
-        &self.life.closed
+        &self.shared.closed
     }
 
     /// Sends a command after the earlier ones. Returns `None` if the connection breaks before the answer.
     pub(crate) async fn ask(&self, command: &impl Command) -> Option<Value> {
         let answer = command.send(&mut self.redis.clone()).await;
-        // The driver reports the error before it ends. The next caller must not find the connection open.
+        // The next caller must not find the connection open. The driver closes it only after this error.
         let is_broken = |why: &RedisError| why.is_unrecoverable_error();
-        answer.as_ref().is_err_and(is_broken).then(|| self.life.closed.cancel());
+        answer.as_ref().is_err_and(is_broken).then(|| self.shared.closed.cancel());
         let answer = answer.ok()?;
-        self.life.intake.answered();
-        self.life.silences.store(0, Ordering::Relaxed);
+        self.shared.intake.answered();
+        self.shared.silences.store(0, Ordering::Relaxed);
         Some(answer)
     }
 
     /// Returns the number of answers.
     pub(crate) fn answer_count(&self) -> u64 {
-        self.life.intake.answer_count()
+        self.shared.intake.answer_count()
     }
 
-    /// Records that a request was not answered in time. `after` is the number of answers when it was sent: if
-    /// others came meanwhile, the server is busy and not silent.
-    pub(crate) fn was_silent(&self, after: u64) {
-        if self.answer_count() == after {
-            self.life.silences.fetch_add(1, Ordering::Relaxed);
+    /// Records that a request was not answered in time. `answers_before` is the number of answers when the
+    /// request was sent: if other answers came meanwhile, the server is busy and not silent.
+    pub(crate) fn was_silent(&self, answers_before: u64) {
+        if self.answer_count() == answers_before {
+            self.shared.silences.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn is_same(&self, other: &Connection) -> bool {
-        Arc::ptr_eq(&self.life, &other.life)
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 }
 
@@ -227,10 +229,10 @@ async fn identify(
 ) -> RedisResult<Result<(RunId, bool), ConnectError>> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
-    // A user may lack the permission. Then the next renewal notices that a hold is gone.
+    // A user may lack the permission. Then only the next renewal notices that a hold is gone.
     questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("NOLOOP");
     if let Some(channel) = channel {
-        // A user may lack the permission. Then the waits ask more often.
+        // A user may lack the permission. Then the waits receive no messages, and ask more often.
         questions.cmd("SUBSCRIBE").arg(channel);
     }
     let answers = redis.send_packed_commands(&questions, 0, questions.len()).await?;
@@ -244,7 +246,7 @@ fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
     let (Some(info), Some(token), _tracking) = (answers.next(), answers.next(), answers.next()) else {
         return Err(ConnectError::error("unexpected number of answers"));
     };
-    let listens = matches!(answers.next(), Some(Value::Push { .. }));
+    let is_subscribed = matches!(answers.next(), Some(Value::Push { .. }));
     let info = match info {
         Value::ServerError(error) => Err(text(&error)),
         info => Ok(redis::from_redis_value::<String>(info).unwrap_or_default()),
@@ -263,7 +265,7 @@ fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
         Some(run_id) => Ok(run_id.trim().into()),
         None => Err("INFO has no run_id".into()),
     });
-    Ok((run_id.map_err(Into::into), listens))
+    Ok((run_id.map_err(Into::into), is_subscribed))
 }
 
 /// Returns the reason why a server with this answer to INFO cannot be used: it is a cluster node or a

@@ -9,7 +9,7 @@ use dlock_quorum::{Failure, Fence, Refusal, Vote};
 use redis::{ServerError, Value};
 
 use crate::error::NodeState;
-use crate::reading::{self, plain};
+use crate::reading::{self, protocol_value};
 
 /// Outcome of a request.
 #[derive(Debug, Clone)]
@@ -57,14 +57,14 @@ impl Reply {
     /// Reads the reply to WAITERS: `NotHeld` if no client waits, `Taken` otherwise, also without the
     /// permission to ask.
     pub(crate) fn queue_state(self) -> Vote {
-        match self.found(reading::queue) {
+        match self.read(reading::queue) {
             Ok(queue) if queue.is_empty() => Vote::Refused(Refusal::NotHeld),
             _ => Vote::Refused(Refusal::Taken),
         }
     }
 
     /// Reads the reply to a question with `read`, or returns the reason why there is no answer.
-    pub(crate) fn found<T>(self, read: impl FnOnce(Value) -> Option<T>) -> Result<T, NodeState> {
+    pub(crate) fn read<T>(self, read: impl FnOnce(Value) -> Option<T>) -> Result<T, NodeState> {
         let unreadable = || NodeState::Failed("its answer has a form that this client does not know".into());
         match self {
             Reply::Answer(Value::ServerError(error)) => Err(NodeState::from(&refusal::<()>(&error))),
@@ -78,7 +78,7 @@ impl Reply {
         match self {
             Reply::Answer(Value::ServerError(error)) => refusal(&error),
             // The request had an effect, but an unknown one.
-            Reply::Answer(value) => read(plain(value)).unwrap_or(Vote::Unknown),
+            Reply::Answer(value) => read(protocol_value(value)).unwrap_or(Vote::Unknown),
             Reply::Unsent(failure) => Vote::Failed(failure),
             Reply::NoAnswer => Vote::Unknown,
         }

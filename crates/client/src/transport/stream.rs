@@ -1,12 +1,13 @@
 //! The bytes that a connection receives. One thread serves all members, and a member may send anything. So
-//! there are limits: for the bytes read from one member before the others' turn, for the length of a reply,
-//! and for the number of unsolicited messages.
+//! there are limits: for the bytes read from one member before the others are served, for the length of a
+//! reply, and for the number of unsolicited messages.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use futures_util::future::select_ok;
 use redis::ConnectionAddr;
@@ -15,21 +16,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::yield_now;
 
-use super::address::{Address, SILENCE};
+use super::address::Address;
 
-/// Number of bytes to read from one member before the others' turn.
-const TURN: usize = 64 << 10;
+/// TCP keepalive: after this long without traffic the kernel probes the other end.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
 
-/// Smallest number of bytes to read at once. More of a long reply is read at once, because the parser may
-/// search the reply from its beginning after each read.
+/// Number of bytes to read from one member before the others are served.
+const READ_BUDGET: usize = 64 << 10;
+
+/// Smallest number of bytes to read at once. The longer a reply, the more of it is read at once, because the
+/// parser may search the reply from its beginning after each read.
 const MIN_READ: usize = 4096;
 
 /// Longest reply in bytes. LOG with 10,000 entries, or LIST with 250 locks of 30 KB names, is shorter.
 const LONGEST_REPLY: usize = 8 << 20;
 
-/// Largest number of messages beyond the number of answers. Each request brings one message at most, perhaps
-/// much later, and many can come at once: ten thousand waits are granted, or an operator ends as many holds.
-/// All other messages are about FLUSHALL, or published by other clients.
+/// Largest number by which messages may exceed answers. Each request brings one message at most, perhaps much
+/// later. Many can come at once: ten thousand waits are granted, or an operator ends ten thousand holds.
+/// Other messages are only those about FLUSHALL, and those that other clients publish.
 const MAX_UNSOLICITED: u64 = 100_000;
 
 /// Counts of the data received over a connection.
@@ -37,7 +41,6 @@ const MAX_UNSOLICITED: u64 = 100_000;
 pub(super) struct Intake {
     /// Number of bytes since the last message or answer.
     bytes: AtomicUsize,
-    /// Numbers of answers and of messages.
     answers: AtomicU64,
     messages: AtomicU64,
     /// The first exceeded limit.
@@ -79,17 +82,17 @@ impl Intake {
 pub(super) struct Stream {
     socket: Pin<Box<dyn Socket>>,
     intake: Arc<Intake>,
-    /// Number of bytes read in this turn.
-    turn: usize,
-    /// The others' turn, while it lasts.
-    others: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Number of bytes read since the others were served.
+    read: usize,
+    /// Lets the thread serve the others once the [`READ_BUDGET`] is used up.
+    yielding: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 trait Socket: AsyncRead + AsyncWrite + Send {}
 impl<S: AsyncRead + AsyncWrite + Send> Socket for S {}
 
 impl Stream {
-    /// Opens the stream. `missing` is set to what the server has not yet given, for the error of a timeout.
+    /// Opens the stream. If the caller stops waiting, `missing` says what the server has not done yet.
     #[cfg_attr(not(feature = "tls"), expect(unused_variables))]
     pub(super) async fn open(
         address: &Address,
@@ -110,7 +113,7 @@ impl Stream {
             ConnectionAddr::Unix(path) => Box::pin(tokio::net::UnixStream::connect(path).await?),
             _ => return Err(io::Error::other("an address of this kind cannot be used")),
         };
-        Ok(Stream { socket, intake, turn: 0, others: None })
+        Ok(Stream { socket, intake, read: 0, yielding: None })
     }
 }
 
@@ -124,7 +127,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let (socket, _) = select_ok(connecting).await?;
     socket.set_nodelay(true)?;
     // A wait can be long and silent. Only keepalive shows that the other end is gone.
-    let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 3);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_TIME / 3);
     SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
     Ok(socket)
 }
@@ -138,20 +141,20 @@ impl AsyncRead for Stream {
         if let Some(why) = self.intake.fault() {
             return Poll::Ready(Err(io::Error::other(why)));
         }
-        if let Some(others) = &mut self.others {
-            ready!(others.as_mut().poll(cx));
-            (self.others, self.turn) = (None, 0);
+        if let Some(yielding) = &mut self.yielding {
+            ready!(yielding.as_mut().poll(cx));
+            (self.yielding, self.read) = (None, 0);
         }
-        let part = (self.intake.bytes.load(Ordering::Relaxed) / 8).clamp(MIN_READ, TURN);
-        let most = part.min(buf.remaining());
-        let mut part = ReadBuf::new(buf.initialize_unfilled_to(most));
+        let limit = (self.intake.bytes.load(Ordering::Relaxed) / 8).clamp(MIN_READ, READ_BUDGET);
+        let limit = limit.min(buf.remaining());
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(limit));
         ready!(self.socket.as_mut().poll_read(cx, &mut part))?;
         let read = part.filled().len();
         buf.advance(read);
         self.intake.read(read);
-        self.turn += read;
-        if self.turn >= TURN {
-            self.others = Some(Box::pin(yield_now()));
+        self.read += read;
+        if self.read >= READ_BUDGET {
+            self.yielding = Some(Box::pin(yield_now()));
         }
         Poll::Ready(Ok(()))
     }
@@ -175,7 +178,7 @@ impl AsyncWrite for Stream {
 mod tests {
     use super::*;
 
-    /// 100,000 messages are allowed: a client may have that number of holds, and an operator end them all.
+    /// The messages count as unsolicited only as far as they exceed the answers.
     #[test]
     fn more_unsolicited_messages_than_the_limit_are_a_flood() {
         let intake = Intake::default();
