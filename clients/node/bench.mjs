@@ -1,5 +1,4 @@
-// Compares dlock with node-redlock on one server, in turns, in one run: node bench.mjs redis://127.0.0.1:6379
-// [seconds]
+// Compares dlock with node-redlock on one server: node bench.mjs redis://127.0.0.1:6379 [seconds]
 
 import { fork } from "node:child_process";
 import { once } from "node:events";
@@ -7,10 +6,9 @@ import { Lock } from "dlock";
 import { Redis } from "ioredis";
 import Redlock from "redlock";
 
-// Loads: the number of clients, the ms of each hold, and the ms until a client asks again. If clients ask
-// again after 5 ms, none finds the lock free, and a fair wait lasts as long as the holds of all other clients.
-// If they ask again later, most find it free; one that does not would wait only a moment, but by polling it
-// waits for a whole pause.
+// Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again. If
+// clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. A client
+// that does not would wait only for the rest of a hold, but by polling it waits for a whole pause.
 const LOADS = [
   [8, 1, 5],
   [64, 1, 5],
@@ -23,8 +21,8 @@ const LOADS = [
 const PROCESSES = 8;
 // Each round runs node-redlock, then dlock.
 const ROUNDS = 3;
-// The first ms of a run do not count, as all clients connect at the same moment.
-const WARM = 2000;
+// Time at the start of a run that does not count, ms: all clients begin at the same moment.
+const WARM_UP = 2000;
 
 const kinds = {
   // Polls without a limit, with the default pauses of node-redlock, which by default gives up after 2 s.
@@ -39,42 +37,38 @@ const kinds = {
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const sorted = (numbers) => [...numbers].sort((a, b) => a - b);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
-const at = (numbers, part) => sorted(numbers)[Math.floor(numbers.length * part)];
+const quantile = (numbers, part) => sorted(numbers)[Math.floor(numbers.length * part)];
 
 /** Measures acquire and release by a single client. Prints the median of the ratios of all rounds. */
-async function pairs(url, rounds, each) {
+async function pairs(url, rounds, pairsPerRound) {
   const client = new Redis(url);
   const times = Object.fromEntries(Object.keys(kinds).map((kind) => [kind, []]));
   for (let round = 0; round < rounds; round++) {
     for (const [kind, make] of Object.entries(kinds)) {
       const acquire = make(client);
       const began = performance.now();
-      for (let turn = 0; turn < each; turn++) await (await acquire(`bench:${kind}`)).release();
-      times[kind].push((performance.now() - began) / each);
+      for (let pair = 0; pair < pairsPerRound; pair++) await (await acquire(`bench:${kind}`)).release();
+      times[kind].push((performance.now() - began) / pairsPerRound);
     }
   }
   client.disconnect();
   for (const [kind, found] of Object.entries(times)) {
-    const ratio = at(
-      found.map((time, round) => time / times["node-redlock"][round]),
-      0.5,
-    );
-    console.log(
-      `acquire + release, ${kind}: ${(at(found, 0.5) * 1000).toFixed(0)} us, ratio ${ratio.toFixed(2)}`,
-    );
+    const ratios = found.map((time, round) => time / times["node-redlock"][round]);
+    const [time, ratio] = [quantile(found, 0.5), quantile(ratios, 0.5)];
+    console.log(`acquire + release, ${kind}: ${(time * 1000).toFixed(0)} us, ratio ${ratio.toFixed(2)}`);
   }
 }
 
 /** Runs the clients of one process from the start time that the parent sends, and sends the waits back, by
  * client. */
-async function work(url, kind, clients, hold, elsewhere, seconds) {
+async function work(url, kind, clients, hold, pause, seconds) {
   const client = new Redis(url);
   const acquire = kinds[kind](client);
   await client.ping();
   process.send("ready");
   const [start] = await once(process, "message");
-  const end = start + WARM + seconds * 1000;
-  const one = async () => {
+  const end = start + WARM_UP + seconds * 1000;
+  const contend = async () => {
     const waits = [];
     let held = 0;
     await sleep(start - Date.now());
@@ -84,20 +78,20 @@ async function work(url, kind, clients, hold, elsewhere, seconds) {
       const acquired = performance.now();
       await sleep(hold);
       // A wait that outlasts the run counts too, or polling would hide the clients that starve.
-      if (now > start + WARM) {
+      if (now > start + WARM_UP) {
         waits.push(acquired - began);
         held += performance.now() - acquired;
       }
       await lock.release();
-      await sleep(elsewhere);
+      await sleep(pause);
     }
     return { waits, held };
   };
-  const found = await Promise.all(Array.from({ length: clients }, one));
+  const found = await Promise.all(Array.from({ length: clients }, contend));
   process.send(found, () => process.exit());
 }
 
-/** Returns the waits of each client of one run, and the time for which it held the lock. */
+/** Returns the waits of each client of one run, and the total time for which it held the lock. */
 async function run(url, kind, clients, ...load) {
   const args = [url, "work", kind, clients / PROCESSES, ...load].map(String);
   const processes = Array.from({ length: PROCESSES }, () => fork(new URL(import.meta.url), args));
@@ -108,32 +102,37 @@ async function run(url, kind, clients, ...load) {
   return (await messages()).flatMap(([found]) => found);
 }
 
-async function contend(url, [clients, hold, elsewhere], seconds) {
-  console.log(`${clients} clients, each holds for ${hold} ms and asks again after ${elsewhere} ms`);
+/** Measures the waits of clients that contend for one lock. Prints the results of both libraries. */
+async function compare(url, [clients, hold, pause], seconds) {
+  console.log(`${clients} clients, each holds for ${hold} ms and asks again after ${pause} ms`);
   const runs = { "node-redlock": [], dlock: [] };
   for (let round = 0; round < ROUNDS; round++) {
     for (const kind of Object.keys(runs))
-      runs[kind].push(await run(url, kind, clients, hold, elsewhere, seconds));
+      runs[kind].push(await run(url, kind, clients, hold, pause, seconds));
   }
-  const tails = {};
-  let least = 0;
+  const p99 = {};
+  const meanHold = {};
   for (const [kind, found] of Object.entries(runs)) {
     const all = found.flat();
     const waits = all.flatMap((client) => client.waits);
-    const held = sum(all.map((client) => client.held)) / (ROUNDS * seconds * 10);
-    tails[kind] = at(waits, 0.99);
-    // Least wait of a client that finds all others ahead of it.
-    least = Math.max(((clients - 1) * sum(all.map((client) => client.held))) / waits.length - elsewhere, 0);
-    const shown = [0.5, 0.99, 0.9999999].map((part) => at(waits, part).toFixed(0)).join(", ");
+    const held = sum(all.map((client) => client.held));
+    p99[kind] = quantile(waits, 0.99);
+    meanHold[kind] = held / waits.length;
+    const shown = [0.5, 0.99, 0.9999999].map((part) => quantile(waits, part).toFixed(0)).join(", ");
     const jain = Math.min(...found.map(fairness));
     console.log(
-      `  ${kind}: ${(waits.length / ROUNDS / seconds).toFixed(0)} grants/s, held ${held.toFixed(0)} % of the time, ` +
-        `wait p50, p99, max ${shown} ms, least Jain ${jain.toFixed(3)}`,
+      `  ${kind}: ${(waits.length / ROUNDS / seconds).toFixed(0)} grants/s, ` +
+        `held ${(held / (ROUNDS * seconds * 10)).toFixed(0)} % of the time, ` +
+        `wait p50, p99, max ${shown} ms, lowest Jain's index of a round ${jain.toFixed(3)}`,
     );
   }
-  const part = (ms) => (ms / tails["node-redlock"]).toFixed(3);
+  // If the lock is always taken, and fair, each other client holds it once during the pause and the wait of a
+  // client. So no wait can be shorter than this.
+  const holdsOfOthers = Math.max((clients - 1) * meanHold.dlock - pause, 0);
+  const ratio = (ms) => (ms / p99["node-redlock"]).toFixed(3);
   console.log(
-    `  p99 of dlock is ${part(tails.dlock)} of polling's; if handoffs took no time, a fair wait would last ${least.toFixed(0)} ms, ${part(least)} of polling's p99`,
+    `  p99 of dlock / p99 of node-redlock: ${ratio(p99.dlock)}; ` +
+      `the holds of all others: ${holdsOfOthers.toFixed(0)} ms, ${ratio(holdsOfOthers)} of the p99 of node-redlock`,
   );
 }
 
@@ -148,5 +147,5 @@ if (argument === "work") {
   await work(url, rest[0], ...rest.slice(1).map(Number));
 } else {
   await pairs(url, 60, 200);
-  for (const load of LOADS) await contend(url, load, Number(argument ?? 10));
+  for (const load of LOADS) await compare(url, load, Number(argument ?? 10));
 }
