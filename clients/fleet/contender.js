@@ -1,12 +1,16 @@
-// The same as contender.py, for `ioredis` and `node-redis`.
+// A client of a quorum under faults, as contender.py: it locks, writes and releases repeatedly until its input
+// ends. `crates/client/tests/chaos/foreign_clients.rs` reads its output.
+//
+// node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms.
 "use strict";
 const { setTimeout: sleep } = require("node:timers/promises");
 const { Lock, LockError, Quorum } = require("../node/dist/index.js");
 
 const [kind, number, lease, ...urls] = process.argv.slice(2);
 const RESOURCES = ["ledger", "stock", "till"];
-const LIMIT = 3000;
-// DLOCK_STEADY: hold one resource for this many ms at a time, without random faults.
+// Timeout of each wait, ms.
+const WAIT_TIMEOUT = 3000;
+// DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and causes no faults itself.
 const steady = process.env.DLOCK_STEADY && Number(process.env.DLOCK_STEADY);
 let stopping = false;
 process.stdin.resume().on("end", () => (stopping = true));
@@ -29,7 +33,8 @@ const kinds = {
   },
 };
 
-async function turn(quorum, name) {
+/** Acquires the lock once, and prints what happens. The reader of the output carries out the writes. */
+async function acquireOnce(quorum, name) {
   const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
   // A contender that will pause does not renew its lease.
   const pauses = happens(0.04);
@@ -39,7 +44,7 @@ async function turn(quorum, name) {
   const asked = now();
   let hold;
   try {
-    hold = await lock.acquire({ timeout: LIMIT, signal: controller.signal });
+    hold = await lock.acquire({ timeout: WAIT_TIMEOUT, signal: controller.signal });
   } catch (why) {
     if (!(why instanceof LockError || why.name === "AbortError")) throw why;
     return say("none");
@@ -49,15 +54,15 @@ async function turn(quorum, name) {
   const since = now();
   const end = since + 1000 * (steady || Math.random() * (happens(0.05) ? 1500 : 5));
   // The time until which this client relies on the hold.
-  let until = since;
+  let validUntil = since;
   const write = () => {
-    if (!hold.signal.aborted) until = now() + Math.floor(hold.validFor * 1000);
+    if (!hold.signal.aborted) validUntil = now() + Math.floor(hold.validFor * 1000);
     say("writes", resource, hold.fence, name);
   };
   say("holds");
   write();
   if (pauses) {
-    // Blocks the event loop.
+    // Blocks the event loop until after the end of the validity.
     Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, hold.validFor + Math.random() * 1000);
     write();
   }
@@ -66,7 +71,7 @@ async function turn(quorum, name) {
     write();
   }
   if (hold.signal.aborted) say("lost");
-  say("held", resource, hold.fence, name, asked, since, Math.min(until, now()));
+  say("held", resource, hold.fence, name, asked, since, Math.min(validUntil, now()));
   await hold.release().catch((why) => {
     if (!(why instanceof LockError)) throw why;
   });
@@ -74,7 +79,7 @@ async function turn(quorum, name) {
 
 async function main() {
   const quorum = new Quorum(urls.map((url) => kinds[kind](url)));
-  for (let turns = 0; !stopping; turns++) await turn(quorum, `${number}:${turns}`);
+  for (let tries = 0; !stopping; tries++) await acquireOnce(quorum, `${number}:${tries}`);
   process.exit();
 }
 

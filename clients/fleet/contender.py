@@ -22,7 +22,8 @@ import redis.asyncio
 from dlock._clock import now
 
 RESOURCES = "ledger", "stock", "till"
-LIMIT = 3.0
+# Timeout of each wait, in seconds.
+WAIT_TIMEOUT = 3.0
 # DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and causes no faults itself.
 STEADY = float(os.environ.get("DLOCK_STEADY", 0)) / 1000
 
@@ -41,32 +42,33 @@ def micros(seconds: float) -> int:
     return int(seconds * 1e6)
 
 
-class Turn:
-    """One acquisition, and the output about it."""
+class Attempt:
+    """One acquisition, and the output about it. The reader of the output carries out the writes."""
 
-    turns = 0
+    count = 0
 
     def __init__(self, number: str, lease: int) -> None:
-        self.name = f"{number}:{Turn.turns}"
-        Turn.turns += 1
+        self.name = f"{number}:{Attempt.count}"
+        Attempt.count += 1
         self.resource = "r" if STEADY else random.choice(RESOURCES)
         # A holder that will pause does not renew its lease.
         self.pauses = happens(0.04)
         self.options = dict(timeout=lease / 1000, auto_renew=not self.pauses, fenced=True)
-        self.limit = random.uniform(0, 0.03) if happens(0.05) else LIMIT
+        # If set, the client gives up its wait after this time, in seconds.
+        self.gives_up_after = random.uniform(0, 0.03) if happens(0.05) else None
         self.asked = time.monotonic()
 
     def begin(self, lock: dlock.Redlock | dlock.asyncio.Redlock) -> None:
         self.lock, self.fence = lock, lock.fence
         self.since = time.monotonic()
-        stays = STEADY or random.uniform(0, 1.5 if happens(0.05) else 0.005)
-        self.stays_until = self.since + stays
+        self.release_at = self.since + (STEADY or random.uniform(0, 1.5 if happens(0.05) else 0.005))
         say("holds")
         if self.pauses:
-            time.sleep(self.left() + random.uniform(0, 1))
+            # Blocks until after the end of the validity.
+            time.sleep(self.valid_for() + random.uniform(0, 1))
         self.write()
 
-    def left(self) -> float:
+    def valid_for(self) -> float:
         return max(self.lock.local.hold.valid_until - now(), 0)
 
     def write(self) -> None:
@@ -76,7 +78,7 @@ class Turn:
         if self.lock.lost.is_set():
             say("lost")
             return False
-        return time.monotonic() < self.stays_until
+        return time.monotonic() < self.release_at
 
     def end(self) -> None:
         # The hold ends now, or has ended with its validity.
@@ -95,23 +97,25 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
     locks, clients = (dlock, redis) if kind == "threads" else (dlock.asyncio, redis.asyncio)
     quorum = dlock.Quorum([clients.Redis.from_url(url) for url in urls])
     while not stopping.is_set():
-        turn = Turn(number, lease)
-        # With asyncio, `wait_for` cancels a call with a short limit instead.
-        limit = turn.limit if kind == "threads" else LIMIT
-        lock = locks.Redlock(quorum, turn.resource, blocking_timeout=limit, **turn.options)
+        attempt = Attempt(number, lease)
+        wait_timeout, cancel_after = WAIT_TIMEOUT, 2 * WAIT_TIMEOUT
+        if attempt.gives_up_after is not None and kind == "threads":
+            wait_timeout = attempt.gives_up_after
+        elif attempt.gives_up_after is not None:
+            cancel_after = attempt.gives_up_after
+        lock = locks.Redlock(quorum, attempt.resource, blocking_timeout=wait_timeout, **attempt.options)
         try:
-            patience = turn.limit + LIMIT * (turn.limit == LIMIT)
-            acquired = await asyncio.wait_for(outcome(lock.acquire()), patience)
+            acquired = await asyncio.wait_for(outcome(lock.acquire()), cancel_after)
         except (redis.RedisError, asyncio.TimeoutError):
             acquired = False
         if not acquired:
             say("none")
             continue
-        turn.begin(lock)
-        while turn.continues():
+        attempt.begin(lock)
+        while attempt.continues():
             await asyncio.sleep(STEADY or random.uniform(0, 0.01))
-            turn.write()
-        turn.end()
+            attempt.write()
+        attempt.end()
         with contextlib.suppress(redis.RedisError):
             await outcome(lock.release())
 

@@ -1,4 +1,8 @@
-// The same as member.py, for `redlock` (node-redlock) and `ioredis` (DLOCK.ACQUIRE by ioredis).
+// One process of a fleet, as member.py: holds one key again and again until its input ends, and prints its
+// actions. `clients/python/tests/test_fleet.py` starts it.
+//
+// node member.js redlock|ioredis PORT KEY LEASE, with the lease in ms. `redlock` is node-redlock, and `ioredis`
+// sends DLOCK.ACQUIRE without a library for locks.
 "use strict";
 const { randomBytes } = require("node:crypto");
 const { setTimeout: sleep } = require("node:timers/promises");
@@ -47,7 +51,7 @@ const kinds = {
         token = randomBytes(20).toString("base64url");
         for (;;) {
           const sent = now();
-          // The position lasts from one call to the next. A library would be notified of the grant by NOTIFY.
+          // QUEUE keeps the position from one call to the next. With NOTIFY, a client would not need to poll.
           if (await client.call("DLOCK.ACQUIRE", key, token, lease, "QUEUE", 10 * lease)) return sent;
           await sleep(5);
         }
@@ -62,11 +66,13 @@ const kinds = {
 async function work(locker) {
   while (!stopping) {
     say("waits", now());
-    const until = (await locker.acquire()) + (lease - lease / 100 - 2) / 1000;
-    say("holds", now(), until);
-    const odds = Math.random();
-    if (odds < 0.1) await sleep(Math.max((until - now()) * 1000 + 50, 0));
-    else await sleep(odds < 0.2 ? 80 : between(1, 5));
+    // The validity as every client of dlock computes it.
+    const validUntil = (await locker.acquire()) + (lease - lease / 100 - 2) / 1000;
+    say("holds", now(), validUntil);
+    // One hold of ten outlasts its validity, another one lasts for 80 ms, the others are short.
+    const draw = Math.random();
+    if (draw < 0.1) await sleep(Math.max((validUntil - now()) * 1000 + 50, 0));
+    else await sleep(draw < 0.2 ? 80 : between(1, 5));
     say("leaves", now());
     await locker.release();
     say("left", now());

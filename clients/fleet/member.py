@@ -27,7 +27,7 @@ def say(what: str, *moments: float) -> None:
 
 
 class Library:
-    """`redis.lock.Lock` or `dlock.Lock`."""
+    """Locks with `redis.lock.Lock` or `dlock.Lock`."""
 
     def __init__(self, client: redis.Redis, key: str, lease: int, lock_class: type) -> None:
         self.lock = client.lock(key, timeout=lease / 1000, sleep=0.02, lock_class=lock_class)
@@ -43,8 +43,8 @@ class Library:
         self.lock.release()
 
 
-class Plain:
-    """SET NX PX, and a script that deletes the key if the value is the token."""
+class SetNx:
+    """Locks with SET NX PX, and releases with a script that deletes the key if its value is the token."""
 
     def __init__(self, client: redis.Redis, key: str, lease: int) -> None:
         self.client, self.key, self.lease = client, key, lease
@@ -62,7 +62,7 @@ class Plain:
 
 
 class Commands:
-    """DLOCK.ACQUIRE with BLOCK, as a client without a library of dlock sends it."""
+    """Locks with DLOCK.ACQUIRE and BLOCK, as a program without a client of dlock does."""
 
     def __init__(self, client: redis.Redis, key: str, lease: int) -> None:
         self.client, self.key, self.lease = client, key, lease
@@ -80,12 +80,12 @@ class Commands:
 
 
 def is_late(why: Exception) -> bool:
-    """Returns whether the release came after the end of the lease. The scripts of the old kinds may then find
-    a lock of dlock, and get WRONGTYPE."""
+    """Returns whether the release came after the end of the lease. Then the script of redis-py or set-nx may
+    find a lock of dlock, and get WRONGTYPE."""
     return isinstance(why, redis.lock.LockNotOwnedError) or "WRONGTYPE" in str(why)
 
 
-def work(locker: Library | Plain | Commands, lease: float) -> None:
+def work(locker: Library | SetNx | Commands, lease: float) -> None:
     while not stopping.is_set():
         say("waits", time.monotonic())
         try:
@@ -93,13 +93,14 @@ def work(locker: Library | Plain | Commands, lease: float) -> None:
         except redis.lock.LockNotOwnedError:
             continue
         # The validity as every client of dlock computes it.
-        until = sent + lease - lease / 100 - 0.002
-        say("holds", time.monotonic(), until)
-        odds = random.random()
-        if odds < 0.1:
-            time.sleep(max(until + 0.05 - time.monotonic(), 0))
+        valid_until = sent + lease - lease / 100 - 0.002
+        say("holds", time.monotonic(), valid_until)
+        # One hold of ten outlasts its validity, another one lasts for 80 ms, the others are short.
+        draw = random.random()
+        if draw < 0.1:
+            time.sleep(max(valid_until + 0.05 - time.monotonic(), 0))
         else:
-            time.sleep(0.08 if odds < 0.2 else random.uniform(0.001, 0.005))
+            time.sleep(0.08 if draw < 0.2 else random.uniform(0.001, 0.005))
         say("leaves", time.monotonic())
         try:
             locker.release()
@@ -116,7 +117,7 @@ def main() -> None:
     client = redis.Redis(port=port, socket_timeout=None)
     lockers = {
         "redis-py": lambda: Library(client, key, lease, redis.lock.Lock),
-        "set-nx": lambda: Plain(client, key, lease),
+        "set-nx": lambda: SetNx(client, key, lease),
         "dlock": lambda: Library(client, key, lease, dlock.Lock),
         "commands": lambda: Commands(client, key, lease),
     }
