@@ -1,5 +1,5 @@
-// The connections to one server: commands are sent over the user's client, and messages are received over a
-// second connection.
+// The connections to one server: commands go over the user's client. The messages that end waits arrive over
+// a second connection, the subscriber, which is open only while the client waits for locks.
 
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import { errorWord, LockError, NoAnswerError } from "./errors.js";
@@ -8,7 +8,7 @@ import type { Args } from "./protocol.js";
 import type { Send } from "./steps.js";
 import { times, type Wait, WaitRegistry } from "./waits.js";
 
-// Pause between two checks of the subscriber, and time limit of its answer, ms.
+// Pause between two checks of the subscriber, and time limit of its answer to PING, ms.
 const TICK = 1000;
 
 /** Returns whether an error is the server's reply to the command. LOADING does not count: a server that is
@@ -28,6 +28,7 @@ function explained(why: Error, address: string): Error {
 const channels = new WeakMap<Client, Channel>();
 
 export class Channel {
+  /** Makes a channel a `Servers` of `run.ts`, with one server. */
   readonly channels: readonly Channel[] = [this];
   /** Set when an answer is overdue or a command could not be sent; cleared by the next answer. */
   isSilent = false;
@@ -36,8 +37,9 @@ export class Channel {
   /** See `announce`. */
   #libraryName: string | undefined;
   #answers = 0;
+  /** Pending while the client connects and commands wait for it. */
   #ready: Promise<void> | undefined;
-  #endWait: (() => void) | undefined;
+  #resolveReady: (() => void) | undefined;
   #registry: WaitRegistry | undefined;
   #closeRegistry: (() => void) | undefined;
 
@@ -59,7 +61,7 @@ export class Channel {
     });
     link.onEnded(() => {
       this.#closeRegistry?.();
-      this.#endWait?.();
+      this.#resolveReady?.();
     });
   }
 
@@ -100,7 +102,7 @@ export class Channel {
    * limit. */
   async send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
     let left = limit;
-    const before = this.#answers;
+    const answersBefore = this.#answers;
     try {
       if (!this.isReady && !this.isClosed) {
         const end = now() + limit;
@@ -112,7 +114,7 @@ export class Channel {
       if (why instanceof Aborted) throw why;
       if (isAnswer(why)) throw explained(why as Error, this.address);
       // If the server has answered other commands in the meantime, it is slow, and not silent.
-      if (this.#answers === before) this.isSilent = true;
+      if (this.#answers === answersBefore) this.isSilent = true;
       const { address } = this;
       if (why instanceof TimedOut) throw new NoAnswerError(`${address}: no answer within ${limit} ms`);
       throw new NoAnswerError(`${address}: ${(why as Error).message}`, undefined, why);
@@ -136,7 +138,7 @@ export class Channel {
   #whenReady(): Promise<void> {
     // All waiting commands share one listener.
     this.#ready ??= new Promise<void>((resolve) => {
-      this.#endWait = resolve;
+      this.#resolveReady = resolve;
       this.link.onceReady(resolve);
     }).then(() => {
       this.#ready = undefined;
@@ -144,13 +146,15 @@ export class Channel {
     return this.#ready;
   }
 
-  /** Opens a wait. The first wait opens the subscription. */
+  /** Returns a new `Wait`, which receives the messages about one queue position. The first one opens the
+   * subscription. */
   listen(): Wait {
     this.#registry ??= this.#keepSubscribed(new WaitRegistry());
     return this.#registry.open();
   }
 
-  /** Subscribes for the registry, and closes the subscription once the registry is idle. */
+  /** Subscribes for the registry, reconnects if the subscriber is silent, and closes the subscription once the
+   * registry is idle. */
   #keepSubscribed(registry: WaitRegistry): WaitRegistry {
     let subscription = this.link.subscribe(registry);
     let isChecking = false;

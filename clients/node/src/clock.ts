@@ -1,4 +1,4 @@
-// Time: a clock that includes suspends, the validity of a lease, and time limits.
+// Time: a clock that also advances while the machine is suspended, the validity of a lease, and time limits.
 
 import os from "node:os";
 import { performance } from "node:perf_hooks";
@@ -17,15 +17,16 @@ function uptime(): number {
   return os.uptime() * 1000;
 }
 
-/** Returns the time in ms, on a clock that includes suspends and ignores changes of the wall clock. */
+/** Returns the time in ms, on a clock that also advances while the machine is suspended, and that ignores
+ * changes of the wall clock. */
 export function now(): number {
   const at = performance.now();
-  const found = Date.now() - at;
-  if (Math.abs(found - offset) > STEP) {
-    offset = found;
-    const missing = uptime() - at - uptimeOffset;
-    // Uptimes are rounded to 10 ms.
-    if (missing > suspended + STEP) suspended = missing;
+  const newOffset = Date.now() - at;
+  if (Math.abs(newOffset - offset) > STEP) {
+    offset = newOffset;
+    const behindUptime = uptime() - at - uptimeOffset;
+    // STEP exceeds the rounding of uptimes, 10 ms.
+    if (behindUptime > suspended + STEP) suspended = behindUptime;
   }
   return at + suspended;
 }
@@ -39,7 +40,8 @@ export function validity(ttl: number): number {
 /** Thrown by `withTimeout` when the time is over. */
 export class TimedOut {}
 
-/** Thrown by `withTimeout`, and into steps, when the caller's signal is aborted. */
+/** Thrown by `withTimeout` when the caller's signal is aborted. `run` throws it into the generator of the
+ * steps, which then cleans up. */
 export class Aborted {
   constructor(readonly reason: unknown) {}
 }

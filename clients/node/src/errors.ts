@@ -47,7 +47,7 @@ export function errorWord(reply: unknown): string {
   return (reply instanceof Error && /^[A-Z]{2,}(?= )/.exec(reply.message)?.[0]) || "";
 }
 
-/** Returns the error for an error reply to ACQUIRE, or undefined if its word is not about locks. */
+/** Returns the `LockError` for an error reply to ACQUIRE; undefined if no class above is for its error word. */
 export function refusal(reply: unknown, key: string): LockError | undefined {
   const text = (reply as Error).message;
   switch (errorWord(reply)) {

@@ -1,40 +1,41 @@
 // The holders of one lock, as the members of a quorum see them.
 
-import type { Tokens } from "./protocol.js";
+import type { HoldAges } from "./protocol.js";
 
 export class Holders {
   constructor(
-    /** The holders by member; undefined at a member that did not show them. */
-    private readonly tokens: readonly (Tokens | undefined)[],
+    /** The ages of the holds by member; undefined for a member that did not show its holders. */
+    private readonly ages: readonly (HoldAges | undefined)[],
     private readonly majority: number,
   ) {}
 
   /** Returns the holders at a member; undefined if they are unknown. */
-  at(member: number): Tokens | undefined {
-    return this.tokens[member];
+  at(member: number): HoldAges | undefined {
+    return this.ages[member];
   }
 
-  /** Returns whether one holder has a majority. */
+  /** Returns whether any holder has a majority. */
   hasMajority(): boolean {
-    return this.tokens.some((tokens) => [...(tokens?.keys() ?? [])].some((token) => this.#isMajority(token)));
+    return this.ages.some((ages) => [...(ages?.keys() ?? [])].some((token) => this.#isMajority(token)));
   }
 
-  /** Returns whether the wait queue of a member can move: one of its holders has, or may have, a majority. A
-   * holder without a majority does not release its hold there. */
+  /** Returns whether the wait queue of a member can move: it has no holder, or one of its holders has, or may
+   * have, a majority and will release it. A hold without a majority may be that of a dead client, which
+   * nothing ends before its lease. */
   queueCanMove(member: number): boolean {
     const holders = this.at(member);
-    const unknown = this.tokens.filter((tokens) => tokens === undefined).length;
+    const unknown = this.ages.filter((ages) => ages === undefined).length;
     return !holders?.size || [...holders.keys()].some((token) => this.#isMajority(token, unknown));
   }
 
-  /** Returns the holders at a member other than `own` that have no majority, as far as is known. */
-  partialHolders(member: number, own: string): Tokens {
+  /** Returns the holders at a member that are not known to have a majority, except the token `own`. */
+  partialHolders(member: number, own: string): HoldAges {
     const isPartial = (token: string) => token !== own && !this.#isMajority(token);
     return new Map([...(this.at(member) ?? [])].filter(([token]) => isPartial(token)));
   }
 
-  /** Returns whether the members where `token` holds the lock, and this number of others, are a majority. */
+  /** Returns whether the members where `token` holds the lock and `others` further members are a majority. */
   #isMajority(token: string, others = 0): boolean {
-    return this.tokens.filter((tokens) => tokens?.has(token)).length + others >= this.majority;
+    return this.ages.filter((ages) => ages?.has(token)).length + others >= this.majority;
   }
 }

@@ -3,7 +3,7 @@
 
 import type { Args } from "./protocol.js";
 
-// biome-ignore-start lint/suspicious/noExplicitAny: only the members that are used here are described
+// biome-ignore-start lint/suspicious/noExplicitAny: only what is used here is described
 type Callback = (...args: any[]) => void;
 
 /** `Redis` or `Cluster` of ioredis, version 5 or later. */
@@ -30,7 +30,7 @@ export interface NodeRedisClient {
   on(event: string, listener: Callback): unknown;
   once(event: string, listener: Callback): unknown;
 }
-// biome-ignore-end lint/suspicious/noExplicitAny: as above
+// biome-ignore-end lint/suspicious/noExplicitAny: only what is used here is described
 
 /** A client of ioredis or of node-redis, for one server. */
 export type Client = IoredisClient | NodeRedisClient;
@@ -61,7 +61,8 @@ export interface Link {
   /** Whether the client will never send a command again: its user has closed it, or it has given up. */
   isClosed(): boolean;
   onceReady(listener: () => void): void;
-  /** Called at each new connection, and for a cluster also when a connection is lost. */
+  /** The listener is called at each new connection. In a cluster, it is also called when the connection to one
+   * node has ended: ioredis then replaces that connection without a further event. */
   onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
   call(args: Args): Promise<unknown>;
@@ -120,48 +121,55 @@ function ioredisLink(client: IoredisClient): Link {
     isClosed: () => client.status === "end",
     onceReady(listener) {
       client.once("ready", listener);
-      if (client.status === "wait") client.connect().catch(ignore);
+      connectIfLazy(client);
     },
     onReady(listener) {
       client.on("ready", listener);
       client.on("-node", listener);
     },
     onEnded: (listener) => client.on("end", listener),
-    call: stringNumbers ? async (args) => number(await call(args)) : call,
+    call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
     subscribe(subscriber) {
       // After a reconnect, ioredis would send SUBSCRIBE by itself and handle no error of it: if the connection
       // is closed meanwhile, that error ends the process.
-      const own = client.isCluster ? client.duplicate() : client.duplicate({ autoResubscribe: false });
-      own.on("error", ignore);
-      own.on("close", () => subscriber.onDisconnected());
-      own.on("message", (_: string, message: string) => subscriber.onMessage(message));
-      own.on("ready", () =>
-        own.subscribe(subscriber.channel).then(
+      const duplicate = client.isCluster ? client.duplicate() : client.duplicate({ autoResubscribe: false });
+      duplicate.on("error", ignore);
+      duplicate.on("close", () => subscriber.onDisconnected());
+      duplicate.on("message", (_: string, message: string) => subscriber.onMessage(message));
+      duplicate.on("ready", () =>
+        duplicate.subscribe(subscriber.channel).then(
           () => subscriber.onSubscribed(),
           () => subscriber.onDisconnected(),
         ),
       );
-      if (own.status === "wait") own.connect().catch(ignore);
-      return { ping: () => own.ping(), close: () => own.disconnect() };
+      connectIfLazy(duplicate);
+      return { ping: () => duplicate.ping(), close: () => duplicate.disconnect() };
     },
   };
 }
 
-function number(reply: unknown): unknown {
+/** Connects a client with the option `lazyConnect`: it has the status "wait" until its first command. */
+function connectIfLazy(client: IoredisClient): void {
+  if (client.status === "wait") client.connect().catch(ignore);
+}
+
+/** Returns the number in a reply: with the option `stringNumbers`, ioredis returns integers as strings. */
+function toNumber(reply: unknown): unknown {
   return typeof reply === "string" && /^-?\d+$/.test(reply) ? Number(reply) : reply;
 }
 
-/** Returns a view of the client that sends each command as it is, and in a cluster to the node of its key.
+/** Returns a view of the client that sends each command with its key unchanged, and in a cluster to the node
+ * of this key.
  *
  * ioredis does not know which argument of dlock's commands is the key. In a cluster, it would send them to a
- * random node, which redirects them. If that node hangs, holds at other nodes would be lost. `keyPrefix` is
- * off, as `prefixed` puts it before each key, and ioredis would add a second one in GET and TYPE.
- * Auto-pipelining is off: its pipelines have the client's `keyPrefix`, and in a cluster several such commands
- * in one pipeline would fail. */
+ * random node, which redirects them. If that node hangs, the holds at other nodes could not be renewed.
+ * `keyPrefix` is off: `prefixed` in `service.ts` puts it before each key, and ioredis would add it again in
+ * GET and TYPE. Auto-pipelining is off: its pipelines have the client's `keyPrefix`, and in a cluster a
+ * pipeline with several of dlock's commands would fail. */
 function direct(client: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);
-    // biome-ignore lint/suspicious/noExplicitAny: not a member that is described above
+    // biome-ignore lint/suspicious/noExplicitAny: `IoredisClient` does not describe this method
     return (client as any).sendCommand(command, ...rest);
   };
   const options = { ...client.options, keyPrefix: undefined, enableAutoPipelining: false };
@@ -182,23 +190,25 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     // Replaces the user's type mapping by an empty one, so that numbers arrive as numbers.
     call: (args) => client.sendCommand(args, { typeMapping: {} }),
     subscribe(subscriber) {
-      const own = client.duplicate();
+      const duplicate = client.duplicate();
       let subscribed = false;
-      own.on("error", ignore);
-      own.on("reconnecting", () => subscriber.onDisconnected());
+      duplicate.on("error", ignore);
+      duplicate.on("reconnecting", () => subscriber.onDisconnected());
       // On "ready" after a reconnect, node-redis has already subscribed again.
-      own.on("ready", () => subscribed && subscriber.onSubscribed());
-      own
+      duplicate.on("ready", () => subscribed && subscriber.onSubscribed());
+      duplicate
         .connect()
-        .then(() => own.subscribe(subscriber.channel, (message: string) => subscriber.onMessage(message)))
+        .then(() =>
+          duplicate.subscribe(subscriber.channel, (message: string) => subscriber.onMessage(message)),
+        )
         .then(() => {
           subscribed = true;
           subscriber.onSubscribed();
         })
         .catch(() => subscriber.onDisconnected());
       // `destroy` exists from node-redis 5 on. Closing a closed client throws.
-      const close = async () => (own.destroy ? own.destroy() : own.disconnect());
-      return { ping: () => own.ping(), close: () => void close().catch(ignore) };
+      const close = async () => (duplicate.destroy ? duplicate.destroy() : duplicate.disconnect());
+      return { ping: () => duplicate.ping(), close: () => void close().catch(ignore) };
     },
   };
 }

@@ -189,6 +189,7 @@ export class Lock {
       if (owed !== undefined) yield owed;
       throw why;
     } finally {
+      // The server may still have a hold or a queue position of the owner.
       if (granted === null && owner !== undefined && !attempt.isTakenBack()) owner.isRetired = true;
     }
     if (granted === null) return null;
@@ -250,9 +251,9 @@ export class Hold implements AsyncDisposable {
   #abortAtLoss(controller: AbortController): AbortController {
     const { signal } = controller;
     const renewal = this.#renewal;
-    const native = Object.getOwnPropertyDescriptor(AbortSignal.prototype, "aborted")!.get!;
+    const nativeAborted = Object.getOwnPropertyDescriptor(AbortSignal.prototype, "aborted")!.get!;
     Object.defineProperties(signal, {
-      aborted: { get: () => renewal.isLost() && native.call(signal) },
+      aborted: { get: () => renewal.isLost() && nativeAborted.call(signal) },
       throwIfAborted: {
         value: () => {
           if (renewal.isLost()) throw renewal.loss;
@@ -282,8 +283,8 @@ export class Hold implements AsyncDisposable {
     if (isLost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();
   }
 
-  /** @internal Ends the renewal. Extends the lease first if less than nine tenths of it are left. */
-  async settle(): Promise<void> {
+  /** @internal Ends the renewal. Extends the lease a last time if less than nine tenths of it are left. */
+  async endRenewal(): Promise<void> {
     this.#renewal.isRenewed = false;
     if (this.validFor < (this.#renewal.lease * 9) / 10) await this.extend();
   }

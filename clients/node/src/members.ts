@@ -6,11 +6,11 @@ import { now } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js";
 import { Holders } from "./holders.js";
 import { firstWaiter, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
-import { reconnection, UnansweredLeases } from "./renewal.js";
+import { reconnectionCheck, UnansweredLeases } from "./renewal.js";
 import { send } from "./requests.js";
 import { type Answers, Ask, at, type Steps } from "./steps.js";
 
-// First and longest pause before the client asks a member without a known run id for it again, ms.
+// First and longest pause before the client asks a member again for its unknown run id, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 // Length of the digest in the library name, in hexadecimal digits.
@@ -19,8 +19,8 @@ const DIGEST_LENGTH = 8;
 // longer than the time limit of one answer.
 const IDENTIFY_TRIES = 4;
 
-/** The state of a member's connection: `Channel` implements it. */
-export interface Reach {
+/** What `Members` reads of the `Channel` of a member. */
+export interface MemberChannel {
   readonly address: string;
   readonly isSilent: boolean;
   readonly isReady: boolean;
@@ -38,8 +38,8 @@ interface Identity {
 
 /** State of a member that may not vote. */
 interface Missing {
-  /** Time of the next request for its run id, as `now()`. */
-  at: number;
+  /** Time of the next request for its run id, on the clock of `now()`. */
+  askAt: number;
   /** Pause after that request, ms. */
   pause: number;
   /** The reason why it may not vote. */
@@ -55,22 +55,22 @@ export class Members {
   /** A member that was found to be the same server as another. */
   #duplicate: number | undefined;
 
-  constructor(private readonly reach: readonly Reach[]) {
-    this.majority = Math.floor(reach.length / 2) + 1;
+  constructor(private readonly channels: readonly MemberChannel[]) {
+    this.majority = Math.floor(channels.length / 2) + 1;
   }
 
   all(): readonly number[] {
-    return [...this.reach.keys()];
+    return [...this.channels.keys()];
   }
 
   address(member: number): string {
-    return this.reach[member]!.address;
+    return this.channels[member]!.address;
   }
 
   /** Returns the run id of a member's server; undefined if it is unknown for the present connection. */
   runId(member: number): string | undefined {
     const identity = this.#identities.get(member);
-    return identity?.connection === this.reach[member]!.connections ? identity.runId : undefined;
+    return identity?.connection === this.channels[member]!.connections ? identity.runId : undefined;
   }
 
   /** Returns the last known run id, even of an earlier connection. */
@@ -81,12 +81,12 @@ export class Members {
   /** Returns a function that returns whether the client has reconnected to the member since this call. After
    * a reconnect, some clients resend each unanswered command. So a RELEASE that finds no hold may be the
    * second copy, after the first copy has ended the hold. */
-  reconnection(member: number): () => boolean {
-    return reconnection(this.reach[member]!);
+  reconnectionCheck(member: number): () => boolean {
+    return reconnectionCheck(this.channels[member]!);
   }
 
   isSilent(member: number): boolean {
-    return this.reach[member]!.isSilent;
+    return this.channels[member]!.isSilent;
   }
 
   /** Returns the members that may vote: their run ids are known, and they are not silent. So no
@@ -106,13 +106,13 @@ export class Members {
   /** Returns true if no majority of the members can vote, now or later: the clients of the other members are
    * closed, or are not permitted to run INFO. */
   areUnusable(): boolean {
-    const isUsable = ({ isClosed }: Reach, member: number) =>
+    const isUsable = ({ isClosed }: MemberChannel, member: number) =>
       !isClosed && !["NOPERM", "NOAUTH", "WRONGPASS"].includes(errorWord(this.#missing.get(member)?.why));
-    return this.reach.filter(isUsable).length < this.majority;
+    return this.channels.filter(isUsable).length < this.majority;
   }
 
-  /** Returns the first hexadecimal digits of a digest of the last known run ids; undefined until the run id of
-   * each member has been known. Clients with the same members compute the same digest, in every language. */
+  /** Returns the first hexadecimal digits of a digest of the last known run ids; undefined until each member
+   * has sent its run id once. Clients with the same members compute the same digest, in every language. */
   digest(): string | undefined {
     const ids = this.all().map((member) => this.lastRunId(member));
     if (ids.includes(undefined)) return undefined;
@@ -121,25 +121,25 @@ export class Members {
 
   /** Returns a new record of the unanswered leases of one hold at one member. */
   unansweredLeases(member: number): UnansweredLeases {
-    return new UnansweredLeases(this.reach[member]!);
+    return new UnansweredLeases(this.channels[member]!);
   }
 
   /** Asks the members that may not vote for their run ids. Waits for every member that is not known to be
    * silent. Waits for silent members only until a majority may vote: from then on they are asked in the
-   * background, at growing intervals of up to `LONGEST_PAUSE`. Throws a `LockError` if two members are the
-   * same server. */
+   * background, at growing intervals of up to `LONGEST_PAUSE`. Begins no second try after `end`. Throws a
+   * `LockError` if two members are the same server. */
   *identifyMembers(end: number): Steps<void> {
     this.#duplicate = undefined;
     for (let tries = 0; tries < IDENTIFY_TRIES && (tries === 0 || now() < end); tries++) {
-      const others = this.all().filter((member) => !this.mayVote(member));
-      const awaited = others.filter((member) => !this.isSilent(member));
-      const isDue = (member: number) => now() >= (this.#missing.get(member)?.at ?? 0);
+      const nonVoters = this.all().filter((member) => !this.mayVote(member));
+      const awaited = nonVoters.filter((member) => !this.isSilent(member));
+      const isDue = (member: number) => now() >= (this.#missing.get(member)?.askAt ?? 0);
       const asked = this.hasMajority()
-        ? others.filter((member) => awaited.includes(member) || isDue(member))
-        : others;
+        ? nonVoters.filter((member) => awaited.includes(member) || isDue(member))
+        : nonVoters;
       const enough = (answers: Answers) =>
         this.hasMajority() && awaited.every((member) => answers.has(member));
-      for (const member of asked) this.#postpone(member);
+      for (const member of asked) this.#scheduleNextRequest(member);
       if (asked.length > 0) yield new Ask(asked, (member) => this.#identify(member), enough);
       if (this.hasMajority()) break;
     }
@@ -151,9 +151,9 @@ export class Members {
     }
   }
 
-  #postpone(member: number): void {
+  #scheduleNextRequest(member: number): void {
     const { pause = FIRST_PAUSE, ...rest } = this.#missing.get(member) ?? {};
-    this.#missing.set(member, { ...rest, at: now() + pause, pause: Math.min(pause * 2, LONGEST_PAUSE) });
+    this.#missing.set(member, { ...rest, askAt: now() + pause, pause: Math.min(pause * 2, LONGEST_PAUSE) });
   }
 
   /** Asks a member for its run id. Throws if the member may not vote. */
@@ -172,7 +172,7 @@ export class Members {
    * undefined if it may. */
   record(member: number, reply: unknown): Error | undefined {
     const why = this.#recordRunId(member, reply);
-    const missing = this.#missing.get(member) ?? { at: now(), pause: FIRST_PAUSE };
+    const missing = this.#missing.get(member) ?? { askAt: now(), pause: FIRST_PAUSE };
     if (why === undefined) this.#missing.delete(member);
     else this.#missing.set(member, { ...missing, why });
     this.onIdentified?.();
@@ -181,7 +181,8 @@ export class Members {
 
   #recordRunId(member: number, reply: unknown): Error | undefined {
     if (reply instanceof NoAnswerError) return reply;
-    const id = this.reach.length === 1 ? (runId(reply) ?? "the only one") : runId(reply);
+    // The only member of a quorum needs no run id: there is no other member to tell it from.
+    const id = this.channels.length === 1 ? (runId(reply) ?? "the only one") : runId(reply);
     if (id === undefined) {
       this.#identities.delete(member);
       const text = `${errorWord(reply)} cannot tell which server it is, and whether it votes twice: let its user run INFO`;
@@ -193,7 +194,7 @@ export class Members {
       this.#duplicate = member;
       return new LockError(`it is the same server as ${this.address(other)}`);
     }
-    this.#identities.set(member, { runId: id, connection: this.reach[member]!.connections });
+    this.#identities.set(member, { runId: id, connection: this.channels[member]!.connections });
     return undefined;
   }
 
@@ -201,7 +202,7 @@ export class Members {
    * the client has reconnected before the reply: another server may have sent it. The caller must run these
    * steps with the member as their server: in an `Ask`, a `Begin` for the member, or `at`. */
   *ask<T>(member: number, steps: Steps<T>): Steps<T> {
-    if (this.runId(member) === undefined || !this.reach[member]!.isReady) yield* this.#identify(member);
+    if (this.runId(member) === undefined || !this.channels[member]!.isReady) yield* this.#identify(member);
     const server = this.runId(member);
     let answer: T;
     try {
@@ -262,7 +263,7 @@ export class Members {
     );
   }
 
-  /** Whether a client waits in the queue of a member; undefined if that is unknown. */
+  /** Returns whether a client waits in the queue of a member; undefined if that is unknown. */
   *hasWaiters(key: Key, member: number): Steps<boolean | undefined> {
     try {
       const queue = yield* at(member, send(firstWaiter(key)));
@@ -274,13 +275,13 @@ export class Members {
     }
   }
 
-  /** Returns the error for a vote that these answers do not decide. If the members that call the request
-   * invalid leave too few others for a majority, that is the error of one of them, else a `NoQuorumError`. */
+  /** Returns the error for a vote that these answers do not decide: the error of a member that calls the request
+   * invalid, if the members that do not are too few for a majority; otherwise a `NoQuorumError`. */
   undecided(answers: Answers, name: string): unknown {
     const invalid = [...answers.values()].filter((answer) =>
       ["ERR", "WRONGTYPE"].includes(errorWord(answer)),
     );
-    if (this.reach.length - invalid.length < this.majority) return invalid[0];
+    if (this.channels.length - invalid.length < this.majority) return invalid[0];
     return new NoQuorumError(`${name}: too few members answered: ${this.report(answers)}`, name);
   }
 
@@ -295,7 +296,7 @@ export class Members {
       if (answer instanceof Error) return answer.message;
       return this.isSilent(member) ? "silent" : "not asked, or no answer yet";
     };
-    return this.reach.map(({ address }, member) => `${address}: ${state(member)}`).join("; ");
+    return this.channels.map(({ address }, member) => `${address}: ${state(member)}`).join("; ");
   }
 }
 
@@ -303,7 +304,7 @@ export class Members {
 export class MemberHolds {
   /** Members that were sent an ACQUIRE with the token. No other member can have the hold. */
   readonly asked = new Set<number>();
-  /** By member: run id of the server that last confirmed the hold, and the time, as `now()`. */
+  /** By member: run id of the server that last confirmed the hold, and the time, on the clock of `now()`. */
   readonly #confirmed = new Map<number, readonly [runId: string | undefined, when: number]>();
   /** By member: the unanswered CONFIRMs and EXTENDs, which may still shorten the lease. */
   readonly leases: readonly UnansweredLeases[];
@@ -316,7 +317,7 @@ export class MemberHolds {
   }
 
   /** Records that a member has confirmed the hold. */
-  note(member: number): void {
+  noteConfirmed(member: number): void {
     this.#confirmed.set(member, [this.members.runId(member), now()]);
   }
 
@@ -331,7 +332,7 @@ export class MemberHolds {
     const present = this.members.runId(member);
     const isAnother = before !== undefined && present !== undefined && before !== present;
     if (isAnother || now() >= when + lease) return true;
-    // An infinite time never becomes older than a lease.
+    // A confirmation at an infinite time is never older than the lease.
     this.#confirmed.set(member, [before, Number.POSITIVE_INFINITY]);
     return false;
   }

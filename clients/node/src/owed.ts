@@ -1,4 +1,4 @@
-// Owed requests: RELEASE and CANCEL, which the background repeats until the server has confirmed them, or
+// Owed requests: RELEASE and CANCEL, which a background task repeats until the server has confirmed them, or
 // until the hold or queue position that they remove has expired by itself.
 
 import { now } from "./clock.js";
@@ -9,26 +9,32 @@ import { times } from "./waits.js";
 // First and longest pause between two tries, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
-// While an earlier ACQUIRE is unanswered, the pause may grow to this fraction of `expiresAfter`, if that is
-// longer.
+// While an earlier ACQUIRE is unanswered, the longest pause is this fraction of `expiresAfter` if that is more
+// than LONGEST_PAUSE.
 const LONGEST_FRACTION = 1 / 20;
 
-/** Returns the time in ms after which a server retains nothing of a request for this lease: neither a hold, nor
- * a queue position. A position can become a hold just before it expires. */
+/** Returns the time in ms after which a server retains neither a hold nor a queue position of an ACQUIRE for
+ * this lease, even if the ACQUIRE arrives `times.keep` late. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }
 
+/** Number of answers that confirm a RELEASE if an ACQUIRE may be under way over an earlier, broken connection:
+ * the server may read that ACQUIRE after the first RELEASE. */
+export const ANSWERS_TO_RELEASE = 2;
+
 /** One owed request to one server. */
 export class Owed implements Task {
+  /** See `Task`. */
   changed: (() => void) | undefined;
+  /** Called after each reply. */
   answered: (() => void) | undefined;
   /** Sum of the replies (holds or positions that were removed); undefined before the first reply. */
-  ended: number | undefined;
-  /** Whether a try had no answer. It may have removed a hold that `ended` does not count. */
+  removed: number | undefined;
+  /** Whether a try had no answer. It may have removed a hold that `removed` does not count. */
   isUnanswered = false;
-  readonly #until: number;
-  #next = now();
+  readonly #expiresAt: number;
+  #wakeAt = now();
   #pause = FIRST_PAUSE;
 
   constructor(
@@ -36,43 +42,42 @@ export class Owed implements Task {
     private readonly request: () => Steps<number>,
     /** Time after which the hold or position has expired by itself, ms. */
     private readonly expiresAfter: number,
-    /** Number of further answers that confirm the request. */
-    private missing: number,
+    /** Number of answers that are needed until the request is confirmed. */
+    private missingAnswers: number,
     /** Returns false while an earlier ACQUIRE without an answer may reach the server after the request. Then
      * an answer confirms nothing, and the request is sent again. */
     private readonly isSettled: () => boolean = () => true,
   ) {
-    this.#until = now() + expiresAfter;
+    this.#expiresAt = now() + expiresAfter;
   }
 
   finished(): boolean {
-    return this.missing === 0 || now() > this.#until;
+    return this.missingAnswers === 0 || now() > this.#expiresAt;
   }
 
   wakeAt(): number {
-    return this.#next;
+    return this.#wakeAt;
   }
 
   wake(): Steps<void> {
-    this.#next = Number.POSITIVE_INFINITY;
+    this.#wakeAt = Number.POSITIVE_INFINITY;
     return this.#send();
   }
 
   *#send(): Steps<void> {
     const isSettled = this.isSettled();
     try {
-      this.ended = (this.ended ?? 0) + (yield* this.request());
-      if (isSettled) this.missing -= 1;
-      else
-        this.#pause = Math.min(
-          this.#pause * 2,
-          Math.max(LONGEST_PAUSE, this.expiresAfter * LONGEST_FRACTION),
-        );
+      this.removed = (this.removed ?? 0) + (yield* this.request());
+      if (isSettled) this.missingAnswers -= 1;
+      else {
+        const longest = Math.max(LONGEST_PAUSE, this.expiresAfter * LONGEST_FRACTION);
+        this.#pause = Math.min(this.#pause * 2, longest);
+      }
       this.answered?.();
     } catch (why) {
       this.isUnanswered ||= !errorWord(why);
       this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
     }
-    this.#next = now() + this.#pause;
+    this.#wakeAt = now() + this.#pause;
   }
 }

@@ -1,7 +1,7 @@
 // Owners of acquisitions, for the server's search for deadlocks. All tokens of one owner count as one party:
 // while one of them waits, the server expects that none of the others is released. So two acquisitions have
-// the same owner only where that is certain: for a `using` within the routine of another `using`, one at a
-// time.
+// the same owner only where that is certain: a `using` in the routine of another `using` has the owner of the
+// outer one, unless it runs beside another inner `using`.
 //
 // `a.using(() => b.using(..))`: one owner, as `a` is released only after `b`. `a.using(() =>
 // Promise.all([b.using(..), c.using(..)]))`: `c` gets an owner of its own. `c` may be released while `b`
@@ -14,8 +14,9 @@ import { freshToken } from "./protocol.js";
 /** The name of an owner, 1 to 255 bytes. */
 export class Owner {
   readonly id: string;
-  /** Set once a hold of this owner is lost, or a hold or a wait of it may outlast the routine that it belongs
-   * to. No later acquisition uses a retired owner. */
+  /** Set once a hold of this owner is lost, or once a hold or a wait of this owner may outlast the routine that
+   * began it. No later acquisition uses a retired owner: if it waited for what is left of an earlier one, the
+   * server would report a deadlock of the owner with itself. */
   isRetired = false;
 
   constructor(id: string = freshToken()) {

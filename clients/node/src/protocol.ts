@@ -20,12 +20,12 @@ export function freshToken(): string {
   return token;
 }
 
-export function acquire(key: Key, token: string, ttl: number, terms: Args): Args {
-  return ["DLOCK.ACQUIRE", key, token, String(ttl), ...terms];
+export function acquire(key: Key, token: string, ttl: number, options: Args): Args {
+  return ["DLOCK.ACQUIRE", key, token, String(ttl), ...options];
 }
 
-/** Returns the terms of ACQUIRE for a position in the wait queue that the server keeps for `keep` ms. */
-export function queued(keep: number, channel: string, message: string, notify: boolean): Args {
+/** Returns the options of ACQUIRE for a position in the wait queue that the server keeps for `keep` ms. */
+export function queueOptions(keep: number, channel: string, message: string, notify: boolean): Args {
   const position = ["QUEUE", String(keep)];
   return notify ? [...position, "NOTIFY", channel, message] : position;
 }
@@ -69,7 +69,8 @@ export function runId(reply: unknown): string | undefined {
   return /^run_id:(\w+)/m.exec(String(reply))?.[1];
 }
 
-// The client does not read the holders of a key that has this many or more.
+// The client asks for at most this many holders. If it gets as many, there may be more: then it counts the
+// holders as unknown.
 const MAX_HOLDERS = 100;
 
 /** Asks for the holders: see `holders`. */
@@ -78,10 +79,10 @@ export function inspect(key: Key): Args {
 }
 
 /** Age of each hold of a key, by token, in ms. */
-export type Tokens = ReadonlyMap<string, number>;
+export type HoldAges = ReadonlyMap<string, number>;
 
 /** Returns the holders in a reply to INSPECT; undefined if the reply does not contain all of them. */
-export function holders(reply: unknown): Tokens | undefined {
+export function holders(reply: unknown): HoldAges | undefined {
   if (reply === null) return new Map();
   if (reply === undefined || reply instanceof Error) return undefined;
   const all = field(reply, "holders");
@@ -93,6 +94,6 @@ export function holders(reply: unknown): Tokens | undefined {
 function field(map: unknown, name: string): unknown {
   if (map instanceof Map) return map.get(name);
   if (!Array.isArray(map)) return (map as Record<string, unknown> | undefined)?.[name];
-  const at = map.findIndex((item, at) => at % 2 === 0 && String(item) === name);
+  const at = map.findIndex((item, index) => index % 2 === 0 && String(item) === name);
   return at < 0 ? undefined : map[at + 1];
 }

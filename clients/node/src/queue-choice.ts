@@ -1,12 +1,13 @@
 // The choice of the queue in which a client waits.
 //
 // All clients sort the members by run id, with those that may not vote last, and wait in the queue of the
-// first member, so that all wait in one queue. A client moves to a later queue in two cases: its queue granted
-// it the lock, but the member of the later queue refuses it (clients that cannot reach the first member wait
-// there), or its queue does not move, as no holder there can have a majority. The client's other waits for the
-// lock move with it, and its new waits start in that queue until the client has met no other client there for
-// 2 s. If the last queue does not move either, and its holds are older than 2 s, the client returns to the
-// first queue.
+// first member, so that all wait in one queue. A client moves to a later queue in two cases:
+// - Its queue granted it the lock, but the member of the later queue refuses it: clients that cannot reach the
+//   first member wait there.
+// - Its queue does not move, as no holder there can have a majority.
+// Either is a sign that other clients wait in the later queue: the client "meets" them there. Its other waits
+// for the lock move with it, and its new waits start in that queue, until 2 s after the last such sign. If the
+// last queue does not move either, and its holds are older than 2 s, the client returns to the first queue.
 //
 // Safety does not depend on the choice: a wrong queue costs time.
 
@@ -18,7 +19,7 @@ import { ContendedKeys, KeyMemory, type Wait } from "./waits.js";
 
 // Time for which a client starts at the queue where it met others, ms.
 const QUEUE_KEPT_FOR = 2000;
-// Least pause between two looks for other clients, ms.
+// Least time from one look for other clients to the next, ms: see `lookForOthers`.
 const LOOK_PAUSE = 1000;
 // First and longest pause between two checks whether a queue moves, ms.
 const FIRST_CHECK = 30;
@@ -26,12 +27,12 @@ const LONGEST_CHECK = 1000;
 // The pause is at least this multiple of the duration of the check: if answers are late, the releases that
 // would move the queue are late, too.
 const CHECK_FACTOR = 8;
-/** Age limit of a partial hold, in ms: a client gives it back earlier if other members refuse the lock. An
- * older partial hold was left behind by a client that is gone. */
-export const PARTIAL_HOLD_MAX_AGE = 2000;
+// Age in ms from which a partial hold (a hold on a minority of the members) counts as left behind by a dead
+// client: a living one gives its hold back earlier if other members refuse the lock.
+const PARTIAL_HOLD_MAX_AGE = 2000;
 
-/** A key of a request. */
-interface Named {
+/** The key of a request, also as text. */
+interface NamedKey {
   readonly key: Key;
   readonly name: string;
 }
@@ -47,10 +48,11 @@ export class QueueChoice {
 
   constructor(private readonly members: Members) {}
 
-  /** Returns the members in the order in which their queues are tried. */
+  /** Returns the members in the order in which their queues are tried, from the queue where other clients were
+   * met, or else from the first one. */
   order(name: string): readonly number[] {
     const order = this.#commonOrder();
-    const met = this.#presentQueue(name);
+    const met = this.#queueInUse(name);
     return met === undefined ? order : order.slice(order.indexOf(met));
   }
 
@@ -75,7 +77,7 @@ export class QueueChoice {
    * there. Does nothing while the client meets other clients in a later queue. */
   meet(name: string, queue: number): void {
     const order = this.#commonOrder();
-    const met = this.#presentQueue(name);
+    const met = this.#queueInUse(name);
     if (met !== undefined && order.indexOf(met) > order.indexOf(queue)) return;
     this.#met.set(name, { queue, when: now() });
     for (const member of this.members.all()) {
@@ -87,35 +89,37 @@ export class QueueChoice {
     this.#met.delete(name);
   }
 
-  #presentQueue(name: string): number | undefined {
+  /** Returns the queue where other clients were met, if they may still wait there; undefined for none. */
+  #queueInUse(name: string): number | undefined {
     const queue = this.queueMetWithin(name, QUEUE_KEPT_FOR);
     return queue !== undefined && this.members.mayVote(queue) ? queue : undefined;
   }
 
   /** Returns the watch over the queue of a member. All waits of this client in that queue share it. */
-  watch(queue: number, { key, name }: Named): QueueWatch {
+  watch(queue: number, { key, name }: NamedKey): QueueWatch {
     const id = `${queue} ${name}`;
     const watch = this.#watches.get(id) ?? new QueueWatch(this.members, queue, key);
     this.#watches.set(id, watch);
     return watch;
   }
 
-  closeWatch(queue: number, { name }: Named): void {
+  closeWatch(queue: number, { name }: NamedKey): void {
     this.#watches.delete(`${queue} ${name}`);
   }
 
   /** Returns the steps that look whether other clients wait at the member `queue`, which refused `token`
-   * although the token has the lock. At most one look begins within LOOK_PAUSE, unless it found no hold. */
-  lookForOthers(request: Named, queue: number, token: string): Steps<void> | undefined {
+   * although a majority granted it the lock. Returns undefined within LOOK_PAUSE of the start of the last look,
+   * unless that look found no hold. */
+  lookForOthers(request: NamedKey, queue: number, token: string): Steps<void> | undefined {
     if (now() < (this.#lookedUntil.get(request.name) ?? 0)) return undefined;
     this.#lookedUntil.set(request.name, now() + LOOK_PAUSE);
     return this.#look(request, queue, token);
   }
 
-  /** Looks twice at the partial holds at `queue`: a release that was on its way has arrived by the second
-   * time. If only old holds are there, their clients are gone: the client does not join the waiters behind
-   * them, as that queue does not move. */
-  *#look({ key, name }: Named, queue: number, token: string): Steps<void> {
+  /** Reads the partial holds at `queue` twice: a release that was on its way has arrived by the second time. A
+   * young hold that remains shows that other clients use the queue. If only old holds remain, the queue does
+   * not move: the client does not join the waiters there. */
+  *#look({ key, name }: NamedKey, queue: number, token: string): Steps<void> {
     const { members } = this;
     const began = now();
     const before = (yield* members.holders(key)).partialHolders(queue, token);
@@ -123,7 +127,7 @@ export class QueueChoice {
     const after = (yield* members.holders(key)).partialHolders(queue, token);
     const remaining = [...after].filter(([holder]) => before.has(holder));
     if (remaining.length === 0) this.#lookedUntil.delete(name);
-    if (remaining.some(([, held]) => held < PARTIAL_HOLD_MAX_AGE)) this.meet(name, queue);
+    if (remaining.some(([, age]) => age < PARTIAL_HOLD_MAX_AGE)) this.meet(name, queue);
   }
 }
 
@@ -135,9 +139,9 @@ export class QueueWatch {
   departures = 0;
   #pause = FIRST_CHECK;
   /** The holders at the last check, as text, if none of them could have a majority; else empty. */
-  #before = "";
-  /** Time of the next check; infinite during a check. */
-  #at = now() + FIRST_CHECK;
+  #stuckHolders = "";
+  /** Time of the next check, on the clock of `now()`; infinite during a check. */
+  #checkAt = now() + FIRST_CHECK;
 
   constructor(
     private readonly members: Members,
@@ -146,28 +150,29 @@ export class QueueWatch {
   ) {}
 
   wakeAt(): number {
-    return this.#at;
+    return this.#checkAt;
   }
 
   /** Makes all waits leave the queue if two checks in a row find the same holders, none of which can have a
    * majority. Two checks, because a hold begins and ends at one member after the other. The waits leave the
    * last queue only if every hold there is older than `PARTIAL_HOLD_MAX_AGE`. */
   *check(isLast: boolean): Steps<void> {
-    if (now() < this.#at) return;
-    this.#at = Number.POSITIVE_INFINITY;
+    if (now() < this.#checkAt) return;
+    this.#checkAt = Number.POSITIVE_INFINITY;
     const began = now();
-    let stuck = "";
+    let stuckHolders = "";
     try {
       const holders = yield* this.members.holders(this.key);
-      const found = holders.at(this.queue) ?? new Map<string, number>();
-      const isYoung = isLast && [...found.values()].some((held) => held < PARTIAL_HOLD_MAX_AGE);
-      if (!isYoung && !holders.queueCanMove(this.queue)) stuck = [...found.keys()].join(" ");
+      const ages = holders.at(this.queue) ?? new Map<string, number>();
+      const hasYoungHold = [...ages.values()].some((age) => age < PARTIAL_HOLD_MAX_AGE);
+      const mayLeave = !isLast || !hasYoungHold;
+      if (mayLeave && !holders.queueCanMove(this.queue)) stuckHolders = [...ages.keys()].join(" ");
     } finally {
       this.#pause = Math.min(this.#pause * 2, LONGEST_CHECK);
-      this.#at = now() + Math.max(this.#pause, CHECK_FACTOR * (now() - began));
+      this.#checkAt = now() + Math.max(this.#pause, CHECK_FACTOR * (now() - began));
     }
-    if (stuck !== "" && stuck === this.#before) this.leave();
-    this.#before = stuck;
+    if (stuckHolders !== "" && stuckHolders === this.#stuckHolders) this.leave();
+    this.#stuckHolders = stuckHolders;
   }
 
   /** Makes all waits leave the queue. */

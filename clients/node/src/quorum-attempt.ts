@@ -17,9 +17,8 @@ const MAX_SPLIT_VOTES = 20;
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 
-/** How a round asks the members: all at once, one after the other, or first the member in whose queue it
- * waits. */
-type Turn = "at once" | "in order" | "queued";
+/** How a round begins: see `atOnce`, `inOrder` and `queued` of `Round`. */
+type Start = "at once" | "in order" | "queued";
 
 export class QuorumAttempt implements Acquisition {
   #round: Round | undefined;
@@ -49,12 +48,13 @@ export class QuorumAttempt implements Acquisition {
   *run(waits: boolean, end: number): Steps<Granted | null> {
     const { members, choice } = this;
     const { name } = this.request;
-    let turn: Turn = waits && choice.contended.has(name) ? "queued" : "at once";
+    let start: Start = waits && choice.contended.has(name) ? "queued" : "at once";
     let isLastRound = false;
     let splitVotes = 0;
-    let late = 0;
+    let lateRounds = 0;
     yield* members.identifyMembers(end);
-    // An acquisition that does not wait respects no queue: it cannot delay the waiters for long.
+    // With an empty order, a round may overtake waiters. An acquisition that does not wait may do so, as it
+    // competes only for a moment.
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;
@@ -63,47 +63,51 @@ export class QuorumAttempt implements Acquisition {
       );
       this.#round = round;
       const began = now();
-      const won = yield* this.#take(turn, round, end);
-      if (won !== null) return yield* this.#hold(won, round);
+      const won = yield* this.#runRound(start, round, end);
+      if (won !== null) return yield* this.#holdOf(won, round);
       const duration = now() - began;
       yield round.owe();
       this.#failed.push(round);
       const final = round.finalError();
       if (final !== undefined) throw final;
-      const isTaken = round.mayBeTaken();
-      if (round.isLate && isTaken) {
-        late += 1;
-        if (late === MAX_LATE) throw new LateError(`${name}: the ttl is too short for these servers`, name);
+      const mayBeTaken = round.mayBeTaken();
+      if (round.isLate && mayBeTaken) {
+        lateRounds += 1;
+        if (lateRounds === MAX_LATE) {
+          throw new LateError(`${name}: the ttl is too short for these servers`, name);
+        }
         continue;
       }
-      if (!isTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
+      if (!mayBeTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
       const isOver = waits
         ? now() >= end
-        : splitVotes++ === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round));
+        : splitVotes === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round));
       if (isOver || isLastRound) {
         if (round.hasMajorityAnswered()) return null;
         if (isLastRound) throw round.noQuorum();
-        // The last round asks all members, as "taken" must only be reported if a majority can vote.
+        // The last round asks all members: null ("taken") must only be returned if a majority can vote.
         isLastRound = true;
         yield* members.identifyMembers(end);
-        [turn, order] = ["at once", waits ? choice.order(name) : []];
+        [start, order] = ["at once", waits ? choice.order(name) : []];
       } else if (waits) {
-        [turn, order] = yield* this.#next(turn, round, duration, end);
+        [start, order] = yield* this.#next(start, round, duration, end);
       } else {
         // A split vote: clients that tried at the same moment each got a part of the votes.
+        splitVotes += 1;
         yield new Sleep(Math.random() * duration);
         yield* members.identifyMembers(end);
-        [turn, order] = ["in order", choice.order(name)];
+        [start, order] = ["in order", choice.order(name)];
       }
     }
   }
 
-  #take(turn: Turn, round: Round, end: number): Steps<Won | null> {
-    if (turn === "queued") return round.queued(end);
-    return turn === "in order" ? round.inOrder() : round.atOnce();
+  #runRound(start: Start, round: Round, end: number): Steps<Won | null> {
+    if (start === "queued") return round.queued(end);
+    return start === "in order" ? round.inOrder() : round.atOnce();
   }
 
-  *#hold(won: Won, round: Round): Steps<Granted> {
+  /** Returns the hold, and records or looks in which queue other clients wait. */
+  *#holdOf(won: Won, round: Round): Steps<Granted> {
     const { choice, request } = this;
     const queue = round.nextQueue();
     if (queue !== undefined && round.isRefusedBy(queue)) {
@@ -118,49 +122,49 @@ export class QuorumAttempt implements Acquisition {
 
   /** Returns true if no failed round can have left a hold or a queue position at a member. */
   #isClean(member: number): boolean {
-    const isLeft = (round: Round) => !this.members.all().every((other) => round.isTakenBackAt(other));
-    this.#failed = this.#failed.filter(isLeft);
+    const isTakenBack = (round: Round) => this.members.all().every((other) => round.isTakenBackAt(other));
+    this.#failed = this.#failed.filter((round) => !isTakenBack(round));
     return this.#failed.every((round) => round.isTakenBackAt(member));
   }
 
-  /** Returns how the next round of a wait asks the members, and in which order. Pauses first if the next
-   * round would otherwise collide with those of other clients. */
-  *#next(turn: Turn, round: Round, duration: number, end: number): Steps<[Turn, readonly number[]]> {
+  /** Returns how the next round of a wait begins, and the order of its queues. Pauses first if the next round
+   * would otherwise collide with those of other clients. `duration`: that of the failed round, in ms. */
+  *#next(start: Start, round: Round, duration: number, end: number): Steps<[Start, readonly number[]]> {
     const { members, choice } = this;
     const { name } = this.request;
-    const isTaken = round.mayBeTaken();
-    const wasQueued = turn === "queued";
+    const mayBeTaken = round.mayBeTaken();
+    const wasQueued = start === "queued";
     const queue = round.queue();
-    const next = round.nextQueue();
-    // During this round, other waits of this client may have found clients in another queue.
-    const elsewhere = choice.queueMetWithin(name, duration);
-    const isMoving = wasQueued && elsewhere !== undefined && elsewhere !== queue;
-    if (wasQueued && !isMoving && next !== undefined) choice.meet(name, next);
-    // No later queue is left, and the member of this queue refuses the lock: begin again with the first
-    // queue.
-    const isRestarting =
-      wasQueued && !isMoving && next === undefined && queue !== undefined && round.isRefusedBy(queue);
-    if (isRestarting) choice.forgetQueue(name);
+    const nextQueue = round.nextQueue();
+    // During this round, another wait of this client may have met other clients in another queue: this wait
+    // follows it there.
+    const queueOfOthers = choice.queueMetWithin(name, duration);
+    const followsOthers = wasQueued && queueOfOthers !== undefined && queueOfOthers !== queue;
+    const movesOn = wasQueued && !followsOthers;
+    if (movesOn && nextQueue !== undefined) choice.meet(name, nextQueue);
+    // After a refusal by the member of the last queue, the client begins again with the first queue.
+    const givesUp = movesOn && nextQueue === undefined && queue !== undefined && round.isRefusedBy(queue);
+    if (givesUp) choice.forgetQueue(name);
     yield* members.identifyMembers(end);
     const order = choice.order(name);
-    if (isTaken && !wasQueued) {
+    if (mayBeTaken && !wasQueued) {
       choice.contended.note(name);
       const reachable = order.filter((member) => round.isReachable(member));
       return ["queued", reachable.length > 0 ? reachable : order];
     }
-    if (isTaken && (isMoving || next !== undefined || (isRestarting && order[0] !== queue)))
-      return ["queued", order];
+    const returns = givesUp && order[0] !== queue;
+    if (mayBeTaken && (followsOthers || nextQueue !== undefined || returns)) return ["queued", order];
     // A random pause, as clients that took votes from each other would otherwise collide again.
     yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * this.#pause, end - now()), 0));
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
     return ["at once", order];
   }
 
-  /** Returns whether another client has a majority. If a member does not show its holders, another client is
-   * assumed to have one if no member granted this round. */
+  /** Returns whether another client has a majority. If a member does not show its holders, that is a guess: yes
+   * if no member granted this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
-    const isKnown = this.members.voters().every((member) => holders.at(member) !== undefined);
-    return holders.hasMajority() || (!isKnown && round.grants() === 0);
+    const areKnown = this.members.voters().every((member) => holders.at(member) !== undefined);
+    return holders.hasMajority() || (!areKnown && round.grants() === 0);
   }
 }

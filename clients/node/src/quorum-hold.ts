@@ -8,10 +8,10 @@
 
 import { errorWord, NoAnswerError, NoQuorumError } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
-import { Owed } from "./owed.js";
+import { ANSWERS_TO_RELEASE, Owed } from "./owed.js";
 import { extend, holds, release } from "./protocol.js";
 import type { Renewal } from "./renewal.js";
-import { type Granted, orWrongType, type Request, send, tryAcquire } from "./requests.js";
+import { type Granted, type Request, send, tryAcquire, zeroIfReplaced } from "./requests.js";
 import type { Won } from "./round.js";
 import { Begin, Owe, type Steps } from "./steps.js";
 
@@ -44,16 +44,17 @@ export class QuorumHold implements Granted {
 
   *setLease(hold: Renewal, lease: number): Steps<boolean> {
     let isExtended = false;
-    const forgotten: number[] = [];
+    const withoutHold: number[] = [];
     const ask = function* (this: QuorumHold, member: number): Steps<boolean> {
       if (yield* this.#extend(member, lease)) return true;
+      // A member that answers after the majority can be asked for the hold at once.
       if (isExtended) yield new Begin(this.#restore(member, hold, lease));
-      else forgotten.push(member);
+      else withoutHold.push(member);
       return false;
     };
     isExtended = yield* this.#vote(ask.bind(this));
     if (isExtended) {
-      for (const member of forgotten) yield new Begin(this.#restore(member, hold, lease), member);
+      for (const member of withoutHold) yield new Begin(this.#restore(member, hold, lease), member);
     }
     return isExtended;
   }
@@ -63,9 +64,9 @@ export class QuorumHold implements Granted {
   *#extend(member: number, lease: number): Steps<boolean> {
     const leases = this.#holds.leases[member]!;
     const command = leases.send(extend(this.request.key, this.token, lease), lease);
-    const held = yield* orWrongType(this.members.ask(member, send(command)), 0);
+    const held = yield* zeroIfReplaced(this.members.ask(member, send(command)));
     if (held === 0) return false;
-    this.#holds.note(member);
+    this.#holds.noteConfirmed(member);
     if (!leases.isCertain(lease)) {
       throw new NoAnswerError(
         `${this.members.address(member)}: an earlier request for a shorter lease has no answer, and may still arrive`,
@@ -74,21 +75,20 @@ export class QuorumHold implements Granted {
     return true;
   }
 
+  /** Asks a member for the hold again, if the member has forgotten it. */
   *#restore(member: number, hold: Renewal, lease: number): Steps<void> {
     if (!this.restores || !this.#holds.hasForgotten(member, lease) || hold.isReleased || hold.isLost())
       return;
-    // From now on a release needs two answers: after the first RELEASE, the server may still read this
-    // ACQUIRE from a broken connection.
-    hold.releases = 2;
+    hold.answersToRelease = ANSWERS_TO_RELEASE;
     this.#holds.asked.add(member);
     try {
       // The request asks for a queue position, as another client may hold the lock there: the next EXTEND
-      // keeps the position alive, and shows whether the lock was granted meanwhile. It names no owner, as the
-      // owner does not wait for this grant.
+      // keeps the position alive, and shows whether the lock was granted meanwhile. The request names no owner,
+      // as the owner does not wait for this grant.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
       const restoring = tryAcquire(request, this.token, this.#holds.acquires[member]!, position);
-      if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.note(member);
+      if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.noteConfirmed(member);
     } catch (why) {
       // The member may be in its grace period, for example. The next extension asks it again.
       if (!(why instanceof NoAnswerError || errorWord(why))) throw why;
@@ -98,36 +98,37 @@ export class QuorumHold implements Granted {
   isHeld(): Steps<boolean> {
     const { members, request, token } = this;
     return this.#vote(function* (member) {
-      return (yield* orWrongType(members.ask(member, send(holds(request.key, token))), 0)) > 0;
+      return (yield* zeroIfReplaced(members.ask(member, send(holds(request.key, token))))) > 0;
     });
   }
 
-  *release({ longestLease, releases }: Renewal): Steps<boolean | undefined> {
+  *release({ longestLease, answersToRelease }: Renewal): Steps<boolean | undefined> {
     const owed = new Map<number, Owed>();
     const hasReconnected = new Map<number, () => boolean>();
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires[member]!.isEmpty;
-      const ask = () => orWrongType(this.members.ask(member, send(release(this.request.key, this.token))), 0);
-      owed.set(member, new Owed(ask, longestLease, releases, isSettled));
-      hasReconnected.set(member, this.members.reconnection(member));
+      const ask = () => zeroIfReplaced(this.members.ask(member, send(release(this.request.key, this.token))));
+      owed.set(member, new Owed(ask, longestLease, answersToRelease, isSettled));
+      hasReconnected.set(member, this.members.reconnectionCheck(member));
     }
+    /** Returns whether the release ended the hold at a member; undefined before its first answer. */
     const vote = (member: number, onlyCertain: boolean) => {
       const release = owed.get(member);
       // A member that was not asked has no hold.
       if (release === undefined) return false;
-      if (release.ended === undefined) return undefined;
+      if (release.removed === undefined) return undefined;
       // After a reconnect, a RELEASE that found nothing may be the second copy.
-      return release.ended > 0 || (!onlyCertain && (release.isUnanswered || hasReconnected.get(member)!()));
+      return release.removed > 0 || (!onlyCertain && (release.isUnanswered || hasReconnected.get(member)!()));
     };
-    const isReleased = (onlyCertain = false) =>
+    const decide = (onlyCertain: boolean) =>
       this.members.decide(this.members.all().map((member) => vote(member, onlyCertain)));
-    yield new Owe(owed, () => isReleased() !== undefined);
-    const released = isReleased();
-    if (released === undefined) {
+    yield new Owe(owed, () => decide(false) !== undefined);
+    const mayBeReleased = decide(false);
+    if (mayBeReleased === undefined) {
       throw new NoQuorumError("the release is not confirmed yet: it continues in the background");
     }
-    // True if a majority certainly ended the hold; undefined if an earlier, unanswered release may have.
-    return isReleased(true) === true || (released ? undefined : false);
+    if (decide(true) === true) return true;
+    return mayBeReleased ? undefined : false;
   }
 
   *#vote(ask: (member: number) => Steps<boolean>): Steps<boolean> {

@@ -63,7 +63,7 @@ export class ExecutionError extends LockError {
   }
 }
 
-/** Aborted when a resource is lost. `error` is the reason, and undefined before. */
+/** Aborted when the hold of a resource is lost. `error` is the reason, and undefined before. */
 export type RedlockAbortSignal = AbortSignal & { readonly error?: Error };
 
 /** Resources that were acquired together. */
@@ -150,7 +150,7 @@ export class Redlock extends EventEmitter {
         // The first resources are renewed during the wait for the others.
         const options = { ttl: duration, renew: renew || names.length > 1, retryDelay, owner };
         const lock = new OneLock(this.#service, resource, options);
-        const signal = firstLost([...held.values()]);
+        const signal = signalOf([...held.values()]);
         const timeout = end === Number.POSITIVE_INFINITY ? undefined : Math.max(end - now(), 0);
         const hold = await (retryCount === 0
           ? lock.tryAcquire({ signal })
@@ -158,7 +158,7 @@ export class Redlock extends EventEmitter {
         if (hold === null) throw new ResourceLockedError(`${resource}: another client holds it`, resource);
         held.set(resource, hold);
       }
-      if (!renew) await Promise.all([...held.values()].map((hold) => hold.settle()));
+      if (!renew) await Promise.all([...held.values()].map((hold) => hold.endRenewal()));
     } catch (why) {
       await Promise.allSettled([...held.values()].map((hold) => hold.release()));
       throw this.#failed("The resources could not be locked", why);
@@ -224,13 +224,14 @@ export class Redlock extends EventEmitter {
     return this.#locked(lock.resources, this.holds(lock), duration);
   }
 
+  /** Calls `act` for each hold of the lock. Returns the calls that failed. */
   async #failures(lock: Lock, act: (hold: Hold) => Promise<void>): Promise<PromiseRejectedResult[]> {
     const outcomes = await Promise.allSettled([...new Set(this.holds(lock))].map(act));
     return outcomes.filter((outcome) => outcome.status === "rejected");
   }
 
   /** Locks the resources, runs the routine and releases the lock. The lease is renewed until then. The signal
-   * is aborted when a resource is lost. */
+   * is aborted when the hold of a resource is lost. */
   using<T>(
     resources: readonly string[],
     duration: number,
@@ -255,7 +256,7 @@ export class Redlock extends EventEmitter {
     return withOwner(
       undefined,
       (owner) => this.#acquireOrRetire(resources, duration, settings, owner),
-      (lock) => routine(firstLost(this.holds(lock))),
+      (lock) => routine(signalOf(this.holds(lock))),
       (lock) => lock.release(),
     );
   }
@@ -269,12 +270,13 @@ export class Redlock extends EventEmitter {
     try {
       return await this.#acquire(resources, duration, settings, true, owner?.id ?? null);
     } catch (why) {
-      // The release of one of the resources may not be confirmed yet.
+      // The release of one of the resources may not be confirmed yet, so a hold of the owner may be left.
       if (owner !== undefined) owner.isRetired = true;
       throw why;
     }
   }
 
+  /** Emits the cause of a failed operation. Returns the error to throw. */
   #failed(what: string, cause: unknown): unknown {
     // Errors of invalid calls (TypeError, RangeError) come from no server: they are thrown as they are.
     if (!(cause instanceof Error && (cause instanceof LockError || errorWord(cause)))) return cause;
@@ -282,13 +284,14 @@ export class Redlock extends EventEmitter {
     return new ExecutionError(`${what}: ${cause.message}`, [this.#stats(cause)], cause);
   }
 
+  /** Returns the votes of an attempt that succeeded, or that failed for the reason `against`. */
   async #stats(against?: Error): Promise<ExecutionStats> {
-    const votes = [...this.clients];
+    const clients = [...this.clients];
     return {
-      membershipSize: votes.length,
-      quorumSize: Math.floor(votes.length / 2) + 1,
-      votesFor: new Set(against === undefined ? votes : []),
-      votesAgainst: new Map(against === undefined ? [] : votes.map((client) => [client, against])),
+      membershipSize: clients.length,
+      quorumSize: Math.floor(clients.length / 2) + 1,
+      votesFor: new Set(against === undefined ? clients : []),
+      votesAgainst: new Map(against === undefined ? [] : clients.map((client) => [client, against])),
     };
   }
 }
@@ -305,7 +308,7 @@ function isUnanswered(why: unknown): boolean {
 
 /** Returns a signal that is aborted when the first of the holds is lost. Its `aborted` reads the clock first,
  * as `Hold.signal` does. */
-function firstLost(holds: readonly Hold[]): RedlockAbortSignal {
+function signalOf(holds: readonly Hold[]): RedlockAbortSignal {
   const signals = holds.map((hold) => hold.signal);
   const signal = AbortSignal.any(signals);
   const lost = () => signals.find(({ aborted }) => aborted);

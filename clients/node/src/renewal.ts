@@ -9,14 +9,16 @@ import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
 /** The validity of one hold: the time for which its owner may rely on it. */
 export class Renewal implements Task {
+  /** See `Task`. */
   changed: (() => void) | undefined;
   isReleased = false;
+  /** Set once the hold is lost. */
   loss: NotHeldError | undefined;
   onLost: (() => void) | undefined;
   /** Longest lease that was requested, ms: the servers may retain the hold for this time. */
   longestLease: number;
-  /** Number of releases that each member of a quorum must answer. */
-  releases = 1;
+  /** Number of answers that confirm the RELEASE at one member of a quorum. */
+  answersToRelease = 1;
   #retryAt: number | undefined;
   #failure = "";
   // Set during a renewal or an extension by the owner: two EXTENDs at once could be answered in either order.
@@ -26,7 +28,7 @@ export class Renewal implements Task {
     private readonly name: string,
     /** Lease that each renewal asks for, in ms. */
     public lease: number,
-    /** End of the validity, as `now()`. */
+    /** End of the validity, on the clock of `now()`. */
     public validUntil: number,
     public isRenewed: boolean,
     /** The steps that set the lease. They return whether the token holds the lock. */
@@ -47,7 +49,8 @@ export class Renewal implements Task {
   lose(why: string): void {
     if (this.loss !== undefined || this.isReleased) return;
     this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
-    // The server may still have the hold. It ends by itself, so a later wait of the owner is no deadlock.
+    // The server may have the hold until its lease ends. If the owner waited for this lock again, the server
+    // would report a deadlock of the owner with itself.
     if (this.owner !== undefined) this.owner.isRetired = true;
     this.changed?.();
     this.onLost?.();
@@ -62,8 +65,8 @@ export class Renewal implements Task {
     return this.isReleased || this.loss !== undefined;
   }
 
-  /** Returns when to declare the hold lost: a renewed hold a tenth of its lease before its validity ends, so
-   * that its owner has time to stop. */
+  /** Returns the time at which the hold counts as lost: the end of its validity, or for a renewed hold a tenth
+   * of the lease earlier, so that its owner has time to stop. */
   #lostAt(): number {
     return this.validUntil - (this.isRenewed ? this.lease / 10 : 0);
   }
@@ -106,8 +109,8 @@ export class Renewal implements Task {
       this.lease = lease;
       return isHeld;
     } catch (why) {
-      // Without an answer, a server may have set the new lease, or may do so later. Renewals ask for the
-      // shorter of both leases, as a longer one would never be certain.
+      // Without an answer, a server may have set the new lease, or may do so later. Until then it counts for no
+      // longer lease (see `UnansweredLeases`), so renewals ask for the shorter of both.
       if (!errorWord(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {
@@ -135,7 +138,7 @@ export class Renewal implements Task {
 }
 
 /** Returns a function that returns whether the client has reconnected to the server since this call. */
-export function reconnection(server: { readonly connections: number }): () => boolean {
+export function reconnectionCheck(server: { readonly connections: number }): () => boolean {
   const { connections } = server;
   return () => server.connections !== connections;
 }
@@ -147,8 +150,8 @@ interface SentLease {
 }
 
 /** The leases that unanswered requests of one hold may still set at one server. A reply shows that the server
- * has carried out all earlier requests on the same connection. A request on an earlier connection may still
- * arrive at any time: until the hold ends, a longer lease than that of the request is not certain at this
+ * has carried out all earlier requests on the same connection. A request on an earlier connection may arrive
+ * at any time and then set its lease. So until the hold ends, the client relies on no longer lease at this
  * server. */
 export class UnansweredLeases {
   #sent: SentLease[] = [];

@@ -2,7 +2,7 @@
 // client that does not send the command (a pipeline, a mock), an acquisition must never seem to succeed.
 
 import { errorWord, LockError } from "./errors.js";
-import { type Args, acquire, inspect, type Key, pttl, queued } from "./protocol.js";
+import { type Args, acquire, inspect, type Key, pttl, queueOptions } from "./protocol.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
 import { times, type Wait } from "./waits.js";
@@ -31,7 +31,7 @@ export interface Granted {
   readonly token: string;
   /** Null for a quorum without a confirm phase. */
   readonly fence: number | null;
-  /** End of the validity, as `now()`. */
+  /** End of the validity, on the clock of `now()`. */
   readonly validUntil: number;
   /** Sets the lease. Returns whether the token holds the lock. */
   setLease(hold: Renewal, lease: number): Steps<boolean>;
@@ -58,7 +58,7 @@ export interface Acquisition {
 export const MAX_LATE = 3;
 
 /** Outcome of ACQUIRE: the fence, null if the lock is taken, or "foreign" if a lock of another library is at
- * the key, which has no queue. */
+ * the key. A foreign lock has no wait queue. */
 export type Acquired = number | null | "foreign";
 
 /** Sends ACQUIRE, and records it in `unanswered` until its answer arrives. Throws a `LockError` that names the
@@ -70,9 +70,9 @@ export function* tryAcquire(
   position: Args = [],
 ): Steps<Acquired> {
   const { key, lease, mode, owner } = request;
-  const terms = owner === undefined ? mode : [...mode, "OWNER", owner];
+  const options = owner === undefined ? mode : [...mode, "OWNER", owner];
   try {
-    return fenceOf(yield unanswered.send(acquire(key, token, lease, [...terms, ...position]), lease));
+    return fenceOf(yield unanswered.send(acquire(key, token, lease, [...options, ...position]), lease));
   } catch (why) {
     if (errorWord(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request.key)) return "foreign";
@@ -83,7 +83,7 @@ export function* tryAcquire(
   }
 }
 
-/** A position in the wait queue of a server, and the terms on which the server retains it. */
+/** A position in the wait queue of a server, and the options with which ACQUIRE asks for it. */
 export class QueuePosition {
   /** Time for which the server retains the position, ms. */
   keep = times.keep;
@@ -94,18 +94,18 @@ export class QueuePosition {
     private readonly lease: number,
   ) {}
 
-  /** The terms of ACQUIRE. */
-  get terms(): Args {
+  /** QUEUE and NOTIFY of ACQUIRE. */
+  get options(): Args {
     const { registry, number } = this.wait;
-    return queued(this.keep, registry.channel, number, this.#notify);
+    return queueOptions(this.keep, registry.channel, number, this.#notify);
   }
 
   get receivesMessages(): boolean {
     return this.#notify && this.wait.registry.isSubscribed;
   }
 
-  /** Changes the terms after an error that other terms may avoid. Returns whether it changed them: then the
-   * caller asks again. */
+  /** Changes the options after an error that other options may avoid. Returns whether it changed them: then
+   * the caller asks again. */
   askDifferently(why: unknown): boolean {
     if (errorWord(why) === "NOPERM" && this.#notify) {
       // The user has no right to the channel.
@@ -141,13 +141,13 @@ function unexpected(reply: unknown): LockError {
   );
 }
 
-/** Carries out `steps`, which return an integer reply. Returns `otherwise` if the key no longer holds a lock:
- * another command has replaced it. */
-export function* orWrongType(steps: Steps<unknown>, otherwise: number): Steps<number> {
+/** Carries out `steps`, which return an integer reply. Returns 0 if the key no longer holds a lock: another
+ * command has replaced it. */
+export function* zeroIfReplaced(steps: Steps<unknown>): Steps<number> {
   try {
     return integerOf(yield* steps);
   } catch (why) {
-    if (errorWord(why) === "WRONGTYPE") return otherwise;
+    if (errorWord(why) === "WRONGTYPE") return 0;
     throw why;
   }
 }

@@ -4,23 +4,23 @@
 import { now, validity } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
-import { Owed, timeUntilExpired } from "./owed.js";
+import { ANSWERS_TO_RELEASE, Owed, timeUntilExpired } from "./owed.js";
 import { cancel, confirm, freshToken, release } from "./protocol.js";
 import type { QueueChoice } from "./queue-choice.js";
-import { fenceOf, MAX_LATE, orWrongType, type Request, send, tryAcquire } from "./requests.js";
+import { fenceOf, MAX_LATE, type Request, send, tryAcquire, zeroIfReplaced } from "./requests.js";
 import { type Answers, Ask, Owe, Sleep, type Steps } from "./steps.js";
 import { Waiter } from "./waiter.js";
 import { times } from "./waits.js";
 
-// Once one member has granted, the client asks the other members this many times: the releases of its
-// predecessor may be on the way to them.
+// Once the member of its queue has granted, the client asks the other members this many times: the releases of
+// its predecessor may be on the way to them.
 const TRIES = 12;
 // Number of these tries before the client goes to another queue, if there is one.
 const BRIEF_TRIES = 5;
 // First and longest pause between these tries, ms.
 const FIRST_PAUSE = 1;
 const LONGEST_PAUSE = 32;
-// Error words of requests that would fail again later.
+// Error words of requests that would fail again.
 const FINAL_WORDS = ["ERR", "WRONGTYPE", "NOPERM", "NOAUTH", "WRONGPASS"];
 
 /** Outcome of a round with a majority. */
@@ -38,20 +38,20 @@ function isRefusal(answer: unknown): boolean {
 export class Round {
   /** The answers to ACQUIRE by member: a fence, null, "foreign" or an error. */
   answers: Answers = new Map();
-  /** Whether a majority granted, but the lease ended before the round did, or no majority confirmed it. */
+  /** Whether a majority granted, but the lease ended before the round did, or no majority confirmed a fence. */
   isLate = false;
   readonly holds: MemberHolds;
   readonly token = freshToken();
   /** Run id of the server that gave each answer, by member. */
   readonly #servers = new Map<number, string | undefined>();
   /** Members that have answered, even after the round was decided. */
-  readonly #settled = new Set<number>();
+  readonly #answered = new Set<number>();
   #fence: number | null = null;
-  /** Index in `order` of the member whose queue decides the turn. */
+  /** Index in `order` of the current queue. */
   #queue = 0;
   #hasWaited = false;
-  /** Whether the round had a majority, and gives it back to clients that wait in a queue. */
-  #isBehind = false;
+  /** Whether the round had a majority, and gives it back because clients wait in the current queue. */
+  #yieldsToWaiters = false;
   #owed = new Map<number, Owed>();
 
   constructor(
@@ -77,22 +77,29 @@ export class Round {
     const { members, request, token } = this;
     const expiresAfter = timeUntilExpired(request.lease);
     for (const member of this.holds.asked) {
-      const ask = () => orWrongType(members.ask(member, send(release(request.key, token))), 0);
-      this.#owed.set(member, new Owed(ask, expiresAfter, 2, () => this.holds.acquires[member]!.isEmpty));
+      const ask = () => zeroIfReplaced(members.ask(member, send(release(request.key, token))));
+      const isSettled = () => this.holds.acquires[member]!.isEmpty;
+      this.#owed.set(member, new Owed(ask, expiresAfter, ANSWERS_TO_RELEASE, isSettled));
     }
-    const answered = [...this.holds.asked].filter((member) => this.#hasAnswered(member));
-    return new Owe(this.#owed, () => answered.every((member) => this.#owed.get(member)!.ended !== undefined));
+    const answered = [...this.holds.asked].filter((member) => this.#hasAnsweredInTime(member));
+    return new Owe(this.#owed, () => answered.every((member) => this.#isReleasedAt(member)));
   }
 
   /** Returns true if no hold or queue position of this round can be left at a member: the member was not
    * asked, or has answered each request and confirmed the release. */
   isTakenBackAt(member: number): boolean {
     if (!this.holds.asked.has(member)) return true;
-    const hasAnswered = this.#settled.has(member) && this.holds.acquires[member]!.isEmpty;
-    return hasAnswered && this.#owed.get(member)?.ended !== undefined;
+    const hasAnswered = this.#answered.has(member) && this.holds.acquires[member]!.isEmpty;
+    return hasAnswered && this.#isReleasedAt(member);
   }
 
-  #hasAnswered(member: number): boolean {
+  /** Returns whether a member has answered RELEASE. */
+  #isReleasedAt(member: number): boolean {
+    return this.#owed.get(member)?.removed !== undefined;
+  }
+
+  /** Returns whether a member answered before the round was decided. */
+  #hasAnsweredInTime(member: number): boolean {
     return this.answers.has(member) && !(this.answers.get(member) instanceof NoAnswerError);
   }
 
@@ -107,8 +114,8 @@ export class Round {
     yield* this.#ask(voters, first);
     if (this.grants() < this.members.majority) return null;
     if (first !== undefined && this.isRefusedBy(first)) {
-      this.#isBehind = (yield* this.members.hasWaiters(this.request.key, first)) !== false;
-      if (this.#isBehind) return null;
+      this.#yieldsToWaiters = (yield* this.members.hasWaiters(this.request.key, first)) !== false;
+      if (this.#yieldsToWaiters) return null;
     }
     return yield* this.#win(since);
   }
@@ -121,7 +128,7 @@ export class Round {
       const since = now();
       if (!this.members.mayVote(queue)) continue;
       yield* this.#ask([queue], queue);
-      if (this.#isGrantedBy(queue)) return yield* this.#takeTurn(since);
+      if (this.#isGrantedBy(queue)) return yield* this.#askTheOthers(since);
       if (this.isRefusedBy(queue)) return null;
     }
     return null;
@@ -141,29 +148,29 @@ export class Round {
       const owned = this.isClean(queue) ? request : { ...request, owner: undefined };
       const unanswered = this.holds.acquires[queue]!;
       const waiter = new Waiter(members, this.choice, queue, owned, this.token, unanswered, this.limit);
-      const waited = yield* this.#settling(queue, waiter.wait(end, isLast));
-      if (waited === "granted") return yield* this.#takeTurn(now(), end);
+      const waited = yield* this.#recordingAnswer(queue, waiter.wait(end, isLast));
+      if (waited === "granted") return yield* this.#askTheOthers(now(), end);
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
       // A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold that
       // this member grants to a later request of this round.
-      const leave = new Owed(() => orWrongType(send(cancel(request.key, this.token)), 0), times.keep, 1);
+      const leave = new Owed(() => zeroIfReplaced(send(cancel(request.key, this.token))), times.keep, 1);
       yield new Owe(new Map([[queue, leave]]), () => true);
     }
     return null;
   }
 
-  /** Returns the member whose queue decides the turn. */
+  /** Returns the member of the current queue; undefined if all queues of `order` failed. */
   queue(): number | undefined {
     return this.order[this.#queue];
   }
 
   /** Returns the member to queue at next; undefined for the first one of the common order.
    *
-   * 1. If the member of the present queue refuses the token, that queue does not move: the next member.
+   * 1. If the member of the current queue refuses the token, that queue does not move: the next member.
    * 2. If a later member refuses the token, other clients queue there and cannot queue here: that member.
    * 3. If `order` leaves out earlier members, and this round has waited or one of them has refused, other
-   *    clients still queue here: the present member again. */
+   *    clients still queue here: the current member again. */
   nextQueue(): number | undefined {
     const queue = this.queue();
     if (queue === undefined) return undefined;
@@ -191,7 +198,7 @@ export class Round {
     return this.members.all().filter(hasVoted).length >= this.members.majority;
   }
 
-  /** Whether waiting in a member's queue makes sense. */
+  /** Returns whether a member may vote, and has not answered this round with an error. */
   isReachable(member: number): boolean {
     return this.members.mayVote(member) && !(this.answers.get(member) instanceof Error);
   }
@@ -229,21 +236,21 @@ export class Round {
     this.#servers.set(member, this.members.runId(member));
   }
 
-  /** Carries out `steps`, and records whether the member has answered them. */
-  *#settling<T>(member: number, steps: Steps<T>): Steps<T> {
+  /** Carries out `steps`, and records in `#answered` whether the member has answered them. */
+  *#recordingAnswer<T>(member: number, steps: Steps<T>): Steps<T> {
     try {
       const answer = yield* steps;
-      if (!(answer instanceof NoAnswerError)) this.#settled.add(member);
+      if (!(answer instanceof NoAnswerError)) this.#answered.add(member);
       return answer;
     } catch (why) {
       if (errorWord(why) || (why instanceof LockError && !(why instanceof NoAnswerError)))
-        this.#settled.add(member);
+        this.#answered.add(member);
       throw why;
     }
   }
 
   /** Asks the members that have not granted yet, after the member of the queue has granted. */
-  *#takeTurn(since: number, end = Number.POSITIVE_INFINITY): Steps<Won | null> {
+  *#askTheOthers(since: number, end = Number.POSITIVE_INFINITY): Steps<Won | null> {
     const { members } = this;
     let pause = FIRST_PAUSE;
     for (let tries = 0; tries < TRIES; tries++) {
@@ -266,20 +273,20 @@ export class Round {
    * client may hold the lock, or too few members can vote. Waits for the answer of `first` in any case. */
   *#ask(asked: readonly number[], first?: number): Steps<void> {
     const { members, request, holds } = this;
-    const before = new Map(this.answers);
+    const earlierAnswers = new Map(this.answers);
     for (const member of asked) {
-      before.delete(member);
+      earlierAnswers.delete(member);
       holds.asked.add(member);
     }
     const vote = function* (this: Round, member: number): Steps<unknown> {
       const acquire = tryAcquire(request, this.token, holds.acquires[member]!);
-      const acquired = yield* this.#settling(member, members.ask(member, acquire));
+      const acquired = yield* this.#recordingAnswer(member, members.ask(member, acquire));
       this.#servers.set(member, members.runId(member));
-      if (typeof acquired === "number") holds.note(member);
+      if (typeof acquired === "number") holds.noteConfirmed(member);
       return acquired;
     };
     const enough = (answers: Answers) => {
-      this.answers = new Map([...before, ...answers]);
+      this.answers = new Map([...earlierAnswers, ...answers]);
       if (first !== undefined && !answers.has(first)) return false;
       const grants = this.grants();
       const missing = asked.length - answers.size;
@@ -290,43 +297,47 @@ export class Round {
     };
     const late = (member: number, answer: unknown) => this.#answeredLate(member, answer);
     const answers: Answers = yield new Ask(asked, vote.bind(this), enough, late);
-    this.answers = new Map([...before, ...answers]);
+    this.answers = new Map([...earlierAnswers, ...answers]);
   }
 
   /** Called with an answer that arrives after the votes were decided. If the round has won, a refusal by the
    * member of a later queue shows that other clients may wait there. Returns the steps that look there, even
-   * if the round waited in a later queue than the first: the clients of its queue may have moved on. */
+   * if the round itself waited in a later queue than the first: the clients of its queue may have moved on. */
   #answeredLate(member: number, answer: unknown): Steps<void> | undefined {
-    const hasWon = this.grants() >= this.members.majority && !this.#isBehind && !this.isLate;
+    const hasWon = this.grants() >= this.members.majority && !this.#yieldsToWaiters && !this.isLate;
     const isLaterQueue = this.order.indexOf(member) > this.#queue;
     if (!hasWon || !isLaterQueue || !isRefusal(answer)) return undefined;
     return this.choice.lookForOthers(this.request, member, this.token);
   }
 
+  /** Returns the outcome if a majority has granted, after the confirm phase of a fenced round; null if the
+   * round has no majority, or is late. `since`: time before the first request. */
   *#win(since: number): Steps<Won | null> {
     const { members } = this;
     if (this.grants() < members.majority) return null;
-    let from = since;
+    let validFrom = since;
     if (this.fenced) {
       const confirmed = yield* this.#confirm();
       if (confirmed === null) {
         this.isLate = true;
         return null;
       }
-      from = confirmed;
+      validFrom = confirmed;
     } else if (members.majority === 1) {
       this.#fence = this.answers.get(0) as number;
     }
-    const validUntil = from + validity(this.request.lease);
+    const validUntil = validFrom + validity(this.request.lease);
     this.isLate = now() >= validUntil;
     if (this.isLate) return null;
     return { token: this.token, fence: this.#fence, validUntil, holds: this.holds };
   }
 
-  /** Sets one fence, the greatest that was granted, at a majority of the members. Returns the time from which
+  /** Sets one fence, the greatest that was granted, at a majority of the members. CONFIRM raises the fence of
+   * the hold at a member to this one; the reply is the fence that the hold then has. Returns the time from which
    * the validity counts; null if no majority confirms a fence. */
   *#confirm(): Steps<number | null> {
     const { members } = this;
+    // Each phase either confirms, tries a greater fence, or drops members.
     for (let phase = 0; phase < MAX_LATE + members.all().length; phase++) {
       const counted = [...this.answers.keys()].filter((member) => this.#isGrantedBy(member));
       if (counted.length < members.majority) return null;
@@ -343,8 +354,9 @@ export class Round {
         return since;
       }
       for (const [member, answer] of answers) {
-        // The next phase tries a greater fence. A member that failed, or that no longer has the hold (null),
-        // does not count in it. A member that calls the fence too far ahead still does.
+        // The next phase counts the members with a fence in `answers`, and tries the greatest of these fences.
+        // A member that failed, or that no longer has the hold (null), does not count. A member that calls the
+        // fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
         if (errorWord(answer) !== "FENCEAHEAD") this.answers.set(member, answer);
       }
       if ([...answers.values()].some((answer) => errorWord(answer) === "FENCEAHEAD"))
@@ -359,7 +371,8 @@ export class Round {
     return fenceOf(yield* this.members.ask(member, send(command)));
   }
 
-  /** Drops the members that granted a fence which the others call too far ahead (FENCEAHEAD). */
+  /** Drops the members that granted this fence or a greater one: the others call it too far ahead of their
+   * clocks (FENCEAHEAD). */
   #dropAhead(counted: readonly number[], fence: number): void {
     for (const member of counted) {
       if (this.#isGrantedBy(member) && (this.answers.get(member) as number) >= fence) {

@@ -42,19 +42,19 @@ export async function run<T>(
   signal?.throwIfAborted();
   let activeSignal = signal;
   try {
-    let turn = steps.next();
-    while (!turn.done) {
+    let next = steps.next();
+    while (!next.done) {
       let outcome: unknown;
       try {
-        outcome = await perform(turn.value, servers, limit, activeSignal);
+        outcome = await perform(next.value, servers, limit, activeSignal);
       } catch (why) {
         if (why instanceof Aborted) activeSignal = undefined;
-        turn = steps.throw(why);
+        next = steps.throw(why);
         continue;
       }
-      turn = steps.next(outcome);
+      next = steps.next(outcome);
     }
-    return turn.value;
+    return next.value;
   } catch (why) {
     throw why instanceof Aborted ? why.reason : why;
   }
@@ -82,6 +82,7 @@ async function pause(end: Promise<unknown>, ms: number, signal?: AbortSignal): P
   }
 }
 
+/** Carries out the steps of `step` at its members. Returns the answers once they are enough or complete. */
 function ask(step: Ask, servers: Servers, limit: number, signal: AbortSignal | undefined): Promise<Answers> {
   const answers: Answers = new Map();
   const asked = new Promise<Answers>((resolve) => {
@@ -107,6 +108,7 @@ function ask(step: Ask, servers: Servers, limit: number, signal: AbortSignal | u
   return signal === undefined ? asked : withTimeout(asked, Number.POSITIVE_INFINITY, signal);
 }
 
+/** Carries out steps in the background. */
 function begin(steps: Steps<void>, servers: Servers, limit: number): void {
   run(steps, servers, undefined, limit).catch((why) => process.emitWarning(why));
 }
@@ -129,7 +131,7 @@ function owe(step: Owe, servers: Servers): Promise<void> {
  * process alive. */
 function watch(task: Task, servers: Servers, isFinished = () => task.finished()): void {
   let timer: NodeJS.Timeout | undefined;
-  const arm = () => {
+  const setTimer = () => {
     clearTimeout(timer);
     if (isFinished()) return;
     timer = setTimeout(check, Math.min(Math.max(task.wakeAt() - now(), 0), TICK));
@@ -139,12 +141,12 @@ function watch(task: Task, servers: Servers, isFinished = () => task.finished())
     if (!isFinished() && task.wakeAt() <= now()) {
       const steps = task.wake();
       if (steps !== undefined) {
-        run(steps, servers, undefined, BACKGROUND_ANSWER).then(arm, (why) => process.emitWarning(why));
+        run(steps, servers, undefined, BACKGROUND_ANSWER).then(setTimer, (why) => process.emitWarning(why));
       }
     }
     // The timer is set before the steps end, because a hold can be lost while its renewal hangs.
-    arm();
+    setTimer();
   };
-  task.changed = arm;
+  task.changed = setTimer;
   check();
 }

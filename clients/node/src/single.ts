@@ -2,19 +2,19 @@
 
 import { now, validity } from "./clock.js";
 import { GraceError, LateError, LockError, NoAnswerError, refusal } from "./errors.js";
-import { Owed, timeUntilExpired } from "./owed.js";
+import { ANSWERS_TO_RELEASE, Owed, timeUntilExpired } from "./owed.js";
 import { extend, freshToken, holds, release } from "./protocol.js";
-import { type Renewal, reconnection, UnansweredLeases } from "./renewal.js";
+import { type Renewal, reconnectionCheck, UnansweredLeases } from "./renewal.js";
 import {
   type Acquired,
   type Acquisition,
   type Granted,
   MAX_LATE,
-  orWrongType,
   QueuePosition,
   type Request,
   send,
   tryAcquire,
+  zeroIfReplaced,
 } from "./requests.js";
 import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, times, type Wait } from "./waits.js";
@@ -24,7 +24,7 @@ const GRACE_CHECK = 2000;
 
 const contended = new ContendedKeys();
 
-/** State of a server's connection: `Channel` implements it. */
+/** What this file reads of the server's `Channel`. */
 interface Server {
   readonly address: string;
   readonly isClosed: boolean;
@@ -58,15 +58,16 @@ export class SingleAttempt implements Acquisition {
   takeBack(): Owe | undefined {
     if (!this.#isAsked) return undefined;
     const { key, lease } = this.request;
-    const ask = () => orWrongType(send(release(key, this.#token)), 0);
-    const owed = new Owed(ask, timeUntilExpired(lease), 2, () => this.#acquires.isEmpty);
+    const ask = () => zeroIfReplaced(send(release(key, this.#token)));
+    const isSettled = () => this.#acquires.isEmpty;
+    const owed = new Owed(ask, timeUntilExpired(lease), ANSWERS_TO_RELEASE, isSettled);
     this.#owed = owed;
-    return new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
+    return new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
   }
 
   isTakenBack(): boolean {
     // The server may still carry out a request without an answer.
-    const isReleased = this.#owed === undefined || this.#owed.ended !== undefined;
+    const isReleased = this.#owed === undefined || this.#owed.removed !== undefined;
     return this.#unanswered === undefined && this.#acquires.isEmpty && isReleased;
   }
 
@@ -77,7 +78,7 @@ export class SingleAttempt implements Acquisition {
       if (this.#unanswered !== undefined) throw this.#unanswered;
       // Removes the position, or ends a hold that was granted at this moment.
       const leave = send(release(this.request.key, this.#token));
-      if (this.#position !== undefined) yield* orWrongType(leave, 0);
+      if (this.#position !== undefined) yield* zeroIfReplaced(leave);
       // A copy of a request may still arrive over a broken connection.
       if (!this.#acquires.isEmpty) yield this.takeBack()!;
       return null;
@@ -88,7 +89,7 @@ export class SingleAttempt implements Acquisition {
 
   *#acquire(waits: boolean, end: number): Steps<Granted | null> {
     const { name, retryDelay } = this.request;
-    let late = 0;
+    let lateGrants = 0;
     if (waits && now() < end && !this.server.isClosed && contended.has(name)) yield* this.#listen(end);
     while (true) {
       let pause: number;
@@ -97,8 +98,10 @@ export class SingleAttempt implements Acquisition {
         if (typeof acquired === "number") {
           const granted = this.#granted(acquired);
           if (granted !== null) return granted;
-          late += 1;
-          if (late === MAX_LATE) throw new LateError(`${name}: the ttl is too short for this server`, name);
+          lateGrants += 1;
+          if (lateGrants === MAX_LATE) {
+            throw new LateError(`${name}: the ttl is too short for this server`, name);
+          }
           continue;
         }
         if (waits && acquired === null) contended.note(name);
@@ -106,10 +109,10 @@ export class SingleAttempt implements Acquisition {
           yield* this.#listen(end);
           continue;
         }
-        pause = acquired === null ? this.#nextAsk() : retryDelay;
+        pause = acquired === null ? this.#pauseForMessage() : retryDelay;
       } catch (why) {
         if (this.#position?.askDifferently(why)) continue;
-        pause = why instanceof NoAnswerError ? this.#outage(why) : this.#refused(why, waits, end);
+        pause = why instanceof NoAnswerError ? this.#pauseInOutage(why) : this.#pauseInGrace(why, waits, end);
       }
       const left = end - now();
       if (!waits || left <= 0) return null;
@@ -124,7 +127,7 @@ export class SingleAttempt implements Acquisition {
     this.#sentAt ??= now();
     this.#isAsked = true;
     this.#position?.wait.bell.clear();
-    const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, this.#position?.terms);
+    const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, this.#position?.options);
     this.#answeredAt = now();
     this.#unanswered = undefined;
     if (typeof acquired !== "number") this.#sentAt = undefined;
@@ -139,6 +142,7 @@ export class SingleAttempt implements Acquisition {
     return new SingleHold(this.request, this.server, this.#token, fence, validUntil, this.#acquires);
   }
 
+  /** Opens a wait. The following requests ask for a queue position. */
   *#listen(end: number): Steps<void> {
     const wait: Wait = yield new Listen();
     this.#position = new QueuePosition(wait, this.request.lease);
@@ -147,24 +151,24 @@ export class SingleAttempt implements Acquisition {
     if (!wait.registry.isSettled) yield new Pause(wait, Math.min(times.connect, end - now()));
   }
 
-  /** Returns the time after which to ask again if no message arrives, ms. */
-  #nextAsk(): number {
+  /** Returns the pause before the next request if no message arrives, ms. */
+  #pauseForMessage(): number {
     if (!this.#position?.receivesMessages) return this.request.retryDelay;
     return Math.min(times.ask, this.#position.keep / 3);
   }
 
   /** Returns the pause before the next request after one without an answer, ms. Throws `why` if the
    * acquisition is not waiting, if its position may have expired, or if the client is closed. */
-  #outage(why: NoAnswerError): number {
+  #pauseInOutage(why: NoAnswerError): number {
     this.#unanswered = why;
     if (this.#position === undefined || this.server.isClosed || now() - this.#answeredAt > times.keep)
       throw why;
     return this.request.retryDelay;
   }
 
-  /** Returns the pause before the next request to a server in its grace period, ms. Throws any other
-   * error. */
-  #refused(why: unknown, waits: boolean, end: number): number {
+  /** Returns the pause before the next request to a server in its grace period, ms. Throws any other error, and
+   * a `GraceError` if the acquisition ends before the grace period. */
+  #pauseInGrace(why: unknown, waits: boolean, end: number): number {
     this.#sentAt = undefined;
     const refused = why instanceof LockError ? undefined : refusal(why, this.request.name);
     if (refused instanceof GraceError && waits && now() + refused.left < end) {
@@ -192,7 +196,7 @@ export class SingleHold implements Granted {
 
   *setLease(_: Renewal, lease: number): Steps<boolean> {
     const command = this.#leases.send(extend(this.request.key, this.token, lease), lease);
-    const held = yield* orWrongType(send(command), 0);
+    const held = yield* zeroIfReplaced(send(command));
     if (held > 0 && !this.#leases.isCertain(lease)) {
       throw new NoAnswerError(
         `${this.server.address}: an earlier request for a shorter lease has no answer, and may still arrive`,
@@ -202,23 +206,25 @@ export class SingleHold implements Granted {
   }
 
   *isHeld(): Steps<boolean> {
-    return (yield* orWrongType(send(holds(this.request.key, this.token)), 0)) > 0;
+    return (yield* zeroIfReplaced(send(holds(this.request.key, this.token)))) > 0;
   }
 
   *release({ longestLease }: Renewal): Steps<boolean | undefined> {
-    const hasReconnected = reconnection(this.server);
-    const ask = () => orWrongType(send(release(this.request.key, this.token)), 0);
-    const owed = new Owed(ask, longestLease, 2, () => this.acquires.isEmpty);
-    let ended: number;
+    const hasReconnected = reconnectionCheck(this.server);
+    const ask = () => zeroIfReplaced(send(release(this.request.key, this.token)));
+    const owed = new Owed(ask, longestLease, ANSWERS_TO_RELEASE, () => this.acquires.isEmpty);
+    let removed: number;
     try {
-      ended = yield* ask();
+      removed = yield* ask();
     } catch (why) {
       // The release is owed after an error reply, too: a server that refuses writes retains the hold.
-      yield new Owe(new Map([[0, owed]]), () => owed.ended !== undefined);
+      yield new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
       throw why;
     }
     // A copy of the ACQUIRE may still arrive over a broken connection.
     if (!this.acquires.isEmpty) yield new Owe(new Map([[0, owed]]), () => true);
-    return ended > 0 || (hasReconnected() ? undefined : false);
+    if (removed > 0) return true;
+    // After a reconnect, this RELEASE may be a second copy, after the first one has ended the hold.
+    return hasReconnected() ? undefined : false;
   }
 }

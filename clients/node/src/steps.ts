@@ -26,7 +26,7 @@ export class Sleep {
   constructor(readonly ms: number) {}
 }
 
-/** Open a wait, with its messages. The outcome is a `Wait`. */
+/** Open a `Wait`, which receives the messages about one queue position. The outcome is the `Wait`. */
 export class Listen {}
 
 /** Pause until the bell of `wait` rings, at most for `ms`. */
@@ -42,19 +42,19 @@ export interface Task {
   /** Set by the watcher: call it when `finished` or `wakeAt` has changed. */
   changed: (() => void) | undefined;
   finished(): boolean;
-  /** When to call `wake`, as `now()`. */
+  /** When to call `wake`, on the clock of `now()`. */
   wakeAt(): number;
   /** Returns the steps that are due, if any. */
   wake(): Steps<void> | undefined;
 }
 
-/** Wake a task at its times. */
+/** Call `wake` of a task each time that its `wakeAt` has come, until the task is finished. */
 export class Watch {
   constructor(readonly task: Task) {}
 }
 
-/** Send owed requests in the background until they are confirmed. Wait for `enough` of the answers, at most
- * for `times.patience`. */
+/** Send owed requests (see `owed.ts`) in the background until they are confirmed. Wait for `enough` of the
+ * answers, at most for `times.patience`. */
 export class Owe {
   constructor(
     /** By the number of the member; a single server is number 0. */
@@ -88,7 +88,7 @@ export class Begin {
   ) {}
 }
 
-/** A step at one member. */
+/** Carry out a step at one member. The outcome is that of the step. */
 export class To {
   constructor(
     readonly member: number,
@@ -98,16 +98,16 @@ export class To {
 
 /** Carries out all of `steps` at one member. */
 export function* at<T>(member: number, steps: Steps<T>): Steps<T> {
-  let turn = steps.next();
-  while (!turn.done) {
+  let next = steps.next();
+  while (!next.done) {
     let outcome: unknown;
     try {
-      outcome = yield new To(member, turn.value);
+      outcome = yield new To(member, next.value);
     } catch (why) {
-      turn = steps.throw(why);
+      next = steps.throw(why);
       continue;
     }
-    turn = steps.next(outcome);
+    next = steps.next(outcome);
   }
-  return turn.value;
+  return next.value;
 }

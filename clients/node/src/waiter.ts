@@ -1,6 +1,6 @@
 // A wait in the queue of one member of a quorum. The queue position belongs to the token, not to a
 // connection: all waits share one connection, and keep their positions when it breaks. The member publishes
-// the grant; as a message can be lost, a wait also repeats its request, which retains the position.
+// the grant. As a message can be lost, a wait also repeats its ACQUIRE, which also keeps the position alive.
 
 import { now } from "./clock.js";
 import { errorWord, GraceError, type LockError, NoAnswerError, refusal } from "./errors.js";
@@ -36,7 +36,8 @@ export class Waiter {
     private readonly limit: number,
   ) {}
 
-  /** Waits for the grant, at most until `end`. Throws an error that is final at all members. */
+  /** Waits for the grant, at most until `end`. `isLast`: whether no later queue is left. Throws an error that
+   * ends the whole acquisition, such as a `DeadlockError`. */
   *wait(end: number, isLast: boolean): Steps<Waited> {
     const wait: Wait = yield new To(this.queue, new Listen());
     const watch = this.choice.watch(this.queue, this.request);
@@ -63,12 +64,12 @@ export class Waiter {
       try {
         const acquired = yield* at(
           this.queue,
-          tryAcquire(this.request, this.token, this.unanswered, position.terms),
+          tryAcquire(this.request, this.token, this.unanswered, position.options),
         );
         if (typeof acquired === "number") return "granted";
         answeredAt = now();
         if (acquired === "foreign") pause = this.request.retryDelay;
-        else pause = position.receivesMessages ? this.#nextCheck(position) : this.#backoff();
+        else pause = position.receivesMessages ? this.#pauseForMessage(position) : this.#backoff();
       } catch (why) {
         if (position.askDifferently(why)) continue;
         if (!(why instanceof NoAnswerError)) return this.#refused(why);
@@ -80,9 +81,9 @@ export class Waiter {
         }
         pause = this.#backoff();
       }
-      const again = Math.min(now() + pause, end);
-      while (!wait.bell.isRung && now() < again) {
-        yield new Pause(wait, Math.max(Math.min(again, watch.wakeAt()) - now(), 0));
+      const askAt = Math.min(now() + pause, end);
+      while (!wait.bell.isRung && now() < askAt) {
+        yield new Pause(wait, Math.max(Math.min(askAt, watch.wakeAt()) - now(), 0));
         if (!wait.bell.isRung) yield* watch.check(isLast);
       }
       if (wait.granted) return "granted";
@@ -94,6 +95,7 @@ export class Waiter {
     }
   }
 
+  /** Returns an error that the other members may not give. Throws any other error. */
   #refused(why: unknown): Error {
     const refused = refusal(why, this.request.name);
     if (!errorWord(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;
@@ -102,7 +104,7 @@ export class Waiter {
 
   /** Returns the pause of a wait that receives messages, ms. It grows with the number of waits at the member:
    * it is enough that one of them finds out that the member has fallen silent. */
-  #nextCheck({ wait, keep }: QueuePosition): number {
+  #pauseForMessage({ wait, keep }: QueuePosition): number {
     const longest = Math.min(Math.min(this.limit, CHECK) * wait.registry.size, keep / 3);
     return (0.5 + Math.random() / 2) * longest;
   }

@@ -1,6 +1,6 @@
 // Waits in the queues of one server. One subscription serves all waits of a client: each wait has a number,
-// which the server publishes with the outcome of the wait. A message can be lost, so a wait also asks again
-// by its own clock. Does no I/O: `channel.ts` subscribes.
+// which the server publishes with the outcome of the wait. A message can be lost, so a wait also repeats its
+// ACQUIRE at intervals. Does no I/O: `channel.ts` subscribes.
 
 import { randomBytes } from "node:crypto";
 import { now } from "./clock.js";
@@ -13,8 +13,8 @@ export const times = {
   nodeTimeout: 250,
   /** Longest time that a caller waits for owed releases. */
   patience: 500,
-  /** Time that the server retains a queue position after each request for it. A grant to a waiter that has
-   * died also lasts no longer. */
+  /** Time that the server retains a queue position after each request for it. A grant lasts no longer either,
+   * until the waiter claims it by a further request. */
   keep: 10_000,
   /** Pause between two requests of a wait that receives no message. */
   ask: 3_333,
