@@ -82,7 +82,7 @@ pub fn confirm<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 pub fn cancel<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Cancel::parse(args.bytes)?;
     let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
-    let cancelled = target.operate(|turn| turn.cancel(parsed.who));
+    let cancelled = target.operate(|turn| turn.cancel(parsed.waiters));
     reply_with(ctx, cancelled as u64)
 }
 
@@ -127,10 +127,10 @@ fn comes_from_a_log(ctx: Ctx<'_>) -> bool {
 /// The command that carries an effect.
 pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     if !is_replayed(m, ctx) {
-        return Err(Error::Effect.into());
+        return Err(Error::EffectFromClient.into());
     }
     apply(m, ctx, args, |reader| {
-        let &[_, change] = args.bytes else { return Err(Error::Effect.into()) };
+        let &[_, change] = args.bytes else { return Err(Error::EffectFromClient.into()) };
         // After an effect that cannot be read, the position in the log is unknown.
         m.with(|s| s.replication_position = None);
         let effect = reader.effect(change).map_err(|bad| {
@@ -154,7 +154,7 @@ fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<
             let effect = plain.and_then(|plain| reader.plain(plain, &mut s.replication_position));
             // After a command that cannot be read, the position in the log is unknown.
             s.replication_position = s.replication_position.filter(|_| effect.is_some());
-            effect.ok_or(Error::Effect)
+            effect.ok_or(Error::EffectFromClient)
         })?;
         let leads_to = builds_on.and(m.with(|s| s.replication_position));
         Ok((effect, LogPosition { builds_on, leads_to }))
@@ -170,7 +170,7 @@ fn apply<'a>(
     let origin = if ctx.flags().contains(Flags::REPLICATED) { Origin::Live } else { Origin::Stored };
     let reader = Reader { now: clock::now(), anchor: clock::anchor(), origin };
     let done = read(reader).and_then(|(effect, position)| {
-        let &[key, ..] = args.bytes else { return Err(Error::Effect.into()) };
+        let &[key, ..] = args.bytes else { return Err(Error::EffectFromClient.into()) };
         effects::apply(Target::open(m, ctx, args.key, key)?, effect, &position)
     });
     done.inspect_err(|_| m.with(|s| s.stats.effects_skipped += 1))?;

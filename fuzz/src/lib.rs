@@ -13,12 +13,12 @@ use dlock_protocol::command::{
 pub fn arguments(data: &[u8]) -> bool {
     let Some((command, mut rest)) = data.split_first() else { return false };
     let mut args: Vec<&[u8]> = Vec::new();
-    while let Some((len, behind)) = rest.split_first() {
+    while let Some((len, after)) = rest.split_first() {
         // The greatest length exceeds the limits of tokens and labels.
-        let len = if *len == u8::MAX { 300 } else { usize::from(*len) }.min(behind.len());
-        let (arg, behind) = behind.split_at(len);
+        let len = if *len == u8::MAX { 300 } else { usize::from(*len) }.min(after.len());
+        let (arg, after) = after.split_at(len);
         args.push(arg);
-        rest = behind;
+        rest = after;
     }
     macro_rules! round_trip {
         ($command:ident $(, $max_ttl:expr)?) => {{
@@ -52,7 +52,7 @@ pub fn arguments(data: &[u8]) -> bool {
     parsed.is_ok()
 }
 
-/// The reader's time, in the middle of the times in the corpus.
+/// The time of the readers: when the locks in the corpus were written.
 const NOW: Instant = Instant::from_micros(1_760_000_000_500_000);
 
 /// Reads a stored lock. The first byte chooses the reader's clock; the bytes of one lock follow.
@@ -62,10 +62,10 @@ pub fn stored(data: &[u8]) -> bool {
     let Ok(written) = reader.read(bytes) else { return false };
     let mut lock = Lock::default();
     assert!(written.apply(&mut lock), "an empty lock has room for every hold that was read");
-    is_sound(&lock);
-    let (once, again) = (write(&lock, reader), read_again(&lock, reader));
+    assert_sound(&lock);
+    let again = read_again(&lock, reader);
     assert_eq!(again, lock);
-    assert_eq!(write(&again, reader), once);
+    assert_eq!(write(&again, reader), write(&lock, reader));
     true
 }
 
@@ -76,10 +76,10 @@ pub fn effects(data: &[u8]) -> bool {
     let reader = reader(*clock);
     let mut lock = Lock::default();
     let mut applied = 0;
-    while let Some(([low, high], behind)) = rest.split_first_chunk() {
-        let len = usize::from(u16::from_le_bytes([*low, *high])).min(behind.len());
-        let (effect, behind) = behind.split_at(len);
-        rest = behind;
+    while let Some(([low, high], after)) = rest.split_first_chunk() {
+        let len = usize::from(u16::from_le_bytes([*low, *high])).min(after.len());
+        let (effect, after) = after.split_at(len);
+        rest = after;
         let Ok(effect) = reader.read(effect) else { continue };
         let before = lock.clone();
         if effect.clone().apply(&mut lock) {
@@ -90,17 +90,19 @@ pub fn effects(data: &[u8]) -> bool {
         } else {
             assert_eq!(lock, before, "a refused effect changes nothing");
         }
-        is_sound(&lock);
+        assert_sound(&lock);
         assert_eq!(read_again(&lock, reader), lock);
     }
     applied > 0
 }
 
+/// A reader as the bits of `clock` choose it: the boot of its machine, the offset of its clock, and whether
+/// the bytes come from a file or from a running server.
 fn reader(clock: u8) -> Reader {
     let boot = if clock & 1 == 0 { 0x1122_3344_5566_7788 } else { 1 };
     let anchor = Anchor { boot, offset: 1_759_000_000_000 - i64::from(clock >> 4) * 1000 };
     let origin = if clock & 2 == 0 { Origin::Stored } else { Origin::Live };
-    // Some clocks stand between two milliseconds.
+    // Some clocks are at 4 µs after a millisecond.
     let now = Instant::from_micros(NOW.micros() + u64::from(clock & 4));
     Reader { now, anchor, origin }
 }
@@ -126,7 +128,7 @@ fn sorted(lock: &Lock) -> (Option<Mode>, u64, Vec<&Hold>) {
 }
 
 /// Checks that the holders fit the mode and that no token holds twice.
-fn is_sound(lock: &Lock) {
+fn assert_sound(lock: &Lock) {
     let (mode, _, holds) = sorted(lock);
     let most = match mode {
         None => 0,

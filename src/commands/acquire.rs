@@ -150,7 +150,7 @@ fn queued(
     }
     // A position needs the rights of its user, which Redis 7.0 does not show for a command within a guard.
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
-        return Err(Error::NotGuarded.into());
+        return Err(Error::CannotGuard.into());
     }
     let user = ctx.user_name();
     let channel = queue.notify.map(NotifyRef::channel);

@@ -76,8 +76,8 @@ fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> 
         return Err(Error::Nested);
     }
     match kind(command.first().copied().unwrap_or_default()) {
-        Kind::Connection => Err(Error::NotGuarded),
-        Kind::Sorts if !ctx.calls_run_as_user() && !ctx.user_has_all_rights() => Err(Error::AllRights),
+        Kind::Connection => Err(Error::CannotGuard),
+        Kind::Sorts if !ctx.calls_run_as_user() && !ctx.user_has_all_rights() => Err(Error::NeedsAllRights),
         Kind::Blocks => Ok(Checks::AnyCommand),
         Kind::Sorts | Kind::Plain => Ok(Checks::AsInScripts),
     }
@@ -88,7 +88,7 @@ fn run(m: &Module, ctx: Ctx<'_>, args: &Args<'_>, checks: Checks) -> Done {
     let done = ctx.run_carried(args, checks);
     m.with(|s| s.guarding = false);
     done.map_err(|refused| match refused {
-        Refused::NotInScripts => Error::NotGuarded.into(),
+        Refused::NotInScripts => Error::CannotGuard.into(),
         Refused::Error(text) => text,
     })
 }

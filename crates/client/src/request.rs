@@ -72,8 +72,8 @@ impl LockRequest {
 
     /// Returns the CANCEL of the token's positions in the queue. It ends no hold.
     pub(crate) fn cancel(&self) -> Cmd {
-        let (key, who) = (self.resource.as_slice(), command::CancelTarget::Token(self.token.borrowed()));
-        cmd(&command::Cancel { key, who }.to_args())
+        let waiters = command::CancelTarget::Token(self.token.borrowed());
+        cmd(&command::Cancel { key: &self.resource, waiters }.to_args())
     }
 }
 

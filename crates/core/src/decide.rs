@@ -181,7 +181,7 @@ impl<'a> Turn<'a> {
             // No upgrade is granted in the grace period: the server may have lost the hold of another sharer.
             (Mode::Shared, Mode::Exclusive) if self.in_grace() => return Acquired::Grace,
             (Mode::Exclusive, Mode::Shared) if !stays_exclusive && count > 1 => {
-                return Acquired::Refused(Refusal::EnteredOften(count));
+                return Acquired::Refused(Refusal::CountAboveOne(count));
             }
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.request.token != *token);

@@ -9,11 +9,11 @@ use crate::steps;
 
 /// An immutable byte string. Up to `INLINE` bytes are stored in the value itself. Its size is `INLINE` + 2
 /// bytes, rounded up to a multiple of 8. A `SmallVec` of the same capacity, which can grow, is a third
-/// larger, and each hold has two of them.
+/// larger, and each hold has two of these strings: its token and its label.
 #[derive(Clone)]
 pub struct Inline<const INLINE: usize>(Inner<INLINE>);
 
-/// The byte string of tokens and labels: 24 bytes.
+/// The byte string for labels, keys and other short texts: 24 bytes. A token has room for more.
 pub type Bytes = Inline<22>;
 
 #[derive(Clone)]
@@ -62,7 +62,7 @@ impl<const INLINE: usize> Default for Inline<INLINE> {
 
 impl<const INLINE: usize> PartialEq for Inline<INLINE> {
     fn eq(&self, other: &Self) -> bool {
-        steps::one();
+        steps::add_one();
         **self == **other
     }
 }
@@ -77,7 +77,7 @@ impl<const INLINE: usize> PartialOrd for Inline<INLINE> {
 
 impl<const INLINE: usize> Ord for Inline<INLINE> {
     fn cmp(&self, other: &Self) -> Ordering {
-        steps::one();
+        steps::add_one();
         (**self).cmp(&**other)
     }
 }
@@ -121,10 +121,10 @@ mod tests {
     fn bytes_are_equal_to_their_source() {
         for len in 0..300 {
             let bytes: Vec<u8> = (0..len).map(|n| n as u8).collect();
-            let kept = Bytes::from(&bytes[..]);
-            assert_eq!(*kept, *bytes);
-            assert_eq!(*kept.clone(), *bytes);
-            assert_eq!(kept.heap_size(), if len <= 22 { 0 } else { len });
+            let copy = Bytes::from(&bytes[..]);
+            assert_eq!(*copy, *bytes);
+            assert_eq!(*copy.clone(), *bytes);
+            assert_eq!(copy.heap_size(), if len <= 22 { 0 } else { len });
         }
     }
 

@@ -19,7 +19,7 @@ pub use table::{Doc, TABLE};
 use words::{Args, Given, count_option, decimal, number, words};
 
 /// Defines a command with a key and further arguments. Each argument has an expression that parses it and one
-/// that writes it. A command that keeps a part of the argument list has a lifetime for the list.
+/// that writes it. A command that borrows a part of the argument list itself has a lifetime for the list.
 macro_rules! command {
     (
         $(#[$doc:meta])*
@@ -128,7 +128,7 @@ impl Inspect<'_> {
 command! {
     /// `DLOCK.CANCEL key token` or `DLOCK.CANCEL key CLIENT id`
     Cancel = CANCEL |args| {
-        who: CancelTarget<'a> = args.cancel_target()? => match who {
+        waiters: CancelTarget<'a> = args.cancel_target()? => match waiters {
             CancelTarget::Token(token) => words(&[token.as_bytes()]),
             CancelTarget::Client(id) => vec![b"CLIENT".to_vec(), decimal(id)],
         },
@@ -158,7 +158,7 @@ impl Fenced<'_, '_> {
     /// does not exist. Fails if the gate has seen a greater fence, or if its value is no number.
     pub fn raises(&self, gate: Option<&[u8]>) -> Result<bool, Error> {
         let Some(text) = gate else { return Ok(true) };
-        match number(text).ok_or(Error::NoGate)? {
+        match number(text).ok_or(Error::NotAGate)? {
             greatest if greatest > self.fence.get() => Err(Error::StaleFence(greatest)),
             seen => Ok(seen < self.fence.get()),
         }

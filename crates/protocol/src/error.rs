@@ -1,8 +1,8 @@
 //! The errors of the module, and how a client reads them.
 //!
 //! The Display text of an error is the whole reply: the error word, the cause, the remedy. [`Class::of`]
-//! reads it. The words are stable. Client libraries retry none of them by themselves, except
-//! [`Error::Moving`].
+//! reads it. The error words are stable. Redis client libraries retry no command because of one of them,
+//! except after TRYAGAIN ([`Error::Moving`]).
 
 use std::borrow::Cow;
 use std::fmt;
@@ -46,31 +46,32 @@ pub enum Error {
     /// FENCED: the gate has seen this greater fence.
     StaleFence(u64),
     /// FENCED: the value of the gate is no number.
-    NoGate,
-    /// A guard within a guard.
+    NotAGate,
+    /// A guard (GUARD or FENCED) within a guard.
     Nested,
     /// The command cannot be guarded: it is no command on data.
-    NotGuarded,
+    CannotGuard,
     /// A guarded SORT by a user without all rights, on a server that does not check the keys that SORT reads.
-    AllRights,
+    NeedsAllRights,
     /// The key holds another type.
     WrongType,
-    /// EPHEMERAL in a script, guard or module, which has no connection.
+    /// EPHEMERAL in a script, a guard or another module, which have no connection.
     NoConnection,
     /// The user may not publish to the channel of NOTIFY.
     NoChannel,
-    /// BLOCK, QUEUE or EPHEMERAL on a replica, where waits and holds do not end.
+    /// BLOCK, QUEUE or EPHEMERAL on a replica: only its master can end waits and holds.
     Replica,
     /// Ends a wait when the key's slot moves. Cluster clients retry it by themselves, at the right node.
     Moving,
     /// Ends a wait when the cluster is down.
     ClusterDown,
-    /// Ends a wait when this server becomes a replica. Most servers do so by themselves, with the same word.
+    /// Ends a wait when this server becomes a replica. Most servers end blocked commands themselves then,
+    /// with the same error word.
     Demoted,
     /// BLOCK on a connection that is subscribed to channels.
     CannotWait,
-    /// A client sent `DLOCK._SET`.
-    Effect,
+    /// A client sent `DLOCK._SET`, the command in which a master sends effects to its replicas.
+    EffectFromClient,
     /// DLOCK.TOKEN: the operating system returned this error instead of random bytes.
     NoRandomness(String),
 }
@@ -109,8 +110,8 @@ pub enum Refusal {
     FencesUsedUp,
     /// The longest lease was lowered to this ttl while the client waited.
     LeaseTooLong(Ttl),
-    /// SHARED by an exclusive holder with this hold count, above 1.
-    EnteredOften(u32),
+    /// SHARED by an exclusive holder with this hold count. It may share the lock only with a count of 1.
+    CountAboveOne(u32),
     /// The key has this maximum number of holders.
     TooManyHolders(u32),
 }
@@ -149,18 +150,18 @@ impl fmt::Display for Error {
                 "{STALE_FENCE} {greatest} is the greatest fence that the gate has seen, so the command was not run: \
                  another client has acquired the lock since, acquire it again and begin anew"
             ),
-            Error::NoGate => f.write_str(
+            Error::NotAGate => f.write_str(
                 "ERR the gate holds no number, so the command was not run: a gate is a string key that DLOCK.FENCED makes \
                  itself, use another key",
             ),
             Error::Nested => f.write_str(
                 "ERR no guard within a guard: run the command by one DLOCK.GUARD or DLOCK.FENCED",
             ),
-            Error::NotGuarded => f.write_str(
+            Error::CannotGuard => f.write_str(
                 "ERR this command cannot be guarded: a guard is for commands on data, as a script may run them; send it by \
                  itself, and guard what a script writes inside the script",
             ),
-            Error::AllRights => f.write_str(
+            Error::NeedsAllRights => f.write_str(
                 "ERR this server does not check what a guarded SORT reads against the user's rights, so it takes a \
                  user with all rights (~* &* +@all): send it by itself, or use Redis 7.2 or later, or Valkey",
             ),
@@ -184,7 +185,7 @@ impl fmt::Display for Error {
                 "ERR this server lets no client wait for a module's lock while it is subscribed to channels: \
                  unsubscribe first, or wait on another connection",
             ),
-            Error::Effect => f.write_str(
+            Error::EffectFromClient => f.write_str(
                 "ERR this command is how a master tells replicas and the append only file what happened; clients use \
                  DLOCK.ACQUIRE and its kin, see DLOCK.HELP",
             ),
@@ -246,7 +247,7 @@ impl fmt::Display for Refusal {
                 f.write_str("ERR the hold count has reached its maximum: release some first")
             }
             Refusal::FencesUsedUp => f.write_str("ERR no fence is left below 2^53 on this server"),
-            Refusal::EnteredOften(count) => write!(
+            Refusal::CountAboveOne(count) => write!(
                 f,
                 "ERR the token holds the lock exclusively with a count of {count}: SHARED alone shares it and needs a \
                  count of 1, release the others first; to read inside a write section ask with REENTRANT or DEPTH"

@@ -16,11 +16,13 @@ impl Token {
     /// Encodes random bytes as a token, for DLOCK.TOKEN and the Rust client: 27 characters of URL-safe base64
     /// without padding. The first character is never a hyphen, which a command line would take for an option.
     pub fn of_random(mut random: [u8; 20]) -> Token {
+        // The index of the hyphen in DIGITS.
         const HYPHEN: u8 = 62;
         if random[0] >> 2 == HYPHEN {
             random[0] ^= 0x80;
         }
         const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        // Each character encodes 6 bits, which begin in `byte` and may end in the next one.
         let spelled: [u8; 27] = std::array::from_fn(|at| {
             let (byte, bit) = (at * 6 / 8, at * 6 % 8);
             let next = random.get(byte + 1).copied().unwrap_or(0);
@@ -76,7 +78,7 @@ impl std::borrow::Borrow<[u8]> for Token {
 
 impl PartialEq<[u8]> for Token {
     fn eq(&self, other: &[u8]) -> bool {
-        steps::one();
+        steps::add_one();
         self.as_bytes() == other
     }
 }
@@ -96,7 +98,8 @@ impl fmt::Debug for TokenRef<'_> {
 }
 
 /// The name of a client that acquires with several tokens: a process, a thread, a job. It has the form of a
-/// token, but is no secret. An owner must release nothing while one of its tokens waits.
+/// token, but is no secret. An owner must release nothing while one of its tokens waits: the detection of
+/// deadlocks assumes so.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerId(Token);
 
@@ -116,7 +119,7 @@ impl OwnerId {
         OwnerIdRef(self.0.borrowed())
     }
 
-    /// The owner in the form in which messages show a token.
+    /// The owner as a token, for messages that show either.
     pub fn as_token(&self) -> &Token {
         &self.0
     }

@@ -42,7 +42,7 @@ pub const MAX_HOLDERS_PER_KEY: Spec = number("max-holders-per-key", 100_000, 1, 
 pub const HONOUR_STRINGS: Spec = Spec { name: "honour-strings", kind: Kind::YesNo { default: false } };
 /// The maximum number of entries in DLOCK.LOG.
 pub const LOG_MAX_LEN: Spec = number("log-max-len", 128, 0, 10_000);
-/// The length in ms from which DLOCK.LOG records a hold or a wait as long. -1 records none.
+/// DLOCK.LOG records a hold or a wait that took at least this number of ms. -1 records none.
 pub const LOG_SLOWER_THAN: Spec = number("log-slower-than", 10_000, -1, u32::MAX as i64);
 
 /// All options, in the order of the manual.

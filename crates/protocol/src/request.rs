@@ -17,7 +17,7 @@ pub struct LockRequest<T = Token, L = Label, O = OwnerId> {
     pub ephemeral: bool,
     pub delay: Delay,
     pub label: L,
-    /// The owner of the token, by which deadlocks are detected. `None`: the token has no owner but itself.
+    /// The owner of the token, by which deadlocks are detected. `None`: the token is its own owner.
     pub owner: Option<O>,
 }
 

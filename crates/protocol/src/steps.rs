@@ -1,6 +1,6 @@
-//! Counts units of work for the tests of scale: comparisons of byte strings, and holds that are examined one
-//! after the other. Unlike a duration, the count does not depend on the load of the machine. Debug builds
-//! only.
+//! Counts units of work: comparisons of byte strings, and holds that are examined one after the other. Tests
+//! check by the count that many waiters or holders do not cause quadratic work. Unlike a duration, the count
+//! does not depend on the load of the machine. Debug builds only.
 
 #[cfg(debug_assertions)]
 thread_local! {
@@ -9,7 +9,7 @@ thread_local! {
 
 /// Counts one unit of work.
 #[inline]
-pub fn one() {
+pub fn add_one() {
     #[cfg(debug_assertions)]
     TAKEN.with(|taken| taken.set(taken.get() + 1));
 }

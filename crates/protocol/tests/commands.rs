@@ -221,8 +221,8 @@ fn commands_for_operators_are_read_back() {
 #[test]
 fn cancel_is_read_back() {
     crate::random((key(), token(), 0..=i64::MAX as u64), 1000, |(key, token, id)| {
-        for who in [CancelTarget::Token(token.borrowed()), CancelTarget::Client(id)] {
-            let command = Cancel { key: &key, who };
+        for waiters in [CancelTarget::Token(token.borrowed()), CancelTarget::Client(id)] {
+            let command = Cancel { key: &key, waiters };
             assert_eq!(Cancel::parse(&args_of(&command.to_args(), "DLOCK.CANCEL")), Ok(command));
         }
     });

@@ -8,7 +8,8 @@ fn token(name: &str) -> Token {
     Token::new(name.as_bytes()).expect("a token")
 }
 
-/// One error of each kind. [`class`] does not compile until a new kind is added there.
+/// Errors of all kinds, some of them with several causes. A new kind must be added here, and in [`class`],
+/// which does not compile without it.
 fn all() -> Vec<Error> {
     let refusals = [
         Refusal::OtherPermits(3),
@@ -16,7 +17,7 @@ fn all() -> Vec<Error> {
         Refusal::CountFull,
         Refusal::FencesUsedUp,
         Refusal::LeaseTooLong(Ttl::MAX),
-        Refusal::EnteredOften(2),
+        Refusal::CountAboveOne(2),
         Refusal::TooManyHolders(100),
     ];
     let misuses = [
@@ -37,10 +38,10 @@ fn all() -> Vec<Error> {
         Error::Deadlock(vec![token("a"), token("b"), token("a")]),
         Error::FenceAhead { ms: 7, bound: 5 },
         Error::WrongType,
-        Error::NoGate,
+        Error::NotAGate,
         Error::Nested,
-        Error::NotGuarded,
-        Error::AllRights,
+        Error::CannotGuard,
+        Error::NeedsAllRights,
         Error::NoConnection,
         Error::Replica,
         Error::NotHeld,
@@ -50,7 +51,7 @@ fn all() -> Vec<Error> {
         Error::Demoted,
         Error::CannotWait,
         Error::NoChannel,
-        Error::Effect,
+        Error::EffectFromClient,
         Error::NoRandomness("none".into()),
     ];
     others.into_iter().chain(refusals.map(Error::from)).chain(misuses.map(Error::from)).collect()
@@ -69,14 +70,14 @@ fn class(error: &Error) -> Class<'static> {
         Error::Misuse(_)
         | Error::Refused(_)
         | Error::WrongType
-        | Error::NoGate
+        | Error::NotAGate
         | Error::Nested
-        | Error::NotGuarded
-        | Error::AllRights
+        | Error::CannotGuard
+        | Error::NeedsAllRights
         | Error::NoConnection
         | Error::Replica
         | Error::CannotWait
-        | Error::Effect
+        | Error::EffectFromClient
         | Error::NoRandomness(_) => Class::Misuse,
     }
 }
@@ -111,7 +112,7 @@ fn every_error_is_classified() {
 
 /// Older modules send only the number.
 #[test]
-fn grace_is_read_with_and_without_a_text_after_its_number() {
+fn grace_is_read_without_a_text_after_its_number() {
     assert_eq!(Class::of("GRACE 58475"), Class::Grace(58_475));
     assert_eq!(Class::of("GRACE soon"), Class::Other);
 }
@@ -142,7 +143,7 @@ fn a_deadlock_error_shortens_long_cycles_and_tokens() {
 }
 
 #[test]
-fn options_are_read_in_the_notation_of_redis_conf() {
+fn values_of_options_are_read_as_redis_conf_writes_them() {
     assert!(options::MAX_TTL.is("max-ttl") && options::MAX_TTL.is("DLOCK.Max-TTL"));
     assert!(!options::MAX_TTL.is("max-tt") && !options::MAX_TTL.is("dlock.dlock.max-ttl"));
     assert_eq!(options::FENCE_MARK.read("YES"), Ok(1));

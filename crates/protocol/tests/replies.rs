@@ -13,6 +13,7 @@ use proptest::prelude::*;
 #[derive(Default)]
 struct Wire(Vec<Part>);
 
+/// A whole value, or the beginning of an array or map with its length.
 enum Part {
     Whole(Value),
     Array(usize),
@@ -43,6 +44,7 @@ enum Protocol {
     Resp3,
 }
 
+/// Returns the value that the next parts make up.
 fn value(parts: &mut impl Iterator<Item = Part>, protocol: Protocol) -> Value {
     match parts.next().expect("the announced number of values") {
         Part::Whole(value) => value,
@@ -56,6 +58,7 @@ fn value(parts: &mut impl Iterator<Item = Part>, protocol: Protocol) -> Value {
     }
 }
 
+/// Returns the reply as a client receives it.
 fn sent(reply: &impl Reply, protocol: Protocol) -> Value {
     let mut wire = Wire::default();
     reply.write(&mut wire);

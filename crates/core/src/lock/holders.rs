@@ -47,14 +47,14 @@ impl Holders {
     /// All holds, expired ones included.
     pub fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = self.split();
-        few.iter().chain(many.into_iter().flat_map(Rows::iter)).inspect(|_| steps::one())
+        few.iter().chain(many.into_iter().flat_map(Rows::iter)).inspect(|_| steps::add_one())
     }
 
     /// The holds that have not expired.
     pub fn live(&self, now: Instant) -> impl Iterator<Item = &Hold> {
         let (few, many) = self.split();
         let live = few.iter().chain(many.into_iter().flat_map(move |rows| rows.live(now)));
-        live.inspect(|_| steps::one()).filter(move |hold| !hold.deadline().passed(now))
+        live.inspect(|_| steps::add_one()).filter(move |hold| !hold.deadline().passed(now))
     }
 
     pub fn count_live(&self, now: Instant) -> usize {

@@ -15,7 +15,7 @@ pub struct Acquire<'a> {
     pub request: LockRequestRef<'a>,
     /// Time that the connection waits. `None`: it does not wait.
     pub block: Option<Wait>,
-    /// The position that the token gets in the queue. `None`: it gets none.
+    /// The position that the token gets in the wait queue. `None`: the token does not queue.
     pub queue: Option<Queue<'a>>,
 }
 
@@ -85,8 +85,8 @@ impl<'a> Acquire<'a> {
         Ok(Acquire { key, request, block, queue })
     }
 
-    /// Returns whether the command may be logged verbatim: it has no options and an explicit ttl. Servers can
-    /// differ in the ttl that MAX stands for.
+    /// Returns whether the command itself may be replicated and written to the append only file, instead of
+    /// its effect: it has no options and an explicit ttl. Servers can differ in the ttl that MAX stands for.
     pub fn is_plain(args: &[&[u8]]) -> bool {
         matches!(args, [_, _, [b'0'..=b'9', ..]])
     }

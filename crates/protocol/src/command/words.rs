@@ -42,6 +42,7 @@ impl<'s, 'a> Args<'s, 'a> {
         Some(std::mem::take(&mut self.0)).filter(|rest| !rest.is_empty()).ok_or(Misuse::Arguments)
     }
 
+    /// Returns the next argument, which should be the name of an option.
     pub fn option(&mut self) -> Option<Word<'a>> {
         self.take().map(Word)
     }

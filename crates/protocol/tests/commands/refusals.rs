@@ -1,4 +1,4 @@
-//! The exact text of every refusal: clients may match on it.
+//! The exact text of each [`Misuse`]: clients may match on it.
 
 use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, Pttl, Release, Waiters, no_arguments, only_key,

@@ -68,7 +68,7 @@ impl Model {
             request.reentry == Reentry::Keep && (hold.mode, request.mode) == (Mode::Exclusive, Mode::Shared);
         if downgrade && hold.count > 1 {
             self.marks.push("a downgrade of a hold with a count above 1");
-            return Ok(Answer::Refused(Refusal::EnteredOften(hold.count)));
+            return Ok(Answer::Refused(Refusal::CountAboveOne(hold.count)));
         }
         match self.decide(request) {
             Decision::Never(refusal) => {
