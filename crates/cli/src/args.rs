@@ -98,12 +98,13 @@ pub enum Command {
 /// an option.
 pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     let parsed = Dlock::try_parse_from(&words);
-    let Some(end) = words.iter().position(|word| word == "--") else { return parsed };
-    let moved = words.get(end + 1).filter(|word| word.as_encoded_bytes().starts_with(b"-")).cloned();
-    let missing = matches!(&parsed, Err(why) if why.kind() == ErrorKind::MissingRequiredArgument);
-    let (true, Some(resource)) = (missing, moved) else { return parsed };
-    words.remove(end + 1);
-    words.insert(end, "resource".into());
+    let Some(separator) = words.iter().position(|word| word == "--") else { return parsed };
+    let first = words.get(separator + 1).filter(|word| word.as_encoded_bytes().starts_with(b"-")).cloned();
+    let lacks_resource = matches!(&parsed, Err(why) if why.kind() == ErrorKind::MissingRequiredArgument);
+    let (true, Some(resource)) = (lacks_resource, first) else { return parsed };
+    words.remove(separator + 1);
+    // A placeholder that clap accepts before `--`.
+    words.insert(separator, "resource".into());
     match Dlock::try_parse_from(&words) {
         Ok(Dlock { command: Command::Run(mut run) }) => {
             run.resources = vec![resource];
@@ -139,7 +140,7 @@ pub struct LockArgs {
     #[arg(long, short = 'E', value_name = "CODE")]
     pub conflict_code: Option<u8>,
 
-    /// Print no message in that case: only set the exit code
+    /// If another owner holds the lock, print no message: only set the exit code
     #[arg(long, short = 'q')]
     pub quiet: bool,
 
@@ -509,11 +510,11 @@ fn duration(text: &str) -> Result<Duration, String> {
 // Usage errors show no secret. clap repeats the word that it does not understand, which may be an address
 // with a password, or a token, in the wrong place. Only words that cannot be a secret are repeated.
 
-/// The replacement of a word that is not repeated.
+/// Stands in a message for a word that may be a secret.
 const REDACTED: &str = "(not shown)";
 
-/// Returns the word if it looks like an option, a subcommand, a time or a shell, else a replacement.
-/// Addresses and tokens are longer, or have other characters.
+/// Returns the word if it looks like an option, a subcommand, a time or a shell, else [`REDACTED`]. Addresses
+/// and tokens are longer, or have other characters.
 pub fn redact_word(word: &str) -> &str {
     let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if is_plain && word.len() <= 20 { word } else { REDACTED }
@@ -522,10 +523,10 @@ pub fn redact_word(word: &str) -> &str {
 /// Returns the error without words that may be secret.
 pub fn redact(mut error: clap::Error) -> clap::Error {
     // In errors of other kinds, InvalidArg is the form of an argument, for example `--ttl <TIME>`.
-    let unknown = (error.kind() == ErrorKind::UnknownArgument).then_some(ContextKind::InvalidArg);
-    for word in [ContextKind::InvalidSubcommand, ContextKind::InvalidValue].into_iter().chain(unknown) {
-        if matches!(error.get(word), Some(ContextValue::String(text)) if redact_word(text) != text) {
-            error.insert(word, ContextValue::String(REDACTED.into()));
+    let argument = (error.kind() == ErrorKind::UnknownArgument).then_some(ContextKind::InvalidArg);
+    for part in [ContextKind::InvalidSubcommand, ContextKind::InvalidValue].into_iter().chain(argument) {
+        if matches!(error.get(part), Some(ContextValue::String(word)) if redact_word(word) != word) {
+            error.insert(part, ContextValue::String(REDACTED.into()));
             // The suggestion ("to pass '...' as a value") repeats the word.
             error.remove(ContextKind::Suggested);
         }
@@ -608,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_rejected() {
+    fn options_that_exclude_or_require_another_are_checked() {
         assert!(run(&["r", "--wait", "1s", "--no-wait", "--", "ls"]).is_err());
         assert!(run(&["r", "--server", "a", "--servers-file", "b", "--", "ls"]).is_err());
         assert!(run(&["r", "--cert", "a", "--", "ls"]).is_err());

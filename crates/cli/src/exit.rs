@@ -87,8 +87,9 @@ impl Failure {
 #[derive(Debug)]
 pub struct Error {
     pub failure: Failure,
+    /// The code of the failure, unless --conflict-code sets another.
     pub code: u8,
-    /// Nothing is printed if it is empty.
+    /// Empty with --quiet: then nothing is printed.
     pub message: String,
 }
 
@@ -114,19 +115,20 @@ impl Error {
     }
 }
 
-/// How long to wait for standard error before a signal ends this process: its terminal may be stopped.
-pub const PRINTING: Duration = Duration::from_secs(1);
+/// How long to wait until pending messages are printed: Ctrl-S may have stopped the terminal.
+pub const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Prints all pending messages before this process ends. Signals are unblocked, so they can end it earlier.
+/// Prints all pending messages, without a time limit. Unblocks signals, so that they can end this process
+/// meanwhile.
 pub fn flush_stderr() {
     // If this fails, signals stay blocked until everything is printed.
     let _ = signals::unblock();
     wait_printed(Duration::MAX);
 }
 
-/// Ends this process by a signal. Returns its exit code (128 + n) if the signal does not end it.
+/// Ends this process by signal n. Returns the exit code 128 + n if the process survives the signal.
 pub fn end_by(signal: Signal) -> u8 {
-    wait_printed(PRINTING);
+    wait_printed(PRINT_TIMEOUT);
     signals::die_by(signal);
     128 + signal as u8
 }

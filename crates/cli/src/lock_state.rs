@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::output::{cell, short};
 
-/// The mode of a key with a string, which holds the lock while `dlock.honour-strings` is on.
+/// The mode that a server reports for a key with a string, if its option `dlock.honour-strings` is on: then
+/// the string counts as a lock that a client holds by `SET NX PX`.
 const STRING: &str = "string";
 
 /// The state of a lock over all servers.
@@ -19,7 +20,7 @@ pub enum State {
     Free,
     /// No client holds it, and a DELAY keeps it from being granted.
     Delayed,
-    /// A majority has the same holder, or a string that counts as a lock of `SET NX PX`.
+    /// A majority has the same holder, or a string that counts as a lock.
     Held,
     /// No holder has a majority, and no majority is free: an acquisition is under way, or a client died
     /// during one.
@@ -92,17 +93,14 @@ impl Serialize for Holding {
 pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
     let locks = masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
     let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
-    let servers_with = |holder: &Holder, fence: Option<u64>| {
-        let is_same =
-            |other: &&&Holder| other.token == holder.token && fence.is_none_or(|fence| fence == other.fence);
-        all.iter().filter(is_same).count()
-    };
-    let first = *all.iter().rev().max_by_key(|holder| servers_with(holder, None))?;
-    let fences = all.iter().filter(|other| other.token == first.token).map(|other| other.fence);
-    let fence = fences.max_by_key(|fence| servers_with(first, Some(*fence)));
-    let fence = fence.filter(|fence| servers_with(first, Some(*fence)) >= majority(masters.len()));
-    let mut holder = first.clone();
-    holder.token = short(&first.token);
+    let servers_with = |token: &str| all.iter().filter(|holder| holder.token == token).count();
+    // Reversed, because max_by_key returns the last of several greatest elements.
+    let mut holder = (**all.iter().rev().max_by_key(|holder| servers_with(&holder.token))?).clone();
+    let same_token = all.iter().filter(|other| other.token == holder.token);
+    let fences: Vec<u64> = same_token.map(|other| other.fence).collect();
+    let servers_with = |fence: u64| fences.iter().filter(|other| **other == fence).count();
+    let fence = fences.iter().copied().find(|fence| servers_with(*fence) >= majority(masters.len()));
+    holder.token = short(&holder.token);
     Some(Holding { holder, fence })
 }
 
@@ -122,7 +120,7 @@ mod tests {
         inspection
     }
 
-    fn answers(answer: Answer<Option<Inspection>>) -> Inspected<Option<Inspection>> {
+    fn server(answer: Answer<Option<Inspection>>) -> Inspected<Option<Inspection>> {
         Inspected::new("s", answer)
     }
 
@@ -133,25 +131,25 @@ mod tests {
             holder.token = (*token).into();
             shared.holders.push(holder);
         }
-        answers(Answer::Found(Some(shared)))
+        server(Answer::Found(Some(shared)))
     }
 
     fn delayed() -> Inspected<Option<Inspection>> {
         let mut delayed = inspection("free");
         delayed.delay_ms = 5;
-        answers(Answer::Found(Some(delayed)))
+        server(Answer::Found(Some(delayed)))
     }
 
     fn string() -> Inspected<Option<Inspection>> {
-        answers(Answer::Found(Some(inspection(STRING))))
+        server(Answer::Found(Some(inspection(STRING))))
     }
 
     fn free() -> Inspected<Option<Inspection>> {
-        answers(Answer::Found(None))
+        server(Answer::Found(None))
     }
 
     fn down() -> Inspected<Option<Inspection>> {
-        answers(Answer::Unanswered(NodeState::Slow))
+        server(Answer::Unanswered(NodeState::Slow))
     }
 
     #[test]

@@ -35,6 +35,7 @@ use run::session::unless_ended;
 use run::{elect, hold, program, steps};
 
 fn main() -> ExitCode {
+    // `run` starts its command through a second dlock process, which becomes the command here.
     let code = program::become_program().unwrap_or_else(dlock);
     exit::flush_stderr();
     code
@@ -67,7 +68,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
     match command {
         Command::Completions { shell } => return manual::completions(shell),
         Command::Man { page } => return manual::man(page.as_deref()),
-        // Spawns a process, which must happen before the runtime starts threads.
+        // Only starts the background process, and waits for its first line.
         Command::Hold(_) if !hold::is_background_process() => return hold::start(),
         _ => {}
     }
@@ -97,7 +98,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),
         }
     });
-    // Without waiting for a name lookup that is still under way.
+    // Does not wait for a name lookup that is still under way.
     runtime.shutdown_background();
     done
 }

@@ -24,16 +24,14 @@ pub fn man(subcommand: Option<&str>) -> Result<u8, Abort> {
     dlock.build();
     let page = match subcommand {
         None => page(dlock),
-        Some(name) => match dlock.find_subcommand(name) {
-            Some(found) => page(found.clone().display_name(format!("dlock-{name}"))),
-            None => {
+        Some(name) => {
+            let unknown = || {
                 let name = args::redact_word(name);
-                return Err(Error::usage(format_args!(
-                    "there is no subcommand {name}; `dlock --help` lists them"
-                ))
-                .into());
-            }
-        },
+                Error::usage(format_args!("there is no subcommand {name}; `dlock --help` lists them"))
+            };
+            let found = dlock.find_subcommand(name).ok_or_else(unknown)?;
+            page(found.clone().display_name(format!("dlock-{name}")))
+        }
     };
     show(&page.map_err(|why| Error::system("the manual", why))?)
 }
@@ -43,19 +41,19 @@ fn show(text: &[u8]) -> Result<u8, Abort> {
     Ok(0)
 }
 
-/// Renders a page with clap_mangen. The synopsis and the examples are written here, because clap_mangen drops
-/// the `--` and line breaks, and so are exit codes and environment, which it does not know.
+/// Renders a page with clap_mangen, except for four sections. In a synopsis clap_mangen would drop the `--`,
+/// in examples the line breaks; it does not know the exit codes and the environment variables.
 fn page(mut command: Command) -> io::Result<Vec<u8>> {
     let usage = command.render_usage().to_string();
     let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
-    let main = command.get_name() == "dlock";
+    let is_main = command.get_name() == "dlock";
     let man = Man::new(command).manual("dlock").source(concat!("dlock ", env!("CARGO_PKG_VERSION")));
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    lines(&mut page, "SYNOPSIS", usage.trim_start_matches("Usage: "));
+    preformatted(&mut page, "SYNOPSIS", usage.trim_start_matches("Usage: "));
     man.render_description_section(&mut page)?;
-    if main {
+    if is_main {
         man.render_subcommands_section(&mut page)?;
     } else {
         man.render_options_section(&mut page)?;
@@ -63,13 +61,13 @@ fn page(mut command: Command) -> io::Result<Vec<u8>> {
     exit_status(&mut page);
     environment(&mut page);
     if let Some(examples) = examples.strip_prefix(EXAMPLES) {
-        lines(&mut page, "EXAMPLES", examples);
+        preformatted(&mut page, "EXAMPLES", examples);
     }
     Ok(page)
 }
 
 /// Appends a section in which line breaks are preserved.
-fn lines(page: &mut Vec<u8>, heading: &str, text: &str) {
+fn preformatted(page: &mut Vec<u8>, heading: &str, text: &str) {
     let mut roff = Roff::new();
     roff.control("SH", [heading]).control("nf", []);
     for line in text.lines() {

@@ -69,7 +69,7 @@ impl Health {
 #[derive(Debug, Default)]
 pub struct Info(HashMap<String, String>);
 
-/// The command that asks for the sections of INFO that are read.
+/// The command for the sections of INFO that the subcommands need.
 const INFO: [&str; 5] = ["INFO", "server", "replication", "persistence", "dlock"];
 
 /// Asks all servers for their INFO.

@@ -58,12 +58,13 @@ fn write(text: &str) {
 /// Waits until everything passed to [`print_later`] is printed, for at most `limit`.
 pub fn wait_printed(limit: Duration) {
     if PRINTER.get().is_some() {
-        let (printed, is_printed) = channel::<()>();
+        let (sender, receiver) = channel::<()>();
         print_later(move || {
-            drop(printed);
+            // Ends the wait below.
+            drop(sender);
             String::new()
         });
-        let _ = is_printed.recv_timeout(limit);
+        let _ = receiver.recv_timeout(limit);
     }
 }
 
@@ -90,11 +91,13 @@ pub fn escape_json(value: &serde_json::Value) -> String {
 }
 
 /// Returns whether a terminal interprets the character instead of showing it: controls (C0, DEL, C1), line
-/// separators, and changes of the writing direction. All of them have at most four hex digits.
+/// separators, and changes of the writing direction. All are below U+10000, so [`escape_json`] needs four hex
+/// digits.
 fn is_hidden(char: char) -> bool {
-    let marks = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}');
-    let turns = marks || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    char.is_control() || matches!(char, '\u{2028}' | '\u{2029}') || turns
+    let is_separator = matches!(char, '\u{2028}' | '\u{2029}');
+    let is_mark = matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}');
+    let is_direction = is_mark || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    char.is_control() || is_separator || is_direction
 }
 
 // Tables for people, and the format of times, names and tokens in them.
@@ -138,7 +141,7 @@ pub fn time(ms: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Texts, and how they are shown.
+    /// Texts with control characters, each with its escaped form.
     const HOSTILE: [(&str, &str); 7] = [
         ("\x1b[2Jé", "\\u{1b}[2Jé"),
         ("a\r\nb\tc", "a\\r\\nb\\tc"),

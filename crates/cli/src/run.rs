@@ -17,7 +17,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use dlock_client::{Acquire, Guards, ReleaseError};
+use dlock_client::{Guards, ReleaseError};
 use nix::sys::signal::Signal;
 
 use crate::args::Run;
@@ -31,7 +31,7 @@ use crate::signals::{self, Signals};
 
 /// The holds under which a command runs.
 pub struct Held {
-    /// Holds of the parent run, which renews and releases them.
+    /// Holds of the parent run that this run re-enters. The parent run renews and releases them.
     pub entered: Vec<Entry>,
     /// Holds of this run. `None` if the parent run has all the locks.
     pub guards: Option<Guards>,
@@ -49,15 +49,18 @@ pub async fn run(args: Run) -> Result<u8, Abort> {
 async fn acquire(args: &Run, margin: Margin, session: &mut Session) -> Result<Held, Abort> {
     let entering = ParentRun::from_environment().enter(&session.client, &args.resources, &args.lock);
     let entered = unless_signalled(&mut session.signals, entering).await?;
-    let rest = args.resources.iter().filter(|name| entered.iter().all(|entry| entry.resource != **name));
-    let rest: Vec<&[u8]> = rest.map(|name| name.as_bytes()).collect();
-    if rest.is_empty() {
+    let missing = args.resources.iter().filter(|name| entered.iter().all(|entry| entry.resource != **name));
+    let missing: Vec<&[u8]> = missing.map(|name| name.as_bytes()).collect();
+    if missing.is_empty() {
         return Ok(Held { entered, guards: None });
     }
     let wanted = Wanted { resources: &args.resources, args: &args.lock, holder: &name(&args.command[0]) };
     let guards = session.acquire(wanted, async |client, lock| {
-        let lock = args.max_hold.into_iter().fold(lock.notice(margin.notice()), Acquire::max_hold);
-        client.lock_all(rest).each(|_| lock).acquire().await
+        let mut lock = lock.notice(margin.notice());
+        if let Some(longest) = args.max_hold {
+            lock = lock.max_hold(longest);
+        }
+        client.lock_all(missing).each(|_| lock).acquire().await
     });
     Ok(Held { entered, guards: Some(guards.await?) })
 }
@@ -73,9 +76,9 @@ pub async fn hold(
     let Some(guards) = held.guards else {
         // The parent run supervises this process, so it can become the command.
         signals::unblock().map_err(|why| Error::system("signals", why))?;
-        let mut own = Command::new(&command[0]);
-        own.args(&command[1..]);
-        return Ok(Some(become_command(own)));
+        let mut program = Command::new(&command[0]);
+        program.args(&command[1..]);
+        return Ok(Some(become_command(program)));
     };
     let program = Program::start(command, &environment(&held.entered, &guards))
         .map_err(|why| Error::system("the command was not started", why))?;
@@ -92,7 +95,7 @@ pub async fn hold(
             let message = format!("the lock was lost before the command ended: it {why}");
             return Err(Error::new(Failure::Lost, message).into());
         }
-        // The command has ended, and the lease will end the hold.
+        // No error: the command has ended, and the lease will end the hold.
         Err(why) => warn(why),
     }
     match status.signal() {
@@ -110,14 +113,15 @@ fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsS
         fence: guard.fence().map(|fence| fence.get().to_string().into()),
     });
     let all: Vec<Entry> = entered.iter().cloned().chain(own).collect();
-    let lines = |text: fn(&Entry) -> Option<&OsStr>| {
-        let lines: Option<Vec<&[u8]>> = all.iter().map(|entry| text(entry).map(OsStr::as_bytes)).collect();
+    let lines = |field: fn(&Entry) -> Option<&OsStr>| {
+        let lines: Option<Vec<&[u8]>> = all.iter().map(|entry| field(entry).map(OsStr::as_bytes)).collect();
         lines.map(|lines| OsString::from_vec(lines.join(&b'\n')))
     };
     [
         ("DLOCK_RESOURCE", lines(|entry| Some(&entry.resource))),
         ("DLOCK_TOKEN", lines(|entry| Some(&entry.token))),
-        // `None` removes the variable, so that the command does not see the parent run's fence.
+        // `None`, if one of the holds has no fence, removes the variable: otherwise the command would inherit
+        // the fence of the parent run.
         ("DLOCK_FENCE", lines(|entry| entry.fence.as_deref())),
         ("DLOCK_OWNER", Some(OWNER.clone())),
     ]

@@ -56,14 +56,14 @@ impl Servers {
             let origin = |at| format!("the address of --server number {}", at + 1);
             self.servers.iter().enumerate().map(|(at, url)| (url.clone(), origin(at))).collect()
         } else if let Some(file) = &self.servers_file {
-            listed(file).await?
+            read_list(file).await?
         } else if let Some(list) = list {
             let list = list.into_string().map_err(|_| Error::usage("DLOCK_SERVERS is not UTF-8"))?;
             let origin = |at| format!("address {} in DLOCK_SERVERS", at + 1);
             let urls = list.split(',').map(str::trim).filter(|url| !url.is_empty()).enumerate();
             urls.map(|(at, url)| (url.to_owned(), origin(at))).collect()
         } else if let Some(file) = env::var_os("DLOCK_SERVERS_FILE") {
-            listed(Path::new(&file)).await?
+            read_list(Path::new(&file)).await?
         } else {
             Vec::new()
         };
@@ -86,7 +86,7 @@ fn error(why: BuildError, origins: &[String]) -> Error {
 }
 
 /// Reads the addresses of a file.
-async fn listed(file: &Path) -> Result<Vec<Located>, Error> {
+async fn read_list(file: &Path) -> Result<Vec<Located>, Error> {
     let text = read(file, MAX_LIST).await?;
     let text =
         String::from_utf8(text).map_err(|why| Error::usage(format_args!("{}: {why}", redact_path(file))))?;
@@ -109,19 +109,19 @@ async fn listed(file: &Path) -> Result<Vec<Located>, Error> {
 /// signals must still end dlock.
 async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let path: PathBuf = file.into();
-    let work = tokio::task::spawn_blocking(move || bounded(&path, limit));
+    let work = tokio::task::spawn_blocking(move || read_bounded(&path, limit));
     let done = work.await.unwrap_or_else(|why| Err(io::Error::other(why)));
     done.map_err(|why| Error::usage(format_args!("{}: {why}", redact_path(file))))
 }
 
-/// The name of a file for messages. Replaced if it may be an address or a key that was given by mistake.
+/// The name of a file for messages, or a replacement if it looks like an address or a key, given by mistake.
 fn redact_path(file: &Path) -> String {
     let name = file.to_string_lossy();
     let is_name = !name.contains(['@', '=']) && !name.contains("://") && !name.contains("-----");
     if is_name { name.into_owned() } else { "the named file (not shown)".to_string() }
 }
 
-fn bounded(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
+fn read_bounded(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(file)?.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {

@@ -1,8 +1,8 @@
 //! Reads signals one after the other, instead of handling them.
 //!
-//! Signals are blocked and read from a signalfd. Unlike a handler, it tells whether the terminal or a process
-//! sent a signal, and leaves the disposition alone: a signal that was ignored at the start is also ignored in
-//! the program that dlock runs, so `nohup dlock run` works.
+//! Signals are blocked and read from a signalfd. Unlike a handler, a signalfd shows whether the terminal or a
+//! process sent a signal, and leaves the disposition unchanged: a signal that was ignored at the start is
+//! also ignored in the program that dlock runs, so `nohup dlock run` works.
 
 use std::fs;
 use std::io;
@@ -64,7 +64,8 @@ impl Received {
 pub enum Sender {
     /// The kernel on behalf of a terminal, for a key or a hang-up. The whole process group gets the signal.
     Terminal,
-    /// A process, or the kernel for an alarm or a resource limit. Only this process gets the signal.
+    /// A process, or the kernel for an alarm or a resource limit. The signal counts as one for this process
+    /// only.
     Other,
 }
 
@@ -87,7 +88,7 @@ fn read_signals() -> SigSet {
     Signal::iterator().filter(|signal| !NOT_READ.contains(signal)).collect()
 }
 
-/// Ends this process by a signal, as if it had not been blocked. Returns only if the signal is ignored.
+/// Ends this process by a signal, as if the signal had not been blocked. Returns only if it is ignored.
 pub fn die_by(signal: Signal) {
     // If this fails, the caller ends the process by an exit code.
     let _ = unblock();
@@ -99,11 +100,12 @@ pub fn stop() {
     let _ = raise(Signal::SIGSTOP);
 }
 
-/// Stops this process by a stop signal of a terminal that was read, as if it had not been blocked. The kernel
-/// ignores the signal if no shell could continue the process.
+/// Stops this process by a stop signal of a terminal that was read, as if the signal had not been blocked.
+/// The kernel ignores the signal if no shell could continue the process.
 fn stop_by(signal: Signal) -> io::Result<()> {
     let only = SigSet::from(signal);
-    // Raised before it is unblocked, so that it is pending for this thread.
+    // Raised while it is blocked, so that it is pending for this thread: unblocking it here stops the
+    // process.
     raise(signal)?;
     only.thread_unblock()?;
     Ok(only.thread_block()?)

@@ -142,7 +142,7 @@ too few servers answered, otherwise 0.
 
 With --json, prints an object, with whole names:
   locks       an object for each resource: resource, state (see `inspect`), mode, holders, waiters, held_ms, \
-left_ms, servers (how many know it), and its holder: label, address, fence, token
+left_ms, servers (how many list it), and its holder: label, address, fence, token
   unanswered  the servers that did not answer, each as `server` and `why`";
 
 pub const LIST_EXAMPLES: &str = "  dlock list

@@ -17,7 +17,7 @@ use crate::output::{escape_control, escape_json, print};
 /// The largest difference between clocks that are synchronised.
 const MAX_SKEW: Duration = Duration::from_secs(1);
 
-/// The command that asks for the options that are checked.
+/// The command for the options that [`check_options`] checks.
 const OPTIONS: [&str; 8] = [
     "CONFIG",
     "GET",
@@ -41,7 +41,7 @@ struct Finding {
 pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let infos = operators::ask_info(&client).await;
-    let (wanted, mut findings) = (args.ttl.as_millis(), Vec::new());
+    let (wanted_ttl, mut findings) = (args.ttl.as_millis(), Vec::new());
     check_count(infos.len(), &mut findings);
     check_clocks(&client, &mut findings).await;
     check_members(&client, &mut findings).await;
@@ -53,8 +53,8 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
         match &seen.answer {
             Answer::Unanswered(why) => add(why.to_string(), remedy(why).to_owned()),
             Answer::Found(info) => {
-                check_server(info, wanted, &mut add);
-                check_options(options.answer, wanted, &mut add);
+                check_server(info, wanted_ttl, &mut add);
+                check_options(options.answer, wanted_ttl, &mut add);
             }
         }
     }
@@ -127,10 +127,11 @@ async fn check_clocks(client: &Client, findings: &mut Vec<Finding>) {
     let mut sorted: Vec<i128> = clocks.iter().map(|(_, time)| *time).collect();
     sorted.sort();
     for (server, time) in &clocks {
-        let ahead = time - sorted[sorted.len() / 2];
-        if ahead.abs() > max_difference {
-            let by = Duration::from_secs(ahead.unsigned_abs() as u64 / 1_000_000);
-            let direction = if ahead > 0 { "ahead of" } else { "behind" };
+        let median = sorted[sorted.len() / 2];
+        let offset = time - median;
+        if offset.abs() > max_difference {
+            let by = Duration::from_secs(offset.unsigned_abs() as u64 / 1_000_000);
+            let direction = if offset > 0 { "ahead of" } else { "behind" };
             let what = format!("its clock is {} {direction} the others'", humantime::format_duration(by));
             let fix = "synchronise the clocks (chrony, systemd-timesyncd): fences follow them".into();
             findings.push(Finding { server: Some(server.clone()), what, fix });
@@ -145,7 +146,7 @@ fn clock(seen: Inspected<Vec<String>>) -> Option<(String, i128)> {
     Some((seen.server.to_string(), i128::from(seconds) * 1_000_000 + i128::from(micros)))
 }
 
-fn check_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String)) {
+fn check_server(info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
     if !info.is_master() {
         let master = format!("{}:{}", info.text("master_host"), info.text("master_port"));
         add("it is a replica, and grants no locks".into(), format!("name its master, {master}"));
@@ -178,9 +179,9 @@ fn check_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String))
             ),
             "restart-grace" => (
                 "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
-                &*format!("CONFIG SET dlock.max-ttl {wanted} dlock.restart-grace {wanted}"),
+                &*format!("CONFIG SET dlock.max-ttl {wanted_ttl} dlock.restart-grace {wanted_ttl}"),
             ),
-            // Reported above: the mark cannot be written.
+            // Reported above, as a mark that the server cannot write.
             "fence-mark" if info.text("dlock_fence_mark_status") == "failing" => continue,
             "fence-mark" => (
                 "dlock.fence-mark is no: fences can fall if all data is lost and the clock is set back"
@@ -193,7 +194,7 @@ fn check_server(info: &Info, wanted: u128, add: &mut impl FnMut(String, String))
     }
 }
 
-fn check_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMut(String, String)) {
+fn check_options(options: Answer<Vec<String>>, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
     let options: HashMap<String, String> = match options {
         Answer::Found(texts) => {
             texts.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
@@ -207,11 +208,11 @@ fn check_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMu
     let ms = |name: &str| text(name).parse::<u128>().unwrap_or(0);
     let (grace, max_ttl) = (ms("dlock.restart-grace"), ms("dlock.max-ttl"));
     let longest = if grace == 0 { max_ttl } else { grace.min(max_ttl) };
-    if longest < wanted {
-        let name = if grace == 0 { "" } else { &format!(" dlock.restart-grace {wanted}") };
+    if longest < wanted_ttl {
+        let with_grace = if grace == 0 { "" } else { &format!(" dlock.restart-grace {wanted_ttl}") };
         add(
-            format!("its longest lease is {longest} ms, shorter than the {wanted} ms wanted (--ttl)"),
-            format!("CONFIG SET dlock.max-ttl {wanted}{name}"),
+            format!("its longest lease is {longest} ms, shorter than the {wanted_ttl} ms wanted (--ttl)"),
+            format!("CONFIG SET dlock.max-ttl {wanted_ttl}{with_grace}"),
         );
     }
     let durable = text("appendonly") == "yes" && text("appendfsync") == "always";
@@ -220,22 +221,23 @@ fn check_options(options: Answer<Vec<String>>, wanted: u128, add: &mut impl FnMu
         add(
             format!("{lost} are not persisted: after a crash this server grants locks that are still held"),
             format!(
-                "CONFIG SET dlock.max-ttl {wanted} dlock.restart-grace {wanted} (a pause after a restart), or \
+                "CONFIG SET dlock.max-ttl {wanted_ttl} dlock.restart-grace {wanted_ttl} (a pause after a restart), or \
                  CONFIG SET appendonly yes appendfsync always"
             ),
         );
     }
 }
 
-/// Compares the members that the connected clients name with those of this command. The name of a client of a
-/// quorum ends with `(qN-DIGEST)`: see [`Client::library_name`].
+/// Compares the members that the connected clients name with those of this command. The library name of a
+/// client of a quorum ends with `(qN-DIGEST)`: the number of members, and a digest of their run ids. See
+/// [`Client::library_name`].
 async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
     if client.members() == 1 {
         return;
     }
     let answers = client.ask(&["CLIENT", "LIST"]).await;
     let own = client.library_name();
-    // Without a digest, this client does not know the run ids of all members.
+    // A client has no digest until it knows the run ids of all members: then nothing can be compared.
     let Some(own) = members_in(&own).filter(|own| own.contains('-')) else { return };
     let mut others = BTreeMap::new();
     for Inspected { server, answer } in &answers {
@@ -243,7 +245,8 @@ async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
             let field = |name| line.split(' ').find_map(|field| field.strip_prefix(name));
             let (Some(address), Some(library)) = (field("addr="), field("lib-name=")) else { continue };
             match members_in(library) {
-                // That client has not reached all of its members yet, so its name has no digest.
+                // The same members, or a name `qN` without a digest: that client has not reached all of its
+                // members yet.
                 Some(members) if own.starts_with(members) => {}
                 Some(members) => {
                     others.entry(members.to_owned()).or_insert_with(|| (server.clone(), address.to_owned()));
@@ -283,25 +286,26 @@ async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Findi
     if client.members() > 1 {
         tries.push(("dlock.confirm", vec![resource, b"t", b"0", b"0"]));
     }
-    let mut lacks = vec![(String::new(), false); users.len()];
+    // The missing rights on each server: commands, each as ` +name`, and whether the key is one of them.
+    let mut missing = vec![(String::new(), false); users.len()];
     for (name, arguments) in tries {
         let command: Vec<&[u8]> = [name.as_bytes()].into_iter().chain(arguments).collect();
-        for (seen, (commands, key)) in client.ask(&command).await.iter().zip(&mut lacks) {
+        for (seen, (commands, lacks_key)) in client.ask(&command).await.iter().zip(&mut missing) {
             match &seen.answer {
                 Answer::Unanswered(NodeState::Failed(why)) if why.starts_with("NOPERM") => {
-                    if why.contains("key") { *key = true } else { *commands += &format!(" +{name}") }
+                    if why.contains("key") { *lacks_key = true } else { *commands += &format!(" +{name}") }
                 }
                 _ => {}
             }
         }
     }
-    for (user, (commands, key)) in users.iter().zip(lacks) {
-        if commands.is_empty() && !key {
+    for (user, (commands, lacks_key)) in users.iter().zip(missing) {
+        if commands.is_empty() && !lacks_key {
             continue;
         }
         let name = user.answer.found().and_then(|texts| texts.first()).map_or("USER", String::as_str);
         let resource = String::from_utf8_lossy(resource);
-        let pattern = if key { format!(" ~{resource}") } else { String::new() };
+        let pattern = if lacks_key { format!(" ~{resource}") } else { String::new() };
         findings.push(Finding {
             server: Some(user.server.to_string()),
             what: format!("the user {name} may not lock {resource}"),

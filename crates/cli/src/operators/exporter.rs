@@ -24,7 +24,8 @@ use crate::output::print;
 /// The number of connections that are open at the same time. Others wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 
-/// The number of scrapes that wait for their turn. More are refused with 503.
+/// The number of scrapes that are under way: one asks the servers, the others wait for it. More are refused
+/// with 503.
 const MAX_SCRAPES: usize = 16;
 
 /// The time limit of a connection: longer than Prometheus waits for an answer.
@@ -39,11 +40,11 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
     let address = listener.local_addr().map_err(cannot)?;
     let (client, max_resources) = (args.metrics.servers.observer().await?, args.metrics.resources.into());
     print(&format!("listening on http://{address}/metrics"))?;
-    let scrapes =
-        Arc::new(Scrapes { client, max_resources, turn: Mutex::new(()), slots: Semaphore::new(MAX_SCRAPES) });
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let (one_at_a_time, slots) = (Mutex::new(()), Semaphore::new(MAX_SCRAPES));
+    let scrapes = Arc::new(Scrapes { client, max_resources, one_at_a_time, slots });
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let slot = slots.clone().acquire_owned().await;
+        let connection = connections.clone().acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
             // For example too many open files, which is temporary.
             sleep(Duration::from_millis(100)).await;
@@ -52,7 +53,7 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
         let scrapes = scrapes.clone();
         tokio::spawn(async move {
             serve(stream, &scrapes).await;
-            drop(slot);
+            drop(connection);
         });
     }
 }
@@ -60,9 +61,11 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
 /// Answers scrapes one after the other.
 struct Scrapes {
     client: Client,
-    /// The number of resources to show.
+    /// The number of resources that have metrics of their own (--resources).
     max_resources: usize,
-    turn: Mutex<()>,
+    /// Locked by the scrape that asks the servers.
+    one_at_a_time: Mutex<()>,
+    /// Has a permit for each scrape that may be under way.
     slots: Semaphore,
 }
 
@@ -78,7 +81,7 @@ async fn answer(request: &Request<Incoming>, scrapes: &Scrapes) -> Response<Full
     let (code, kind, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => match scrapes.slots.try_acquire() {
             Ok(_slot) => {
-                let _turn = scrapes.turn.lock().await;
+                let _alone = scrapes.one_at_a_time.lock().await;
                 let metrics = collect(&scrapes.client, scrapes.max_resources).await;
                 (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", metrics)
             }

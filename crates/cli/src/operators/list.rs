@@ -45,7 +45,7 @@ pub async fn with_holders(client: &Client, locks: Vec<Lock>) -> Vec<Lock> {
     stream::iter(locks).map(|lock| lock.with_holder(client)).buffered(MAX_INSPECTIONS).collect().await
 }
 
-/// A lock over all servers that list it.
+/// A lock, merged from the answers of all servers that list it.
 #[derive(Debug, Default, Serialize)]
 pub struct Lock {
     #[serde(skip)]
@@ -92,6 +92,7 @@ fn merged(answers: Vec<Inspected<Vec<Listed>>>) -> (Vec<Lock>, Vec<Silent>) {
         };
         for seen in listed {
             let lock = locks.entry(seen.resource).or_default();
+            // A server where the lock has no holder lists it as `free`.
             if lock.mode.is_empty() || seen.holders > 0 {
                 lock.mode = seen.mode;
             }
@@ -112,9 +113,9 @@ fn merged(answers: Vec<Inspected<Vec<Listed>>>) -> (Vec<Lock>, Vec<Silent>) {
 
 impl Lock {
     async fn with_holder(mut self, client: &Client) -> Lock {
-        let masters = client.inspect(&self.name).await;
-        self.state = Some(State::of(&masters));
-        self.holder = lock_state::holder(&masters);
+        let answers = client.inspect(&self.name).await;
+        self.state = Some(State::of(&answers));
+        self.holder = lock_state::holder(&answers);
         self
     }
 

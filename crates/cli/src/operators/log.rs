@@ -15,7 +15,7 @@ use crate::output::{cell, escape_json, print, table, time, warn};
 /// The interval at which --follow asks the servers.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The number of entries that --follow asks for: more than a server writes within [`PAUSE`].
+/// The number of entries that --follow asks for: the largest `dlock.log-max-len`, so all entries of a server.
 const FOLLOW_COUNT: u32 = 10_000;
 
 pub type Entry = (Arc<str>, Logged);
@@ -24,7 +24,7 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let resource = args.resource.as_ref().map(|resource| resource.as_bytes());
     let mut seen = Seen::default();
-    let mut entries = seen.new_of(client.log(args.count, resource).await);
+    let mut entries = seen.take_new(client.log(args.count, resource).await);
     if !args.follow {
         entries.reverse();
         show(&entries, args.json)?;
@@ -34,27 +34,26 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
     loop {
         show(&entries, args.json)?;
         tokio::time::sleep(PAUSE).await;
-        entries = seen.new_of(client.log(FOLLOW_COUNT, resource).await);
+        entries = seen.take_new(client.log(FOLLOW_COUNT, resource).await);
     }
 }
 
-/// Returns the `most` newest entries of all servers that answered, newest first.
-pub fn newest(answers: Vec<Inspected<Vec<Logged>>>, most: usize) -> Vec<Entry> {
-    let of = |seen: Inspected<Vec<Logged>>| {
+/// Returns the `count` newest entries of all servers that answered, newest first.
+pub fn newest(answers: Vec<Inspected<Vec<Logged>>>, count: usize) -> Vec<Entry> {
+    let entries_of = |seen: Inspected<Vec<Logged>>| {
         let entries = seen.answer.found().cloned().unwrap_or_default().into_iter();
         entries.map(move |entry| (seen.server.clone(), entry))
     };
-    let mut entries: Vec<Entry> = answers.into_iter().flat_map(of).collect();
-    entries.sort_by_key(|(_, entry)| std::cmp::Reverse(at(entry)));
-    entries.truncate(most);
+    let mut entries: Vec<Entry> = answers.into_iter().flat_map(entries_of).collect();
+    entries.sort_by_key(|(_, entry)| std::cmp::Reverse(sort_key(entry)));
+    entries.truncate(count);
     entries
 }
 
 /// The entries that were shown before.
 #[derive(Default)]
 struct Seen {
-    /// Time and id of the last entry of each server. The ids of a restarted server begin again at a later
-    /// time.
+    /// The [`sort_key`] of the last entry of each server.
     last: HashMap<Arc<str>, (u64, u64)>,
     /// The servers that do not answer, each with the reason that was reported.
     silent: HashMap<Arc<str>, String>,
@@ -63,7 +62,7 @@ struct Seen {
 impl Seen {
     /// Returns the entries that were not shown before, oldest first. Warns once of a server that stops
     /// answering.
-    fn new_of(&mut self, answers: Vec<Inspected<Vec<Logged>>>) -> Vec<Entry> {
+    fn take_new(&mut self, answers: Vec<Inspected<Vec<Logged>>>) -> Vec<Entry> {
         let mut new = Vec::new();
         for Inspected { server, answer } in answers {
             match answer {
@@ -71,8 +70,8 @@ impl Seen {
                     self.silent.remove(&server);
                     let last = self.last.entry(server.clone()).or_default();
                     let before = *last;
-                    for entry in entries.into_iter().rev().filter(|entry| at(entry) > before) {
-                        *last = at(&entry).max(*last);
+                    for entry in entries.into_iter().rev().filter(|entry| sort_key(entry) > before) {
+                        *last = sort_key(&entry).max(*last);
                         new.push((server.clone(), entry));
                     }
                 }
@@ -85,13 +84,14 @@ impl Seen {
                 }
             }
         }
-        new.sort_by_key(|(_, entry)| at(entry));
+        new.sort_by_key(|(_, entry)| sort_key(entry));
         new
     }
 }
 
-/// The key by which entries are sorted. Later entries of a server have a greater one.
-fn at(entry: &Logged) -> (u64, u64) {
+/// The key by which entries are sorted: a later entry of a server has a greater one. The time comes first,
+/// because a restarted server numbers its entries from the beginning again.
+fn sort_key(entry: &Logged) -> (u64, u64) {
     (entry.time_ms, entry.id)
 }
 

@@ -98,6 +98,7 @@ impl Text {
     fn field(&mut self, up: &[(&str, &Info)], field: &str, kind: &str, what: &str) {
         let (in_ms, info_name) = (field.contains("_ms"), format!("dlock_{field}"));
         let name = info_name.replace("_ms", "_seconds");
+        // The description of a time begins with its unit.
         let what = what.strip_prefix("ms ").map_or(what.to_owned(), |what| format!("seconds {what}"));
         match kind {
             "counter" | "gauge" => {
@@ -149,12 +150,12 @@ impl Text {
 
     /// Appends the resources with the most waiters. Their number is limited, because each resource is a time
     /// series of its own.
-    async fn hottest(&mut self, client: &Client, most: usize) {
+    async fn hottest(&mut self, client: &Client, count: usize) {
         let mut locks = list::find_contended(client).await;
         locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms)));
         // Two names can be equal once they are cut, and a sample must not occur twice.
         let mut shown = BTreeMap::<String, (u64, u64)>::new();
-        for lock in locks.iter().take(most) {
+        for lock in locks.iter().take(count) {
             let (waiters, held_ms) = shown.entry(cut(&escape_control(&lock.resource), MAX_NAME)).or_default();
             (*waiters, *held_ms) = (waiters.saturating_add(lock.waiters), lock.held_ms.max(*held_ms));
         }

@@ -39,10 +39,10 @@ pub async fn top(args: Top) -> Result<u8, Abort> {
         return Err(Error::usage("top requires a terminal; `dlock list` and `dlock status` do not").into());
     }
     let client = args.servers.observer().await?;
-    let (to, keys) = unbounded_channel();
+    let (sender, keys) = unbounded_channel();
     let mut terminal = ratatui::try_init().map_err(|why| Error::system("the terminal", why))?;
     // The thread ends when the terminal closes.
-    thread::spawn(move || while event::read().is_ok_and(|event| to.send(event).is_ok()) {});
+    thread::spawn(move || while event::read().is_ok_and(|event| sender.send(event).is_ok()) {});
     let interval = args.interval.max(Duration::from_millis(100));
     let done = watch(&client, &mut terminal, keys, interval).await;
     ratatui::restore();
@@ -223,8 +223,9 @@ impl App {
             };
             let old = grants_by_server(&before.servers);
             let new = grants_by_server(&seen.servers).into_iter();
-            let more = new.filter_map(|(server, grants)| grants.checked_sub(*old.get(&server)?));
-            self.grants_per_second = more.sum::<u64>() as f64 / seconds.max(0.001);
+            // `checked_sub`, because the count of a restarted server begins at 0 again.
+            let added = new.filter_map(|(server, grants)| grants.checked_sub(*old.get(&server)?));
+            self.grants_per_second = added.sum::<u64>() as f64 / seconds.max(0.001);
         }
         self.seen = Some(seen);
     }
@@ -261,6 +262,7 @@ impl App {
         Action::Nothing
     }
 
+    /// Handles a key in the list of locks, or while a lock is inspected.
     fn choose(&mut self, code: KeyCode) -> Action {
         let (row, last) = (self.row(), self.locks().len().saturating_sub(1));
         let name = |row: usize| self.locks().get(row).map(|lock| lock.name.clone());
@@ -331,6 +333,7 @@ fn locks(app: &App, seen: &Seen, area: Rect) -> Paragraph<'static> {
     if let (true, Some(why)) = (seen.locks.is_empty(), &seen.unlisted) {
         return Paragraph::new(why.clone());
     }
+    // Row 0 is the heading.
     let selected = app.row() + 1;
     let first = (selected + 1).saturating_sub(usize::from(area.height)).max(1);
     let text = list::text(&seen.locks);

@@ -1,4 +1,4 @@
-//! Finds every process that the program has started, in any process group or session.
+//! Finds every process that the program of a run has started, in any process group or session.
 //!
 //! A process group of its own would be easier to signal, but it would take the program out of its pipeline
 //! and away from the keys of the terminal. Besides, processes that a script starts with `timeout` or `setsid`
@@ -12,9 +12,10 @@ use std::io;
 use nix::sys::prctl;
 use nix::unistd::Pid;
 
-/// The descendants of this process that it did not inherit.
+/// The descendants of this process, without its inherited children and theirs.
 pub struct Descendants {
-    /// The children at the start: a process that becomes dlock by `exec` may already have some.
+    /// The children that this process had before it started the program: a shell that becomes dlock by `exec`
+    /// may have some.
     inherited: HashSet<Pid>,
 }
 
@@ -94,6 +95,7 @@ impl Stat {
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
         let words: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // Counted from the state, which is field 3 in proc(5): 1 is ppid, 17 num_threads, 19 starttime.
         let number = |at: usize| words.get(at)?.parse::<u64>().ok();
         let (state, threads) = (*words.first()?, number(17)?);
         let parent = Pid::from_raw(number(1)?.try_into().ok()?);

@@ -1,5 +1,5 @@
 //! `dlock elect`: elects a leader among several candidates, or shows the leader. The leader is the holder of
-//! the lock of that name.
+//! the lock that has the name of the election.
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -77,7 +77,7 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
                 }
             }
             let led_for = Duration::from_millis(leader.as_ref().map_or(0, |leader| leader.held_ms));
-            // Not before 1970, if this machine's clock is not set.
+            // A clock that is not set starts in 1970: the lead may have begun before that.
             let since = SystemTime::now().checked_sub(led_for).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH);
             let since = humantime::format_rfc3339_seconds(since).to_string();
             let shown = leader.as_ref().map(lock_state::display_name);

@@ -41,6 +41,7 @@ pub fn start() -> Result<u8, Abort> {
     if let Some(pipe) = background.stdout.take() {
         BufReader::new(pipe).read_line(&mut line).map_err(not_started)?;
     }
+    // The background process has ended without the lock: this process ends in the same way.
     if line.is_empty() {
         let status = background.wait().map_err(not_started)?;
         let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());
@@ -93,7 +94,7 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
                     return Ok(Failure::Lost.code());
                 }
                 // Ignored: Ctrl-C, or the SIGTERM of a service manager to all processes of a service, also
-                // reaches the watched process. If that survives the signal, it still needs the lock.
+                // reaches the watched process. As long as the watched process lives, it needs the lock.
                 signal = session.signals.end() => drop(signal.map_err(|why| Error::system("signals", why))?),
             }
         }

@@ -18,15 +18,15 @@ pub const COMMAND_PID: &str = "DLOCK_COMMAND_PID";
 ///
 /// A run that is itself the command of its parent run (`dlock run a -- dlock run b -- ..`) has the parent's
 /// owner: the parent does nothing but wait for it. A run that a script starts has an owner of its own,
-/// because the script may start several side by side: with one owner for all of them, one that waits for
-/// another would look like a deadlock.
+/// because the script may start several side by side. The servers assume that an owner releases nothing while
+/// it waits, so they would refuse a run that waits for another run of the same owner as a deadlock.
 pub static OWNER: LazyLock<OsString> = LazyLock::new(|| {
-    let parents = env::var_os("DLOCK_OWNER").filter(|owner| (1..=Token::MAX_LEN).contains(&owner.len()));
+    let inherited = env::var_os("DLOCK_OWNER").filter(|owner| (1..=Token::MAX_LEN).contains(&owner.len()));
     let is_command = env::var(COMMAND_PID).is_ok_and(|pid| pid == std::process::id().to_string());
-    parents.filter(|_| is_command).unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()).into())
+    inherited.filter(|_| is_command).unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()).into())
 });
 
-/// A hold of the parent run.
+/// A hold, as the environment of a command describes it.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub resource: OsString,
@@ -34,11 +34,12 @@ pub struct Entry {
     pub fence: Option<OsString>,
 }
 
+/// The holds of the parent run. Empty without a parent run.
 pub struct ParentRun(Vec<Entry>);
 
 impl ParentRun {
-    /// Reads the holds from DLOCK_RESOURCE, DLOCK_TOKEN and DLOCK_FENCE. Without a parent run, or if these
-    /// variables contradict each other, there are none.
+    /// Reads the holds from DLOCK_RESOURCE, DLOCK_TOKEN and DLOCK_FENCE, which have one line for each hold.
+    /// Ignores them if the numbers of resources and tokens differ.
     pub fn from_environment() -> ParentRun {
         let lines = |name| env::var_os(name).map(|text| lines(&text)).unwrap_or_default();
         let (tokens, fences) = (lines("DLOCK_TOKEN"), lines("DLOCK_FENCE"));
@@ -57,7 +58,7 @@ impl ParentRun {
 
     /// Returns the holds of these resources that the parent run still has on a majority of the servers.
     ///
-    /// Fails if one of them does not satisfy the options, or if too few servers answer.
+    /// Fails if one of them has a weaker mode than `options` ask for, or if too few servers answer.
     pub async fn enter(
         self,
         client: &Client,
@@ -68,13 +69,11 @@ impl ParentRun {
         for entry in self.0.into_iter().filter(|entry| resources.contains(&entry.resource)) {
             let name = entry.resource.display();
             let masters = client.inspect(entry.resource.as_bytes()).await;
-            let answers: Vec<&Option<Inspection>> =
-                masters.iter().filter_map(|seen| seen.answer.found()).collect();
+            let answers: Vec<_> = masters.iter().filter_map(|seen| seen.answer.found()).collect();
             let token = entry.token.to_string_lossy();
-            let held = answers.iter().copied().flatten();
-            let held: Vec<&Inspection> =
-                held.filter(|lock| lock.holders.iter().any(|holder| holder.token == token)).collect();
-            let majority = majority(masters.len());
+            let has_hold = |lock: &&Inspection| lock.holders.iter().any(|holder| holder.token == token);
+            let held: Vec<_> = answers.iter().filter_map(|lock| lock.as_ref()).filter(has_hold).collect();
+            let (majority, unanswered) = (majority(masters.len()), masters.len() - answers.len());
             if held.len() >= majority {
                 let satisfied = held.iter().all(|lock| options.is_satisfied_by(lock));
                 if !satisfied || (options.fenced && entry.fence.is_none()) {
@@ -83,7 +82,7 @@ impl ParentRun {
                     )));
                 }
                 entered.push(entry);
-            } else if held.len() + masters.len() - answers.len() >= majority {
+            } else if held.len() + unanswered >= majority {
                 let message =
                     format!("too few servers answered to tell whether the parent run still holds {name}");
                 return Err(Error::new(Failure::NoQuorum, message));

@@ -9,7 +9,7 @@ use dlock_client::{Acquire, Instant, Position, now};
 use terminal_size::terminal_size_of;
 use tokio::task::JoinHandle;
 
-use crate::exit::PRINTING;
+use crate::exit::PRINT_TIMEOUT;
 use crate::output::{escape_control, print_later, wait_printed};
 
 /// Returns to the start of the line and clears it.
@@ -25,8 +25,10 @@ pub struct PositionDisplay {
 struct Line {
     /// The resources that are waited for.
     names: String,
+    /// The last position that was reported, and the time of the report.
     last: Mutex<Option<(Position, Instant)>>,
-    /// A drawing is pending, because the terminal is slow or stopped: no second one is queued.
+    /// Whether a drawing is queued and not printed yet, as on a terminal that is slow or stopped. Then no
+    /// second one is queued.
     is_pending: AtomicBool,
 }
 
@@ -60,7 +62,7 @@ impl Drop for PositionDisplay {
         if self.line.last().take().is_some() {
             print_later(|| CLEAR_LINE.into());
             // So that the output of the command that runs next begins on an empty line.
-            wait_printed(PRINTING);
+            wait_printed(PRINT_TIMEOUT);
         }
     }
 }
@@ -73,7 +75,7 @@ impl Line {
         }
     }
 
-    /// Empty as long as no position is known.
+    /// The line to print. Empty as long as no position is known.
     fn text(&self) -> String {
         self.is_pending.store(false, Ordering::Relaxed);
         let last = self.last();

@@ -90,8 +90,8 @@ impl Program {
     /// Sends a signal to the program and every live process that it has started.
     pub fn signal_all(&self, signal: Signal) -> io::Result<()> {
         for pid in self.alive()? {
-            // Fails if the process has ended or belongs to another user. Callers check afterwards which are
-            // alive.
+            // Fails if the process has ended or belongs to another user. Callers check afterwards which
+            // processes are alive.
             let _ = kill(pid, signal);
         }
         Ok(())
@@ -126,8 +126,9 @@ pub fn become_program() -> Option<ExitCode> {
     let program = words.next()?;
     // The kernel kills the program if dlock is killed, because then no process would end it before the lease
     // does. This setting survives the exec, unless the program is set-user-ID. Children do not inherit it.
-    let tied = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
-    if !tied || parent != *getppid().to_string() {
+    let is_set_up = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
+    // If dlock ended before that setting, it has no effect, but this process has another parent.
+    if !is_set_up || parent != *getppid().to_string() {
         return Some(Error::system("the command was not started", "dlock has ended").report());
     }
     let mut command = Command::new(program);

@@ -29,6 +29,7 @@ pub struct Wanted<'a> {
 pub struct Session {
     pub client: Client,
     pub signals: Signals,
+    /// When the session was opened. A wait for a lock counts from then.
     began: Instant,
 }
 
@@ -68,7 +69,7 @@ impl Session {
     }
 }
 
-/// Runs `work` in a new session, which is flushed at the end.
+/// Runs `work` in a new session, and then waits for the client's background work: see [`flush`].
 pub async fn in_session<T>(
     servers: &Servers,
     work: impl AsyncFnOnce(&mut Session) -> Result<T, Abort>,
@@ -97,8 +98,8 @@ where
 }
 
 /// Runs `work`, and ends this process when a signal that ends dlock arrives. Only for work that needs no
-/// clean-up. Without it, PID 1 of a container could not be ended: for PID 1 the kernel ignores every signal
-/// that has no handler.
+/// clean-up. The default action of signals would not be enough: the kernel ignores it for PID 1, which dlock
+/// can be in a container.
 pub async fn unless_ended(work: impl Future<Output = Result<u8, Abort>>) -> Result<u8, Abort> {
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let runtime = Handle::current();
@@ -163,7 +164,8 @@ impl LockArgs {
         let is_deadlock = matches!(why, AcquireError::Deadlock { .. });
         let mut error = Error::from(why);
         if let Some(holder) = holder {
-            // The client's error names the owners of the cycle, which are random: name the holder first.
+            // The client's error names the owners that wait for each other, and an owner is a random number:
+            // name the holder first.
             let message = if is_deadlock { format!("{holder}; {error}") } else { holder };
             error = Error::new(error.failure, message);
         }
@@ -181,6 +183,8 @@ impl LockArgs {
 /// fence is left out if no majority has it. `None` if the servers no longer name a holder.
 async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
     let named = resources.iter().find(|resource| resource.display().to_string() == taken);
+    // The client writes a name that is not UTF-8 in another form: then `taken` is clear for one resource
+    // only.
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
     let masters = client.inspect(resource.as_bytes()).await;
     let Holding { holder, fence } = lock_state::holder(&masters)?;

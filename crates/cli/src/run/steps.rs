@@ -36,9 +36,9 @@ pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
 /// for reading and writing; a redirection of the shell to /dev/null opens it for writing only.
 fn is_closed(output: impl AsFd) -> bool {
     let flags = fcntl(&output, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
-    let for_both = flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDWR);
+    let is_read_write = flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDWR);
     let null = stat("/dev/null").map(|null| null.st_rdev);
-    for_both
+    is_read_write
         && fstat(output).is_ok_and(|file| {
             SFlag::from_bits_truncate(file.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR
                 && Ok(file.st_rdev) == null
@@ -70,14 +70,14 @@ pub async fn release(args: Release) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
     let released = client.release(args.held.resource.as_bytes(), &token(&args.held.token)?).await;
     flush(&client, &args.servers).await;
-    released.map_err(|why| about(&args.held.resource, why))?;
+    released.map_err(|why| with_name(&args.held.resource, why))?;
     Ok(0)
 }
 
 pub async fn extend(args: Extend) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
     let (resource, token) = (&args.held.resource, token(&args.held.token)?);
-    client.extend(resource.as_bytes(), &token, args.ttl).await.map_err(|why| about(resource, why))?;
+    client.extend(resource.as_bytes(), &token, args.ttl).await.map_err(|why| with_name(resource, why))?;
     Ok(0)
 }
 
@@ -86,7 +86,8 @@ pub async fn wait(args: WaitFree) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
     let resource = &args.resource;
     let wait = args.timeout.map_or(Wait::Forever, |limit| wait_from(began, limit));
-    let free = client.wait_until_free(resource.as_bytes(), wait).await.map_err(|why| about(resource, why))?;
+    let free =
+        client.wait_until_free(resource.as_bytes(), wait).await.map_err(|why| with_name(resource, why))?;
     if !free {
         let message = format!("{} is not free yet", resource.display());
         return Err(Error::new(Failure::NotAcquired, message).into());
@@ -99,7 +100,7 @@ fn token(text: &OsStr) -> Result<Token, Error> {
 }
 
 /// The error, with the name of the resource in front.
-fn about(resource: &OsStr, why: impl Into<Error>) -> Error {
+fn with_name(resource: &OsStr, why: impl Into<Error>) -> Error {
     let why = why.into();
     Error::new(why.failure, format_args!("{}: {why}", resource.display()))
 }

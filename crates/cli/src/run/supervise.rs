@@ -33,8 +33,8 @@ pub struct Margin {
 
 impl Margin {
     /// Fails if `kill_after` and the reserve do not fit into half of the ttl. By default, `kill_after` is a
-    /// sixth of the ttl, at most 10 s: with a ttl of 30 s, the program has 5 s for a clean end, 1 s is in
-    /// reserve, and two renewals can fail before that.
+    /// sixth of the ttl, at most 10 s. With a ttl of 30 s, dlock sends SIGTERM 6 s before the lease ends: 5 s
+    /// for a clean end, and 1 s in reserve. Two renewals, after 10 s and 20 s, can fail before.
     pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Margin, Error> {
         let margin = Margin {
             kill_after: kill_after.unwrap_or((ttl / 6).min(Duration::from_secs(10))),
@@ -80,8 +80,8 @@ impl Supervision<'_> {
     pub async fn watch(mut self) -> io::Result<Outcome> {
         loop {
             tokio::select! {
-                // Biased, so that the loop handles a loss before any signal when dlock was stopped or the
-                // machine suspended.
+                // Biased, so that the loop handles a loss before any signal. Both can be pending when dlock
+                // was stopped or the machine suspended.
                 biased;
                 why = self.guards.lost() => {
                     warn(format_args!("the lock is lost: {}; ending the command", reason(&why)));
@@ -121,13 +121,13 @@ impl Supervision<'_> {
         Ok(())
     }
 
-    /// Returns true for a signal of the terminal that the program has received itself, or that is for dlock
-    /// only.
+    /// Returns true for a signal of the terminal that the program has received itself, or that must not stop
+    /// it.
     fn must_not_forward(&self, signal: Signal) -> bool {
         // When a terminal hangs up, only the leader of its session receives SIGHUP.
-        let only_for_dlock = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());
+        let only_dlock_received = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());
         // Ctrl-Z for dlock's process group must not stop a program in another group.
-        STOPS.contains(&signal) || (self.program.shares_our_group() && !only_for_dlock)
+        STOPS.contains(&signal) || (self.program.shares_our_group() && !only_dlock_received)
     }
 
     /// Stops dlock and all descendants of the program after Ctrl-Z has stopped the program: the shell waits
@@ -191,7 +191,8 @@ impl Supervision<'_> {
     }
 }
 
-/// The reason of a loss, for messages. A lock of a command is always renewed, so only --max-hold ends it.
+/// The reason of a loss, for messages. The client renews the lock until the command has ended, so only
+/// --max-hold can be the cause of [`Lost::Ended`].
 fn reason(why: &Lost) -> String {
     match why {
         Lost::Ended => "the time of --max-hold is up".into(),
