@@ -85,7 +85,7 @@ fn help_and_version_exit_with_0() {
 }
 
 #[test]
-fn help_and_version_exit_with_71_when_stdout_is_closed() {
+fn help_and_version_exit_with_71_when_stdout_is_full() {
     for word in ["--help", "--version"] {
         let full = std::fs::File::create("/dev/full").expect("/dev/full");
         let mut dlock = Command::new(env!("CARGO_BIN_EXE_dlock"));
@@ -152,7 +152,7 @@ fn file(name: &str, text: &str) -> String {
 
 #[test]
 fn an_error_names_the_place_of_a_wrong_address_and_does_not_repeat_it() {
-    // The address parser of the client is tested with many more forms.
+    // The last is a line of /etc/shadow. The tests of the client's address parser have many more forms.
     let forms = ["u:SECRET@h:6379", "redis://u:12/SECRET@h", "root:SECRET:19000:0:99999:7:::"];
     for (at, address) in forms.map(|form| form.replace("SECRET", SECRET)).into_iter().enumerate() {
         let list = format!("# ours\nredis://127.0.0.1:1\n\n{address}\n");
@@ -244,9 +244,9 @@ fn errors_show_a_server_by_host_and_port_without_its_password() {
     }
 }
 
-/// The memory limit makes the test fail if dlock reads the file without a limit.
+/// The memory limit (ulimit) makes the test fail if dlock reads the whole file.
 #[test]
-fn an_endless_servers_file_is_refused() {
+fn endless_files_are_refused() {
     for (option, limit) in [("--servers-file", "65536"), ("--cacert", "1048576")] {
         let call = format!("ulimit -v 1000000; exec \"$0\" inspect r {option} /dev/zero");
         let mut shell = Command::new("sh");

@@ -35,7 +35,8 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
     }
 }
 
-/// The runs are children of one script, in one parent run; with one owner, the second would look like a
+/// The runs are children of one script, in one parent run. They must not share the owner of the parent run:
+/// the servers assume that an owner releases nothing while it waits, and would refuse the second run as a
 /// deadlock. Orphans become children of the parent run's dlock process, and must not count as its command.
 #[each_server]
 fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
@@ -56,7 +57,8 @@ fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
     }
 }
 
-/// The environment does not name the parent's hold, so the nested run cannot re-enter it.
+/// Without the variables that name the parent's hold, the nested run cannot re-enter it. DLOCK_OWNER stays,
+/// so the servers see that the owner would wait for itself.
 #[each_server]
 fn a_nested_run_is_refused_when_it_waits_for_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);

@@ -75,13 +75,13 @@ fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     assert_eq!(stage.lines("reports"), ["report"]);
 }
 
-/// Machines that ask at the same moment can split the votes. Here two other clients have one vote each, which
-/// they will release.
+/// Machines that ask at the same moment can split the votes. Here two other clients have one vote each, and
+/// release them once the machine waits.
 #[each_server]
 fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let line = line_of_the_crontab();
-    // Waits as long as the test may take.
+    // The run must wait until the test releases the votes, on a busy machine too.
     let line = line.replace("sleep 60", "true").replace("--wait 2s", "--wait 1m --node-timeout 5s");
     executable(&stage, "report.sh", "echo report >> reports");
     for (server, token) in stage.servers.iter().zip(["x", "y"]) {

@@ -165,11 +165,10 @@ fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind)
     assert_eq!(end("wait r").code, Some(0));
 }
 
-/// Each of these commands once waited four times for the silent member.
 #[each_server]
 fn commands_succeed_with_a_silent_member(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // The hold is on each server. `dlock acquire` would return as soon as a majority has granted the lock.
+    // On each server: `dlock acquire` would return as soon as a majority has granted the lock.
     stage.on_each("DLOCK.ACQUIRE other token 600000");
     stage.servers[0].pause();
     let release = "release --node-timeout 3s other token";
@@ -200,12 +199,13 @@ fn run_waits_for_servers_that_are_down(kind: &ServerKind) {
 }
 
 #[each_server]
-fn commands_exit_with_64_when_the_servers_reject_an_argument(kind: &ServerKind) {
+fn commands_exit_with_64_for_a_rejected_argument_and_69_for_a_missing_right(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for wrong in ["--ttl 25h", "--delay 2d"] {
         let done = stage.end(stage.run(wrong, "echo ran"));
         assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
     }
+    // The servers reject the ttl. An error of the argument parser would repeat it.
     let extended = stage.end(stage.dlock("extend r t --ttl 25h"));
     assert_eq!((extended.code, extended.stderr.contains("25h")), (Some(64), false), "{}", extended.stderr);
     // The lock is free, but this user has no right to inspect it.

@@ -6,8 +6,8 @@ use super::*;
 use crate::stage::{full_pipe, is_alive, is_stopped, signal, status, until_renewed};
 use dlock_testkit::{ServerKind, each_server, until_some};
 
-/// Writes the name of each signal that it receives into the file `signals`, and ends when the file `go`
-/// exists.
+/// A script that writes the name of each signal that it receives into the file `signals`, and ends when the
+/// file `go` exists.
 const LISTEN: &str = r#"
     for name in $NAMES; do trap "echo $name >> signals" $name; done
     echo $$ > ready
@@ -105,6 +105,7 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
 fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
+    // Makes an entry for `log`.
     conn.ok("DLOCK.ACQUIRE broken somebody 600000");
     conn.ok("DLOCK.BREAK broken");
     for (words, request) in [
@@ -168,9 +169,9 @@ fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
     }
 }
 
-/// Signals without a default action, for example SIGWINCH, which a terminal sends when its window changes;
-/// SIGTSTP without a shell in the session, as after `ssh -t host dlock run`: no process could continue it;
-/// SIGHUP under nohup.
+/// These signals would not end or stop a process that does not handle them: SIGWINCH, SIGCONT and SIGURG by
+/// default; SIGTSTP in a session without a shell, as after `ssh -t host dlock run`, where no process could
+/// continue it; SIGHUP under nohup.
 #[each_server]
 fn a_waiting_run_ignores_signals_that_would_not_end_it(kind: &ServerKind) {
     let stage = Stage::one(kind);

@@ -7,8 +7,8 @@ use super::*;
 use crate::stage::{is_alive, signal, until_renewed};
 use dlock_testkit::wall_clock::{self, WallClock};
 
-/// Appends the candidate's name and its process id to the file `leads`, and runs until the file `end-NAME`
-/// exists.
+/// The leader's script: appends the candidate's name and its own process id to the file `leads`, and runs
+/// until the file `end-NAME` exists.
 const LEADS: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
 
 fn candidate(stage: &Stage, name: &str) -> Running {
@@ -128,7 +128,8 @@ fn hold_continues_when_its_script_survives_a_signal_to_the_group(kind: &ServerKi
     until("the lock is released", || stage.held_on("r") == 0);
 }
 
-/// The background process waits. It must not outlive the script, or the dlock process that the script called.
+/// The background process of `hold` waits for the lock. It must not outlive the script, nor the foreground
+/// process, which the script has called.
 #[each_server]
 fn a_wait_of_hold_ends_when_its_script_or_dlock_is_killed(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -140,6 +141,7 @@ fn a_wait_of_hold_ends_when_its_script_or_dlock_is_killed(kind: &ServerKind) {
         );
         let script = stage.start(stage.shell(&script));
         stage.until_waiting("r", 1);
+        // Each round has two files of its own: `dlock-ROUND` and `script-ROUND`.
         signal(stage.process(&format!("{killed}-{killed}")), "KILL");
         until("the client has left the queue", || queue::tokens(&mut conn, "r").is_empty());
         drop(script);
@@ -159,6 +161,7 @@ fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
     });
     clock.set_offset(-wall_clock::seconds(&mut conn));
     let mut elect = stage.dlock("elect scheduler --observe --node-timeout 5s");
+    // Preloads the library with that clock into dlock.
     let variables = preloaded.command.iter().filter_map(|word| word.split_once('='));
     elect.envs(variables);
     let observer = stage.start(elect);

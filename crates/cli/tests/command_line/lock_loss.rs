@@ -140,7 +140,7 @@ fn the_command_is_killed_when_dlock_is_killed(kind: &ServerKind) {
     until("the command is dead", || !is_alive(command));
 }
 
-/// As with a full disk, or a logger that has ended.
+/// Every write to /dev/full fails, as on a full disk.
 #[each_server]
 fn run_ends_its_command_when_stderr_is_full(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -212,7 +212,7 @@ fn start_with_full_stderr(mut command: Command) -> (Child, PipeReader) {
     (child, reader)
 }
 
-/// As on a terminal that Ctrl-S has stopped.
+/// dlock cannot write to the full pipe, as to a terminal that Ctrl-S has stopped.
 #[each_server]
 fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     let stage = Stage::one(kind);

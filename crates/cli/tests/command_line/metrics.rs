@@ -208,6 +208,7 @@ fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();
     let open = format!("/proc/{}/fd", exporter.id());
     let count = || std::fs::read_dir(&open).map_or(0, Iterator::count);
+    // Of the 64 that it may have.
     until("the exporter accepts no more, or has ended", || exporter.has_ended() || count() >= 60);
     drop(silent);
     let (status, body) = get(port, "GET /metrics");
@@ -215,9 +216,10 @@ fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
     parse(&body);
 }
 
-/// Scrapes that wait for their turn, each on its own connection.
+/// 40 scrapes at the same time, each on its own connection. The exporter accepts 16 at a time, and asks the
+/// silent server for each of them, one after the other.
 #[each_server]
-fn the_exporter_refuses_more_scrapes_than_it_keeps_waiting(kind: &ServerKind) {
+fn the_exporter_refuses_scrapes_beyond_its_limit(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 500ms"));
     let port = port(&exporter);
@@ -242,10 +244,10 @@ fn alert_rules_and_dashboard_name_only_exported_metrics(kind: &ServerKind) {
     let exported = metrics(&stage, "", 0);
     let exported: HashSet<&str> =
         exported.keys().map(|sample| sample.split('{').next().expect("a name")).collect();
-    for (file, text, least) in [("rules", RULES, 9), ("dashboard", DASHBOARD, 25)] {
+    for (file, text, min_metrics) in [("rules", RULES, 9), ("dashboard", DASHBOARD, 25)] {
         let words = text.split(|char: char| !(char.is_ascii_alphanumeric() || char == '_'));
         let named: HashSet<&str> = words.filter(|word| word.starts_with("dlock_")).collect();
-        assert!(named.len() >= least, "{file}: {named:?}");
+        assert!(named.len() >= min_metrics, "{file}: {named:?}");
         let missing: Vec<_> = named.difference(&exported).collect();
         assert!(missing.is_empty(), "{file}: {missing:?} of {exported:?}");
     }

@@ -105,9 +105,11 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    for (server, ahead) in stage.servers.iter().zip(0..) {
+    // Raises the servers' fences to a second (1,000,000 µs) apart, so that each grants `r` with another
+    // fence.
+    for (server, seconds) in stage.servers.iter().zip(0..) {
         let mut conn = server.connect();
-        let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int() + ahead * 1_000_000;
+        let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int() + seconds * 1_000_000;
         conn.ok(&format!("DLOCK.CONFIRM other t {fence} 600000"));
     }
     dlock(&stage, "acquire --ttl 10m --label ada r", 0);
@@ -147,7 +149,7 @@ fn server_errors_come_with_a_remedy(kind: &ServerKind) {
     assert!(expected.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
 }
 
-/// As in `dlock list | head -0`.
+/// For example in `dlock list | head -1`. 141 is the exit code of a program that SIGPIPE kills.
 #[each_server]
 fn subcommands_end_quietly_when_their_reader_has_closed(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -159,7 +161,7 @@ fn subcommands_end_quietly_when_their_reader_has_closed(kind: &ServerKind) {
     }
 }
 
-/// More locks than one answer of DLOCK.LIST contains.
+/// One call of DLOCK.LIST examines at most 250 locks, so dlock must follow the cursor.
 #[each_server]
 fn list_shows_a_thousand_locks_once_each(kind: &ServerKind) {
     let stage = Stage::one(kind);

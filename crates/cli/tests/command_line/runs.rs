@@ -46,7 +46,8 @@ fn shared_runs_overlap_and_exclude_exclusive_ones(kind: &ServerKind) {
     assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(0));
 }
 
-/// A script that writes its variables into the file `variables`, and waits until the file `go` exists.
+/// A script that writes the variables of its hold into the file `variables`, and waits until the file `go`
+/// exists.
 const REPORTS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\" > variables; echo > ready; \
     until [ -e go ]; do sleep 0.02; done";
 
@@ -85,6 +86,7 @@ fn permits_bound_the_number_of_parallel_runs(kind: &ServerKind) {
     for run in runs {
         assert_eq!(run.end().code, Some(0));
     }
+    // Majorities cannot count permits, so a quorum is refused.
     let done = stage.end(Stage::with(kind, 2).run("--permits 2 --no-wait", "true"));
     assert_eq!(done.code, Some(64), "{}", done.stderr);
 }

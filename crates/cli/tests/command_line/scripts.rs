@@ -65,7 +65,7 @@ fn acquire_prints_json(kind: &ServerKind) {
 }
 
 #[each_server]
-fn release_takes_the_token_from_the_environment(kind: &ServerKind) {
+fn extend_takes_the_token_from_the_environment(kind: &ServerKind) {
     let stage = Stage::one(kind);
     // `dlock run` sets DLOCK_TOKEN for its command.
     let done = stage.end(stage.run("", "$DLOCK extend r --ttl 20m"));
@@ -192,7 +192,7 @@ fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_empty_servers_file_is_reported_by_name(kind: &ServerKind) {
+fn a_servers_file_may_have_a_byte_order_mark_but_must_name_a_server(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("empty", "# no server\n");
     stage.write("marked", &format!("\u{feff}{}\n", stage.urls()));

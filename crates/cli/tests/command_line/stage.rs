@@ -143,8 +143,8 @@ impl Stage {
         });
     }
 
-    /// Returns the number of servers that have the hold with this fence. A member that granted late may have
-    /// no hold yet, or a hold with another fence.
+    /// Returns the number of servers that have the hold with this fence. A member whose grant arrived after a
+    /// majority had granted may have no hold yet, or a hold with another fence.
     #[track_caller]
     pub fn count_confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
         let holds =
@@ -175,7 +175,7 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
     });
 }
 
-/// A script that runs `script` after the reader of its standard output has closed.
+/// A script that runs `script` with a pipe as standard output whose reader has closed.
 pub fn unread(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
 }
@@ -210,7 +210,7 @@ impl Running {
 
     /// The standard input of a process that was started with a pipe.
     #[track_caller]
-    pub fn keys(&mut self) -> ChildStdin {
+    pub fn take_stdin(&mut self) -> ChildStdin {
         self.child.stdin.take().expect("a pipe")
     }
 
@@ -218,7 +218,7 @@ impl Running {
         fs::read_to_string(&self.out).expect("the output of the command")
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub fn stdout_bytes(&self) -> Vec<u8> {
         fs::read(&self.out).expect("the output of the command")
     }
 

@@ -28,7 +28,7 @@ impl Terminal {
             .env("PS1", "$ ")
             .stdin(Stdio::piped());
         let mut running = stage.start(script);
-        let keys = running.keys();
+        let keys = running.take_stdin();
         Terminal { running, keys }
     }
 
@@ -40,7 +40,7 @@ impl Terminal {
     /// The contents of the screen of a terminal of this size.
     pub fn screen(&self, height: u16, width: u16) -> String {
         let mut screen = vt100::Parser::new(height, width, 0);
-        screen.process(&self.running.bytes());
+        screen.process(&self.running.stdout_bytes());
         screen.screen().contents()
     }
 
@@ -61,17 +61,18 @@ const CTRL_C: &str = "\x03";
 const CTRL_S: &str = "\x13";
 const CTRL_Z: &str = "\x1a";
 
-/// Records the signals that it receives in the file `signals`. A SIGUSR1 arrives after every SIGINT that was
-/// sent before it.
+/// A script that records the signals that it receives in the file `signals`. A SIGUSR1, which the test sends
+/// last, arrives after every SIGINT.
 const COUNTS: &str = "trap 'echo INT >> signals' INT; trap 'echo USR1 >> signals' USR1; echo $PPID > dlock; \
     echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
-/// Types Ctrl-C to a command that runs behind the words `before`, and checks that it receives one SIGINT.
-fn assert_interrupted_once(stage: &Stage, before: &str) {
+/// Types Ctrl-C while `dlock run` runs a script, and checks that the script receives one SIGINT. `launcher`
+/// is a program that starts the script, or empty.
+fn assert_interrupted_once(stage: &Stage, launcher: &str) {
     stage.write("script", COUNTS);
     // With exec, because a shell that receives Ctrl-C while it waits may end by it, whatever dlock's exit
     // code is.
-    let run = format!("exec \"$DLOCK\" run --node-timeout 5s r -- {before} sh script");
+    let run = format!("exec \"$DLOCK\" run --node-timeout 5s r -- {launcher} sh script");
     let mut terminal = Terminal::with(stage, &run);
     stage.process("ready");
     terminal.types(CTRL_C);
@@ -88,7 +89,8 @@ fn ctrl_c_reaches_the_command_once(kind: &ServerKind) {
     assert_interrupted_once(&Stage::one(kind), "");
 }
 
-/// As timeout(1) does. The keys of the terminal do not reach another process group.
+/// The keys of the terminal do not reach a command in another process group, as timeout(1) and setsid(1) make
+/// it: dlock must forward the signal.
 #[each_server]
 fn ctrl_c_reaches_a_command_in_its_own_process_group(kind: &ServerKind) {
     assert_interrupted_once(&Stage::one(kind), "setsid");

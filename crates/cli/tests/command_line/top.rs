@@ -75,6 +75,7 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
     assert_eq!(stage.held_on("beta"), 3);
     top.0.types("\r");
     top.until_shows("RESOURCE");
+    // `b` for break, `y` for the question.
     top.0.types("by");
     top.until_shows("beta: ended 3 holds");
     top.until_shows("broken");

@@ -15,11 +15,11 @@ use dlock_testkit::{ServerKind, each_server, until_some};
 /// starts a new line.
 const HOSTILE: &str = "r\x1b]0;title\x07\x1b[2J\u{9b}2J\u{202e}\r\nforged";
 
-/// The flag of open(2) on Linux.
-const O_NONBLOCK: i32 = 0o4000;
-
 /// The escaped form of [`HOSTILE`].
 const ESCAPED: &str = "r\\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{9b}2J\\u{202e}\\r\\nforged";
+
+/// The flag of open(2) on Linux.
+const O_NONBLOCK: i32 = 0o4000;
 
 /// Fails if the output has a control character, or a line that the hostile text started.
 #[track_caller]
