@@ -13,7 +13,7 @@ use crate::steps;
 #[derive(Clone)]
 pub struct Inline<const INLINE: usize>(Inner<INLINE>);
 
-/// The byte string for labels, keys and other short texts: 24 bytes. A token has room for more.
+/// The byte string for labels, keys and other short texts: 24 bytes. A token is an `Inline<30>`.
 pub type Bytes = Inline<22>;
 
 #[derive(Clone)]

@@ -27,7 +27,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts the program. If it cannot be executed, it ends with the exit code 126 or 127.
+    /// Starts a process that becomes the program: see [`become_program`]. If the program cannot be executed,
+    /// that process ends with the exit code 126 or 127.
     ///
     /// The calling thread must live as long as the program: when it ends, the kernel kills the program.
     pub fn start(words: &[OsString], environment: &[(&str, Option<OsString>)]) -> io::Result<Program> {

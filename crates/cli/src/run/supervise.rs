@@ -107,7 +107,8 @@ impl Supervision<'_> {
         }
     }
 
-    /// Passes a signal that dlock received on to the program.
+    /// Forwards a received signal to the program. After SIGCHLD, checks whether the program has ended or
+    /// stopped.
     fn forward(&mut self, received: Received) -> io::Result<()> {
         match received {
             Received::Child => {

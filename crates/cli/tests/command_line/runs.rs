@@ -54,6 +54,7 @@ const REPORTS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\"
 #[each_server]
 fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
+    // The resources `b`, `a` and `r`, which the variables list in sorted order.
     let run = stage.start(stage.run("b a", REPORTS));
     stage.lines("ready");
     assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [3; 3]);
