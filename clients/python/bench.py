@@ -1,4 +1,4 @@
-"""Measures dlock.Lock and redis.lock.Lock in turns on one server, and compares them.
+"""Compares dlock.Lock with redis.lock.Lock on one server. Measures the two in turns.
 
 python bench.py redis://127.0.0.1:6379 [--seconds 10]
 """
@@ -19,18 +19,18 @@ import dlock
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
 # Loads: the number of clients, the ms for which each holds the lock, and the ms until it asks again. If
-# clients ask again after 5 ms, the lock is never free, and a fair wait lasts as long as the holds of all
-# other clients. If they ask again later, most find it free; the others wait only briefly in a
-# queue, but for a whole pause if they poll.
+# clients ask again after 5 ms, the lock is never free. If they ask again later, most of them find it free:
+# then the others wait for the rest of a hold in dlock's queue, but for a whole sleep (100 ms) with redis-py,
+# which polls.
 LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (8, 1, 200), (64, 1, 200), (64, 1, 400), (64, 5, 1000)
 PROCESSES = 8
 # Each round measures both kinds, one after the other.
 ROUNDS = 3
-# The first seconds do not count, as all clients connect then.
-WARM = 2
+# All clients connect in this time at the start of a run, in seconds. Its waits do not count.
+WARM_UP = 2
 
 
-def pairs(url: str, rounds: int, each: int) -> None:
+def pairs(url: str, rounds: int, pairs_per_round: int) -> None:
     """Prints the time of acquire and release by a single client, and the median ratio of the rounds."""
     client = redis.Redis.from_url(url)
     for timeout in (30, None):
@@ -39,10 +39,10 @@ def pairs(url: str, rounds: int, each: int) -> None:
             for kind, lock_class in KINDS.items():
                 lock = lock_class(client, "bench:" + kind, timeout=timeout)
                 began = time.perf_counter()
-                for _ in range(each):
+                for _ in range(pairs_per_round):
                     lock.acquire()
                     lock.release()
-                times[kind].append((time.perf_counter() - began) / each)
+                times[kind].append((time.perf_counter() - began) / pairs_per_round)
         ratio = statistics.median(ours / theirs for ours, theirs in zip(times["dlock"], times["redis-py"]))
         medians = {kind: statistics.median(found) * 1e6 for kind, found in times.items()}
         shown = ", ".join(f"{kind} {median:.0f} us" for kind, median in medians.items())
@@ -50,25 +50,27 @@ def pairs(url: str, rounds: int, each: int) -> None:
 
 
 def work(
-    url: str, kind: str, threads: int, hold: int, pause: int, start: float, end: float, results: Any
+    url: str, kind: str, threads: int, hold_ms: int, pause_ms: int, start: float, end: float, results: Any
 ) -> None:
+    """Runs the clients of one process, a thread for each."""
     client = redis.Redis.from_url(url)
 
     def run_client() -> None:
         waits, held = [], 0.0
         lock = KINDS[kind](client, "bench:contended", timeout=30)
         time.sleep(max(start - time.time(), 0))
-        while (at := time.time()) < end:
+        while (asked_at := time.time()) < end:
             began = time.perf_counter()
             lock.acquire()
             acquired = time.perf_counter()
-            time.sleep(hold / 1000)
-            # A wait that ends after the run counts too: with polling, some clients starve.
-            if at > start + WARM:
+            time.sleep(hold_ms / 1000)
+            # A wait that began in the run counts even if it ends later. Otherwise the longest would be left
+            # out.
+            if asked_at > start + WARM_UP:
                 waits.append(acquired - began)
                 held += time.perf_counter() - acquired
             lock.release()
-            time.sleep(pause / 1000)
+            time.sleep(pause_ms / 1000)
         results.put((waits, held))
 
     running = [threading.Thread(target=run_client) for _ in range(threads)]
@@ -79,12 +81,12 @@ def work(
 
 
 def run(
-    url: str, kind: str, clients: int, hold: int, pause: int, seconds: float
+    url: str, kind: str, clients: int, hold_ms: int, pause_ms: int, seconds: float
 ) -> list[tuple[list[float], float]]:
-    """Returns the waits of each client, and the time for which it held the lock."""
+    """Returns the waits of each client, and the time for which it held the lock, in seconds."""
     results: Any = multiprocessing.Queue()
     start = time.time() + 1
-    load = hold, pause, start, start + WARM + seconds, results
+    load = hold_ms, pause_ms, start, start + WARM_UP + seconds, results
     arguments = (url, kind, clients // PROCESSES, *load)
     processes = [multiprocessing.Process(target=work, args=arguments) for _ in range(PROCESSES)]
     for process in processes:
@@ -95,33 +97,33 @@ def run(
     return found
 
 
-def contend(url: str, clients: int, hold: int, pause: int, seconds: float) -> None:
-    print(f"{clients} clients, each holds for {hold} ms and asks again after {pause} ms")
+def contend(url: str, clients: int, hold_ms: int, pause_ms: int, seconds: float) -> None:
+    print(f"{clients} clients, each holds for {hold_ms} ms and asks again after {pause_ms} ms")
     runs: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for _ in range(ROUNDS):
-        for kind, found in runs.items():
-            found.append(run(url, kind, clients, hold, pause, seconds))
-    tails = {}
-    least = 0.0
+        for kind, rounds in runs.items():
+            rounds.append(run(url, kind, clients, hold_ms, pause_ms, seconds))
+    p99, mean_hold = {}, {}
     for kind, rounds in runs.items():
-        waits = sorted(wait for found in rounds for each, _ in found for wait in each)
-        held = sum(held for found in rounds for _, held in found) / (ROUNDS * seconds)
-        tails[kind] = waits[int(len(waits) * 0.99)]
-        # The wait of a client that asks again and finds all other clients ahead of it in the queue.
-        least = max((clients - 1) * held * ROUNDS * seconds / len(waits) - pause / 1000, 0)
+        waits = sorted(wait for found in rounds for client_waits, _ in found for wait in client_waits)
+        held = sum(held for found in rounds for _, held in found)
+        p99[kind] = waits[int(len(waits) * 0.99)]
+        mean_hold[kind] = held / len(waits)
+        total = ROUNDS * seconds
         print(
-            f"  {kind}: {len(waits) / ROUNDS / seconds:.0f} grants/s, held {held * 100:.0f} % of the time, "
-            f"wait p50, p99, max {statistics.median(waits) * 1e3:.0f}, {tails[kind] * 1e3:.0f}, "
-            f"{waits[-1] * 1e3:.0f} ms, least Jain {min(map(fairness, rounds)):.3f}"
+            f"  {kind}: {len(waits) / total:.0f} grants/s, held {held / total * 100:.0f} % of the time, "
+            f"wait p50, p99, max {statistics.median(waits) * 1e3:.0f}, {p99[kind] * 1e3:.0f}, "
+            f"{waits[-1] * 1e3:.0f} ms, least Jain's index {min(map(fairness, rounds)):.3f}"
         )
-    print(
-        f"  p99 of dlock is {tails['dlock'] / tails['redis-py']:.3f} of polling's; if handoffs took no "
-        f"time, a fair wait would last {least * 1e3:.0f} ms, {least / tails['redis-py']:.3f} of polling's p99"
-    )
+    # A fair lock lets each other client hold it once before a client has it again. The first of these holds
+    # pass while that client pauses, and the rest are its wait, if handoffs take no time.
+    holds_of_others = max((clients - 1) * mean_hold["dlock"] - pause_ms / 1000, 0)
+    ratio = p99["dlock"] / p99["redis-py"]
+    print(f"  ratio of the p99 {ratio:.3f}, the holds of all others {holds_of_others * 1e3:.0f} ms")
 
 
 def fairness(found: list[tuple[list[float], float]]) -> float:
-    """Returns Jain's index of the grants."""
+    """Returns Jain's index of the grants: 1 if all clients had the same number, less otherwise."""
     counts = [len(waits) for waits, _ in found]
     return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
 
@@ -133,7 +135,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", choices=["pairs", "contend"])
     options = parser.parse_args()
     if options.only != "contend":
-        pairs(options.url, rounds=60, each=100)
+        pairs(options.url, rounds=60, pairs_per_round=100)
     if options.only != "pairs":
         for load in LOADS:
             contend(options.url, *load, options.seconds)

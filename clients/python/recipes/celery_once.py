@@ -26,7 +26,8 @@ import redis
 import dlock
 
 client = redis.Redis.from_url(os.environ.get("LOCKS", "redis://127.0.0.1:6379"))
-REMEMBERED = 7 * 24 * 3600
+# Time for which a mark stays, in seconds.
+MARK_TTL = 7 * 24 * 3600
 
 
 class Once(celery.Task):
@@ -36,6 +37,7 @@ class Once(celery.Task):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         call = json.dumps([self.name, arguments, options], sort_keys=True, default=str)
+        # The inner braces are part of the name: a cluster then stores the lock and the mark on one node.
         name = f"task:{{{hashlib.sha256(call.encode()).hexdigest()}}}"
         done = name + ":done"
         lock = dlock.Lock(client, name)
@@ -47,9 +49,9 @@ class Once(celery.Task):
                 return None
             self.request.fence = lock.fence
             result = self.run(*arguments, **options)
-            # Raises NOTHELD if the lock was lost: another worker has begun, and sets the mark.
+            # Fails with NOTHELD if the lock was lost: another worker may be running the task.
             guard = ("DLOCK.GUARD", name, lock.local.token)
-            client.execute_command(*guard, "SET", done, 1, "EX", REMEMBERED, keys=[name, done])
+            client.execute_command(*guard, "SET", done, 1, "EX", MARK_TTL, keys=[name, done])
             return result
         finally:
             lock.release()

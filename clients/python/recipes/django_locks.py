@@ -11,7 +11,7 @@
     with cache.lock("report", timeout=60):
         ...
 
-Only `lock()` changes, through the cache and on the client of `get_redis_connection()`.
+Only the method `lock()` changes: of the cache, and of the client that `get_redis_connection()` returns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""FastAPI: one request at a time for each item. A request that waits longer than 2 s gets 423 Locked."""
+"""FastAPI: requests that change the same item run one at a time. A request that waits longer than 2 s gets
+423 Locked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Leader election: one of the processes that run this program leads until it stops, dies or loses its lock.
-The others wait in the queue, and the first of them leads next.
+The others wait in the queue, and the first of them leads next. The fence of the lock is the term of the
+leader: each leader has a greater term than those before it.
 
 python leader.py redis://127.0.0.1:6379 service
 """
@@ -20,15 +21,16 @@ import dlock
 def lead(lock: dlock.Lock) -> None:
     print(f"{os.getpid()} leads, term {lock.fence}", flush=True)
     while not lock.lost.wait(0.5):
-        pass  # A piece of work. Store the term with the data, and reject writes with a lower term.
+        pass  # Do a piece of work. Store the term with the data, and reject writes with a lower term.
 
 
 def main(url: str, name: str) -> None:
-    # The exit leaves the queue, or releases the lock.
+    # `sys.exit` raises SystemExit in the `with` below, which then leaves the queue or releases the lock.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     client = redis.Redis.from_url(url)
     while True:
-        # Within 10 s after the death of a leader, the next one leads. `lost` is set a second before that.
+        # If a leader dies, the next one leads within 10 s. A leader that cannot renew the lock stops 1 s
+        # earlier.
         lock = dlock.Lock(client, f"leader:{name}", timeout=10, auto_renew=True)
         try:
             with lock:

@@ -95,7 +95,7 @@ def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
             raise KeyboardInterrupt
         return interrupt
 
-    sys.settrace(lambda frame, *_: interrupt if frame.f_code.co_name == "extending" else None)
+    sys.settrace(lambda frame, *_: interrupt if frame.f_code.co_name == "extend" else None)
     try:
         with pytest.raises(KeyboardInterrupt):
             lock.extend(60, replace_ttl=True)

@@ -21,8 +21,8 @@ from ._owners import Owner
 from ._protocol import Args, Counted, Steps
 from ._steps import SINGLE, Sleep
 
-# Guards the assignment of `Hold.loss`: only the first reason of a loss counts.
-_LOSING = threading.Lock()
+# Guards each `Hold.loss`: only the first reason counts.
+_LOSS_LOCK = threading.Lock()
 
 logger = logging.getLogger("dlock")
 
@@ -57,8 +57,8 @@ class UnansweredLeases:
         if there is no such request."""
         return min(self._leases.get(member, ()), default=math.inf)
 
-    def check(self, lease: int) -> None:
-        """Raises `TimeoutError` if the single server may still set a shorter lease."""
+    def ensure_certain(self, lease: int) -> None:
+        """Raises `TimeoutError` if the single server may still set a shorter lease than `lease`, in ms."""
         shortest = self.shortest(SINGLE)
         if shortest < lease:
             text = f"Only {shortest / 1000:g} s are certain: an earlier, shorter extension has no answer"
@@ -138,7 +138,7 @@ class Hold:
 
     def lose(self, why: str) -> None:
         """Marks the hold as lost. Does not call `on_lost`: `wake` does, in the background."""
-        with _LOSING:
+        with _LOSS_LOCK:
             if self.loss is not None or self.over:
                 return
             self.loss = why
@@ -151,7 +151,8 @@ class Hold:
         self.owner.rename(self._options)
 
     def end(self) -> None:
-        """Marks the hold as released, or as replaced in its lock object. Still reports an earlier loss."""
+        """Marks the hold as released, or as replaced in its lock object. If it was lost before, the
+        background still calls `on_lost`."""
         self.is_lost()
         self.over = True
         if self.forget is not None and self.finished():
@@ -217,13 +218,13 @@ class Hold:
     def _renewal(self) -> Steps:
         try:
             if not self.over:
-                yield from self.extend(self._renewed_lease())
+                yield from self._set_lease(self._renewed_lease())
             self._retry_at = None
         # Catches any exception, as clusters and credential providers raise classes of their own.
         except Exception as why:
             self._failure = f"{type(why).__name__}: {why}"
 
-    def extending(self, lease: int) -> Steps:
+    def extend(self, lease: int) -> Steps:
         """Sets the lease at the owner's request, after the end of any renewal under way. Returns whether the
         token holds the lock. Raises `TimeoutError` if an unanswered request may still shorten the lease."""
         while not self._extend_lock.acquire(blocking=False):
@@ -233,14 +234,14 @@ class Hold:
                 return False
             yield Sleep(0.005)
         try:
-            held = yield from self.extend(lease)
+            held = yield from self._set_lease(lease)
             if held:
-                self.unanswered.check(lease)
+                self.unanswered.ensure_certain(lease)
             return held
         finally:
             self._extend_lock.release()
 
-    def extend(self, lease: int) -> Steps:
+    def _set_lease(self, lease: int) -> Steps:
         """Sets the lease, in ms from now. Returns whether the token holds the lock."""
         sent = now()
         # The validity ends no later than the new lease, whether or not a reply arrives: a server may set a
@@ -287,23 +288,23 @@ class Owed:
         self._command = command
         self._answers_needed = answers_needed
         self._repeats = repeats
-        self._until = now() + expires_after
-        self._next = now()
+        self._expires_at = now() + expires_after
+        self._next_send_at = now()
         self._pause = 0.05
         self._longest_pause = max(2.0, expires_after / 20)
 
     def finished(self) -> bool:
-        return now() > self._until or (self._answers_needed <= 0 and not self._repeats())
+        return now() > self._expires_at or (self._answers_needed <= 0 and not self._repeats())
 
     def wake_at(self) -> float:
-        return self._next
+        return self._next_send_at
 
     def wake(self) -> Steps | None:
-        self._next = math.inf
+        self._next_send_at = math.inf
         return self._send()
 
     def steps_ended(self) -> None:
-        self._next = now() + self._pause
+        self._next_send_at = now() + self._pause
         if self._repeats():
             self._slow_down()
 
@@ -343,8 +344,8 @@ class OwedRelease(Owed):
 
 def _forked() -> None:
     # Without a new lock, the child would wait for ever if another thread of the parent held the lock.
-    global _LOSING
-    _LOSING = threading.Lock()
+    global _LOSS_LOCK
+    _LOSS_LOCK = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -362,10 +362,10 @@ class Core(Generic[C]):
             unanswered = self.local.adopted[1]
             held = yield from self._ask_extend(token, ttl, unanswered)
             if held:
-                unanswered.check(ttl)
+                unanswered.ensure_certain(ttl)
         else:
             # A hold past its validity must not be extended, even if the server still has it.
-            held = not hold.is_lost() and (yield from hold.extending(ttl))
+            held = not hold.is_lost() and (yield from hold.extend(ttl))
         if not held:
             raise self._not_owned(action, (hold and hold.loss) or "it expired, or was taken away")
         return True

@@ -1,7 +1,10 @@
-"""Fences that a database enforces: the statements that a transaction begins with.
+"""Fences that a database enforces: functions that send the statements with which a transaction begins.
 
-The database needs the files of the project's folder ``contrib/fencing``, which also says what each form
-stops. A refusal is the ``IntegrityError`` of the database's library (of PyMySQL and mysqlclient:
+The database needs the tables and triggers of the project's folder ``contrib/fencing``. There are two forms.
+With a gate (`pass_gate`), each transaction first raises a fence in a table, and fails if that fence is
+already greater. With triggers (`carry`), the tables themselves refuse writes with a lower fence.
+
+A refusal is the ``IntegrityError`` of the database's library (of PyMySQL and mysqlclient:
 ``OperationalError`` 4025), and its text contains ``dlock: ``. Roll back, and do not retry: a later holder has
 the lock."""
 
@@ -12,23 +15,25 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+# By database: the statement that raises a gate, or fails if a later holder has passed it.
 _INSERT = "INSERT INTO dlock_gate (name, fence) VALUES ({0}, {1}) "
 _PASS = {
     "postgresql": _INSERT + "ON CONFLICT (name) DO UPDATE SET fence = excluded.fence",
     "mysql": _INSERT + "ON DUPLICATE KEY UPDATE fence = VALUES(fence)",
     "sqlite": _INSERT + "ON CONFLICT (name) DO UPDATE SET fence = excluded.fence",
 }
+# By database: the statement that sets the fence of the transaction, for the triggers.
 _CARRY = {
     "postgresql": "SELECT set_config('dlock.fence', {0}, true)",
     "mysql": "SET @dlock_fence = {0}",
     "sqlite": "INSERT OR REPLACE INTO dlock_carried (id, fence) VALUES (1, {0})",
 }
-# In PostgreSQL, the end of the transaction drops the fence.
+# By database: the statement that removes this fence again. In PostgreSQL, the end of the transaction does so.
 _DROP = {
     "mysql": "SET @dlock_fence = NULL",
     "sqlite": "DELETE FROM dlock_carried",
 }
-# By the package of a cursor's class: the database, and how the library marks a parameter.
+# By the package of a cursor's class: the database, and the placeholder of the library for a parameter.
 _LIBRARIES = {
     "psycopg": ("postgresql", "%s"),
     "psycopg2": ("postgresql", "%s"),
@@ -44,15 +49,15 @@ def pass_gate(cursor: Any, name: str | bytes, fence: int | None) -> None:
     """Raises the gate ``name`` to ``fence``, or raises ``IntegrityError`` if a later holder has passed it.
     Call it first in each transaction: the next holder then waits at the gate until this transaction ends.
 
-    ``cursor`` is one of psycopg, psycopg2, PyMySQL, mysqlclient, MySQL Connector, MariaDB Connector, sqlite3
-    or Django; any other raises ``TypeError``, and so does one for asyncio."""
+    ``cursor`` is a cursor of psycopg, psycopg2, PyMySQL, mysqlclient, MySQL Connector, MariaDB Connector,
+    sqlite3 or Django. Any other cursor raises ``TypeError``, also a cursor for asyncio."""
     _execute(cursor, _PASS, _text(name), fence)
 
 
 @contextlib.contextmanager
 def carry(cursor: Any, fence: int | None) -> Iterator[None]:
-    """Lets the statements of the block write to tables with triggers. Begin the transaction before the block,
-    and commit it after the block. ``cursor`` is one that `pass_gate` accepts."""
+    """Lets the statements of the block write to tables with triggers, with ``fence``. Begin the transaction
+    before the block, and commit it after the block. For ``cursor``, see `pass_gate`."""
     database, _, inner_cursor = _library(cursor)
     _execute(cursor, _CARRY, str(fence))
     try:
@@ -61,14 +66,14 @@ def carry(cursor: Any, fence: int | None) -> Iterator[None]:
         yield
     finally:
         if database in _DROP:
-            # After an error of a model, Django's wrapper refuses statements until the rollback.
+            # After an error of a model, Django's own cursor refuses statements until the rollback.
             inner_cursor.execute(_DROP[database])
 
 
 def fence_session(session: Any, lock: Any) -> None:
-    """Lets each transaction of this SQLAlchemy ``Session`` begin at the gate with the lock's name, with the
-    fence that ``lock`` has at that time. After a refusal, the session must roll back. If the session's
-    transaction has run a statement before, this function raises ``RuntimeError``.
+    """Makes each transaction of this SQLAlchemy ``Session`` first pass the gate with the lock's name, with
+    the fence that ``lock`` has at that time. After a refusal, the session must roll back. Raises
+    ``RuntimeError`` if the session is in a transaction that has run a statement.
 
     For a ``scoped_session``, pass the session that a call of it returns; for an ``AsyncSession``, pass its
     ``sync_session``."""
@@ -88,7 +93,8 @@ def fence_session(session: Any, lock: Any) -> None:
     if not isinstance(session, Session):
         raise TypeError(f"fence_session needs a Session of SQLAlchemy, not a {type(session).__name__}")
     transaction = session.get_transaction()
-    # A transaction has no connection before its first statement. No public attribute shows this.
+    # A transaction has no connection before its first statement. Only this private attribute shows whether it
+    # has one.
     if transaction is not None and getattr(transaction, "_connections", True):
         raise RuntimeError("the session is in a transaction that has not passed the gate: end it first")
     event.listen(session, "after_begin", pass_first)
@@ -109,16 +115,16 @@ def atomic(lock: Any, using: str | None = None) -> Iterator[None]:
 
 def _execute(cursor: Any, statements: dict[str, str], *values: Any) -> None:
     """Executes the statement for the database of a cursor."""
-    database, marker, _ = _library(cursor)
-    result = cursor.execute(statements[database].format(marker, marker), values)
+    database, placeholder, _ = _library(cursor)
+    result = cursor.execute(statements[database].format(placeholder, placeholder), values)
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError("dlock.fencing has no asyncio: await the statement of contrib/fencing yourself")
 
 
 def _library(cursor: Any) -> tuple[str, str, Any]:
-    """Returns the database of a cursor, how its library marks a parameter, and the cursor itself: for
-    Django's wrapper, the cursor inside it."""
+    """Returns the database of a cursor, the placeholder of its library for a parameter, and the library's
+    cursor: the cursor itself, or the one that a cursor of Django wraps."""
     for ancestor in type(cursor).__mro__:
         package = ancestor.__module__.partition(".")[0]
         if package == "django":
