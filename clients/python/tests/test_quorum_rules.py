@@ -213,7 +213,7 @@ def test_a_late_refusal_makes_a_client_that_waited_in_a_later_queue_look_for_oth
     round_.answers = {0: 7, 1: 7}
     assert round_.next_queue() == 1
     assert list(round_.move_to_next_queue()) == []
-    assert len(list(round_._answered_late(2, None))) == 1
+    assert len(list(round_._look_if_refused(2, None))) == 1
 
 
 def inspected(tokens):

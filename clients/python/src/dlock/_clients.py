@@ -281,8 +281,8 @@ class MemberConnection:
             raise
 
     def disconnect(self) -> None:
-        """Closes the connection, except those with an unanswered ACQUIRE: each stays open until its RELEASE
-        is sent."""
+        """Closes the connection. Connections with an unanswered ACQUIRE stay open until its RELEASE is
+        sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
@@ -433,11 +433,12 @@ class Nodes:
         try:
             return await self._ask(self._cluster.get_node_from_key(args[1]), args)
         except (AskError, TryAgainError, ClusterDownError, RedisClusterException):
+            # The cluster is changing, which redis-py's client can handle.
             return await self._cluster.execute_command(*args)
 
     async def disconnect(self) -> None:
-        for own, _ in self._node_clients.values():
-            await own.connection_pool.disconnect()
+        for node_client, _ in self._node_clients.values():
+            await node_client.connection_pool.disconnect()
 
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
         """Sends the command to the node of the key. If the node does not answer, sends the command to another
@@ -452,10 +453,10 @@ class Nodes:
             if at not in self._node_clients:
                 options = {**node.connection_kwargs, "host": at[0], "port": at[1]}
                 self._node_clients[at] = _own_async(node.connection_class, options), asyncio.Lock()
-            own, lock = self._node_clients[at]
+            node_client, lock = self._node_clients[at]
             try:
                 async with lock:
-                    answer = await own.execute_command(*args)
+                    answer = await node_client.execute_command(*args)
                 self._silent.discard(at)
                 return answer
             except Exception as found:

@@ -135,7 +135,7 @@ class Core(Generic[C]):
             raise error(LockError, text, self.name)
         return hold
 
-    def _held(self, action: str) -> bytes:
+    def _held_token(self, action: str) -> bytes:
         """Returns the token of the hold. Raises `LockError` if this thread holds nothing with this object.
         The message names the `action`, such as "release"."""
         token = self.local.token
@@ -159,15 +159,15 @@ class Core(Generic[C]):
     # Acquiring.
 
     def _acquiring(
-        self, sleep: Number | None, blocking: bool | None, limit: Number | None, token: Any
+        self, sleep: Number | None, blocking: bool | None, blocking_timeout: Number | None, token: Any
     ) -> Steps:
-        """Acquires the lock. Returns whether it was granted. ``limit`` is the `blocking_timeout`. An argument
-        that is None has the value of the lock object's attribute."""
+        """Acquires the lock. Returns whether it was granted. An argument that is None has the value of the
+        lock object's attribute; a token that is None is a fresh one."""
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
-        limit = self.blocking_timeout if limit is None else limit
+        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         _check_seconds("sleep", sleep)
-        _check_seconds("blocking_timeout", limit, may_be_infinite=True)
+        _check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
         owner = self._owner()
         earlier_hold = self._hold()
         if earlier_hold is not None and not earlier_hold.over and earlier_hold.pid == os.getpid():
@@ -184,7 +184,7 @@ class Core(Generic[C]):
                 )
         attempt = self._attempt(None if token is None else self._encode(token), owner)
         # blocking_timeout=0 is one try, as in redis-py.
-        end = None if limit is None else now() + limit
+        end = None if blocking_timeout is None else now() + blocking_timeout
         try:
             granted = yield from attempt.run(sleep, blocking, end)
         except GeneratorExit:
@@ -215,8 +215,7 @@ class Core(Generic[C]):
             if earlier_hold.token == hold.token:
                 earlier_hold.end()
             else:
-                # The server has granted the lock to another token, so it has ended this object's earlier hold
-                # before.
+                # The server has granted the lock to another token, so the earlier hold must have ended.
                 earlier_hold.lose("taken away")
         self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
@@ -258,7 +257,7 @@ class Core(Generic[C]):
         try:
             return (yield from unanswered.send(SINGLE, "DLOCK.EXTEND", command, ttl))
         except ResponseError as answer:
-            if _protocol.word(answer) == "WRONGTYPE":
+            if _protocol.error_word(answer) == "WRONGTYPE":
                 return 0
             raise
 
@@ -308,7 +307,7 @@ class Core(Generic[C]):
 
     def _releasing(self, given: Any = None) -> Steps:
         """Releases the hold of the token `given`, or of this object's own token if that is None."""
-        token = self._held("release") if given is None else self._encode(given)
+        token = self._held_token("release") if given is None else self._encode(given)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.token != token:
             hold = None
@@ -332,7 +331,7 @@ class Core(Generic[C]):
             raise self._not_owned("release", loss or "it expired, or was taken away")
 
     def _extending(self, additional: float, replace: bool) -> Steps:
-        token = self._held("extend")
+        token = self._held_token("extend")
         if self.timeout is None:
             raise error(LockError, "Cannot extend a lock with no timeout", self.name)
         _check_seconds("additional_time", additional)
@@ -348,7 +347,7 @@ class Core(Generic[C]):
         return (yield from self._setting_lease("extend", token, ttl))
 
     def _reacquiring(self) -> Steps:
-        token = self._held("reacquire")
+        token = self._held_token("reacquire")
         if self.timeout is None:
             raise error(LockError, "Cannot reacquire a lock with no timeout", self.name)
         return (yield from self._setting_lease("reacquire", token, self._lease()))

@@ -37,6 +37,7 @@ MAX_HOLDERS = 100
 # Hex digits of the digest in the library name.
 DIGEST_LENGTH = 8
 
+# A function that returns the steps for a request to the member with this number.
 Question = Callable[[int], Steps]
 OnAnswer = Callable[[int, Any], "Steps | None"]
 C_co = TypeVar("C_co", covariant=True)
@@ -296,9 +297,9 @@ class Confirmations:
         """Called when a member has answered that it does not have the hold. ``lease``: in seconds.
 
         Returns True if the member has forgotten the hold, and may be asked for it again: the member never
-        confirmed it, is another server since the confirmation (or was restarted), or confirmed it more than a
-        lease ago. Otherwise the hold was ended there on purpose, for example by an operator. Then this method
-        returns False from now on, even after the lease."""
+        confirmed it, confirmed it more than a lease ago, or its server was restarted or replaced since the
+        confirmation. Otherwise the hold was ended there on purpose, for example by an operator. Then this
+        method returns False from now on, even after the lease."""
         run_id, when = self._last.get(member, (None, 0.0))
         if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
             return True

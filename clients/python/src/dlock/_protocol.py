@@ -96,8 +96,9 @@ def refusal(answer: ResponseError, name: Key) -> LockError | None:
 
 
 def is_own_deadlock(answer: ResponseError) -> bool:
-    """Returns whether the owner would wait for a lock that it holds itself: `DEADLOCK a -> a`."""
-    return word(answer) == "DEADLOCK" and str(answer).count(" -> ") == 1
+    """Returns whether the error says that the owner would wait for a lock that it holds itself:
+    `DEADLOCK a -> a`."""
+    return error_word(answer) == "DEADLOCK" and str(answer).count(" -> ") == 1
 
 
 def without_owner(options: Args) -> Args:
@@ -105,7 +106,7 @@ def without_owner(options: Args) -> Args:
     return options[:-2] if "OWNER" in options[-2:-1] else options
 
 
-def word(answer: Any) -> str:
+def error_word(answer: Any) -> str:
     """Returns the first word of an error, and an empty string for any other answer."""
     return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
 
@@ -113,7 +114,7 @@ def word(answer: Any) -> str:
 def is_misuse(answer: Any) -> bool:
     """Returns whether the answer is an error with the word `ERR`: the request is invalid. redis-py removes
     that word."""
-    return type(answer) is ResponseError and word(answer) not in OTHER_WORDS
+    return type(answer) is ResponseError and error_word(answer) not in OTHER_WORDS
 
 
 def fresh_token() -> bytes:
@@ -126,7 +127,7 @@ def acquire(key: bytes, token: bytes, ttl: int, options: Args, name: str = "DLOC
     return (name, key, token, ttl, *options)
 
 
-def queued(keep: int, channel: str, message: str, *, notify: bool) -> Args:
+def queue_options(keep: int, channel: str, message: str, *, notify: bool) -> Args:
     """Returns the options of ACQUIRE for a position in the wait queue, which the server retains for ``keep``
     ms."""
     return ("QUEUE", keep, "NOTIFY", channel, message) if notify else ("QUEUE", keep)
@@ -134,7 +135,7 @@ def queued(keep: int, channel: str, message: str, *, notify: bool) -> Args:
 
 class Counted(str):
     """A command name that counts how often redis-py packs it for sending: redis-py may resend a command after
-    a lost reply, and does not report it."""
+    a lost reply, and does not report it. Pass it to one of these functions as ``name``."""
 
     sent = 0
 
@@ -205,7 +206,7 @@ def send_or(command: Args, otherwise: int) -> Steps:
     try:
         return (yield from send(command))
     except ResponseError as answer:
-        if word(answer) == "WRONGTYPE":
+        if error_word(answer) == "WRONGTYPE":
             return otherwise
         raise
 
@@ -217,7 +218,7 @@ def send_unless_data(command: Args, name: Key) -> Steps:
         try:
             return (yield from send(command))
         except ResponseError as answer:
-            if word(answer) != "WRONGTYPE":
+            if error_word(answer) != "WRONGTYPE":
                 raise
             failure = answer
         try:
@@ -240,7 +241,7 @@ def send_unless_data(command: Args, name: Key) -> Steps:
             text += " Allow the user +type +get, which show whether another library's lock is there"
             raise error(DataError, text, name) from failure
         except ResponseError as answer:
-            if word(answer) != "WRONGTYPE":
+            if error_word(answer) != "WRONGTYPE":
                 raise
             # The value is no longer a string.
             continue

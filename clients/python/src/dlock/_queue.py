@@ -47,7 +47,7 @@ class QueueWatch:
         # The key in `Quorum.queue_watches`.
         self._name = queue, key
         self._pause = FIRST_CHECK_PAUSE
-        # The tokens at the member at the last check, if the queue did not move.
+        # The holders at the last check if the queue could not move then. Otherwise None.
         self._stuck_before: set[bytes] | None = None
         # Time of the next check. Infinite during a check.
         self._check_at = now() + FIRST_CHECK_PAUSE
@@ -111,8 +111,10 @@ class Waiter:
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
         operator cancelled it, or all waits leave the queue; an error if the member cannot grant.
-        ``may_move_on`` is False if the wait must stay in this queue. For ``is_last``, see
-        `QueueWatch.check`."""
+
+        ``sleep``: the pause in seconds while a lock of another library is at the key. ``end``: the time at
+        which the wait times out, or None. ``may_move_on``: False if the wait must stay in this queue.
+        ``is_last``: see `QueueWatch.check`."""
         wait: Wait = yield Listen(self._queue)
         watches = self._quorum.queue_watches
         watch_key = self._queue, self._key
@@ -152,8 +154,8 @@ class Waiter:
             failures = 0
             if isinstance(answer, ResponseError):
                 if end is not None and _protocol.is_own_deadlock(answer):
-                    # The owner waits for a lock that it holds itself. Without an owner, the server lets it
-                    # wait, and the wait times out, as with redis-py.
+                    # The owner waits for a lock that it holds itself. If the request names no owner, the
+                    # server lets it wait, and the wait times out, as with redis-py.
                     self._options = _protocol.without_owner(self._options)
                     continue
                 refusal = _protocol.refusal(answer, self._name)

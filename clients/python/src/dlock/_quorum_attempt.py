@@ -19,8 +19,8 @@ from ._round import Request, Round
 from ._single_attempt import MAX_LATE, time_until_expired
 from ._steps import Sleep
 
-# Number of further rounds of an acquisition that does not wait, after rounds in which no client got a
-# majority.
+# An acquisition that does not wait begins another round after at most this many split votes: rounds in which
+# no client got a majority.
 MAX_SPLIT_VOTES = 20
 # First and longest pause between two rounds, in seconds.
 FIRST_PAUSE = 0.05
@@ -51,7 +51,7 @@ class QuorumAttempt:
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
         self.lease = lease
-        # The caller may use its token again.
+        # Whether the caller gave the token, and so may use it again.
         self.token_given = token is not None
         self._quorum = quorum
         self._key = key
@@ -117,14 +117,14 @@ class QuorumAttempt:
         # Waits for the releases at the members that answered the round, so that the next round finds them
         # free.
         answers = self._round.answers.items()
-        reached = [
+        answered = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
         ]
         # If an ACQUIRE or a RELEASE has no answer, the server may still have the hold: see `Owner.rename`.
         rename = functools.partial(self._owner.rename, self.options)
         if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
             rename()
-        yield self._quorum.owe(owed, lambda: all(owed[m].ended is not None for m in reached), rename)
+        yield self._quorum.owe(owed, lambda: all(owed[m].ended is not None for m in answered), rename)
 
     def close(self) -> None:
         """Does nothing: each round closes its wait itself."""
@@ -138,7 +138,7 @@ class QuorumAttempt:
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         method = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
-        split_votes = late = 0
+        split_votes = late_grants = 0
         while True:
             began = now()
             round_ = self._begin_round(order)
@@ -150,13 +150,13 @@ class QuorumAttempt:
             duration = now() - began
             yield from self.take_back()
             quorum.refuse_duplicate_members()
-            final = round_.final_error()
-            if final is not None:
-                raise final
+            final_error = round_.final_error()
+            if final_error is not None:
+                raise final_error
             may_be_taken = round_.may_be_taken()
             if round_.is_late and may_be_taken:
-                late += 1
-                if late == MAX_LATE or self.token_given:
+                late_grants += 1
+                if late_grants == MAX_LATE or self.token_given:
                     raise error(LateError, "The timeout is too short for these servers", self._name)
                 continue
             if not blocking and may_be_taken and (yield from self._is_split_vote(round_, split_votes)):

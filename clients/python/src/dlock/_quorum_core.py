@@ -14,7 +14,7 @@ from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._lock_core import C, Core, Number
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._owners import Owner
-from ._protocol import Args, DataError, Key, Steps, error, is_misuse, word
+from ._protocol import Args, DataError, Key, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
 
@@ -86,11 +86,11 @@ class QuorumCore(Core[C]):
         # If the caller gave the token, another object may release the hold, and asking for the hold again
         # would bring it back: then there are no confirmations, and the hold is not restored.
         confirmations = None if attempt.token_given else attempt.confirmations
-        return Extension(self.redis, self._key, self._mode, confirmations, self._decided).ask
+        return Extension(self.redis, self._key, self._mode, confirmations, self._ask_majority).ask
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
-        question = _extend(self._key, token, ttl, unanswered)
-        return int((yield from self._decided(question, _extended(ttl, unanswered))))
+        question = _extend_question(self._key, token, ttl, unanswered)
+        return int((yield from self._ask_majority(question, _extension_vote(ttl, unanswered))))
 
     def _ask_holds(self, token: bytes) -> Steps:
         command = _protocol.holds(self._key, token)
@@ -98,7 +98,7 @@ class QuorumCore(Core[C]):
         def question(member: int) -> Steps:
             return _protocol.send_or(command, 0)
 
-        return int((yield from self._decided(question, lambda member, answer: answer > 0)))
+        return int((yield from self._ask_majority(question, lambda member, answer: answer > 0)))
 
     def _ask_pttl(self, token: bytes) -> Steps:
         """Returns the ms for which a majority still has the hold; -2 if no majority has it."""
@@ -108,14 +108,14 @@ class QuorumCore(Core[C]):
         def question(member: int) -> Steps:
             return _protocol.send_or(command, -2)
 
-        held = yield from self._decided(question, lambda member, answer: answer >= 0, remaining)
+        held = yield from self._ask_majority(question, lambda member, answer: answer >= 0, remaining)
         return sorted(remaining, reverse=True)[self.redis.majority - 1] if held else -2
 
     def _ask_locked(self) -> Steps:
         def question(member: int) -> Steps:
             return _protocol.is_locked(self._key, self.name)
 
-        return bool((yield from self._decided(question, lambda member, answer: bool(answer))))
+        return bool((yield from self._ask_majority(question, lambda member, answer: bool(answer))))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
         # Read at each repetition: if an ACQUIRE that is still under way gets no answer, its member is added.
@@ -169,23 +169,23 @@ class QuorumCore(Core[C]):
             return 1
         return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
 
-    def _decided(
+    def _ask_majority(
         self,
         question: Question,
-        yes: Callable[[int, Any], bool | None],
+        vote_of: Callable[[int, Any], bool | None],
         accepted: list[int] | None = None,
         on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
-        """Asks all members. `yes` returns the vote of an answer; None does not count. Returns 1 if a majority
-        votes True, else 0. Appends the answers with a vote of True to `accepted`. Raises `NoQuorumError` if
-        too few members answered."""
+        """Asks all members. `vote_of` returns the vote of an answer; None does not count. Returns 1 if a
+        majority votes True, else 0. Appends the answers with a vote of True to `accepted`. Raises
+        `NoQuorumError` if too few members voted to decide."""
 
         def vote(member: int, answers: Answers) -> bool | None:
             answer = answers.get(member)
             if isinstance(answer, Exception):
                 # WRONGTYPE: another command has stored data under the key, so the hold is gone.
-                return False if type(answer) is ResponseError and word(answer) == "WRONGTYPE" else None
-            return None if answer is None else yes(member, answer)
+                return False if type(answer) is ResponseError and error_word(answer) == "WRONGTYPE" else None
+            return None if answer is None else vote_of(member, answer)
 
         def votes(answers: Answers) -> list[bool | None]:
             return [vote(member, answers) for member in self.redis.all()]
@@ -213,8 +213,8 @@ class QuorumCore(Core[C]):
 
 
 def check_quorum(quorum: Any, user: str, *, is_async: bool) -> None:
-    """Raises TypeError unless ``quorum`` is one of clients of the right kind. ``user`` names the
-    class that needs the quorum, for the message."""
+    """Raises TypeError unless ``quorum`` is a `Quorum` of clients for asyncio, or for threads if not
+    ``is_async``. ``user`` is the name of the class that needs the quorum, for the message."""
     if not isinstance(quorum, Quorum):
         raise TypeError(f"{user} needs a dlock.Quorum of clients, and got {type(quorum).__name__}")
     for member in quorum.members:
@@ -236,15 +236,15 @@ class Extension:
         key: bytes,
         mode: Args,
         confirmations: Confirmations | None,
-        decided: Callable[..., Steps],
+        ask_majority: Callable[..., Steps],
     ) -> None:
-        """``confirmations``: None if the hold must not be restored. ``decided``: see
-        `QuorumCore._decided`."""
+        """``confirmations``: None if the hold must not be restored. ``ask_majority``: see
+        `QuorumCore._ask_majority`."""
         self._quorum = quorum
         self._key = key
         self._mode = mode
         self._confirmations = confirmations
-        self._decided = decided
+        self._ask_majority = ask_majority
 
     def ask(self, hold: Hold, lease: int) -> Steps:
         """Sets the lease, in ms. Returns 1 if a majority has set it, else 0."""
@@ -263,9 +263,9 @@ class Extension:
             # one of the two.
             return restores.pop(member, None) if extended else None
 
-        question = _extend(self._key, hold.token, lease, hold.unanswered)
-        yes = _extended(lease, hold.unanswered)
-        extended = bool((yield from self._decided(question, yes, on_answer=on_answer)))
+        question = _extend_question(self._key, hold.token, lease, hold.unanswered)
+        vote_of = _extension_vote(lease, hold.unanswered)
+        extended = bool((yield from self._ask_majority(question, vote_of, on_answer=on_answer)))
         for member in list(restores) if extended else ():
             steps = restores.pop(member, None)
             if steps is not None:
@@ -289,14 +289,14 @@ class Extension:
             pass  # for example GRACE: the next extension tries again
 
 
-def _extend(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) -> Question:
+def _extend_question(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) -> Question:
     def command(name: str) -> Args:
         return _protocol.extend(key, token, lease, name)
 
     return lambda member: unanswered.send(member, "DLOCK.EXTEND", command, lease)
 
 
-def _extended(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:
+def _extension_vote(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:
     """Returns the function that returns the vote of an answer to EXTEND. A member that may still execute an
     earlier request for a shorter lease has no vote (None)."""
 

@@ -13,7 +13,7 @@ from . import _protocol
 from ._clock import now, validity
 from ._hold import Owed, UnansweredLeases
 from ._members import Confirmations, NoQuorumError, Quorum, report
-from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, is_misuse, word
+from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, error_word, is_misuse
 from ._queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._single_attempt import MAX_LATE
 from ._steps import Answers, Begin, Sleep
@@ -32,7 +32,7 @@ LONGEST_PAUSE = 0.032
 REFUSED = None, FOREIGN
 
 # Error words of a member that can vote, and refuses this request.
-REFUSALS = "DEADLOCK", "QUEUEFULL"
+REFUSAL_WORDS = "DEADLOCK", "QUEUEFULL"
 
 
 class Request(NamedTuple):
@@ -65,7 +65,7 @@ class Round:
         self.answers: Answers = {}
         self.confirmations = Confirmations(quorum)
         self.unanswered = UnansweredLeases()
-        # The members that may hold the lock for the token.
+        # The members that were asked for the lock, and so may hold it for the token.
         self.members_asked: set[int] = set()
         # The members that may not have answered an ACQUIRE: they may execute it after a RELEASE.
         self.unanswered_acquires: set[int] = set()
@@ -74,7 +74,7 @@ class Round:
         self._order = order
         # Index in the order of the current queue: the queue in which the round waits, or whose waiters it
         # respects.
-        self._queue = 0
+        self._queue_index = 0
         self._has_waited = False
         # Whether the round had a majority, but fails because clients wait in the queue.
         self._waiters_are_ahead = False
@@ -107,12 +107,12 @@ class Round:
                 return (yield from self._ask_others(since, None))
             if self.has_refused(queue):
                 return False
-            self._queue += 1
+            self._queue_index += 1
         return False
 
     def queued(self, sleep: float, end: float | None, may_move_on: bool) -> Steps:
         """Waits in the queue of the first reachable member of the order, and asks all members once that
-        member has granted. Returns whether the lock is acquired. For ``may_move_on``, see `Waiter.wait`.
+        member has granted. Returns whether the lock is acquired. For the arguments, see `Waiter.wait`.
 
         The grant after the wait does not count as a vote, as its time is unknown, and its lease can be short.
         So the member is asked again together with the others: this request renews the lease, and the validity
@@ -120,7 +120,7 @@ class Round:
         key, name, lease, options, _ = self._request
         self._has_waited = True
         for queue in self._order:
-            is_last = self._queue + 1 == len(self._order)
+            is_last = self._queue_index + 1 == len(self._order)
             waiter = Waiter(self._quorum, queue, key, name, self.token, lease, options)
             self.members_asked.add(queue)
             answer = yield from waiter.wait(sleep, end, may_move_on and self._quorum.majority > 1, is_last)
@@ -134,12 +134,12 @@ class Round:
             # Gives up the position before it waits in the next queue. A RELEASE could arrive late, and end a
             # hold that this member grants to a later request of this round, so this is a CANCEL.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
-            self._queue += 1
+            self._queue_index += 1
         return False
 
     def queue(self) -> int | None:
         """Returns the member of the current queue. None if no queue in the order is left."""
-        return self._order[self._queue] if self._queue < len(self._order) else None
+        return self._order[self._queue_index] if self._queue_index < len(self._order) else None
 
     def next_queue(self) -> int | None:
         """Returns the member whose queue this client must join next. None for the first member that answers.
@@ -149,9 +149,9 @@ class Round:
         2. A later member that refused the token: clients that cannot reach the current member queue there.
         3. The current member again, if the order leaves out earlier members, and this round has waited or one
            of them refused the token: other clients queue at the current member, too."""
-        if self._queue >= len(self._order):
+        if self._queue_index >= len(self._order):
             return None
-        queue, later = self._order[self._queue], self._order[self._queue + 1 :]
+        queue, later = self._order[self._queue_index], self._order[self._queue_index + 1 :]
         if self.has_refused(queue):
             return later[0] if later else None
         refusing = next((member for member in later if self.has_refused(member)), None)
@@ -162,9 +162,9 @@ class Round:
         return queue if stays else None
 
     def move_to_next_queue(self) -> Steps:
-        """Called once the lock is acquired. If other clients queue at another member, makes this client's
-        waits move there. If the only sign is a refusal by that member, first looks for the clients there, in
-        the background: the reason may be the previous holder, if its RELEASE had not arrived yet."""
+        """Called once the lock is acquired. Makes this client's waits move to the next queue, if there is
+        one. If its member refused the token, first looks for other clients there, in the background: the
+        reason may be the previous holder, if its RELEASE had not arrived yet."""
         queue = self.next_queue()
         if queue is None:
             return
@@ -217,7 +217,7 @@ class Round:
                 return True
             # If other clients wait in another queue, the round gives up early: this client and the head of
             # that queue each hold a part of the members, and keep each other from a majority.
-            moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue])
+            moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue_index])
             has_ended = end is not None and now() >= end
             if self.is_late or has_ended or (moves_on and tries >= BRIEF_TRIES):
                 return False
@@ -229,11 +229,11 @@ class Round:
         answer of `first` in any case."""
         key, name, lease, options, _ = self._request
         self.members_asked.update(members)
-        before = {member: answer for member, answer in self.answers.items() if member not in members}
+        other_answers = {member: answer for member, answer in self.answers.items() if member not in members}
         confirmations = self.confirmations
 
         def enough(answers: Answers, awaited: list[int]) -> bool:
-            self.answers = {**before, **answers}
+            self.answers = {**other_answers, **answers}
             grants, majority = self.grants(), self._quorum.majority
             if first in awaited:
                 return False
@@ -246,7 +246,7 @@ class Round:
         def on_answer(member: int, answer: Any) -> Steps | None:
             if isinstance(answer, int):
                 confirmations.note(member)
-            return self._answered_late(member, answer)
+            return self._look_if_refused(member, answer)
 
         command = _protocol.acquire(key, self.token, lease, options)
 
@@ -258,13 +258,14 @@ class Round:
                 raise
 
         answers = yield from self._quorum.ask(members, question, enough, on_answer)
-        self.answers = {**before, **answers}
+        self.answers = {**other_answers, **answers}
 
-    def _answered_late(self, member: int, answer: Any) -> Steps | None:
-        """Called with each answer. If the round has already won, a refusal by the member of a later queue
-        shows that other clients may wait there. Then returns the steps that look for them."""
+    def _look_if_refused(self, member: int, answer: Any) -> Steps | None:
+        """Called with each answer to ACQUIRE, also after the round. If the round has a majority already, a
+        refusal by the member of a later queue shows that other clients may wait there. Then returns the steps
+        that look for them."""
         has_won = self.grants() >= self._quorum.majority and not self._waiters_are_ahead and not self.is_late
-        is_later_queue = member in self._order[self._queue + 1 :]
+        is_later_queue = member in self._order[self._queue_index + 1 :]
         return self._look_for_others(member) if has_won and is_later_queue and answer in REFUSED else None
 
     def _look_for_others(self, queue: int) -> Steps:
@@ -274,9 +275,10 @@ class Round:
             yield Begin(self._compare_holders(queue), self._quorum)
 
     def _compare_holders(self, queue: int) -> Steps:
-        """Asks twice for the partial holds at the member `queue`, one round trip apart. If the same young one
-        is there both times, clients use that queue, and this client's waits move there. An old one was left
-        behind: the queue there does not move, so this client does not join the waiters in it."""
+        """Asks twice for the partial holds (without a majority) at the member `queue`, one round trip apart.
+        If the same young one is there both times, clients use that queue, and this client's waits move there.
+        An old one was left behind: the queue there does not move, so this client does not join the waiters in
+        it."""
         quorum, key = self._quorum, self._request.key
         began = now()
         before = (yield from quorum.holders(key)).partial_holders(queue, self.token)
@@ -334,15 +336,15 @@ class Round:
             if confirming(answers) >= majority:
                 self.fence = fence
                 return since
-            ahead = any(word(answer) == "FENCEAHEAD" for answer in answers.values())
+            ahead = any(error_word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # The answer is the member's vote in the next phase, which uses the greatest fence among the
-                # votes. A member that failed, or no longer has the hold (None), has none. A member that
-                # called the fence too far ahead (FENCEAHEAD) keeps the vote for its own grant.
-                if word(answer) != "FENCEAHEAD":
+                # The next phase uses the greatest of these fences. A member that failed, or no longer has the
+                # hold (None), does not count there. A member that answered FENCEAHEAD still counts, with the
+                # fence that it granted: for its clock, the fence of this phase is too far ahead.
+                if error_word(answer) != "FENCEAHEAD":
                     self.answers[member] = answer
             if ahead:
-                # The clock of the member that granted this fence is ahead: it has no vote any more.
+                # The members that granted that fence have a clock that is ahead. They no longer count.
                 for member in counted:
                     if self._has_granted(member) and self.answers[member] >= fence:
                         self.answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")
@@ -357,4 +359,4 @@ class Round:
         if member not in self.answers:
             return self._quorum.is_silent(member)
         answer = self.answers[member]
-        return isinstance(answer, Exception) and word(answer) not in REFUSALS
+        return isinstance(answer, Exception) and error_word(answer) not in REFUSAL_WORDS

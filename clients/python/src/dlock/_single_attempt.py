@@ -43,6 +43,7 @@ class SingleAttempt:
     ) -> None:
         self.name = name
         self.token = _protocol.fresh_token() if token is None else token
+        # Lease length in ms.
         self.lease = lease
         self.fence = 0
         self.valid_until = 0.0
@@ -52,7 +53,7 @@ class SingleAttempt:
         self.members_asked: set[int] | None = None
         self.unanswered = UnansweredLeases()
         self._key = key
-        # The caller may use its token again.
+        # Whether the caller gave the token, and so may use it again.
         self._token_given = token is not None
         self.options = options
         self._owner = owner
@@ -88,12 +89,12 @@ class SingleAttempt:
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         """Returns whether the lock was granted. If not, neither a hold nor a queue position is left on the
         server."""
-        # The first send of the present request.
+        # Time of the first send of the current request. None before that.
         sent: float | None = None
         answered_at = now()
-        # The error if the last request has no answer.
-        silence: Exception | None = None
-        late = 0
+        # The error of the last request if it has no answer.
+        no_answer: Exception | None = None
+        late_grants = 0
         if blocking and self._key in _contended and (end is None or answered_at < end):
             yield from self._listen(end)
         while True:
@@ -109,28 +110,28 @@ class SingleAttempt:
                 # During an outage, a wait continues for as long as the server may retain its position.
                 if self._position is None or now() - answered_at > KEEP:
                     raise
-                silence = why
+                no_answer = why
             except ResponseError as answer:
-                silence = None
+                no_answer = None
                 if self._position is not None and self._position.ask_differently(answer):
                     continue
                 if end is not None and _protocol.is_own_deadlock(answer):
-                    # The owner waits for a lock that it holds itself. Without an owner, the server lets it
-                    # wait, and the wait times out, as with redis-py.
+                    # The owner waits for a lock that it holds itself. If the request names no owner, the
+                    # server lets it wait, and the wait times out, as with redis-py.
                     self.options = _protocol.without_owner(self.options)
                     continue
-                pause = self._refused(answer, blocking, end)
+                pause = self._pause_after_error(answer, blocking, end)
                 sent = None
             else:
-                silence = None
+                no_answer = None
                 answered_at = now()
                 if type(reply) is int:
                     self.fence = reply
                     self.valid_until = sent + validity(self.lease / 1000)
                     if now() < self.valid_until:
                         return True
-                    late += 1
-                    if late == MAX_LATE:
+                    late_grants += 1
+                    if late_grants == MAX_LATE:
                         raise error(
                             _protocol.LateError, "The timeout is too short for this server", self.name
                         )
@@ -144,6 +145,7 @@ class SingleAttempt:
                         yield from self._listen(end)
                         continue
                     if self._position is not None and self._position.receives_messages():
+                        # Less than ASK if the server retains the position for less than KEEP.
                         pause = ASK * self._position.keep / KEEP
             left = math.inf if end is None else end - now()
             if not blocking or left <= 0:
@@ -155,9 +157,9 @@ class SingleAttempt:
             yield Pause(self._position.wait, pause)
             if self._position.wait.cancelled:
                 break
-        if silence is not None:
+        if no_answer is not None:
             # It is unknown whether another client holds the lock.
-            raise silence
+            raise no_answer
         if self.repeat_release_at:
             yield from self.take_back()
         elif self._position is not None:
@@ -198,8 +200,9 @@ class SingleAttempt:
         if not wait.registry.tried:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 
-    def _refused(self, answer: ResponseError, blocking: bool, end: float | None) -> float:
-        """Returns the pause before the next request, in seconds, or raises."""
+    def _pause_after_error(self, answer: ResponseError, blocking: bool, end: float | None) -> float:
+        """Returns the pause after an error reply, in seconds. Raises the error unless it is GRACE, and the
+        acquisition can wait for the end of the grace period."""
         refusal = _protocol.refusal(answer, self.name)
         if (
             isinstance(refusal, _protocol.GraceError)

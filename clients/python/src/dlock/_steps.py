@@ -134,7 +134,8 @@ class Peer:
 
 
 def reporting(question: Steps, report: Callable[[Any], Steps | None]) -> Steps:
-    """Asks a question, reports its answer, and carries out the steps that the report returns."""
+    """Carries out one of the `questions` of an `Ask`, passes the answer to `report`, and carries out the
+    steps that `report` returns."""
     then = report((yield from question))
     if then is not None:
         yield from then

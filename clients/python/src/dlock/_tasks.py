@@ -82,9 +82,9 @@ async def _perform(step: Any, client: Any) -> Any:
         return await _ask(step, client)
     elif isinstance(step, Begin):
         if step.member is None:
-            background(step.quorum.members[0], member=True).start(run(step.steps, step.quorum))
+            background(step.quorum.members[0], is_member=True).start(run(step.steps, step.quorum))
         else:
-            background(step.quorum.members[step.member], member=True).submit(step.steps)
+            background(step.quorum.members[step.member], is_member=True).submit(step.steps)
     elif isinstance(step, Owe):
         answered = asyncio.Event()
         for member, owed in step.owed.items():
@@ -92,9 +92,9 @@ async def _perform(step: Any, client: Any) -> Any:
             if member == SINGLE:
                 background(client).watch(owed)
             else:
-                background(client.members[member], member=True).watch(owed)
+                background(client.members[member], is_member=True).watch(owed)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_until(answered, step.enough), PATIENCE)
+            await asyncio.wait_for(_wait_until(answered, step.enough), PATIENCE)
 
 
 async def _ask(step: Ask, client: Any) -> Answers:
@@ -108,47 +108,50 @@ async def _ask(step: Ask, client: Any) -> Answers:
         return then
 
     for member, question in step.questions.items():
-        member_background = background(client.members[member], member=True)
+        member_background = background(client.members[member], is_member=True)
         member_background.submit(reporting(question, functools.partial(report, member, member_background)))
     with contextlib.suppress(asyncio.TimeoutError):
-        decided = _until(answered, lambda: len(answers) == len(step.questions) or step.enough(dict(answers)))
+        decided = _wait_until(
+            answered, lambda: len(answers) == len(step.questions) or step.enough(dict(answers))
+        )
         await asyncio.wait_for(decided, ASK_LIMIT)
     return dict(answers)
 
 
-async def _until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
+async def _wait_until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
     while not enough():
         await event.wait()
         event.clear()
 
 
 class Background:
-    """The background work of one client in one event loop. `member`: whether the client is a member of a
+    """The background work of one client in one event loop. `is_member`: whether the client is a member of a
     quorum. `forget` removes this object from `_backgrounds`."""
 
-    def __init__(self, client: Any, member: bool, forget: Callable[[], object]) -> None:
+    def __init__(self, client: Any, is_member: bool, forget: Callable[[], object]) -> None:
         # The reference keeps the client and its pool alive: the key in `_backgrounds` contains an id of one
         # of them, which a new object could otherwise reuse.
         self.client = client
         self.loop = asyncio.get_running_loop()
-        self._member = AsyncMemberConnection(client) if member else None
+        self._member_connection = AsyncMemberConnection(client) if is_member else None
         self._forget = forget
-        # The client of the background.
-        self._own: Any = None
+        # The client or member connection that the background uses. None until its first use.
+        self._background_client: Any = None
         # Whether steps were submitted since `_disconnect` last checked.
         self._used = False
         self._command_lock = asyncio.Lock()
         self._registry: WaitRegistry | None = None
+        # The running asyncio tasks of this object.
         self._tasks: set[asyncio.Task[Any]] = set()
-        # No task is woken before this time, as `now()`.
+        # No `Task` is woken before this time, as `now()`.
         self._paused_until = 0.0
-        # The timer of each task that is watched, by the id of the task.
+        # The timer of each watched `Task`, by its id.
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def peer(self) -> Peer:
         """Returns the server at the other end of a member's connection."""
-        assert self._member is not None
-        return self._member.peer
+        assert self._member_connection is not None
+        return self._member_connection.peer
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
@@ -171,7 +174,7 @@ class Background:
         """Closes the connection if no work is left. Then removes this object from `_backgrounds`."""
         if self._timers or self._tasks:
             return
-        if self._own is None or self._own is self.client:
+        if self._background_client is None or self._background_client is self.client:
             self._forget()
         elif not self.loop.is_closed():
             self.start(self._disconnect())
@@ -180,14 +183,16 @@ class Background:
         # The connection to a member stays open for `IDLE` seconds after its last use, so that a loop of
         # acquisitions does not connect each time.
         try:
-            while self._member is not None and (self._used or self._timers or len(self._tasks) > 1):
+            while self._member_connection is not None and (
+                self._used or self._timers or len(self._tasks) > 1
+            ):
                 self._used = False
                 await asyncio.sleep(IDLE)
         finally:
-            own, self._own = self._own, None
+            client, self._background_client = self._background_client, None
             with contextlib.suppress(Exception):
                 # redis-py raises an error if a busy server does not close the connection in time.
-                await (own if self._member is not None else own.connection_pool).disconnect()
+                await (client if self._member_connection is not None else client.connection_pool).disconnect()
 
     # Renewals and owed commands.
 
@@ -197,9 +202,10 @@ class Background:
         task.forget = functools.partial(self._arm, task)
 
     def _arm(self, task: Task) -> None:
-        armed = self._timers.pop(id(task), None)
-        if armed is not None:
-            armed.cancel()
+        """Sets the timer of the task anew, or drops the task if it is finished."""
+        timer = self._timers.pop(id(task), None)
+        if timer is not None:
+            timer.cancel()
         if task.finished():
             self._disconnect_if_idle()
         else:
@@ -232,16 +238,18 @@ class Background:
     async def _carry_out(self, steps: Steps) -> None:
         if is_cluster(self.client):
             # A node that hangs must not delay requests to other nodes.
-            await run(steps, self._own_client())
+            await run(steps, self._get_background_client())
         else:
             # One command at a time, so that a RELEASE follows the ACQUIRE that it takes back.
             async with self._command_lock:
-                await run(steps, self._own_client())
+                await run(steps, self._get_background_client())
 
-    def _own_client(self) -> Any:
-        if self._own is None:
-            self._own = own_async_client(self.client) if self._member is None else self._member
-        return self._own
+    def _get_background_client(self) -> Any:
+        if self._background_client is None:
+            self._background_client = (
+                own_async_client(self.client) if self._member_connection is None else self._member_connection
+            )
+        return self._background_client
 
     # Messages.
 
@@ -292,17 +300,17 @@ class Background:
 _backgrounds: dict[tuple[int, int, bool], Background] = {}
 
 
-def background(client: Any, *, member: bool = False) -> Background:
+def background(client: Any, *, is_member: bool = False) -> Background:
     """Returns the background of this client in this event loop. Clients with the same connection pool share
     one."""
     loop = asyncio.get_running_loop()
-    key = id(getattr(client, "connection_pool", client)), id(loop), member
+    key = id(getattr(client, "connection_pool", client)), id(loop), is_member
     found = _backgrounds.get(key)
     if found is None or found.loop is not loop:
         for known, old in list(_backgrounds.items()):
             if old.loop.is_closed():
                 del _backgrounds[known]
-        found = _backgrounds[key] = Background(client, member, lambda: _backgrounds.pop(key, None))
+        found = _backgrounds[key] = Background(client, is_member, lambda: _backgrounds.pop(key, None))
     return found
 
 

@@ -74,7 +74,7 @@ def _perform(step: Any, client: Any) -> Any:
             # members.
             _start(run, "dlock-steps", step.steps, step.quorum)
             return None
-        return _clock.background(step.quorum.members[step.member], member=True).submit(step.steps)
+        return _clock.background(step.quorum.members[step.member], is_member=True).submit(step.steps)
     assert isinstance(step, Owe)
     answered = threading.Event()
     for member, owed in step.owed.items():
@@ -82,7 +82,7 @@ def _perform(step: Any, client: Any) -> Any:
         if member == SINGLE:
             _clock.watch(owed, client)
         else:
-            _clock.watch(owed, client.members[member], member=True)
+            _clock.watch(owed, client.members[member], is_member=True)
     end = now() + PATIENCE
     while not step.enough() and answered.wait(max(end - now(), 0)):
         answered.clear()
@@ -92,7 +92,7 @@ def _perform(step: Any, client: Any) -> Any:
 def _ask(step: Ask, client: Any) -> Answers:
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     for member, question in step.questions.items():
-        background = _clock.background(client.members[member], member=True)
+        background = _clock.background(client.members[member], is_member=True)
         report = functools.partial(_report_answer, step, inbox, background, member)
         background.submit(reporting(question, report))
     answers: Answers = {}
@@ -116,21 +116,23 @@ def _report_answer(
 
 class Background:
     """The background work of one client. Except in a cluster, its commands are sent one after the other, so
-    that a RELEASE follows the ACQUIRE that it takes back. `member`: whether the client is a member of a
+    that a RELEASE follows the ACQUIRE that it takes back. `is_member`: whether the client is a member of a
     quorum."""
 
-    def __init__(self, client: Any, member: bool) -> None:
+    def __init__(self, client: Any, is_member: bool) -> None:
         self.client = client
-        self._member = MemberConnection(client) if member else None
+        self._member_connection = MemberConnection(client) if is_member else None
         # The tasks that the clock wakes, by their ids.
         self.tasks: dict[int, Task] = {}
         # Whether this object was used since the last check of the clock.
         self.used = True
+        # Guards `_worker` and `_registry`.
         self._lock = threading.Lock()
+        # The steps to carry out, and the task that returned them, if any.
         self._jobs: queue.SimpleQueue[tuple[Steps, Task | None]] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
-        # The client of the background.
-        self._own: Any = None
+        # The client or member connection that the background uses. None until its first use.
+        self._background_client: Any = None
         self._registry: WaitRegistry | None = None
 
     def is_idle(self) -> bool:
@@ -138,8 +140,8 @@ class Background:
 
     def peer(self) -> Peer:
         """Returns the server at the other end of a member's connection."""
-        assert self._member is not None
-        return self._member.peer
+        assert self._member_connection is not None
+        return self._member_connection.peer
 
     # Renewals and owed commands.
 
@@ -174,17 +176,19 @@ class Background:
                     self._worker = None
                     break
             self._carry_out(steps, task)
-        if self._member is not None:
-            self._member.disconnect()
-        elif self._own not in (None, self.client):
-            self._own.connection_pool.disconnect()
+        if self._member_connection is not None:
+            self._member_connection.disconnect()
+        elif self._background_client not in (None, self.client):
+            self._background_client.connection_pool.disconnect()
         _clock.recheck()
 
     def _carry_out(self, steps: Steps, task: Task | None) -> None:
         try:
-            if self._own is None:
-                self._own = own_client(self.client) if self._member is None else self._member
-            run(steps, self._own)
+            if self._background_client is None:
+                self._background_client = (
+                    own_client(self.client) if self._member_connection is None else self._member_connection
+                )
+            run(steps, self._background_client)
         except Exception:
             logger.exception("a renewal or a release failed")
         finally:
@@ -245,25 +249,25 @@ class Clock:
         self._next_check = float("inf")
         self._thread: threading.Thread | None = None
 
-    def background(self, client: Any, *, member: bool = False) -> Background:
+    def background(self, client: Any, *, is_member: bool = False) -> Background:
         with self._changed:
-            return self._background(client, member)
+            return self._background(client, is_member)
 
-    def watch(self, task: Task, client: Any, *, member: bool = False) -> None:
+    def watch(self, task: Task, client: Any, *, is_member: bool = False) -> None:
         with self._changed:
-            tasks = self._background(client, member).tasks
+            tasks = self._background(client, is_member).tasks
             tasks[id(task)] = task
             task.forget = functools.partial(tasks.pop, id(task), None)
             if task.wake_at() < self._next_check:
                 self._next_check = 0
                 self._changed.notify()
 
-    def _background(self, client: Any, member: bool) -> Background:
+    def _background(self, client: Any, is_member: bool) -> Background:
         # Clients with the same connection pool share a background.
-        key = id(getattr(client, "connection_pool", client)), member
+        key = id(getattr(client, "connection_pool", client)), is_member
         found = self._backgrounds.get(key)
         if found is None:
-            found = self._backgrounds[key] = Background(client, member)
+            found = self._backgrounds[key] = Background(client, is_member)
         found.used = True
         if self._thread is None:
             self._thread = _start(self._run, "dlock-clock")
@@ -284,6 +288,7 @@ class Clock:
                     try:
                         background.ensure_worker()
                     except RuntimeError:
+                        # No thread could be started: tries again soon.
                         self._next_check = min(self._next_check, now() + TICK / 10)
                     for task_id, task in list(background.tasks.items()):
                         if task.finished():

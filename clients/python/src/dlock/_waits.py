@@ -7,6 +7,7 @@ module does no I/O: `_threads.py` and `_tasks.py` receive the messages."""
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 from typing import Any, Callable
 
@@ -31,7 +32,7 @@ IDLE = 10.0
 # client looks again for other clients at a later queue.
 CONTENDED_FOR = 1.0
 # Time for which a client continues to queue at a later member of a quorum without finding other clients there
-# again, in seconds. Then it queues at the first member.
+# again, in seconds. Then it queues at the first member that answers.
 QUEUE_KEPT_FOR = 2.0
 # Greatest number of entries in each dict of `Contention`. A full dict is cleared.
 MAX_ENTRIES = 1000
@@ -67,7 +68,7 @@ class QueuePosition:
     def options(self) -> Args:
         """Returns the options of ACQUIRE for the position."""
         channel, number = self.wait.registry.channel, self.wait.number
-        return _protocol.queued(int(self.keep * 1000), channel, number, notify=self._notify)
+        return _protocol.queue_options(int(self.keep * 1000), channel, number, notify=self._notify)
 
     def receives_messages(self) -> bool:
         return self._notify and self.wait.registry.subscribed
@@ -165,7 +166,7 @@ class Contention:
 
     def __init__(self) -> None:
         self._contended_until: dict[bytes, float] = {}
-        # By key: the member at which other clients queue, and the time until which the entry counts.
+        # By key: the member at which other clients queue, and the time of the record.
         self._queues: dict[bytes, tuple[int, float]] = {}
         # By key: the time until which the client does not look again for other clients at a later queue.
         self._looked_until: dict[bytes, float] = {}
@@ -184,7 +185,7 @@ class Contention:
         client begin there."""
         if len(self._queues) >= MAX_ENTRIES:
             self._queues.clear()
-        self._queues[key] = queue, now() + QUEUE_KEPT_FOR
+        self._queues[key] = queue, now()
 
     def forget_queue(self, key: bytes) -> None:
         self._queues.pop(key, None)
@@ -192,8 +193,8 @@ class Contention:
     def queue(self, key: bytes, age: float = QUEUE_KEPT_FOR) -> int | None:
         """Returns the member at which other clients queue. None unless it was recorded within the last `age`
         seconds."""
-        queue, until = self._queues.get(key, (None, 0.0))
-        return queue if now() + QUEUE_KEPT_FOR < until + age else None
+        queue, recorded_at = self._queues.get(key, (None, -math.inf))
+        return queue if now() < recorded_at + age else None
 
     def begin_looking_for_others(self, key: bytes) -> bool:
         """Returns whether the caller must look for other clients at a later queue now. Returns True at most
