@@ -22,8 +22,9 @@ class Holders:
         return any(self._count(token) >= self._majority for tokens in self._holders for token in tokens or ())
 
     def queue_can_move(self, member: int) -> bool:
-        """Returns whether the wait queue of a member can move. It cannot if none of the holders there can
-        have a majority: then none of them has acquired the lock, and will release it after its work."""
+        """Returns whether the wait queue of a member can move. A queue moves when a holder that has acquired
+        the lock, with a majority, releases it. So it cannot move if no holder at the member can have a
+        majority."""
         tokens, unknown = self.at(member), self._holders.count(None)
         return not tokens or any(self._count(token) + unknown >= self._majority for token in tokens)
 
