@@ -118,8 +118,10 @@ def contend(url: str, clients: int, hold_ms: int, pause_ms: int, seconds: float)
     # A fair lock lets each other client hold it once before a client has it again. The first of these holds
     # pass while that client pauses, and the rest are its wait, if handoffs take no time.
     holds_of_others = max((clients - 1) * mean_hold["dlock"] - pause_ms / 1000, 0)
-    ratio = p99["dlock"] / p99["redis-py"]
-    print(f"  ratio of the p99 {ratio:.3f}, the holds of all others {holds_of_others * 1e3:.0f} ms")
+    print(
+        f"  p99 of dlock / p99 of redis-py: {p99['dlock'] / p99['redis-py']:.3f}; "
+        f"the holds of all others: {holds_of_others * 1e3:.0f} ms"
+    )
 
 
 def fairness(found: list[tuple[list[float], float]]) -> float:
