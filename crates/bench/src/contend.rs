@@ -39,7 +39,7 @@ struct Contender {
     clients: Clients,
 }
 
-/// The result of one block: a period in which the clients of one contender compete for the lock.
+/// The result of one block, a period in which the clients of one contender compete for the lock.
 struct Sample {
     grants_per_second: f64,
     /// Jain's index over the clients' grants.
@@ -62,12 +62,12 @@ struct ClientResult {
 
 /// Measures all contenders, with 8 and with 64 clients.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
-    CLIENTS.iter().map(|clients| Ok(run.done(compare(run, *clients)?))).collect()
+    CLIENTS.iter().map(|clients| Ok(run.print(compare(run, *clients)?))).collect()
 }
 
 fn compare(run: &Run, clients: usize) -> Result<Report> {
     let title = format!("{clients} clients contending for one lock");
-    let (rounds, seconds) = run.scale((3, 1), (5, 3));
+    let (rounds, seconds) = run.quick_or_full((3, 1), (5, 3));
     let wanted = ALL.into_iter().filter(|kind| *kind == BASELINE || run.wants(kind.name()));
     let mut contenders: Vec<Contender> =
         wanted.map(|kind| Contender::start(run, kind, clients)).collect::<Result<_>>()?;
@@ -76,8 +76,8 @@ fn compare(run: &Run, clients: usize) -> Result<Report> {
     for contender in &mut contenders {
         contender.run_block(Duration::from_millis(100))?;
     }
-    for at in run.turns(&title, rounds, contenders.len()) {
-        samples[at].1.push(contenders[at].run_block(Duration::from_secs(seconds))?);
+    for index in run.turns(&title, rounds, contenders.len()) {
+        samples[index].1.push(contenders[index].run_block(Duration::from_secs(seconds))?);
     }
     Ok(report(title, &samples))
 }
@@ -209,27 +209,27 @@ fn report(title: String, samples: &[(Kind, Vec<Sample>)]) -> Report {
             Ratios::of(&values(blocks, |s| s.grants_per_second), &values(baseline, |s| s.grants_per_second));
         let waits_us: Vec<f64> = blocks.iter().flat_map(|block| &block.waits_us).copied().collect();
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| percentile(&waits_us, share));
-        let middle = |field: fn(&Sample) -> f64| median(&values(blocks, field));
-        let (grants, changes) = (middle(|s| s.grants_per_second), middle(|s| s.changes));
-        let (fairness, cpu) = (middle(|s| s.fairness), middle(|s| s.cpu_per_grant));
-        let least_fairness = percentile(&values(blocks, |s| s.fairness), 0.0);
+        let median_of = |field: fn(&Sample) -> f64| median(&values(blocks, field));
+        let (grants, changes) = (median_of(|s| s.grants_per_second), median_of(|s| s.changes));
+        let (fairness, cpu) = (median_of(|s| s.fairness), median_of(|s| s.cpu_per_grant));
+        let min_fairness = percentile(&values(blocks, |s| s.fairness), 0.0);
         table.row(vec![
             kind.name().into(),
             si(grants),
-            speed.middle(),
+            speed.median(),
             speed.spread(),
             format!("{:.1} %", changes * 100.0),
             time(p50),
             time(p99),
             time(max),
             format!("{fairness:.4}"),
-            format!("{least_fairness:.4}"),
+            format!("{min_fairness:.4}"),
             format!("{cpu:.2}"),
         ]);
         lines.push(json!({
             "contender": kind.name(), "grants_per_second": grants, "ratio": speed.json(),
             "changed_hands": changes, "wait_us": { "p50": p50, "p99": p99, "max": max },
-            "jain": fairness, "jain_min": least_fairness, "server_us_per_grant": cpu,
+            "jain": fairness, "jain_min": min_fairness, "server_us_per_grant": cpu,
         }));
     }
     Report { table, notes: Vec::new(), json: json!({ "title": title, "contenders": lines }) }

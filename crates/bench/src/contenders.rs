@@ -11,6 +11,7 @@ use crate::resp::{Command, Conn, Expect, KEY};
 pub struct Pair {
     pub acquire: Command,
     pub release: Command,
+    /// The expected replies.
     pub acquired: Expect,
     pub released: Expect,
 }
@@ -73,7 +74,8 @@ if redis.call('get', KEYS[1]) == ARGV[1] then
 end
 return 0";
 
-/// KEYS: lock. ARGV: ttl, owner.
+/// Redisson's lock: returns nil when it is acquired, else the holder's remaining ttl. KEYS: lock. ARGV: ttl,
+/// owner.
 const COUNTED_LOCK: &str = "\
 if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2]) == 1 then
   redis.call('hincrby', KEYS[1], ARGV[2], 1)
@@ -82,7 +84,7 @@ if redis.call('exists', KEYS[1]) == 0 or redis.call('hexists', KEYS[1], ARGV[2])
 end
 return redis.call('pttl', KEYS[1])";
 
-/// KEYS: lock, channel. ARGV: message, ttl, owner.
+/// Redisson's unlock. KEYS: lock, channel. ARGV: message, ttl, owner.
 const COUNTED_UNLOCK: &str = "\
 if redis.call('hexists', KEYS[1], ARGV[3]) == 0 then
   return nil
@@ -125,9 +127,9 @@ impl Way {
         let (ok, one) = (Expect::Line("+OK"), Expect::Line(":1"));
         let mut script = |source, args: &[&str]| -> Result<Command> {
             let sha = conn.call(&["SCRIPT", "LOAD", source])?.text();
-            let mut all = vec!["EVALSHA", &sha];
-            all.extend(args);
-            Ok(Command::new(&all))
+            let mut words = vec!["EVALSHA", &sha];
+            words.extend(args);
+            Ok(Command::new(&words))
         };
         let (acquire, acquired, release, released) = match self {
             Way::Dlock => {

@@ -49,14 +49,15 @@ impl Way {
 struct Contender {
     way: Way,
     server: Server,
-    holder: Side,
-    waiter: Side,
+    holder: Owner,
+    waiter: Owner,
+    /// Subscribed to [`CHANNEL`].
     listener: Conn,
     ping: Vec<u8>,
 }
 
 /// One of the two owners that hand the lock back and forth.
-struct Side {
+struct Owner {
     conn: Conn,
     /// The encoded commands that acquire the lock and hand it over.
     acquire: Vec<u8>,
@@ -72,7 +73,7 @@ impl Contender {
         let server = run.program.start(matches!(way, Way::Block | Way::Queue), &[])?;
         let mut listener = server.connect()?;
         listener.call(&["SUBSCRIBE", CHANNEL])?;
-        let side = |token: &str| -> Result<Side> {
+        let owner = |token: &str| -> Result<Owner> {
             let words = ["DLOCK.ACQUIRE", LOCK, token, TTL];
             let block = [&words[..], &["BLOCK", "0"]].concat();
             let queue = [&words[..], &["QUEUE", QUEUE_MS, "NOTIFY", CHANNEL, LOCK]].concat();
@@ -87,9 +88,9 @@ impl Contender {
                 }
             };
             let hand_over = hand_over.iter().flat_map(|args| bytes(args)).collect();
-            Ok(Side { conn: server.connect()?, acquire: bytes(acquire), hand_over })
+            Ok(Owner { conn: server.connect()?, acquire: bytes(acquire), hand_over })
         };
-        let (mut holder, waiter) = (side("5f0a7c19d2e84b36a1c0")?, side("a1c05f0a7c19d2e84b36")?);
+        let (mut holder, waiter) = (owner("5f0a7c19d2e84b36a1c0")?, owner("a1c05f0a7c19d2e84b36")?);
         if matches!(way, Way::Block | Way::Queue | Way::Retry) {
             holder.conn.send(&holder.acquire)?;
             holder.conn.skip(1)?;
@@ -115,14 +116,14 @@ impl Contender {
         match way {
             Way::Block => Expect::Number.check(waiter.conn.line()?)?,
             Way::Queue => {
-                listener.skip(MESSAGE)?;
+                listener.skip(MESSAGE_LINES)?;
                 waiter.conn.send(&waiter.acquire)?;
                 Expect::Number.check(waiter.conn.line()?)?;
             }
-            Way::Publish => listener.skip(MESSAGE)?,
-            Way::Pop => waiter.conn.skip(POPPED)?,
+            Way::Publish => listener.skip(MESSAGE_LINES)?,
+            Way::Pop => waiter.conn.skip(BLPOP_LINES)?,
             Way::Retry => {
-                listener.skip(MESSAGE)?;
+                listener.skip(MESSAGE_LINES)?;
                 waiter.conn.send(&waiter.acquire)?;
                 Expect::Line("+OK").check(waiter.conn.line()?)?;
             }
@@ -145,42 +146,44 @@ impl Contender {
     }
 }
 
-/// Lines of a message to a subscriber, and of BLPOP's reply.
-const MESSAGE: usize = 7;
-const POPPED: usize = 5;
+/// Number of lines of a message to a subscriber, and of BLPOP's reply.
+const MESSAGE_LINES: usize = 7;
+const BLPOP_LINES: usize = 5;
 
 fn bytes(args: &[&str]) -> Vec<u8> {
     Command::new(args).on_key(0)
 }
 
-/// Servers are restarted several times, because the layout of their memory is a matter of chance.
+/// Servers are restarted several times, because the layout of their memory, and so their speed, is a matter
+/// of chance.
 const STARTS: usize = 3;
-const BLOCK: usize = 200;
+/// Number of handoffs in a block, which is one turn of a contender.
+const HANDOFFS: usize = 200;
 
 /// Measures the contenders alternately.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let title = "Handoff to one idle waiter";
-    let rounds = run.scale(4, 20);
+    let rounds = run.quick_or_full(4, 20);
     let wanted = ALL.into_iter().filter(|way| *way == BASELINE || run.wants(way.name()));
     let mut samples: Vec<(Way, Vec<Vec<f64>>)> = wanted.map(|way| (way, Vec::new())).collect();
     for start in 0..STARTS {
         let mut contenders: Vec<Contender> =
             samples.iter().map(|(way, _)| Contender::start(run, *way)).collect::<Result<_>>()?;
         for contender in &mut contenders {
-            contender.run_block(BLOCK)?;
+            contender.run_block(HANDOFFS)?;
         }
         let title = format!("{title}, start {} of {STARTS}", start + 1);
-        for at in run.turns(&title, rounds, contenders.len()) {
-            samples[at].1.push(contenders[at].run_block(BLOCK)?);
+        for index in run.turns(&title, rounds, contenders.len()) {
+            samples[index].1.push(contenders[index].run_block(HANDOFFS)?);
         }
     }
-    Ok(vec![run.done(report(title, &samples))])
+    Ok(vec![run.print(report(title, &samples))])
 }
 
 /// A ratio compares the p50 or p99 of a block with that of the baseline's block in the same round.
 fn report(title: &str, samples: &[(Way, Vec<Vec<f64>>)]) -> Report {
-    let of_blocks = |of: Way, share: f64| -> Vec<f64> {
-        let blocks = samples.iter().find(|(way, _)| *way == of);
+    let percentiles = |way: Way, share: f64| -> Vec<f64> {
+        let blocks = samples.iter().find(|(other, _)| *other == way);
         let blocks = blocks.map_or(&[][..], |(_, blocks)| blocks);
         blocks.iter().map(|block| percentile(block, share)).collect()
     };
@@ -199,21 +202,21 @@ fn report(title: &str, samples: &[(Way, Vec<Vec<f64>>)]) -> Report {
     for (way, blocks) in samples {
         let all: Vec<f64> = blocks.iter().flatten().copied().collect();
         let (p50, p99) = (median(&all), percentile(&all, 0.99));
-        let [of_p50, of_p99] =
-            [0.5, 0.99].map(|share| Ratios::of(&of_blocks(*way, share), &of_blocks(BASELINE, share)));
+        let [p50_ratios, p99_ratios] =
+            [0.5, 0.99].map(|share| Ratios::of(&percentiles(*way, share), &percentiles(BASELINE, share)));
         table.row(vec![
             way.name().into(),
             format!("{p50:.1}"),
-            of_p50.middle(),
-            of_p50.spread(),
+            p50_ratios.median(),
+            p50_ratios.spread(),
             format!("{p99:.1}"),
-            of_p99.middle(),
-            of_p99.spread(),
+            p99_ratios.median(),
+            p99_ratios.spread(),
             all.len().to_string(),
         ]);
         lines.push(json!({
-            "contender": way.name(), "p50_us": p50, "ratio": of_p50.json(), "p99_us": p99,
-            "p99_ratio": of_p99.json(), "samples": all.len(),
+            "contender": way.name(), "p50_us": p50, "ratio": p50_ratios.json(), "p99_us": p99,
+            "p99_ratio": p99_ratios.json(), "samples": all.len(),
         }));
     }
     Report { table, notes: Vec::new(), json: json!({ "title": title, "contenders": lines }) }

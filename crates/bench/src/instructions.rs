@@ -17,7 +17,7 @@ use crate::resp::unexpected;
 use crate::run::{Report, Run};
 use crate::table::Table;
 
-/// The counted ways, with the options of the server.
+/// The contenders: name, commands, and options of the server.
 const COUNTED: [(&str, Way, &[&str]); 5] = [
     ("dlock", Way::Dlock, &[]),
     ("SET NX PX + DEL", Way::SetDel, &[]),
@@ -27,10 +27,10 @@ const COUNTED: [(&str, Way, &[&str]); 5] = [
 ];
 const AOF: &[&str] = &["appendonly yes", "appendfsync no"];
 
-/// The numbers of pairs of two runs. The difference of their counts leaves out the start and the end of a
-/// server.
+/// Number of pairs in a first run, and the additional pairs in a second one. The difference between the
+/// counts of the two runs leaves out the start and the end of a server.
 const FEW: u64 = 50 * BATCH;
-const MORE: u64 = 500 * BATCH;
+const ADDITIONAL: u64 = 500 * BATCH;
 
 /// The simulated caches, on every machine those of a processor of 2024, with 32 KB for instructions.
 const CACHES: [&str; 3] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=49152,12,64"];
@@ -58,8 +58,8 @@ pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
     for (name, way, options) in COUNTED.into_iter().filter(|(name, ..)| run.wants(name)) {
         run.progress(&format!("{title}: {name}"));
         let few = count(run, way, options, FEW)?;
-        let more = count(run, way, options, FEW + MORE)?;
-        counted.push((name, std::array::from_fn(|at| (more[at] - few[at]) as f64 / MORE as f64)));
+        let more = count(run, way, options, FEW + ADDITIONAL)?;
+        counted.push((name, std::array::from_fn(|at| (more[at] - few[at]) as f64 / ADDITIONAL as f64)));
     }
     let report = report(title, &counted, known);
     if keep {
@@ -68,7 +68,7 @@ pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
         );
         fs::write(record_file(), format!("{:#}\n", json!(recorded)))?;
     }
-    Ok(vec![run.done(report)])
+    Ok(vec![run.print(report)])
 }
 
 fn read_recorded() -> Result<Recorded> {
@@ -82,9 +82,10 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<[u64; 2]> 
     let out = format!("--callgrind-out-file={}", file.display());
     let mut tool = vec!["valgrind", "--quiet", "--trace-children=yes", "--tool=callgrind", &out];
     tool.extend(CACHES);
-    let mut all = vec!["hz 1"];
-    all.extend(options);
-    let server = run.program.start_under(&tool, way.needs_module(), &all)?;
+    // The server's housekeeping runs once a second, the least often.
+    let mut conf = vec!["hz 1"];
+    conf.extend(options);
+    let server = run.program.start_under(&tool, way.needs_module(), &conf)?;
     let mut conn = server.connect()?;
     let pair = way
         .prepare(&mut conn, TOKEN)?

@@ -31,7 +31,7 @@ impl Waiting {
     }
 }
 
-/// One client.
+/// A client that competes for the lock.
 pub struct Client {
     waiting: Waiting,
     conn: Conn,

@@ -27,18 +27,18 @@ static long long processor_time_ns(void) {
     return time.tv_sec * 1000000000LL + time.tv_nsec;
 }
 
-int epoll_wait(int epoll, struct epoll_event *events, int most, int timeout) {
+int epoll_wait(int epoll, struct epoll_event *events, int max_events, int timeout) {
     static int (*real)(int, struct epoll_event *, int, int);
     static long long since;
     if (!real) real = (int (*)(int, struct epoll_event *, int, int))dlsym(RTLD_NEXT, "epoll_wait");
-    /* Clients wait for the main thread only. */
-    if (gettid() != getpid()) return real(epoll, events, most, timeout);
+    /* Only turns of the main thread are measured: clients wait for no other thread. */
+    if (gettid() != getpid()) return real(epoll, events, max_events, timeout);
     if (since) {
         long long elapsed = processor_time_ns() - since;
         if (elapsed > figures()[0]) figures()[0] = elapsed;
         if (elapsed > 1000000) figures()[1]++;
     }
-    int result = real(epoll, events, most, timeout);
+    int result = real(epoll, events, max_events, timeout);
     since = processor_time_ns();
     return result;
 }

@@ -1,8 +1,8 @@
 //! Measures the module against the locks that a server offers without it, on servers that the bench starts.
 //!
-//! The contenders take turns, and only the ratios of neighbouring turns count, because the speed of a shared
-//! machine changes every minute. The bench checks only that every acquire was granted and that every release
-//! ended a hold; `tests/` checks everything else.
+//! The contenders, which are dlock and the locks that it is compared with, take turns. Only the ratios of
+//! neighbouring turns count, because the speed of a shared machine changes every minute. The bench checks
+//! only that every acquire was granted and that every release ended a hold; `tests/` checks everything else.
 #![allow(clippy::disallowed_methods, reason = "a bench measures time")]
 
 mod contend;
@@ -28,14 +28,14 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use serde_json::json;
 
-use run::{Form, Report, Run};
+use run::{Format, Report, Run};
 use server::Program;
 
 #[derive(Parser)]
 #[command(about = "Measures the module against the locks a server offers without it")]
 struct Options {
     #[command(subcommand)]
-    what: What,
+    part: Part,
     /// Server program; repeat it to measure pairs, memory and instructions on others too
     #[arg(long, global = true, default_value = "/usr/bin/redis-server")]
     server: Vec<PathBuf>,
@@ -57,7 +57,7 @@ struct Options {
 }
 
 #[derive(Clone, Subcommand)]
-enum What {
+enum Part {
     /// Acquire + release pairs per second
     Pairs {
         /// Only variants whose names contain one of these words. A name is a load and a kind of persistence,
@@ -86,32 +86,32 @@ enum What {
     All,
 }
 
-/// A measurement by its name. Prints its reports and returns them.
+/// The name of a measurement, and the function that makes it, prints its reports and returns them.
 type Measurement = (&'static str, Box<dyn Fn(&Run) -> Result<Vec<Report>>>);
 
-impl What {
+impl Part {
     fn measurements(self) -> Vec<Measurement> {
         match self {
-            What::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
-            What::Handoff => vec![("handoff", Box::new(handoff::run))],
-            What::Contend => vec![("contend", Box::new(contend::run))],
-            What::Quorum => vec![("quorum", Box::new(quorum::run))],
-            What::Memory => vec![("memory", Box::new(memory::run))],
-            What::Stall => vec![("stall", Box::new(stall::run))],
-            What::Instructions { keep } => {
+            Part::Pairs { variant } => vec![("pairs", Box::new(move |run| pairs::run(run, &variant)))],
+            Part::Handoff => vec![("handoff", Box::new(handoff::run))],
+            Part::Contend => vec![("contend", Box::new(contend::run))],
+            Part::Quorum => vec![("quorum", Box::new(quorum::run))],
+            Part::Memory => vec![("memory", Box::new(memory::run))],
+            Part::Stall => vec![("stall", Box::new(stall::run))],
+            Part::Instructions { keep } => {
                 vec![("instructions", Box::new(move |run| instructions::run(run, keep)))]
             }
-            What::All => [
-                What::Pairs { variant: Vec::new() },
-                What::Handoff,
-                What::Contend,
-                What::Quorum,
-                What::Memory,
-                What::Stall,
-                What::Instructions { keep: false },
+            Part::All => [
+                Part::Pairs { variant: Vec::new() },
+                Part::Handoff,
+                Part::Contend,
+                Part::Quorum,
+                Part::Memory,
+                Part::Stall,
+                Part::Instructions { keep: false },
             ]
             .into_iter()
-            .flat_map(What::measurements)
+            .flat_map(Part::measurements)
             .collect(),
         }
     }
@@ -137,17 +137,17 @@ fn measure(options: Options) -> Result<()> {
     };
     let module = module.canonicalize().map_err(|why| Error::other(format!("{}: {why}", module.display())))?;
     let form = match (options.json, options.markdown) {
-        (true, _) => Form::Json,
-        (_, true) => Form::Markdown,
-        _ => Form::Plain,
+        (true, _) => Format::Json,
+        (_, true) => Format::Markdown,
+        _ => Format::Plain,
     };
-    let measurements = options.what.measurements();
+    let measurements = options.part.measurements();
     let mut results = Vec::new();
-    for (nth, server) in options.server.into_iter().enumerate() {
+    for (index, server) in options.server.into_iter().enumerate() {
         let program = Program::new(&server, &module)?;
         let run = Run { program, quick: options.quick, form, only: options.only.clone() };
         let chosen: Vec<_> =
-            measurements.iter().filter(|(name, _)| nth == 0 || ON_EACH_SERVER.contains(name)).collect();
+            measurements.iter().filter(|(name, _)| index == 0 || ON_EACH_SERVER.contains(name)).collect();
         if chosen.is_empty() {
             continue;
         }
@@ -160,7 +160,7 @@ fn measure(options: Options) -> Result<()> {
         }
         results.push(json!({ "server": version, "reports": reports }));
     }
-    if form == Form::Json {
+    if form == Format::Json {
         println!("{:#}", json!(results));
     }
     Ok(())

@@ -17,7 +17,7 @@ const TOKEN_BYTES: [usize; 3] = [20, 27, 36];
 const REHASHING: Duration = Duration::from_secs(3);
 
 pub fn run(run: &Run) -> Result<Vec<Report>> {
-    let holds = run.scale(100_000, 1_000_000);
+    let holds = run.quick_or_full(100_000, 1_000_000);
     let title = format!("Memory of {} holds, each with a token of its own", si(holds as f64));
     let head =
         ["token, bytes", "dlock bytes/hold", "string bytes", "ratio", "dlock resident", "string resident"];
@@ -46,9 +46,10 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
          16 bytes more. Resident: the process's share of the machine's memory."
             .to_owned(),
     ];
-    Ok(vec![run.done(Report { table, notes, json: json!({ "title": title, "tokens": lines }) })])
+    Ok(vec![run.print(Report { table, notes, json: json!({ "title": title, "tokens": lines }) })])
 }
 
+/// Returns the `used_memory` and the resident memory of a hold, in bytes.
 fn bytes_per_hold(run: &Run, kind: HoldKind, holds: u64, token: usize) -> Result<[f64; 2]> {
     let mut server = Holds::start(&run.program, kind)?;
     let before = server.server.memory()?;

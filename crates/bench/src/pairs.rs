@@ -64,7 +64,7 @@ struct Contender {
     _replica: Option<Server>,
 }
 
-/// The result of one block.
+/// The result of one block, a period in which the bench drives one contender.
 #[derive(Clone, Copy, Default)]
 struct Sample {
     pairs_per_second: f64,
@@ -81,24 +81,25 @@ pub fn run(run: &Run, variants: &[String]) -> Result<Vec<Report>> {
     for persistence in &PERSISTENCES {
         for load in &LOADS {
             if contains_any(&format!("{}-{}", load.short, persistence.short), variants) {
-                reports.push(run.done(compare(run, persistence, load)?));
+                reports.push(run.print(compare(run, persistence, load)?));
             }
         }
     }
     Ok(reports)
 }
 
-/// Servers are restarted several times, because the layout of their memory is a matter of chance.
+/// Servers are restarted several times, because the layout of their memory, and so their speed, is a matter
+/// of chance.
 const STARTS: usize = 3;
 
 fn compare(run: &Run, persistence: &Persistence, load: &Load) -> Result<Report> {
     let title = format!("Pairs, {}, {}", load.name, persistence.name);
-    let (rounds, block) = run.scale((6, 150), (15, 300));
+    let (rounds, block_ms) = run.quick_or_full((6, 150), (15, 300));
     let wanted = ALL.into_iter().filter(|way| *way == Way::SetDel || run.wants(way.name()));
     let wanted: Vec<Way> = wanted.collect();
     let mut samples: Vec<(Way, Vec<Sample>)> = wanted.iter().map(|way| (*way, Vec::new())).collect();
     let mut missing = Vec::new();
-    let mut number = 0;
+    let mut next_key = 0;
     for start in 0..STARTS {
         let mut contenders = Vec::new();
         for &way in &wanted {
@@ -109,12 +110,12 @@ fn compare(run: &Run, persistence: &Persistence, load: &Load) -> Result<Report> 
             }
         }
         for contender in &mut contenders {
-            measure(contender, load.depth, &mut number, Duration::from_millis(50))?;
+            measure(contender, load.depth, &mut next_key, Duration::from_millis(50))?;
         }
         let title = format!("{title}, start {} of {STARTS}", start + 1);
-        for at in run.turns(&title, rounds / STARTS, contenders.len()) {
-            let contender = &mut contenders[at];
-            let sample = measure(contender, load.depth, &mut number, Duration::from_millis(block))?;
+        for index in run.turns(&title, rounds / STARTS, contenders.len()) {
+            let contender = &mut contenders[index];
+            let sample = measure(contender, load.depth, &mut next_key, Duration::from_millis(block_ms))?;
             samples.iter_mut().filter(|(way, _)| *way == contender.way).for_each(|(_, all)| all.push(sample));
         }
     }
@@ -139,43 +140,44 @@ impl Contender {
     }
 }
 
-fn measure(contender: &mut Contender, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
-    drive(contender, depth, number, time).map_err(|why| contender.server.explain(contender.way.name(), &why))
+fn measure(contender: &mut Contender, depth: usize, next_key: &mut u64, time: Duration) -> Result<Sample> {
+    drive(contender, depth, next_key, time)
+        .map_err(|why| contender.server.explain(contender.way.name(), &why))
 }
 
 /// Drives one contender for this time.
-fn drive(contender: &mut Contender, depth: usize, number: &mut u64, time: Duration) -> Result<Sample> {
+fn drive(contender: &mut Contender, depth: usize, next_key: &mut u64, time: Duration) -> Result<Sample> {
     let Contender { pair, server, connections, .. } = contender;
     let mut batch = Vec::new();
     let mut pairs = 0;
     let cpu = server.cpu();
     let start = Instant::now();
-    // The batch of replies that each connection waits for: its first key, and whether it answers ACQUIRE.
-    let mut waits: Vec<Option<(u64, bool)>> = Vec::new();
+    // The batch that each connection waits for: the number of its first key, and whether it acquires.
+    let mut batches: Vec<Option<(u64, bool)>> = Vec::new();
     for conn in connections.iter_mut() {
-        waits.push(Some((*number, true)));
-        send(conn, &pair.acquire, *number, depth, &mut batch)?;
-        *number += depth as u64;
+        batches.push(Some((*next_key, true)));
+        send(conn, &pair.acquire, *next_key, depth, &mut batch)?;
+        *next_key += depth as u64;
     }
-    while waits.iter().any(Option::is_some) {
-        let over = start.elapsed() >= time;
-        for (conn, waits) in connections.iter_mut().zip(&mut waits) {
-            let Some((first, acquiring)) = *waits else { continue };
+    while batches.iter().any(Option::is_some) {
+        let time_is_up = start.elapsed() >= time;
+        for (conn, outstanding) in connections.iter_mut().zip(&mut batches) {
+            let Some((first, acquiring)) = *outstanding else { continue };
             let expected = if acquiring { pair.acquired } else { pair.released };
             for _ in 0..depth {
                 expected.check(conn.line()?)?;
             }
-            *waits = if acquiring {
+            *outstanding = if acquiring {
                 send(conn, &pair.release, first, depth, &mut batch)?;
                 Some((first, false))
             } else {
                 pairs += depth;
-                if over {
+                if time_is_up {
                     None
                 } else {
-                    send(conn, &pair.acquire, *number, depth, &mut batch)?;
-                    *number += depth as u64;
-                    Some((*number - depth as u64, true))
+                    send(conn, &pair.acquire, *next_key, depth, &mut batch)?;
+                    *next_key += depth as u64;
+                    Some((*next_key - depth as u64, true))
                 }
             };
         }
@@ -195,7 +197,7 @@ fn send(conn: &mut Conn, command: &Command, first: u64, depth: usize, batch: &mu
 /// A ratio compares a block with the baseline's block in the same round.
 fn report(title: String, samples: &[(Way, Vec<Sample>)], notes: Vec<String>) -> Report {
     let blocks_of = |way: Way| samples.iter().find(|(other, _)| *other == way).map(|(_, all)| all.as_slice());
-    let base = blocks_of(Way::SetDel).unwrap_or_default();
+    let baseline = blocks_of(Way::SetDel).unwrap_or_default();
     let values = |blocks: &[Sample], field: fn(&Sample) -> f64| blocks.iter().map(field).collect::<Vec<_>>();
     let mut table = Table::new(
         &title,
@@ -204,18 +206,19 @@ fn report(title: String, samples: &[(Way, Vec<Sample>)], notes: Vec<String>) -> 
     let mut lines = Vec::new();
     for (way, blocks) in samples {
         let speed =
-            Ratios::of(&values(blocks, |s| s.pairs_per_second), &values(base, |s| s.pairs_per_second));
-        let cpu = Ratios::of(&values(base, |s| s.cpu_per_pair), &values(blocks, |s| s.cpu_per_pair));
+            Ratios::of(&values(blocks, |s| s.pairs_per_second), &values(baseline, |s| s.pairs_per_second));
+        // Inverted, so that a contender that is better than the baseline has a ratio above 1 here, too.
+        let cpu = Ratios::of(&values(baseline, |s| s.cpu_per_pair), &values(blocks, |s| s.cpu_per_pair));
         let pairs_per_second = median(&values(blocks, |s| s.pairs_per_second));
         let cpu_per_pair = median(&values(blocks, |s| s.cpu_per_pair));
         let busy = median(&values(blocks, |s| s.busy));
         table.row(vec![
             way.name().into(),
             si(pairs_per_second),
-            speed.middle(),
+            speed.median(),
             speed.spread(),
             format!("{cpu_per_pair:.2}"),
-            cpu.middle(),
+            cpu.median(),
             cpu.spread(),
             format!("{:.0} %", busy * 100.0),
         ]);

@@ -25,6 +25,7 @@ pub struct Process {
 struct Task {
     acquire: Vec<u8>,
     release: Vec<u8>,
+    /// The beginning of the current wait.
     asked: Instant,
 }
 
@@ -65,7 +66,7 @@ impl Process {
     }
 
     /// Lets every task acquire the lock, release it at once and ask again, for this time. Returns all grants
-    /// in order. A lost wait is an error.
+    /// in order. A wait that ends without a grant is an error.
     pub fn contend(&mut self, time: Duration) -> Result<Vec<Grant>> {
         let start = Instant::now();
         let (mut batch, mut sent) = (Vec::new(), VecDeque::new());
@@ -74,8 +75,8 @@ impl Process {
             batch.extend_from_slice(&task.acquire);
             sent.push_back((number, Request::Acquire));
         }
-        let (mut grants, mut working) = (Vec::new(), self.tasks.len());
-        while working > 0 {
+        let (mut grants, mut active) = (Vec::new(), self.tasks.len());
+        while active > 0 {
             // Messages that arrived together are answered by one write.
             if !batch.is_empty() && !self.conn.has_received() {
                 self.conn.send(&batch)?;
@@ -106,7 +107,7 @@ impl Process {
                     batch.extend_from_slice(&task.acquire);
                     sent.push_back((number, Request::Acquire));
                 }
-                (Request::Release, Value::Int(1)) => working -= 1,
+                (Request::Release, Value::Int(1)) => active -= 1,
                 (_, other) => return Err(unexpected(&format!("{other:?}"))),
             }
         }

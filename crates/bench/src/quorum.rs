@@ -35,7 +35,7 @@ const TTL: Duration = Duration::from_secs(30);
 /// The client's default timeout for one master.
 const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Measures all tables, in turns on the same servers.
+/// Measures all tables on the same servers.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let processors = Processors::available()?;
     processors.use_others()?;
@@ -50,9 +50,9 @@ fn measure(run: &Run, servers: &[Server]) -> Result<Vec<Report>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         Ok(vec![
-            run.done(uncontended(run, &ports).await?),
-            run.done(one_stopped(run, servers, &ports).await?),
-            run.done(contended(run, &ports).await?),
+            run.print(uncontended(run, &ports).await?),
+            run.print(one_stopped(run, servers, &ports).await?),
+            run.print(contended(run, &ports).await?),
         ])
     })
 }
@@ -105,15 +105,15 @@ impl Setup {
 
 async fn uncontended(run: &Run, ports: &[u16]) -> Result<Report> {
     let title = "Acquire + release over masters on one machine, uncontended";
-    let (rounds, times) = run.scale((5, 100), (15, 200));
+    let (rounds, times) = run.quick_or_full((5, 100), (15, 200));
     let mut contenders = Vec::new();
     for setup in UNCONTENDED.into_iter().filter(|setup| *setup == ONE || run.wants(&setup.name())) {
         let client = setup.client(ports).await?;
         setup.pairs(&client, &setup.name(), times / 10).await?;
         contenders.push((setup, client, Vec::new()));
     }
-    for at in run.turns(title, rounds, contenders.len()) {
-        let (setup, client, rounds) = &mut contenders[at];
+    for index in run.turns(title, rounds, contenders.len()) {
+        let (setup, client, rounds) = &mut contenders[index];
         rounds.push(setup.pairs(client, &setup.name(), times).await?);
     }
     let p50s = |rounds: &[Vec<f64>]| rounds.iter().map(|round| percentile(round, 0.5)).collect::<Vec<_>>();
@@ -124,7 +124,7 @@ async fn uncontended(run: &Run, ports: &[u16]) -> Result<Report> {
         let all: Vec<f64> = rounds.iter().flatten().copied().collect();
         let ratio = Ratios::of(&p50s(rounds), &baseline);
         let [p50, p99] = [0.5, 0.99].map(|share| percentile(&all, share));
-        table.row(vec![setup.name(), time(p50), time(p99), ratio.middle(), ratio.spread()]);
+        table.row(vec![setup.name(), time(p50), time(p99), ratio.median(), ratio.spread()]);
         lines.push(json!({ "contender": setup.name(), "p50_us": p50, "p99_us": p99, "ratio": ratio.json() }));
     }
     Ok(Report { table, notes: Vec::new(), json: json!({ "title": title, "contenders": lines }) })
@@ -132,7 +132,7 @@ async fn uncontended(run: &Run, ports: &[u16]) -> Result<Report> {
 
 async fn one_stopped(run: &Run, servers: &[Server], ports: &[u16]) -> Result<Report> {
     let title = "Acquire + release over five masters, one of them silent (SIGSTOP)";
-    let times = run.scale(20, 60);
+    let times = run.quick_or_full(20, 60);
     let mut table = Table::new(title, &["", "p50", "longest", "x node timeout"]);
     let mut lines = Vec::new();
     for setup in [FIVE, FIVE_FENCED] {
@@ -155,30 +155,32 @@ async fn one_stopped(run: &Run, servers: &[Server], ports: &[u16]) -> Result<Rep
 
 async fn contended(run: &Run, ports: &[u16]) -> Result<Report> {
     let title = format!("{CLIENTS} clients contending for one lock over five masters");
-    let (rounds, seconds) = run.scale((3, 2), (5, 5));
+    let (rounds, seconds) = run.quick_or_full((3, 2), (5, 5));
     let block = Duration::from_secs(seconds);
     let mut contenders = Vec::new();
     for setup in [FIVE, FIVE_FENCED] {
         let clients = try_join_all((0..CLIENTS).map(|_| setup.client(ports))).await?;
+        // The grants per second and Jain's index of each block, and the microseconds of all waits.
         contenders.push((setup, clients, Vec::<(f64, f64)>::new(), Vec::new()));
     }
-    for at in run.turns(&title, rounds, contenders.len()) {
-        let (setup, clients, blocks, waits_us) = &mut contenders[at];
-        let shares = try_join_all(clients.iter().map(|client| setup.contend(client, block))).await?;
-        let grants: Vec<f64> = shares.iter().map(|(grants, _)| *grants as f64).collect();
+    for index in run.turns(&title, rounds, contenders.len()) {
+        let (setup, clients, blocks, waits_us) = &mut contenders[index];
+        let results = try_join_all(clients.iter().map(|client| setup.contend(client, block))).await?;
+        let grants: Vec<f64> = results.iter().map(|(grants, _)| *grants as f64).collect();
         blocks.push((grants.iter().sum::<f64>() / block.as_secs_f64(), jain(&grants)));
-        waits_us.extend(shares.into_iter().flat_map(|(_, waits_us)| waits_us));
+        waits_us.extend(results.into_iter().flat_map(|(_, waits_us)| waits_us));
     }
     let mut table = Table::new(&title, &["", "grants/s", "wait p50", "p99", "max", "Jain", "(min)"]);
     let mut lines = Vec::new();
     for (setup, _, blocks, waits_us) in &contenders {
-        let (speeds, fairness): (Vec<f64>, Vec<f64>) = blocks.iter().copied().unzip();
+        let (speeds, jains): (Vec<f64>, Vec<f64>) = blocks.iter().copied().unzip();
         let [p50, p99, max] = [0.5, 0.99, 1.0].map(|share| percentile(waits_us, share));
-        let (speed, fair, least_fair) = (median(&speeds), median(&fairness), percentile(&fairness, 0.0));
-        let figures = [time(p50), time(p99), time(max), format!("{fair:.4}"), format!("{least_fair:.4}")];
+        let (speed, fairness, min_fairness) = (median(&speeds), median(&jains), percentile(&jains, 0.0));
+        let figures =
+            [time(p50), time(p99), time(max), format!("{fairness:.4}"), format!("{min_fairness:.4}")];
         table.row([setup.name(), si(speed)].into_iter().chain(figures).collect());
         lines.push(json!({
-            "contender": setup.name(), "grants_per_second": speed, "jain": fair, "jain_min": least_fair,
+            "contender": setup.name(), "grants_per_second": speed, "jain": fairness, "jain_min": min_fairness,
             "wait_us": { "p50": p50, "p99": p99, "max": max },
         }));
     }

@@ -11,14 +11,14 @@ use crate::table::Table;
 pub struct Run {
     pub program: Program,
     pub quick: bool,
-    pub form: Form,
+    pub form: Format,
     /// A contender runs if its name contains one of these words. Empty means that every contender runs.
     pub only: Vec<String>,
 }
 
 /// Output format of the reports.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum Format {
     Plain,
     Markdown,
     Json,
@@ -33,19 +33,20 @@ pub struct Report {
 }
 
 impl Run {
+    /// Returns true if the contender of this name runs.
     pub fn wants(&self, contender: &str) -> bool {
         contains_any(contender, &self.only)
     }
 
     /// Returns `quick` in a quick run, `full` in a full one.
-    pub fn scale<T>(&self, quick: T, full: T) -> T {
+    pub fn quick_or_full<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 
     /// Prints a message, to stderr if stdout is for JSON.
     pub fn say(&self, text: &str) {
         match self.form {
-            Form::Json => eprintln!("{text}"),
+            Format::Json => eprintln!("{text}"),
             _ => println!("{text}"),
         }
     }
@@ -70,12 +71,12 @@ impl Run {
     }
 
     /// Prints a report as soon as it is complete, because a later measurement may fail. Returns the report.
-    pub fn done(&self, report: Report) -> Report {
+    pub fn print(&self, report: Report) -> Report {
         self.progress("");
         match self.form {
-            Form::Plain => println!("{}", report.table.plain()),
-            Form::Markdown => println!("{}", report.table.markdown()),
-            Form::Json => return report,
+            Format::Plain => println!("{}", report.table.plain()),
+            Format::Markdown => println!("{}", report.table.markdown()),
+            Format::Json => return report,
         }
         for note in &report.notes {
             println!("{note}\n");

@@ -117,6 +117,8 @@ pub fn thread_wait_for_processor() -> Duration {
     schedstat("thread-self", 1).unwrap_or_default()
 }
 
+/// Reads a time from `/proc/PROCESS/schedstat`. Field 0 is the time on a processor, field 1 the time that the
+/// thread was ready to run without one.
 fn schedstat(process: &str, field: usize) -> Option<Duration> {
     let stat = fs::read_to_string(format!("/proc/{process}/schedstat")).ok()?;
     stat.split_whitespace().nth(field)?.parse().ok().map(Duration::from_nanos)

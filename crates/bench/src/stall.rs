@@ -25,7 +25,7 @@ const ALL: [HoldKind; 2] = [HoldKind::Dlock, HoldKind::Set];
 /// Total number of holds.
 const HOLDS: u64 = 1_000_000;
 /// Number of holds that expire at the same moment.
-const DUE: u64 = 100_000;
+const EXPIRING: u64 = 100_000;
 
 /// Lease of the holds that expire: long enough to acquire all of them.
 const LEASE: Duration = Duration::from_secs(3);
@@ -33,8 +33,8 @@ const LEASE: Duration = Duration::from_secs(3);
 /// Duration of one series of pings.
 const WINDOW: Duration = Duration::from_secs(2);
 
-/// Time from the first ping to the end of the leases.
-const BEFORE: Duration = Duration::from_millis(200);
+/// Time from the first ping to the end of the leases that expire.
+const PINGS_BEFORE_END: Duration = Duration::from_millis(200);
 
 const PING_EVERY: Duration = Duration::from_millis(1);
 
@@ -48,10 +48,10 @@ const NOTES: [&str; 3] = [
 
 /// Measures the contenders alternately, one round each.
 pub fn run(run: &Run) -> Result<Vec<Report>> {
-    let title = format!("A ping every millisecond while {DUE} of {HOLDS} holds expire together");
-    let rounds = run.scale(3, 8);
+    let title = format!("A ping every millisecond while {EXPIRING} of {HOLDS} holds expire together");
+    let rounds = run.quick_or_full(3, 8);
     let empty = run.program.start(false, &[])?;
-    let mut to_empty = empty.connect()?;
+    let mut empty_conn = empty.connect()?;
     let mut noise = Row::new("an empty server: the machine's noise".into());
     let mut contenders = Vec::new();
     for kind in ALL.into_iter().filter(|kind| run.wants(kind.name())) {
@@ -61,17 +61,17 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
     for nth in 0..rounds {
         run.progress(&format!("{title}: round {} of {rounds}", nth + 1));
         for contender in &mut contenders {
-            noise.rounds.push(ping_for(&empty, &mut to_empty, WINDOW)?);
+            noise.rounds.push(ping_for(&empty, &mut empty_conn, WINDOW)?);
             contender.round().map_err(|why| contender.holds.explain(&why))?;
         }
     }
-    Ok(vec![run.done(report(title, &noise, &contenders))])
+    Ok(vec![run.print(report(title, &noise, &contenders))])
 }
 
 /// Duration of a ping in microseconds.
 #[derive(Clone, Copy)]
 struct Ping {
-    all: f64,
+    total: f64,
     /// Without the time in which the server or the client was ready to run but had no processor.
     own: f64,
 }
@@ -120,7 +120,7 @@ impl Contender {
     fn start(run: &Run, kind: HoldKind) -> Result<Contender> {
         let (program, turns) = TurnMeter::preload(&run.program)?;
         let mut holds = Holds::start(&program, kind)?;
-        holds.acquire_long(0..HOLDS - DUE)?;
+        holds.acquire_long(0..HOLDS - EXPIRING)?;
         Ok(Contender {
             holds,
             turns,
@@ -131,17 +131,18 @@ impl Contender {
         })
     }
 
+    /// Pings while nothing expires, then while the holds expire.
     fn round(&mut self) -> Result<()> {
         let calm = self.block()?;
         let due = Instant::now() + LEASE;
-        self.holds.acquire_until(HOLDS - DUE..HOLDS, due)?;
-        sleep((due - BEFORE).saturating_duration_since(Instant::now()));
+        self.holds.acquire_until(HOLDS - EXPIRING..HOLDS, due)?;
+        sleep((due - PINGS_BEFORE_END).saturating_duration_since(Instant::now()));
         let expiring = self.block()?;
-        let left = self.holds.keys_beyond(HOLDS - DUE)?;
+        let left = self.holds.keys_beyond(HOLDS - EXPIRING)?;
         if left > 0 {
-            self.holds.remove(HOLDS - DUE..HOLDS)?;
+            self.holds.remove(HOLDS - EXPIRING..HOLDS)?;
         }
-        self.cpu_per_hold.push((expiring.cpu - calm.cpu) / (DUE - left) as f64);
+        self.cpu_per_hold.push((expiring.cpu - calm.cpu) / (EXPIRING - left) as f64);
         self.calm.push(calm);
         self.expiring.push(expiring);
         self.left.push(left as f64);
@@ -158,7 +159,7 @@ impl Contender {
     }
 }
 
-/// Pings for `time`: every [`PING_EVERY`], or as soon as the previous ping is answered.
+/// Pings for `time`, every [`PING_EVERY`], or as soon as the previous ping is answered.
 fn ping_for(server: &Server, conn: &mut Conn, time: Duration) -> Result<Vec<Ping>> {
     let start = Instant::now();
     let mut pings = Vec::new();
@@ -175,9 +176,9 @@ fn ping(server: &Server, conn: &mut Conn) -> Result<Ping> {
     let (before, start) = (waited_for_processor(), Instant::now());
     conn.send(&Command::new(&["PING"]).on_key(0))?;
     Expect::Line("+PONG").check(conn.line()?)?;
-    let all = start.elapsed();
-    let own = all.saturating_sub(waited_for_processor() - before);
-    Ok(Ping { all: all.as_secs_f64() * 1e6, own: own.as_secs_f64() * 1e6 })
+    let total = start.elapsed();
+    let own = total.saturating_sub(waited_for_processor() - before);
+    Ok(Ping { total: total.as_secs_f64() * 1e6, own: own.as_secs_f64() * 1e6 })
 }
 
 /// Measures the turns of a server's event loop, with `longest_turn.c` preloaded into the server.
@@ -236,28 +237,28 @@ fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
         .iter()
         .flat_map(|contender| [(&contender.calm, None), (&contender.expiring, Some(contender))]);
     for (row, contender) in [(noise, None)].into_iter().chain(rows) {
-        let all: Vec<f64> = row.rounds.iter().flatten().map(|ping| ping.all).collect();
-        let middle = |each: &[f64]| [median(each), percentile(each, 0.0), percentile(each, 1.0)];
+        let all: Vec<f64> = row.rounds.iter().flatten().map(|ping| ping.total).collect();
+        let median_min_max = |each: &[f64]| [median(each), percentile(each, 0.0), percentile(each, 1.0)];
         let longest = |field: fn(&Ping) -> f64| -> [f64; 3] {
             let of_round = |round: &Vec<Ping>| round.iter().map(field).fold(f64::NAN, f64::max);
-            middle(&row.rounds.iter().map(of_round).collect::<Vec<_>>())
+            median_min_max(&row.rounds.iter().map(of_round).collect::<Vec<_>>())
         };
         let turn = (!row.turns.is_empty()).then(|| {
             let turns: Vec<f64> = row.turns.iter().map(|turn| turn.us).collect();
-            (middle(&turns), row.turns.iter().map(|turn| turn.over_a_ms).sum::<f64>())
+            (median_min_max(&turns), row.turns.iter().map(|turn| turn.over_a_ms).sum::<f64>())
         });
-        let (taken, own) = (longest(|ping| ping.all), longest(|ping| ping.own));
+        let (total, own) = (longest(|ping| ping.total), longest(|ping| ping.own));
         let left = contender.map(|contender| median(&contender.left));
         // The quotient is meaningless if most of the holds have not expired.
-        let measured = contender.filter(|_| left < Some(DUE as f64 / 2.0));
+        let measured = contender.filter(|_| left < Some(EXPIRING as f64 / 2.0));
         let cpu = measured.map(|contender| median(&contender.cpu_per_hold));
-        let spread = |[_, least, most]: [f64; 3]| format!("{}..{}", time(least), time(most));
+        let spread = |[_, min, max]: [f64; 3]| format!("{}..{}", time(min), time(max));
         table.row(vec![
             row.name.clone(),
             time(median(&all)),
             time(percentile(&all, 0.99)),
-            time(taken[0]),
-            spread(taken),
+            time(total[0]),
+            spread(total),
             time(own[0]),
             spread(own),
             turn.map_or(String::new(), |(turn, _)| time(turn[0])),
@@ -268,7 +269,7 @@ fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
         let json = |[median, min, max]: [f64; 3]| json!({ "median": median, "min": min, "max": max });
         lines.push(json!({
             "what": row.name, "p50_us": median(&all), "p99_us": percentile(&all, 0.99), "left": left,
-            "longest_us": json(taken), "longest_own_us": json(own), "server_us_per_hold": cpu,
+            "longest_us": json(total), "longest_own_us": json(own), "server_us_per_hold": cpu,
             "longest_turn_us": turn.map(|(turn, _)| json(turn)), "turns_over_a_ms": turn.map(|(_, over)| over),
         }));
     }

@@ -50,31 +50,32 @@ pub fn jain(shares: &[f64]) -> f64 {
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// Ratios of two contenders, one for each round. Both blocks of a ratio were measured one after the other.
+/// Ratios of a contender's figures to the baseline's, one for each round. The two figures of a ratio were
+/// measured one after the other.
 pub struct Ratios(Vec<f64>);
 
 impl Ratios {
-    pub fn of(these: &[f64], to: &[f64]) -> Ratios {
-        Ratios(these.iter().zip(to).map(|(this, to)| this / to).collect())
+    pub fn of(values: &[f64], baseline: &[f64]) -> Ratios {
+        Ratios(values.iter().zip(baseline).map(|(value, baseline)| value / baseline).collect())
     }
 
-    pub fn middle(&self) -> String {
+    pub fn median(&self) -> String {
         format!("{:.2}", median(&self.0))
     }
 
     pub fn spread(&self) -> String {
-        let (least, most) = self.ends();
-        format!("{least:.2}..{most:.2}")
+        let (min, max) = self.min_and_max();
+        format!("{min:.2}..{max:.2}")
     }
 
     pub fn json(&self) -> Value {
-        let (least, most) = self.ends();
-        json!({ "median": median(&self.0), "min": least, "max": most })
+        let (min, max) = self.min_and_max();
+        json!({ "median": median(&self.0), "min": min, "max": max })
     }
 
-    fn ends(&self) -> (f64, f64) {
-        let least = self.0.iter().copied().fold(f64::NAN, f64::min);
-        (least, self.0.iter().copied().fold(f64::NAN, f64::max))
+    fn min_and_max(&self) -> (f64, f64) {
+        let min = self.0.iter().copied().fold(f64::NAN, f64::min);
+        (min, self.0.iter().copied().fold(f64::NAN, f64::max))
     }
 }
 

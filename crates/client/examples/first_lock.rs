@@ -23,7 +23,7 @@ pub async fn run(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
         // Returns before the lease ends, in time to stop.
         why = guard.lost() => return Err(why.into()),
     }
-    guard.release().await?; // dropped, it would be released in the background
+    guard.release().await?; // a dropped guard is released in the background
     client.close().await; // before the process exits: waits for the work in the background
     Ok(())
 }

@@ -125,9 +125,9 @@ impl<C> Acquire<C> {
     /// of its own.
     ///
     /// An owner must release nothing while it waits. Threads and tasks that run side by side need owners of
-    /// their own: if one of them releases a lock while another waits, a deadlock of their common owner is
-    /// false. No owner is sent by default for this reason: a guard can move to another thread, and one task
-    /// can acquire two locks side by side (`join!`).
+    /// their own: if one of them releases a lock while another waits, the servers may report a deadlock that
+    /// does not exist. For this reason no owner is sent by default: a guard can move to another thread, and
+    /// one task can acquire two locks side by side (`join!`).
     pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
         self.options.owner = Some(owner.as_ref().to_vec());
         self
@@ -212,7 +212,7 @@ impl Acquire {
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
         let (acquisition, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
-            return Ok(Guard::new(self.new_hold(&acquisition, renewal).await?));
+            return Ok(Guard::new(self.hold(&acquisition, renewal).await?));
         }
         let deadline = acquisition.terms.deadline;
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
@@ -224,7 +224,7 @@ impl Acquire {
             let entered = share.0.check_entry(acquisition.options.mode, self.options.fenced);
             return entered.map(|()| Guard::new(share)).map_err(AcquireError::Option);
         }
-        let share = self.new_hold(&acquisition, renewal).await?;
+        let share = self.hold(&acquisition, renewal).await?;
         *entry = Arc::downgrade(&share);
         Ok(Guard::new(share))
     }
@@ -296,11 +296,8 @@ impl Acquire {
         Ok((acquisition, renewal))
     }
 
-    async fn new_hold(
-        &self,
-        acquisition: &Acquisition,
-        renewal: Renewal,
-    ) -> Result<Arc<Share>, AcquireError> {
+    /// Acquires the lock, and waits until the grant is durable if that was requested.
+    async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
         let share = acquisition.acquire_and_renew(renewal).await?;
         match self.options.durable {
             Some(durable) => durable.check(share).await,

@@ -129,9 +129,8 @@ impl Client {
         let (extension, sends) = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, wire_ttl);
         let channels = self.service.channels();
-        let no_limit = Duration::MAX;
         let (extended, pending) =
-            extend(&self.service, &channels, command, None, lease, no_limit, (extension, sends)).await;
+            extend(&self.service, &channels, command, None, lease, Duration::MAX, (extension, sends)).await;
         // If the caller extends again, no EXTEND of this call must arrive after that.
         pending.await;
         extended
@@ -227,7 +226,7 @@ impl Client {
         let deadline = wait.deadline();
         let mut backoff = Backoff::new(LONGEST_PAUSE, LONGEST_PAUSE);
         // The number of checks in a row without a majority, and whether a majority has ever answered.
-        let (mut outages, mut majority_seen) = (0, false);
+        let (mut outages, mut quorum_seen) = (0, false);
         loop {
             let seen = self.inspect(resource.as_ref()).await;
             let answered = seen.iter().filter(|seen| seen.answer.found().is_some()).count();
@@ -235,10 +234,9 @@ impl Client {
             if free >= majority {
                 return Ok(true);
             }
-            majority_seen |= answered >= majority;
+            quorum_seen |= answered >= majority;
             outages = if answered < majority { outages + 1 } else { 0 };
-            let given_up =
-                outages > self.service.retry.times && !majority_seen && deadline.instant().is_none();
+            let given_up = outages > self.service.retry.times && !quorum_seen && deadline.instant().is_none();
             if deadline.has_passed(now()) && answered >= majority {
                 return Ok(false);
             }

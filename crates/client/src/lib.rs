@@ -8,6 +8,8 @@
 //! * [`Fence`]: the number of a hold, for stores that reject writes of earlier holders.
 //! * [`AcquireError`], [`Lost`] and the other errors have a [`Report`]: the state of each server.
 //!
+//! A server of the client is called a master, or a member of its quorum.
+//!
 //! This crate is no general Redis client, and supports neither Redis Cluster nor Sentinel. It does not decide
 //! which requests a server grants (`dlock-core` does) or how votes count (`dlock-quorum` does). It cannot
 //! stop a holder that continues past its validity: only a store that checks fences can.

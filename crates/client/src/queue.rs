@@ -99,6 +99,7 @@ impl Waiter {
                 vote if self.asks_again_after(vote, begun, answered_at) => backoff.next(),
                 _ => {
                     if node.is_silent() {
+                        // The other waits at this master find out at once that it is silent.
                         node.waits.wake_all();
                     }
                     return vote;

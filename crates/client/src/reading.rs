@@ -7,25 +7,23 @@ use crate::inspect::{Holder, Inspection, Listed, Logged, Waiting};
 
 /// Reads DLOCK.INSPECT. The inner `None` means that the lock has no holder and no waiter.
 pub(crate) fn inspection(value: Value) -> Option<Option<Inspection>> {
-    Reply::read(protocol_value(value)).map(|seen: Option<reply::Inspection>| seen.map(Inspection::from))
+    Reply::read(convert(value)).map(|seen: Option<reply::Inspection>| seen.map(Inspection::from))
 }
 
 /// Reads DLOCK.WAITERS.
 pub(crate) fn queue(value: Value) -> Option<Vec<Waiting>> {
-    Reply::read(protocol_value(value))
-        .map(|queue: Vec<reply::Waiting>| queue.into_iter().map(Waiting::from).collect())
+    Reply::read(convert(value)).map(|seen: Vec<reply::Waiting>| seen.into_iter().map(Waiting::from).collect())
 }
 
 /// Reads DLOCK.LIST: the next cursor, and locks.
 pub(crate) fn listing(value: Value) -> Option<(u64, Vec<Listed>)> {
-    let seen: reply::Listing = Reply::read(protocol_value(value))?;
+    let seen: reply::Listing = Reply::read(convert(value))?;
     Some((seen.cursor, seen.locks.into_iter().map(Listed::from).collect()))
 }
 
 /// Reads DLOCK.LOG.
 pub(crate) fn log(value: Value) -> Option<Vec<Logged>> {
-    Reply::read(protocol_value(value))
-        .map(|log: Vec<reply::Logged>| log.into_iter().map(Logged::from).collect())
+    Reply::read(convert(value)).map(|log: Vec<reply::Logged>| log.into_iter().map(Logged::from).collect())
 }
 
 /// Reads any answer as the texts in it, in their order.
@@ -56,19 +54,19 @@ pub(crate) fn text(value: Value) -> Option<String> {
 
 /// Reads an answer of one number.
 pub(crate) fn number(value: Value) -> Option<u64> {
-    Reply::read(protocol_value(value))
+    Reply::read(convert(value))
 }
 
 /// Converts a value of the `redis` crate to one of `dlock-protocol`.
-pub(crate) fn protocol_value(value: Value) -> reply::Value {
+pub(crate) fn convert(value: Value) -> reply::Value {
     match value {
         Value::Nil => reply::Value::Null,
         Value::Int(number) => reply::Value::Int(number),
         Value::BulkString(bytes) => reply::Value::Bulk(bytes),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => reply::Value::Bulk(text.into()),
-        Value::Array(items) => reply::Value::Array(items.into_iter().map(protocol_value).collect()),
+        Value::Array(items) => reply::Value::Array(items.into_iter().map(convert).collect()),
         Value::Map(pairs) => reply::Value::Map(
-            pairs.into_iter().map(|(name, value)| (protocol_value(name), protocol_value(value))).collect(),
+            pairs.into_iter().map(|(name, value)| (convert(name), convert(value))).collect(),
         ),
         _ => reply::Value::Other,
     }

@@ -121,7 +121,7 @@ impl Service {
         Report(defects.collect())
     }
 
-    /// Reads the holders of the resource at each master. They are unknown where there are too many to read.
+    /// Reads the holders of the resource at each master. They are unknown if there are too many to read.
     pub(crate) async fn holders(&self, resource: &[u8]) -> Holders {
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
         let calls = self.nodes.iter().map(|node| async move {

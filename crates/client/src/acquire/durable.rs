@@ -33,12 +33,10 @@ impl Durable {
     pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
         let hold = &share.0;
         let (service, quorum) = (&hold.service, hold.service.quorum);
-        let voters = &Voters::default();
-        let calls = hold.channels.iter().enumerate().map(|(index, channel)| async move {
-            let state = self.ask(hold, channel, voters).await;
-            (index, state)
-        });
-        let mut calls: FuturesUnordered<_> = calls.collect();
+        let (calls, voters) = (hold.channels.iter().enumerate(), &Voters::default());
+        let mut calls: FuturesUnordered<_> = calls
+            .map(|(index, channel)| async move { (index, self.ask(hold, channel, voters).await) })
+            .collect();
         let mut states = vec![NodeState::Unheard; hold.channels.len()];
         let count = |states: &[NodeState], state| states.iter().filter(|known| **known == state).count();
         let mut durable = 0;

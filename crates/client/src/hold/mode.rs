@@ -96,9 +96,9 @@ impl Hold {
             Deadline::At(end) => end.saturating_since(now()).saturating_add(channel.node.limit),
             Deadline::Never => Duration::MAX,
         };
-        let upgrading = timeout(limit, self.upgrading.clone().lock_owned()).await;
-        let Ok(upgrading) = upgrading else { return Vote::Unknown };
-        let undo = Undo(Some((self.clone(), upgrading)));
+        let lock = timeout(limit, self.upgrading.clone().lock_owned()).await;
+        let Ok(lock) = lock else { return Vote::Unknown };
+        let undo = Undo(Some((self.clone(), lock)));
         let vote = self.wait_and_ask(channel, deadline).await;
         if matches!(vote, Vote::Granted(_) | Vote::Refused(Refusal::NotHeld)) {
             undo.disarm();
@@ -181,10 +181,10 @@ impl Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        let Some((hold, upgrading)) = self.0.take() else { return };
+        let Some((hold, lock)) = self.0.take() else { return };
         let service = hold.service.clone();
         service.poll_then_spawn(async move {
-            let _upgrading = upgrading;
+            let _lock = lock;
             let mut backoff = fresh_backoff();
             let undone = async {
                 while !hold.share_again().await {

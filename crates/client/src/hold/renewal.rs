@@ -29,6 +29,7 @@ pub(crate) struct Renewal {
 pub(crate) type OnLost = Arc<dyn Fn(&Lost) + Send + Sync>;
 
 impl Renewal {
+    /// Returns when a hold with this validity is declared lost.
     fn lost_at(&self, valid_until: Instant, ttl: Duration) -> Instant {
         valid_until.saturating_sub(self.notice.map_or(ttl / 10, |notice| notice.min(ttl / 2)))
     }
@@ -78,6 +79,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
             return match failures.last {
                 _ if time_is_up => Lost::Ended,
                 Some(report) => Lost::NotRenewed(report),
+                // A renewal was due, but did not end in time.
                 None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.service.empty_report()),
                 None => Lost::Ended,
             };

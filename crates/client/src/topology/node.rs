@@ -109,15 +109,15 @@ impl Node {
     pub(crate) async fn connection(self: &Arc<Self>) -> Result<Connection, ConnectError> {
         let opening = {
             let mut link = self.link.lock();
-            let mut subscribes = true;
+            let mut subscribe = true;
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
             {
                 // If the connection had a subscription, other clients may have flooded the channel of the
                 // waits, and a connection without a subscription works. If it had none, a new connection
                 // would bring the same flood.
-                subscribes = !connection.is_subscribed();
-                if subscribes {
+                subscribe = !connection.is_subscribed();
+                if subscribe {
                     let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
                     *link = Link::Down { why, until, backoff: fresh_backoff() };
                 }
@@ -134,7 +134,7 @@ impl Node {
             };
             let opening = match &*link {
                 Link::Opening { opening, .. } => opening.clone(),
-                _ => self.begin_opening(&mut link, backoff, subscribes),
+                _ => self.begin_opening(&mut link, backoff, subscribe),
             };
             match &*link {
                 // While a majority works without it, no caller waits for a master that failed before.
@@ -225,15 +225,14 @@ impl Node {
 
     /// Begins to open the shared connection. The task continues when its caller gives up: the next caller
     /// finds the connection open.
-    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff, subscribes: bool) -> Opening {
+    fn begin_opening(self: &Arc<Self>, link: &mut Link, mut backoff: Backoff, subscribe: bool) -> Opening {
         let node = self.clone();
         let task = self.background.runtime.spawn(async move {
             let name = node.member_list.library_name();
-            let opened =
-                node.open(&name, Some(node.waits.clone()), subscribes).await.and_then(|connection| {
-                    node.member_list.register(node.member, &connection, name)?;
-                    Ok(connection)
-                });
+            let opened = node.open(&name, Some(node.waits.clone()), subscribe).await.and_then(|connection| {
+                node.member_list.register(node.member, &connection, name)?;
+                Ok(connection)
+            });
             for (connection, name) in node.member_list.outdated_names() {
                 // The answer is not needed, and may never come.
                 tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
@@ -260,7 +259,7 @@ impl Node {
         &self,
         library_name: &str,
         waits: Option<Arc<Waits>>,
-        subscribes: bool,
+        subscribe: bool,
     ) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
         let (watched, waiting) = (self.watched.clone(), waits.clone());
@@ -272,7 +271,7 @@ impl Node {
             }
             waiting.iter().for_each(|waits| waits.on_push(push));
         };
-        let channel = waits.as_ref().filter(|_| subscribes).map(|waits| &*waits.channel);
+        let channel = waits.as_ref().filter(|_| subscribe).map(|waits| &*waits.channel);
         let mut missing = "no connection";
         let opened =
             timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut missing))

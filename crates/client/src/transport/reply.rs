@@ -9,7 +9,7 @@ use dlock_quorum::{Failure, Fence, Refusal, Vote};
 use redis::{ServerError, Value};
 
 use crate::error::NodeState;
-use crate::reading::{self, protocol_value};
+use crate::reading::{self, convert};
 
 /// Outcome of a request.
 #[derive(Debug, Clone)]
@@ -78,7 +78,7 @@ impl Reply {
         match self {
             Reply::Answer(Value::ServerError(error)) => refusal(&error),
             // The request had an effect, but an unknown one.
-            Reply::Answer(value) => read(protocol_value(value)).unwrap_or(Vote::Unknown),
+            Reply::Answer(value) => read(convert(value)).unwrap_or(Vote::Unknown),
             Reply::Unsent(failure) => Vote::Failed(failure),
             Reply::NoAnswer => Vote::Unknown,
         }
