@@ -1,7 +1,8 @@
 // A client of a quorum under faults, as contender.py: it locks, writes and releases repeatedly until its input
 // ends. `crates/client/tests/chaos/foreign_clients.rs` reads its output.
 //
-// node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms.
+// node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms. The names of its holds begin
+// with NUMBER.
 "use strict";
 const { setTimeout: sleep } = require("node:timers/promises");
 const { Lock, LockError, Quorum } = require("../node/dist/index.js");
@@ -40,7 +41,7 @@ async function acquireOnce(quorum, name) {
   const pauses = happens(0.04);
   const lock = new Lock(quorum, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
   const controller = new AbortController();
-  const giveUp = happens(0.05) ? setTimeout(() => controller.abort(), Math.random() * 30) : undefined;
+  const cancelTimer = happens(0.05) ? setTimeout(() => controller.abort(), Math.random() * 30) : undefined;
   const asked = now();
   let hold;
   try {
@@ -49,10 +50,10 @@ async function acquireOnce(quorum, name) {
     if (!(why instanceof LockError || why.name === "AbortError")) throw why;
     return say("none");
   } finally {
-    clearTimeout(giveUp);
+    clearTimeout(cancelTimer);
   }
   const since = now();
-  const end = since + 1000 * (steady || Math.random() * (happens(0.05) ? 1500 : 5));
+  const releaseAt = since + 1000 * (steady || Math.random() * (happens(0.05) ? 1500 : 5));
   // The time until which this client relies on the hold.
   let validUntil = since;
   const write = () => {
@@ -66,7 +67,7 @@ async function acquireOnce(quorum, name) {
     Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, hold.validFor + Math.random() * 1000);
     write();
   }
-  while (!hold.signal.aborted && now() < end) {
+  while (!hold.signal.aborted && now() < releaseAt) {
     await sleep(steady || Math.random() * 10);
     write();
   }

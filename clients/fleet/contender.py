@@ -1,7 +1,7 @@
 """A client of a quorum under faults: it locks, writes and releases repeatedly until its input ends.
 
-python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms.
-`crates/client/tests/chaos/foreign_clients.rs` reads its output.
+python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. The names of its holds begin
+with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads its output.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // The connections to one server: commands go over the user's client. The messages that end waits arrive over
-// a second connection, the subscriber, which is open only while the client waits for locks.
+// a second connection, the subscriber, which is open while the client waits for locks and shortly afterwards.
 
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import { errorWord, LockError, NoAnswerError } from "./errors.js";
@@ -36,6 +36,7 @@ export class Channel {
   connections = 0;
   /** See `announce`. */
   #libraryName: string | undefined;
+  /** Number of answers so far. */
   #answers = 0;
   /** Pending while the client connects and commands wait for it. */
   #ready: Promise<void> | undefined;

@@ -126,8 +126,8 @@ export class Members {
 
   /** Asks the members that may not vote for their run ids. Waits for every member that is not known to be
    * silent. Waits for silent members only until a majority may vote: from then on they are asked in the
-   * background, at growing intervals of up to `LONGEST_PAUSE`. Begins no second try after `end`. Throws a
-   * `LockError` if two members are the same server. */
+   * background, at growing intervals of up to `LONGEST_PAUSE`. After `end`, asks only once. Throws a `LockError`
+   * if two members are the same server. */
   *identifyMembers(end: number): Steps<void> {
     this.#duplicate = undefined;
     for (let tries = 0; tries < IDENTIFY_TRIES && (tries === 0 || now() < end); tries++) {
@@ -181,7 +181,7 @@ export class Members {
 
   #recordRunId(member: number, reply: unknown): Error | undefined {
     if (reply instanceof NoAnswerError) return reply;
-    // The only member of a quorum needs no run id: there is no other member to tell it from.
+    // The only member of a quorum needs no run id: no other member can be the same server.
     const id = this.channels.length === 1 ? (runId(reply) ?? "the only one") : runId(reply);
     if (id === undefined) {
       this.#identities.delete(member);
@@ -276,7 +276,7 @@ export class Members {
   }
 
   /** Returns the error for a vote that these answers do not decide: the error of a member that calls the request
-   * invalid, if the members that do not are too few for a majority; otherwise a `NoQuorumError`. */
+   * invalid, if the other members are no majority; otherwise a `NoQuorumError`. */
   undecided(answers: Answers, name: string): unknown {
     const invalid = [...answers.values()].filter((answer) =>
       ["ERR", "WRONGTYPE"].includes(errorWord(answer)),

@@ -5,9 +5,9 @@
 // - Its queue granted it the lock, but the member of the later queue refuses it: clients that cannot reach the
 //   first member wait there.
 // - Its queue does not move, as no holder there can have a majority.
-// Either is a sign that other clients wait in the later queue: the client "meets" them there. Its other waits
-// for the lock move with it, and its new waits start in that queue, until 2 s after the last such sign. If the
-// last queue does not move either, and its holds are older than 2 s, the client returns to the first queue.
+// In both cases it expects the other clients in the later queue, too: it "meets" them there. Its other waits for
+// the lock move with it, and for 2 s after each meeting its new waits start in that queue. If the last queue
+// does not move either, and its holds are older than 2 s, the client returns to the first queue.
 //
 // Safety does not depend on the choice: a wrong queue costs time.
 
@@ -74,7 +74,7 @@ export class QueueChoice {
   }
 
   /** Records that other clients wait at the member `queue`, and makes this client's waits in other queues move
-   * there. Does nothing while the client meets other clients in a later queue. */
+   * there. Does nothing if the client has met others in a later queue within `QUEUE_KEPT_FOR`. */
   meet(name: string, queue: number): void {
     const order = this.#commonOrder();
     const met = this.#queueInUse(name);

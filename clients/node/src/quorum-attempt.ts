@@ -1,5 +1,6 @@
 // One acquisition from a quorum: a sequence of rounds. After a failed round the client waits in a queue, or
-// for a random time. Safety does not depend on this file, as each round has a token of its own.
+// for a random time. Safety does not depend on this file: `round.ts` decides when the lock is held, and a wrong
+// decision here only costs time.
 
 import { now } from "./clock.js";
 import { LateError } from "./errors.js";
@@ -106,12 +107,12 @@ export class QuorumAttempt implements Acquisition {
     return start === "in order" ? round.inOrder() : round.atOnce();
   }
 
-  /** Returns the hold, and records or looks in which queue other clients wait. */
+  /** Returns the hold. Records in which queue other clients wait, or looks for them. */
   *#holdOf(won: Won, round: Round): Steps<Granted> {
     const { choice, request } = this;
     const queue = round.nextQueue();
     if (queue !== undefined && round.isRefusedBy(queue)) {
-      // The reason for the refusal may be a predecessor's RELEASE that has not arrived yet.
+      // The member may have refused only because a predecessor's RELEASE has not arrived yet.
       const look = choice.lookForOthers(request, queue, won.token);
       if (look !== undefined) yield new Begin(look);
     } else if (queue !== undefined) {
@@ -160,8 +161,8 @@ export class QuorumAttempt implements Acquisition {
     return ["at once", order];
   }
 
-  /** Returns whether another client has a majority. If a member does not show its holders, that is a guess: yes
-   * if no member granted this round. */
+  /** Returns whether another client has a majority. If a member does not show its holders, the result is a
+   * guess: true if no member granted this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
     const areKnown = this.members.voters().every((member) => holders.at(member) !== undefined);

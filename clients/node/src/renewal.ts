@@ -19,7 +19,9 @@ export class Renewal implements Task {
   longestLease: number;
   /** Number of answers that confirm the RELEASE at one member of a quorum. */
   answersToRelease = 1;
+  /** Time of the next try after a failed renewal. */
   #retryAt: number | undefined;
+  /** Reason why the last renewal failed, for the message of the loss. */
   #failure = "";
   // Set during a renewal or an extension by the owner: two EXTENDs at once could be answered in either order.
   #isExtending = false;
@@ -109,8 +111,8 @@ export class Renewal implements Task {
       this.lease = lease;
       return isHeld;
     } catch (why) {
-      // Without an answer, a server may have set the new lease, or may do so later. Until then it counts for no
-      // longer lease (see `UnansweredLeases`), so renewals ask for the shorter of both.
+      // Without an answer, a server may have set the new lease, or may do so later. Until it has, the client
+      // relies on no longer lease there (see `UnansweredLeases`). So renewals ask for the shorter of both.
       if (!errorWord(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {
@@ -151,8 +153,8 @@ interface SentLease {
 
 /** The leases that unanswered requests of one hold may still set at one server. A reply shows that the server
  * has carried out all earlier requests on the same connection. A request on an earlier connection may arrive
- * at any time and then set its lease. So until the hold ends, the client relies on no longer lease at this
- * server. */
+ * at any time and then set its lease. So the client relies on no longer lease than that of this request until
+ * the hold ends. */
 export class UnansweredLeases {
   #sent: SentLease[] = [];
 

@@ -77,7 +77,7 @@ export function* tryAcquire(
     if (errorWord(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request.key)) return "foreign";
     const type = yield* typeOf(key);
-    // The string that was at the key is gone: it was a lock that has been released.
+    // The string that was at the key is gone: it was a lock that has been released. The caller tries again.
     if (type === "none" || type === LOCK_TYPE) return "foreign";
     throw occupied(request.name, type, why);
   }

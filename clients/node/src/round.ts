@@ -165,7 +165,7 @@ export class Round {
     return this.order[this.#queue];
   }
 
-  /** Returns the member to queue at next; undefined for the first one of the common order.
+  /** Returns the member to queue at next; undefined if that is the first one of the common order.
    *
    * 1. If the member of the current queue refuses the token, that queue does not move: the next member.
    * 2. If a later member refuses the token, other clients queue there and cannot queue here: that member.

@@ -22,6 +22,7 @@ import { ContendedKeys, times, type Wait } from "./waits.js";
 // Longest pause during a grace period, ms: an operator can end it earlier than the server said.
 const GRACE_CHECK = 2000;
 
+// The keys that were found taken within the last second, on any server.
 const contended = new ContendedKeys();
 
 /** What this file reads of the server's `Channel`. */
@@ -37,6 +38,7 @@ export class SingleAttempt implements Acquisition {
   readonly #acquires: UnansweredLeases;
   /** Whether a request was sent, so that the server may have granted the lock. */
   #isAsked = false;
+  /** The release after a failure. */
   #owed: Owed | undefined;
   /** Undefined until the acquisition waits in the queue. */
   #position: QueuePosition | undefined;

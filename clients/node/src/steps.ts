@@ -39,7 +39,7 @@ export class Pause {
 
 /** Background work at times that the task chooses. */
 export interface Task {
-  /** Set by the watcher: call it when `finished` or `wakeAt` has changed. */
+  /** Set by `run.ts`: call it when `finished` or `wakeAt` has changed. */
   changed: (() => void) | undefined;
   finished(): boolean;
   /** When to call `wake`, on the clock of `now()`. */
