@@ -116,10 +116,10 @@ pub fn write_probe<'a>(_: &'a Module, mut ctx: Ctx<'a>, _: &Args<'a>) -> Done {
 
 /// Returns whether the running command comes from a log.
 fn is_replayed(m: &Module, ctx: Ctx<'_>) -> bool {
-    m.with(|s| s.followers.may_read) && comes_from_a_log(ctx)
+    m.with(|s| s.followers.server_may_read) && comes_from_a_log(ctx)
 }
 
-/// Like [`is_replayed`], for a caller that has checked `may_read`.
+/// Like [`is_replayed`], for a caller that has checked `server_may_read`.
 fn comes_from_a_log(ctx: Ctx<'_>) -> bool {
     ctx.flags().intersects(Flags::REPLICATED | Flags::LOADING)
 }

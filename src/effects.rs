@@ -42,7 +42,7 @@ pub struct Target<'a> {
 struct Facts {
     /// Whether the lock is due before the armed timer.
     due_sooner: bool,
-    /// Whether the change must be logged.
+    /// Whether replicas or the append only file may get the change.
     followed: bool,
     modules_may_listen: bool,
 }
@@ -242,18 +242,18 @@ impl Target<'_> {
         // After an operation, or an applied effect, one of the two exists.
         let Some(lock) = key.value().or(fresh.as_deref()) else { return LogForm::Verbatim };
         let anchor = clock::anchor();
-        // A command that needs no earlier entry of the log can be read anywhere.
+        // Readers need no state for a RELEASE that frees the lock.
         if plain.is_some_and(|plain| plain.suffices(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
         let next_can_build_on = followers::next_can_build_on(*ctx);
         m.with(|s| {
-            let known = &mut s.followers.known;
-            if plain.is_some_and(|plain| next_can_build_on && plain.suffices(known, lock, anchor)) {
+            let state = &mut s.followers.readers_state;
+            if plain.is_some_and(|plain| next_can_build_on && plain.suffices(state, lock, anchor)) {
                 return LogForm::Verbatim;
             }
             let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());
-            *known = next_can_build_on.then_some(LogState { written_by: anchor, at: now.millis(), last });
+            *state = next_can_build_on.then_some(LogState { written_by: anchor, at: now.millis(), last });
             bytes.clear();
             codec::write_effect(lock, change, last, now, anchor, &mut bytes);
             LogForm::Effect(bytes)

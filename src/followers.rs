@@ -1,11 +1,13 @@
-//! Whether anything follows the log of this server, or listens to its events.
+//! Whether anything follows the log of this server (its replication stream and append only file), or listens
+//! to its events.
 //!
-//! Building an effect costs about as much as the rest of a command. It is skipped while nothing can ever read
-//! the effect: the append only file is off, there is no replica and no replication backlog, and the server is
-//! not a node of a cluster, which sends slots to other nodes. A new follower first gets a snapshot from a
-//! forked child (of the server, or of a rewrite of the file), and reads the log from there on. The server
-//! announces a fork before the next command runs. So from each fork and each CONFIG SET on, the module builds
-//! effects, until it has asked the server again.
+//! An effect is an entry of the log that contains a changed lock. Building an effect costs about as much as
+//! the rest of a command. It is skipped while nothing can ever read the effect: the append only file is off,
+//! there is no replica and no replication backlog, and the server is not a node of a cluster, which sends
+//! slots to other nodes. A new follower first gets a snapshot from a forked child (of the server, or of a
+//! rewrite of the file), and reads the log from there on. The server announces a fork before the next command
+//! runs. So from each fork and each CONFIG SET on, the module builds effects, until [`Followers::update`] has
+//! found no follower.
 //!
 //! While nothing follows, the module has the server replicate the running command itself. It reaches nothing,
 //! but counts as a change for the save points of the RDB file.
@@ -23,10 +25,10 @@ pub struct Followers {
     /// Whether replicas or the append only file may get what this server logs.
     pub may_follow: bool,
     /// Whether this server may read a log itself: its master's, or the append only file.
-    pub may_read: bool,
-    /// The state that all readers have derived from the log so far. `None` means that a reader may begin
-    /// here.
-    pub known: Option<LogState>,
+    pub server_may_read: bool,
+    /// The state that all readers of the log have at its end. `None` if a new reader may begin there: then
+    /// the next entry must be an effect, because a verbatim ACQUIRE builds on an earlier one.
+    pub readers_state: Option<LogState>,
     /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
     /// was loaded or unloaded.
     pub is_only_module: Option<bool>,
@@ -34,19 +36,18 @@ pub struct Followers {
 
 impl Default for Followers {
     fn default() -> Self {
-        Followers { may_follow: true, may_read: true, known: None, is_only_module: None }
+        Followers { may_follow: true, server_may_read: true, readers_state: None, is_only_module: None }
     }
 }
 
 impl Followers {
-    /// Asks the server whether what may be the case still is. A `false` stays until an event sets the field
-    /// again.
+    /// Asks the server whether the fields that are true still are. A false one stays until an event sets it.
     pub fn update(&mut self, ctx: Ctx<'_>) {
         // The count includes this module.
         self.is_only_module = self.is_only_module.or_else(|| Some(ctx.count_modules() == Some(1)));
         // A master that is a node of a cluster may read the log of a node whose slots it takes over.
         let reading = Flags::MASTER | Flags::LOADING | Flags::CLUSTER;
-        self.may_read = self.may_read && ctx.flags().intersection(reading) != Flags::MASTER;
+        self.server_may_read = self.server_may_read && ctx.flags().intersection(reading) != Flags::MASTER;
         self.may_follow = self.may_follow && can_be_followed(ctx);
     }
 
@@ -57,9 +58,9 @@ impl Followers {
     /// Returns whether a command that this server reads from a log can be passed on verbatim: the readers of
     /// its own log have the state that the command builds on. If so, advances their state past the command.
     pub fn advance_past(&mut self, position: &LogPosition) -> bool {
-        let suffices = position.builds_on.is_none() || position.builds_on == self.known;
+        let suffices = position.builds_on.is_none() || position.builds_on == self.readers_state;
         if suffices {
-            self.known = position.leads_to.or(self.known);
+            self.readers_state = position.leads_to.or(self.readers_state);
         }
         suffices
     }

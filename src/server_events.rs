@@ -81,13 +81,13 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
 
 /// Records that a new follower may exist. It has read nothing of the log, so the next entry must be complete.
 fn note_possible_follower(m: &Module) {
-    m.with(|s| (s.followers.may_follow, s.followers.known) = (true, None));
+    m.with(|s| (s.followers.may_follow, s.followers.readers_state) = (true, None));
 }
 
 fn became_replica(m: &Module, ctx: Ctx<'_>) {
     // A replica grants no lock, so it needs no grace period. Its promotion begins a new one.
     m.with(|s| {
-        s.followers.may_read = true;
+        s.followers.server_may_read = true;
         s.grace.stop();
     });
     unbind(m, ctx);
@@ -112,7 +112,7 @@ fn loading(m: &Module, live: bool) {
     let origin = if live { Origin::Live } else { Origin::Stored };
     m.with(|s| {
         s.loading = Some(Loading { origin, began: clock::now() });
-        s.followers.may_read = true;
+        s.followers.server_may_read = true;
         s.position_before_load = s.replication_position.take().filter(|_| !live);
         s.grace.loading_begins();
     });

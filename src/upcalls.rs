@@ -189,7 +189,7 @@ impl Upcalls for Module {
     fn stored_numbers(&self) -> [u64; 5] {
         let is_master = self.ctx().server_flags().contains(Flags::MASTER);
         self.with(|s| {
-            let position = if is_master { s.followers.known } else { s.replication_position };
+            let position = if is_master { s.followers.readers_state } else { s.replication_position };
             let [boot, offset, at, last_in_log] = position.map_or([0; 4], LogState::to_numbers);
             [s.fences.last(), boot, offset, at, last_in_log]
         })

@@ -15,8 +15,8 @@ use crate::module::Module;
 use crate::{background, clock, log, waiters};
 
 pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-    let (may_read, longest) = m.with(|s| (s.followers.may_read, s.config.bounds.longest_lease()));
-    if may_read && comes_from_a_log(ctx) {
+    let (may_read_log, longest) = m.with(|s| (s.followers.server_may_read, s.config.bounds.longest_lease()));
+    if may_read_log && comes_from_a_log(ctx) {
         return replayed(m, ctx, args);
     }
     let parsed = command::Acquire::parse(args.bytes, longest);

@@ -57,8 +57,8 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
 /// Switches the notice of each turn of the event loop on or off. The notice costs time in each turn, so it is
 /// off while no client waits.
 ///
-/// May be called in a notice, while the server iterates over its listeners: this listener is the module's
-/// last one, and the server only has a pointer to the listener after it.
+/// May be called in a tick, while the server walks its list of listeners and keeps a pointer to the next one
+/// after that of ticks. This listener is further back, because it is added after all those of [`subscribe`].
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {

@@ -167,7 +167,7 @@ fn watch_and_client_side_caching_report_changes_and_no_refused_request(kind: &Se
 }
 
 #[each_server]
-fn only_acquire_is_refused_when_memory_is_full(kind: &ServerKind) {
+fn acquire_is_refused_and_holds_can_be_extended_and_ended_when_memory_is_full(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     for key in ["a", "b", "c"] {
         conn.ok(&format!("DLOCK.ACQUIRE {key} t 600000 DEPTH 3"));

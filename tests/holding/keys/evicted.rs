@@ -69,7 +69,7 @@ fn only_evictions_of_holds_are_counted(kind: &ServerKind) {
     conn.ok("RENAME k empty");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("SET cached x");
-    // DEL ends the second hold in the event-loop turn of the evictions, but is none.
+    // DEL ends the second hold in the event-loop turn of the evictions, but is no eviction.
     let _ = conn.say_together(&["DEL k", "CONFIG SET maxmemory-policy allkeys-lru maxmemory 1"]);
     until("all keys are evicted", || conn.ok("DBSIZE") == 0);
     assert_eq!(server.numbers(["evicted_keys", "dlock_evictions", "dlock_grace_ms_left"]), [2, 0, 0]);
