@@ -282,17 +282,17 @@ fn put_off(m: &Module, task: Task, now: Instant) {
 
 /// Ends a wait without an operation on the lock.
 fn end_wait(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
-    let over = m.with(|s| {
-        let over = s.waiting.leave_all(id);
+    let ended = m.with(|s| {
+        let ended = s.waiting.leave_all(id);
         // If the head of the queue has left, the waiters behind it may be compatible with the holders.
-        if let Some(waiter) = over.first()
+        if let Some(waiter) = ended.first()
             && s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id))
         {
             s.background.note(Task::Serve(waiter.name.clone()));
         }
-        over
+        ended
     });
-    over.into_iter().for_each(|waiter| waiters::answer(m, waiter, outcome, now));
+    ended.into_iter().for_each(|waiter| waiters::answer(m, waiter, outcome, now));
 }
 
 // Waits that cannot end in a grant on this server.
@@ -309,12 +309,12 @@ fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
 /// ends as a timeout.
 fn refuse(m: &Module, id: WaiterId, why: &str) {
     let now = clock::now();
-    let (over, waiters) = m.with(|s| {
-        let over = s.waiting.get(id).and_then(|waiter| s.waiting.outcome_if_over(waiter, now));
-        (over, s.waiting.leave_all(id))
+    let (outcome_if_over, waiters) = m.with(|s| {
+        let outcome = s.waiting.get(id).and_then(|waiter| s.waiting.outcome_if_over(waiter, now));
+        (outcome, s.waiting.leave_all(id))
     });
     for waiter in waiters {
-        match over {
+        match outcome_if_over {
             Some(outcome) => waiters::answer(m, waiter, outcome, now),
             None => waiters::refuse(m, &waiter, why),
         }

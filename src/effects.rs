@@ -280,8 +280,8 @@ impl Target<'_> {
 /// Applies an effect: from the master on a replica, or from the append only file.
 ///
 /// A replica with an append only file logs the effect again. If the effect has times of another machine's
-/// clock, it is rewritten with times of this server's clock: a reader of the file could convert the former
-/// only by wall clocks.
+/// clock, it is rewritten with times of this server's clock: a reader of the file could convert times
+/// of the other clock only by wall clocks.
 pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
@@ -299,13 +299,12 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
     // Only locks with many holders are stored in parts.
     let has_parts = matches!(lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
     let change = part.filter(|_| has_parts).map_or(Change::Whole, Change::Part);
-    let can_pass_on = m.with(|s| {
+    let (can_pass_on, followed) = m.with(|s| {
         s.fences.raise(fence.max(last));
         // The timer is not armed: neither a replica nor a loading server ends a hold by itself.
         s.schedule(lock, name.db, &name.key);
-        !is_rewritten && s.followers.advance_past(position)
+        (!is_rewritten && s.followers.advance_past(position), s.followers.may_follow)
     });
-    let followed = m.with(|s| s.followers.may_follow);
     let form =
         if can_pass_on || !followed { LogForm::Verbatim } else { target.log_form(&change, clock::now()) };
     target.store();

@@ -33,9 +33,9 @@ pub fn start(m: &Module, ctx: Ctx<'_>) {
 /// brought greater fences.
 pub fn loaded(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
-    let wanted = m.with(|s| s.mark.thread.is_none() && s.fences.wants_mark(now));
+    let wants_mark = m.with(|s| s.mark.thread.is_none() && s.fences.wants_mark(now));
     // A replica grants nothing, and may be serving readers already.
-    if wanted && ctx.flags().contains(Flags::MASTER) {
+    if wants_mark && ctx.flags().contains(Flags::MASTER) {
         write_now(m, ctx);
     }
 }
@@ -137,7 +137,7 @@ fn carry_out(order: Order, file: &Path) -> Result<Done, String> {
     let found = match read(file, mark::MAX_LEN)? {
         None => Found::Nothing,
         Some(bytes) => match mark::read(&bytes) {
-            Ok(there) => order.found(there),
+            Ok(mark) => order.found(mark),
             Err(NoMark::Damaged) => Found::Damaged,
             // The file of a newer module is not replaced.
             Err(newer) => return Err(newer.to_string()),

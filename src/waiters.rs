@@ -300,7 +300,7 @@ pub fn evicted_clients(ctx: Ctx<'_>) -> Option<i64> {
 /// Removes a waiter from the queue after its client has closed the connection, or the server itself has
 /// answered it.
 pub fn gone(m: &Module, handle: Handle) {
-    let left = m.with(|s| {
+    let has_left = m.with(|s| {
         let id = s.connections.waiter(handle)?;
         s.connections.unblock(id);
         let waiter = s.waiting.leave(id)?;
@@ -309,7 +309,7 @@ pub fn gone(m: &Module, handle: Handle) {
         Some(())
     });
     // A handle may be used only once, and the handle of an answered waiter has been used.
-    if left.is_some() {
+    if has_left.is_some() {
         unblock(m, handle, None);
         m.rearm_timer();
     }

@@ -67,12 +67,12 @@ pub fn log<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
             return Ok(());
         }
     };
-    let most = count.map_or(usize::MAX, |n| n.get() as usize);
+    let max_entries = count.map_or(usize::MAX, |n| n.get() as usize);
     // Copied, because a reply calls the server.
     let entries: Vec<Entry> = m.with(|s| {
         s.log.keep_newest(s.config.log_max_len);
         let wanted = |entry: &&Entry| key.is_none_or(|key| entry.incident.is_about(key));
-        s.log.entries().filter(wanted).take(most).cloned().collect()
+        s.log.entries().filter(wanted).take(max_entries).cloned().collect()
     });
     reply_with(ctx, entries.iter().map(logged).collect::<Vec<_>>())
 }

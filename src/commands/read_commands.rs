@@ -42,7 +42,7 @@ pub fn pttl<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 
 pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Inspect::parse(args.bytes)?;
-    let most = command::Inspect::shown(parsed.count);
+    let max_shown = command::Inspect::shown(parsed.count);
     let name = Name::new(ctx.db(), parsed.key);
     let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
     let (now, show) = (clock::now(), show_token(m, ctx, args));
@@ -57,7 +57,7 @@ pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
             mode: view.mode().map_or(Inspection::FREE, Mode::word).as_bytes().into(),
             permits: view.mode().map_or(0, Mode::permits).into(),
             fence: view.fence().map_or(0, |fence| fence.get()),
-            holders: view.holds().take(most).map(|hold| holder(ctx, hold, now, show)).collect(),
+            holders: view.holds().take(max_shown).map(|hold| holder(ctx, hold, now, show)).collect(),
             holders_count,
             waiters,
             delay,
@@ -90,9 +90,9 @@ pub fn waiters<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     }
     let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
     let show = show_token(m, ctx, args);
-    let most = command::Inspect::shown(parsed.count);
+    let max_shown = command::Inspect::shown(parsed.count);
     // Copied, because a reply calls the server.
-    let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(most).cloned().collect());
+    let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(max_shown).cloned().collect());
     let waiting = |waiter| waiting(waiter, now, show);
     reply_with(ctx, queue.iter().map(waiting).collect::<Vec<_>>())
 }

@@ -196,7 +196,7 @@ pub fn register(ctx: Ctx<'_>, command: &Command, own_category: bool) -> bool {
         args: args(command.args),
     };
     let (name, flags) = (c_string(command.name), c_string(command.flags));
-    // Without the module's own category if the server has no such category.
+    // The last category is the module's own. It is left out if the server does not have it.
     let categories = command.categories.rsplit_once(' ').filter(|_| !own_category);
     let categories = c_string(categories.map_or(command.categories, |(others, _own)| others));
     let (entry, first_key) = (Some(command.entry), c_int::from(command.key != KeyUse::None));

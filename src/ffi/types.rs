@@ -80,7 +80,7 @@ unsafe extern "C" fn rdb_load<M: Upcalls>(io: *mut rm::RedisModuleIO, encoding: 
             refuse(io, "a newer module wrote it, load that one");
             return std::ptr::null_mut();
         }
-        // SAFETY: `io` is ours for this call; the key name lives as long.
+        // SAFETY: `io` is valid for this call; the key name lives as long.
         let loaded = unsafe {
             let key = bytes_of(api!(RedisModule_GetKeyNameFromIO(io)));
             let db = api!(RedisModule_GetDbIdFromIO(io));
@@ -190,7 +190,7 @@ const MORE_FOLLOW: u64 = 1 << 63;
 unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_int) {
     enter((), |module: &M| {
         let [first, others @ ..] = module.stored_numbers();
-        // SAFETY: `io` is ours for this call.
+        // SAFETY: `io` is valid for this call.
         let save = |number| unsafe { api!(RedisModule_SaveUnsigned(io, number)) };
         save(first | MORE_FOLLOW);
         others.into_iter().for_each(save);
@@ -201,7 +201,7 @@ unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_i
 /// load an RDB file without locks.
 unsafe extern "C" fn aux_save_if_any<M: Upcalls>(io: *mut rm::RedisModuleIO, when: c_int) {
     if enter(0, |module: &M| module.stored_numbers()[0]) > 0 {
-        // SAFETY: as above.
+        // SAFETY: `io` is valid for this call.
         unsafe { aux_save::<M>(io, when) };
     }
 }
@@ -212,7 +212,7 @@ unsafe extern "C" fn aux_load<M: Upcalls>(
     _when: c_int,
 ) -> c_int {
     enter(rm::REDISMODULE_ERR as c_int, |module: &M| {
-        // SAFETY: `io` is ours for this call. After an error the server returns 0.
+        // SAFETY: `io` is valid for this call. After an error the server returns 0.
         let load = || unsafe { api!(RedisModule_LoadUnsigned(io)) };
         let first = load();
         let mut numbers = [first & !MORE_FOLLOW, 0, 0, 0, 0];

@@ -99,7 +99,7 @@ pub struct Handle(pub(super) *mut rm::RedisModuleBlockedClient);
 
 // SAFETY: by itself it only names a client; `unblock` needs a context beside it, which is not `Send`.
 unsafe impl Send for Handle {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Handle {}
 
 /// Writes the fields of the INFO section.
@@ -113,7 +113,7 @@ impl Section {
 
     pub fn text(&self, field: &CStr, value: &str) {
         let value = c_string(value);
-        // SAFETY: as above; the server copies the text.
+        // SAFETY: valid while the INFO callback runs; the server copies the text.
         unsafe { api!(RedisModule_InfoAddFieldCString(self.0, field.as_ptr(), value.as_ptr())) };
     }
 }
