@@ -137,7 +137,7 @@ pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
             m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
             format!("ERR {}", bad.why)
         })?;
-        let leads_to = Some(effect.known());
+        let leads_to = Some(effect.log_state());
         m.with(|s| s.replication_position = leads_to);
         Ok((effect, LogPosition { builds_on: None, leads_to }))
     })

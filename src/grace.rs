@@ -25,7 +25,7 @@ pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
 /// first one, the server can answer clients.
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     m.with(|s| s.evictions.tick());
-    if m.with(|s| s.grace.serves()) {
+    if m.with(|s| s.grace.serving_begins()) {
         begin(m, ctx, "the server started and there was nothing to load");
     }
 }

@@ -1,8 +1,8 @@
 //! Limits on leases, delays, fences and bytes from outside.
 //!
-//! Bytes from this server's files or its master are accepted without limits: a server that refused its own
-//! file would lose all holds to protect one number. RESTORE can bring anything, so its bytes must be within
-//! the limits of the commands.
+//! Bytes from this server's files or its master are accepted without limits. For example, a server with a
+//! clock that was set back would otherwise refuse its own file, and lose all holds, because of their fences.
+//! RESTORE can bring any bytes, so these must be within the limits of the commands.
 
 use dlock_protocol::{Instant, Ttl};
 
@@ -17,24 +17,25 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Maximum of a lease and of a lock-delay. At most the grace period, because a lost hold must not outlast
-    /// it.
+    /// Maximum of a lease and of a lock-delay. At most the grace period, so that a hold that a restart lost
+    /// has expired when the grace period ends.
     pub fn longest_lease(self) -> Ttl {
         self.grace.map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
     }
 
-    /// Half of the grace period. So if the server loses a fence that it accepted from outside, its clock has
-    /// passed that fence before the grace period ends and the next fence is issued.
+    /// Half of the grace period. So if a restart loses a fence that was accepted from outside, the clock has
+    /// passed this fence when the grace period ends and the next fence is issued.
     pub fn skew(self) -> Skew {
         self.grace.map_or(Skew::WITHOUT_GRACE, |grace| Skew(grace.millis() / 2))
     }
 }
 
-/// How far a fence from outside may be ahead of the clock.
+/// The skew bound: how far a fence from outside (CONFIRM, RESTORE) may be ahead of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Skew(u64);
 
 impl Skew {
+    /// The skew bound while the grace period is off.
     pub const WITHOUT_GRACE: Skew = Skew(10_000);
 
     pub const fn from_millis(ms: u32) -> Skew {
@@ -51,8 +52,8 @@ impl Skew {
     }
 }
 
-/// The source of the bytes of a whole lock, and the limits that apply to them. `loading` is the source of a
-/// running load; there are limits only for RESTORE on a master.
+/// The source of the bytes of a whole lock, and the limits that apply to them. `loading` is the source of the
+/// running load, `None` if none runs. There are limits only for RESTORE on a master.
 pub fn source(loading: Option<Origin>, is_master: bool, bounds: Bounds) -> (Origin, Option<Bounds>) {
     // Without a load, the bytes come by RESTORE, perhaps from another machine with another clock. A replica
     // accepts every key that its master accepted.
@@ -141,7 +142,8 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_restore_are_limited_and_trusted_bytes_are_not() {
+    fn bytes_with_bounds_are_limited_and_bytes_without_bounds_are_not() {
+        // The skew bound without a grace period is 10 s.
         let far = NOW.micros() + 10_000_000;
         for (lock, refused) in [
             (held(5_000, 0, 0), None),

@@ -1,6 +1,6 @@
-//! The work of the background job: noted tasks, locks that are due, and holds that end with a connection.
+//! The work of the background job: tasks, locks that are due, and holds that end with a connection.
 //!
-//! The work is not stored: it is rebuilt when locks are loaded.
+//! The work is not stored: loading the locks schedules them again.
 
 use std::collections::HashMap;
 
@@ -13,14 +13,14 @@ use crate::lock::Lock;
 use crate::queue::{Name, WaiterId, Waiting};
 use crate::schedule::Slot;
 use crate::step::{Binding, EndedHolds, RareEffects};
-use crate::tasks::{Bindings, Pending, Task, split_off_other_resources};
+use crate::tasks::{Bindings, Pending, Task, split_off_other_locks};
 
 #[derive(Default)]
 pub struct Background {
     pending: Pending,
     dbs: Vec<Db>,
     /// The kind of work that was tried last: see [`Background::next_task`].
-    turn: usize,
+    last_kind: usize,
 }
 
 /// The locks of one database.
@@ -57,6 +57,7 @@ impl Background {
         self.dbs.iter().map(|db| db.scheduled.holders()).sum()
     }
 
+    /// Adds a task. A second one to serve the same lock has no effect.
     pub fn note(&mut self, task: Task) {
         self.pending.push_back(task);
     }
@@ -134,40 +135,41 @@ impl Background {
         bound
     }
 
-    /// Notes tasks that serve the wait queues that began after the waiter `behind`: the queues of one
-    /// database, or of all if `of` is `None`. A slice of the queues has a task each, the rest one together.
-    pub fn serve(&mut self, waiting: &Waiting, of: Option<i32>, behind: WaiterId) {
+    /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Includes only the
+    /// queues that began after the waiter `behind`. A slice of the queues has a task each; a single
+    /// [`Task::ServeBehind`] stands for the rest.
+    pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
         let mut next = None;
         for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
             next = Some(began);
-            if of.is_none_or(|db| name.db == db) {
+            if db.is_none_or(|db| name.db == db) {
                 self.note(Task::Serve(name.clone()));
             }
         }
-        next.into_iter().for_each(|began| self.note(Task::ServeBehind(began, of)));
+        next.into_iter().for_each(|began| self.note(Task::ServeBehind(began, db)));
     }
 
-    /// The next task at `now`. Noted tasks, timeouts and expired leases take turns, so that none of them
-    /// holds up the others.
+    /// The next task at `now`. Added tasks, waits that are over and due locks take turns, so that no kind of
+    /// work delays another.
     pub fn next_task(&mut self, waiting: &mut Waiting, grace: &mut Grace, now: Instant) -> Option<Task> {
         if grace.end_if_over(now) {
             return Some(Task::GraceOver);
         }
         (0..3).find_map(|_| {
-            self.turn = (self.turn + 1) % 3;
-            match self.turn {
+            self.last_kind = (self.last_kind + 1) % 3;
+            match self.last_kind {
                 0 => self.pending.next(now.millis()),
                 1 => {
                     let (waiter, outcome) = waiting.next_over(now)?;
                     Some(Task::Over(waiter.name.clone(), waiter.id, outcome))
                 }
-                _ => self.next_lease(now),
+                _ => self.next_due_lock(now),
             }
         })
     }
 
-    fn next_lease(&mut self, now: Instant) -> Option<Task> {
-        // The earliest of all databases, so that many due locks in one do not hold up another.
+    fn next_due_lock(&mut self, now: Instant) -> Option<Task> {
+        // The lock that is due first in any database: many due locks in one do not delay those of another.
         let firsts = self.dbs.iter().enumerate().filter_map(|(at, db)| Some((at, db.scheduled.first()?)));
         let (db, (_, slot)) =
             firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
@@ -182,22 +184,22 @@ impl Background {
         first.into_iter().chain(self.pending.due()).chain(grace.due()).min()
     }
 
-    /// Returns a task that cannot be carried out yet: it is the next one again. A task that was found by its
-    /// time is found again anyway.
+    /// Takes back a task that cannot be carried out yet: it is the next one again. A wait that is over or a
+    /// due lock is found again anyway.
     pub fn put_back(&mut self, task: Task) {
         if !matches!(task, Task::Over(..) | Task::Due(..)) {
             self.pending.put_back(task);
         }
     }
 
-    /// Puts a task off until `at`, which is no earlier than for the tasks put off before.
+    /// Puts a task off until `at`, which must not be earlier than for any task that was put off before.
     pub fn put_off(&mut self, task: Task, at: Deadline) {
         match task {
-            // Due locks and timeouts are found by their time.
+            // A due lock is not in `pending`, but in the schedule.
             Task::Due(name, slot) => self.db(name.db).scheduled.put_off(slot, at),
-            // The other locks of the connection need not wait.
+            // The tasks of other locks that had holds of this connection need not wait.
             Task::Disconnected(client, db, mut holds) => {
-                let elsewhere = split_off_other_resources(&mut holds);
+                let elsewhere = split_off_other_locks(&mut holds);
                 self.pending.put_off(Task::Disconnected(client, db, holds), at.millis());
                 if !elsewhere.is_empty() {
                     self.note(Task::Disconnected(client, db, elsewhere));
@@ -264,7 +266,7 @@ mod tests {
         LockRequestRef { ephemeral, ..LockRequestRef::new(token, ttl) }
     }
 
-    /// Acquires the lock for 10 ms. With a client, the hold is bound to its connection.
+    /// Acquires the lock for 10 ms. With a client, the hold is bound to the connection of the client.
     fn hold(background: &mut Background, name: &Name<'static>, client: Option<ClientId>) -> Slot {
         let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
         let terms = Terms {
@@ -293,7 +295,7 @@ mod tests {
     #[test]
     fn the_kinds_of_tasks_take_turns() {
         let (mut background, mut waiting) = (Background::default(), Waiting::default());
-        hold(&mut background, &name(1, "late"), None);
+        hold(&mut background, &name(1, "due"), None);
         hold(&mut background, &name(0, "due"), None);
         join(&mut waiting, name(0, "q"), Some(NOW.after_millis(1)));
         for key in ["a", "b", "c", "d"] {

@@ -21,13 +21,17 @@
 //!         more: number count, number delay (ms), u8 ephemeral (0 or 1), u8 length, label
 //! ```
 //!
+//! A hold that is put replaces the hold of its token, if there is one. The hold of a dropped token is
+//! removed.
+//!
 //! A number is an unsigned LEB128 in its shortest form: seven bits a byte, the least first, the top bit set
 //! in all bytes but the last. A signed number n is written as 2n, or as -2n - 1 if it is negative.
 //! Differences are modulo 2^64.
 //!
-//! Times are written as differences because these are short: a hold with a token of 27 bytes takes at most 63
-//! bytes, if its lease is shorter than 18 hours and it was granted less than three days ago. A server reads a
-//! length of up to 63 in one step, and each further step costs it 240 instructions.
+//! Times are written as differences because these are short: a lock with one hold and a token of 27 bytes
+//! takes at most 63 bytes, if the lease is shorter than 18 hours and the grant less than three days ago. In
+//! an RDB file, the length of a value of up to 63 bytes takes a single byte. A server reads a longer one in
+//! two steps, and each step costs 240 instructions.
 //!
 //! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (An
 //! argument of its own would cost the server 1,200 instructions more for each effect, of 14,000 for an
@@ -135,7 +139,8 @@ pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mu
     write_effect(&over, &Change::Whole, last, now, anchor, out);
 }
 
-/// Writes a change of a lock: the whole lock, or the holds of some tokens.
+/// Writes a change of a lock: the whole lock, or the holds of some tokens. Writes the whole lock, too, if
+/// there is no change.
 pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let mut put = SmallVec::<[&Hold; 1]>::new();
     let mut dropped = Vec::new();
@@ -188,8 +193,8 @@ pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &m
 /// The distinct tokens.
 fn distinct(tokens: &[Token]) -> impl Iterator<Item = &Token> {
     // A change nearly always has a single token.
-    let mut met = HashSet::with_capacity(if tokens.len() > 1 { tokens.len() } else { 0 });
-    tokens.iter().filter(move |token| tokens.len() == 1 || met.insert(*token))
+    let mut seen = HashSet::with_capacity(if tokens.len() > 1 { tokens.len() } else { 0 });
+    tokens.iter().filter(move |token| tokens.len() == 1 || seen.insert(*token))
 }
 
 /// Writes LEB128. (The crate unsigned-varint 0.8 reads 2^64 as 0.)
@@ -249,8 +254,8 @@ pub struct Effect {
 /// An effect that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadEffect {
-    /// The fence as in [`Effect`], if a newer module wrote the effect: then only its change is lost. `None`
-    /// otherwise.
+    /// The fence as in [`Effect`], if a newer module wrote the effect: the fence is read in any version, and
+    /// only the change is lost. `None` otherwise.
     pub last: Option<u64>,
     pub why: Malformed,
 }
@@ -416,7 +421,7 @@ impl Written {
         self.whole
     }
 
-    /// Whether its times were written by the clock of another boot.
+    /// Whether the times were written by the clock of another boot or machine.
     pub fn is_foreign(&self, anchor: Anchor) -> bool {
         self.clock.0.boot != anchor.boot
     }
@@ -431,7 +436,7 @@ impl Written {
     }
 
     /// Maximum number of holders in this mode.
-    fn most(&self) -> usize {
+    fn max_holders(&self) -> usize {
         match self.mode {
             None => 0,
             Some(Mode::Exclusive) => 1,
@@ -442,14 +447,15 @@ impl Written {
 
     /// Checks that the mode and the number of holds agree, and that no token occurs twice.
     fn check(&self) -> Result<(), Malformed> {
-        let least = usize::from(self.whole && self.mode.is_some());
-        let fits = (least..=self.most()).contains(&self.put.len());
-        let shape = match self.mode {
+        let min_holders = usize::from(self.whole && self.mode.is_some());
+        let count_fits = (min_holders..=self.max_holders()).contains(&self.put.len());
+        // Only a shared lock or a semaphore is changed in parts, and only parts drop tokens.
+        let form_fits = match self.mode {
             _ if self.whole => self.dropped.is_empty(),
             None | Some(Mode::Exclusive) => false,
             Some(Mode::Shared | Mode::Permits(_)) => true,
         };
-        if !fits || !shape {
+        if !count_fits || !form_fits {
             return Err(Malformed::Value("number of holds"));
         }
         // The most frequent case needs no list.
@@ -477,7 +483,7 @@ impl Written {
         let mut staying = None;
         if !self.whole {
             let leaving = self.tokens().filter(|token| lock.stored_of(token.as_bytes()).is_some()).count();
-            if lock.stored_len() - leaving + self.put.len() > self.most() {
+            if lock.stored_len() - leaving + self.put.len() > self.max_holders() {
                 return false;
             }
             for token in self.tokens() {

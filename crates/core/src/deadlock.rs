@@ -2,12 +2,14 @@
 //!
 //! The nodes are parties: a token, or an owner with all its tokens. A party waits for the holders of the lock
 //! that it asks for and for the waiters ahead of it, unless both share the lock. It waits for all of them at
-//! once, so every cycle is a deadlock. Three kinds of waits add no edge: for permits, as any of the holders
-//! may leave first; a second one of a token for the same lock, as one grant may answer both; and one that has
-//! timed out.
+//! once, so every cycle is a deadlock. Three kinds of waits add no edge:
 //!
-//! The holders of other locks are not known here: the search asks its caller for them, lock by lock. It runs
-//! inside a command, so its work is bounded. A deadlock beyond the bound is missed, until a lease or a wait
+//! - a wait for permits, because any of the holders may leave first
+//! - a second wait of a token for the same lock, because one grant may answer both
+//! - a wait that has timed out
+//!
+//! The search cannot read locks: it asks its caller for their holders, lock by lock. It runs inside a
+//! command, so its work is bounded. A deadlock that needs more work is missed, until a lease or a wait
 //! timeout ends it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -32,18 +34,20 @@ pub enum Found {
 /// The bound of a search. One step is one holder or waiter, 0.1 to 0.2 µs.
 pub const MAX_STEPS: usize = 2_048;
 
-/// Steps that it costs to store a party, and to ask for the holders of a lock, for which the server opens a
-/// key.
-const STORING: usize = 4;
-const ASKING: usize = 8;
+/// The cost in steps of storing a party.
+const STEPS_PER_PARTY: usize = 4;
+
+/// The cost in steps of asking for the holders of a lock: the caller opens a key.
+const STEPS_PER_LOCK: usize = 8;
 
 /// One search, for one client that is about to wait.
 pub struct Search {
-    /// The newcomer first, then each party that it waits for, with the index of the party that led to it.
-    met: Vec<(Party, usize)>,
-    /// The parties in `met`.
+    /// The newcomer first, then each party that it waits for, directly or not. With the index of a party that
+    /// waits for this one directly.
+    parties: Vec<(Party, usize)>,
+    /// The parties in `parties`.
     seen: HashSet<Party>,
-    /// All waits of the newcomer's party. The last one is about to begin.
+    /// All waits of the newcomer's party. The last one is the wait that is about to begin.
     own: Vec<Wait>,
     /// The waits that are still to be followed.
     to_follow: VecDeque<Wait>,
@@ -59,18 +63,19 @@ struct Wait {
     position: Position,
     token: Token,
     mode: Mode,
-    /// The index of its party in [`Search::met`].
+    /// The index of its party in [`Search::parties`].
     party: usize,
 }
 
-/// A lock with the holders that the search knows.
+/// A lock for which the search has asked.
 #[derive(Default)]
 struct KnownLock {
     mode: Option<Mode>,
-    /// The holders that have not been followed. Only parties that wait themselves, and the newcomer.
+    /// The holders that have not been followed. Parties that do not wait are left out, except the newcomer:
+    /// no cycle goes through them.
     holders: Vec<(Token, Party)>,
-    /// Holders with the maximum hold count. If they wait for this lock again, that wait adds no edge: it may
-    /// be refused at its turn.
+    /// Holders with the maximum hold count. If such a holder waits for this lock again, the wait adds no
+    /// edge: it may be refused at the head of the queue, and then blocks no waiter behind it.
     full: Vec<Token>,
     /// The waiters ahead of this position have been followed.
     followed: Option<Position>,
@@ -86,7 +91,7 @@ impl Search {
         waiting: &Waiting,
     ) -> Search {
         let mut search = Search {
-            met: Vec::new(),
+            parties: Vec::new(),
             seen: HashSet::new(),
             own: Vec::new(),
             to_follow: VecDeque::new(),
@@ -94,23 +99,24 @@ impl Search {
             steps: 0,
             now,
         };
-        // Without an owner, a party cannot wait for itself.
-        let alone = waiting.is_empty() && request.owner.is_none();
+        // If no other client waits, the only possible cycle is an owner that waits for itself.
+        let no_cycle = waiting.is_empty() && request.owner.is_none();
         let position = (rank, WaiterId(u64::MAX));
-        let again = waiting.positions(request.token.as_bytes(), name).any(|other| other < position);
-        if alone || again || is_permits(request.mode) {
+        let waits_already = waiting.positions(request.token.as_bytes(), name).any(|other| other < position);
+        if no_cycle || waits_already || is_permits(request.mode) {
             return search;
         }
         let request = request.to_owned();
         let start = Party::new(&request.token, request.owner.as_ref());
         let wait =
             Wait { name: name.to_owned(), position, token: request.token, mode: request.mode, party: START };
+        // At most a quarter of the steps, so that most are left for the search.
         for waiter in waiting.of_party(&start).take(MAX_STEPS / 4) {
             search.steps += 1;
-            search.own.extend(search.wait(waiter, START, waiting));
+            search.own.extend(search.wait_of(waiter, START, waiting));
         }
         search.seen.insert(start.clone());
-        search.met.push((start, START));
+        search.parties.push((start, START));
         search.own.push(wait.clone());
         search.to_follow.push_back(wait);
         search
@@ -123,7 +129,7 @@ impl Search {
 
     /// Stores the holders of `name`; `lock` is `None` if its key does not exist.
     pub fn learn(&mut self, name: &Name<'_>, lock: Option<&Lock>, waiting: &Waiting) {
-        self.steps += ASKING;
+        self.steps += STEPS_PER_LOCK;
         let mut known = KnownLock::default();
         if let Some(view) = lock.map(|lock| lock.at(self.now)) {
             known.mode = view.mode();
@@ -133,7 +139,7 @@ impl Search {
                     known.full.push(hold.token().clone());
                 }
                 let party = Party::new(hold.token(), hold.owner());
-                if party == self.met[START].0 || waiting.of_party(&party).next().is_some() {
+                if party == self.parties[START].0 || waiting.of_party(&party).next().is_some() {
                     known.holders.push((hold.token().clone(), party));
                 }
             }
@@ -159,7 +165,8 @@ impl Search {
         Found::Nothing
     }
 
-    /// Follows the edges of one wait. Returns whether one leads back to the newcomer.
+    /// Follows the edges of one wait: to the waits of the newcomer's party ahead of it, to the holders, and
+    /// to the other waiters ahead of it. Returns whether one leads back to the newcomer.
     fn follow(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         let is_ahead = |own: &Wait| own.name == wait.name && own.position < wait.position;
         let keeps_out = |own: &Wait| own.token != wait.token && excludes(own.mode, wait.mode);
@@ -179,14 +186,15 @@ impl Search {
         if !lock.mode.is_some_and(|held_as| excludes(held_as, wait.mode)) {
             return false;
         }
+        // A token does not wait for its own hold, but other tokens may.
         let (own, others) = mem::take(&mut lock.holders).into_iter().partition(|(t, _)| *t == wait.token);
         lock.holders = own;
         let others: Vec<(Token, Party)> = others;
-        others.into_iter().any(|(_, party)| self.meet(party, wait.party, waiting))
+        others.into_iter().any(|(_, party)| self.add_party(party, wait.party, waiting))
     }
 
-    /// Follows the waiters ahead of an exclusive one, without those that wait nowhere else: whatever these
-    /// wait for, the exclusive waiter waits for too.
+    /// Follows the waiters ahead of an exclusive one, except those that wait nowhere else: the exclusive
+    /// waiter itself waits for every party that they wait for.
     fn follow_waiters(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         let Some(lock) = self.locks.get_mut(&wait.name) else { return false };
         let from = lock.followed.unwrap_or((Rank::Upgrade, WaiterId(0)));
@@ -194,12 +202,12 @@ impl Search {
             return false;
         }
         lock.followed = Some(wait.position);
-        for waiter in waiting.waiting_often(&wait.name, from..wait.position) {
+        for waiter in waiting.marked_waiters(&wait.name, from..wait.position) {
             self.steps += 1;
             if self.steps >= MAX_STEPS {
                 return false;
             }
-            if self.is_waited_for(waiter, waiting) && self.meet(waiter.party(), wait.party, waiting) {
+            if self.is_waited_for(waiter, waiting) && self.add_party(waiter.party(), wait.party, waiting) {
                 return true;
             }
         }
@@ -214,31 +222,31 @@ impl Search {
                 return false;
             }
             if waiter.request.mode == Mode::Exclusive && self.is_waited_for(waiter, waiting) {
-                return self.meet(waiter.party(), wait.party, waiting);
+                return self.add_party(waiter.party(), wait.party, waiting);
             }
         }
         false
     }
 
     /// Adds a party that the party `by` waits for. Returns true if it is the newcomer.
-    fn meet(&mut self, party: Party, by: usize, waiting: &Waiting) -> bool {
-        if party == self.met[START].0 {
+    fn add_party(&mut self, party: Party, by: usize, waiting: &Waiting) -> bool {
+        if party == self.parties[START].0 {
             return true;
         }
         if self.seen.insert(party.clone()) {
-            self.steps += STORING;
+            self.steps += STEPS_PER_PARTY;
             for waiter in waiting.of_party(&party).take(MAX_STEPS.saturating_sub(self.steps)) {
                 self.steps += 1;
-                self.to_follow.extend(self.wait(waiter, self.met.len(), waiting));
+                self.to_follow.extend(self.wait_of(waiter, self.parties.len(), waiting));
             }
-            self.met.push((party, by));
+            self.parties.push((party, by));
         }
         false
     }
 
     /// Whether other waiters wait for this one.
     fn is_waited_for(&self, waiter: &Waiter, waiting: &Waiting) -> bool {
-        self.wait(waiter, START, waiting).is_some() && !self.is_full(&waiter.name, &waiter.request.token)
+        self.wait_of(waiter, START, waiting).is_some() && !self.is_full(&waiter.name, &waiter.request.token)
     }
 
     fn is_full(&self, name: &Name<'_>, token: &Token) -> bool {
@@ -246,15 +254,15 @@ impl Search {
     }
 
     /// The wait of a waiter, if it adds edges.
-    fn wait(&self, waiter: &Waiter, party: usize, waiting: &Waiting) -> Option<Wait> {
+    fn wait_of(&self, waiter: &Waiter, party: usize, waiting: &Waiting) -> Option<Wait> {
         let (request, name, position) = (&waiter.request, &waiter.name, waiter.position());
         let first = waiting.positions(request.token.as_bytes(), name).min();
         let newcomer = self.own.last().filter(|own| own.token == request.token && own.name == *name);
         let first = first.into_iter().chain(newcomer.map(|own| own.position)).min();
-        let counts = !is_permits(request.mode)
+        let adds_edges = !is_permits(request.mode)
             && waiting.outcome_if_over(waiter, self.now).is_none()
             && first == Some(position);
-        counts.then(|| Wait {
+        adds_edges.then(|| Wait {
             name: name.clone(),
             position,
             token: request.token.clone(),
@@ -267,9 +275,9 @@ impl Search {
     fn path(&self, last: usize) -> Vec<Token> {
         let mut path = vec![START, last];
         while let Some(at) = path.last().copied().filter(|at| *at != START) {
-            path.push(self.met[at].1);
+            path.push(self.parties[at].1);
         }
-        path.iter().rev().map(|at| self.met[*at].0.shown().clone()).collect()
+        path.iter().rev().map(|at| self.parties[*at].0.shown().clone()).collect()
     }
 }
 

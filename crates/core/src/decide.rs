@@ -3,7 +3,7 @@
 //! Every operation first advances the lock to now (expired holds end, the queue is served), then does its own
 //! work, then serves the queue again. So no reply depends on whether the background job has run.
 //!
-//! `serving` has the wait queue, `holds` the begin, change and end of holds.
+//! `serving` grants locks to waiters; `holds` begins, changes and ends holds.
 
 use std::num::NonZeroU32;
 
@@ -28,11 +28,12 @@ mod serving;
 pub enum Acquired {
     /// The token holds the lock, since now or since before.
     Held(Fence),
-    /// Not granted. With BLOCK or QUEUE it joins the queue at this rank.
+    /// Not granted. A request with BLOCK or QUEUE joins the queue at this rank.
     NotNow(Rank),
-    /// Not granted. Its token has a queue position already, which it keeps.
+    /// Not granted. The token had a queue position already, and keeps it.
     Queued(WaiterId),
-    /// Another sharer (this token or owner) waits for an upgrade already, so both would wait for ever.
+    /// Not granted. Another sharer waits for an upgrade already, so both would wait for ever. Its token, or
+    /// its owner if it has one.
     Upgrading(Token),
     /// Not granted, because the grace period has not ended.
     Grace,
@@ -85,7 +86,9 @@ pub struct Turn<'a> {
     pub lock: &'a mut Lock,
     /// The effects, written to the caller's value: a step is too large to move.
     step: &'a mut Step,
+    /// Whether the lock was gone before the operation.
     was_gone: bool,
+    /// Number of waiters that this operation has answered.
     served: usize,
 }
 
@@ -141,10 +144,9 @@ impl<'a> Turn<'a> {
         }
         match self.fit(request.mode) {
             Fit::OtherPermits(n) => Acquired::Refused(Refusal::OtherPermits(n.get())),
-            Fit::Fits if self.waiting.len_of(self.name) == 0 => match self.grant(request, client) {
-                Ok(fence) => Acquired::Held(fence),
-                Err(refusal) => Acquired::Refused(refusal),
-            },
+            Fit::Fits if self.waiting.len_of(self.name) == 0 => {
+                self.grant(request, client).map_or_else(Acquired::Refused, Acquired::Held)
+            }
             Fit::Full if self.waiting.len_of(self.name) == 0 => {
                 Acquired::Refused(Refusal::TooManyHolders(self.terms.max_holders))
             }
@@ -168,7 +170,7 @@ impl<'a> Turn<'a> {
         client: ClientId,
     ) -> Acquired {
         let token = request.token.as_bytes();
-        // A shared re-entry into an exclusive hold does not downgrade it.
+        // A SHARED request with REENTRANT or DEPTH does not downgrade an exclusive hold.
         let stays_exclusive = held_as == Mode::Exclusive && request.reentry != Reentry::Keep;
         match (held_as, request.mode) {
             (Mode::Permits(n), Mode::Permits(asked)) if n != asked => {
@@ -204,10 +206,7 @@ impl<'a> Turn<'a> {
             self.answer_others(token);
             self.serve();
         }
-        match renewed {
-            Ok(fence) => Acquired::Held(fence),
-            Err(refusal) => Acquired::Refused(refusal),
-        }
+        renewed.map_or_else(Acquired::Refused, Acquired::Held)
     }
 
     /// Like [`Turn::acquire`], for a request with QUEUE: its token waits at a queue position, which ends at
@@ -217,20 +216,21 @@ impl<'a> Turn<'a> {
         let position = self.waiting.position_of(token, self.name);
         let id = position.map(|position| position.id);
         if let (Some(position), Some(id)) = (position, id) {
-            let other = position.request.mode != request.mode;
+            let changes_mode = position.request.mode != request.mode;
             let over = self.waiting.outcome_if_over(position, self.now);
-            if let Some(outcome) = over.or(other.then_some(Outcome::Left)) {
+            if let Some(outcome) = over.or(changes_mode.then_some(Outcome::Left)) {
                 self.take_out(&[id], outcome);
             }
         }
         let acquired = self.acquire(request, queued.client);
-        // A new request with another number of permits gets an error at once, a waiter at its turn.
+        // A waiter with another number of permits than the holders' is refused only at the head of the queue:
+        // the holders may leave before.
         let not_yet = matches!(
             acquired,
             Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))
         );
         if not_yet && let Some(id) = id.filter(|id| self.waiting.get(*id).is_some()) {
-            self.waiting.keep(id, request, queued, until);
+            self.waiting.renew_position(id, request, queued, until);
             return Acquired::Queued(id);
         }
         acquired
@@ -250,7 +250,7 @@ impl<'a> Turn<'a> {
         };
         match NonZeroU32::new(left) {
             None => self.end_one(token.as_bytes(), End::Released),
-            Some(left) => self.leave_counts(token, had, left),
+            Some(left) => self.lower_count(token, had, left),
         }
         self.serve();
         had - left
@@ -263,7 +263,7 @@ impl<'a> Turn<'a> {
     }
 
     #[inline(never)]
-    fn leave_counts(&mut self, token: TokenRef<'_>, had: u32, left: NonZeroU32) {
+    fn lower_count(&mut self, token: TokenRef<'_>, had: u32, left: NonZeroU32) {
         if left.get() < had {
             self.claim_grant(token);
             self.change(token.as_bytes(), |hold| hold.set_count(left));
@@ -329,8 +329,8 @@ impl<'a> Turn<'a> {
         holds
     }
 
-    /// Ends those holds of these tokens that are bound to a closed connection. The caller passes at most as
-    /// many tokens as one turn may end holds.
+    /// Ends those holds of these tokens that are bound to a closed connection. The caller passes at most
+    /// [`EndedHolds::SLICE`](crate::EndedHolds::SLICE) tokens.
     pub fn disconnect<'t>(&mut self, tokens: impl IntoIterator<Item = &'t [u8]>, client: ClientId) {
         self.advance();
         let bound = Ephemeral::Bound(client);
@@ -342,15 +342,15 @@ impl<'a> Turn<'a> {
         self.serve();
     }
 
-    /// The key of a held lock was deleted: serves the queue.
+    /// Serves the queue after the key of a held lock was deleted.
     pub fn vanished(&mut self) {
         self.was_gone = false;
         self.advance();
     }
 
-    /// The lock was created by RESTORE. The append only file contains the RESTORE with times of another
-    /// server's clock, and a restart would convert these by the wall clock. So the effect is the whole lock,
-    /// with times of this server's clock.
+    /// Rewrites a lock that RESTORE has created. The append only file contains the RESTORE with times of
+    /// another server's clock, which a restart would convert by the wall clock. So the whole lock is logged
+    /// again, with times of this server's clock.
     pub fn restored(&mut self) {
         self.advance();
         if !self.lock.is_gone() {
@@ -365,8 +365,8 @@ impl<'a> Turn<'a> {
     }
 
     /// Removes the waiters of a token or of a connection from this queue. Returns their number.
-    pub fn cancel(&mut self, whom: CancelTarget<'_>) -> usize {
-        let waiters: SmallVec<[WaiterId; 2]> = match whom {
+    pub fn cancel(&mut self, target: CancelTarget<'_>) -> usize {
+        let waiters: SmallVec<[WaiterId; 2]> = match target {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
                 // A connection beside a queue position leaves together with the position.

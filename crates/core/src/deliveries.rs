@@ -1,11 +1,11 @@
 //! Unconfirmed grants, and the replies that announce them.
 //!
 //! A grant to a waiter is unconfirmed until the client has received the reply, or has sent a command with its
-//! token. If no reply arrives, the grant is taken back.
+//! token. If the reply does not reach the client, the grant is taken back.
 //!
-//! An event-loop turn ends with writing to the sockets. A connection that closes before the next turn has not
-//! received a reply: the server discards the output of a connection that it had already decided to close (a
-//! deleted user, an exceeded output limit, a peer that closed).
+//! The server writes replies to the sockets at the end of an event-loop turn, but not to a connection that it
+//! is about to close (a deleted user, an exceeded output limit, a peer that closed). So a connection that
+//! closes before the next turn begins has not received the replies of this turn.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -13,7 +13,7 @@ use std::hash::Hash;
 use dlock_protocol::{ClientId, Deadline, Delay, Fence, Token};
 use smallvec::SmallVec;
 
-use crate::queue::waiter::{Granted, Name, WaiterId, swap};
+use crate::queue::waiter::{Granted, Name, WaiterId, swap_db};
 
 #[derive(Clone, Debug, Default)]
 pub struct Deliveries {
@@ -34,19 +34,19 @@ pub struct UnconfirmedGrant {
     /// The fence of the hold. A reply about a hold with another fence changes nothing.
     fence: Fence,
     granted: Granted,
-    /// The waiters with a reply on its way.
+    /// The waiters with a connection to which a reply is on its way.
     recipients: SmallVec<[WaiterId; 1]>,
     unclaimed: Option<Unclaimed>,
 }
 
-/// A grant to a queued waiter that it has not claimed.
+/// The grant of a queued waiter (ACQUIRE with QUEUE), until its token claims it with its next command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unclaimed {
     pub id: WaiterId,
     /// End of the queue position.
     pub until: Deadline,
     /// The lock-delay that the hold gets when it is claimed.
-    pub delay: Delay,
+    pub delay_after_claim: Delay,
 }
 
 /// The consequence of a reply that was not delivered.
@@ -54,7 +54,7 @@ pub(crate) struct Unclaimed {
 pub(crate) enum Lost {
     /// No client knows of this grant: take it back.
     Grant(Granted),
-    /// The token can still claim the grant, until then.
+    /// The token can still claim the grant, until this deadline.
     Unclaimed(Deadline),
 }
 
@@ -66,8 +66,8 @@ pub struct Delivery {
     pub client: ClientId,
 }
 
-/// The capacity up to which a map is not shrunk, in entries.
-const CROWD: usize = 1_000;
+/// A map is never shrunk below this capacity, in entries.
+const KEPT_CAPACITY: usize = 1_000;
 
 impl Deliveries {
     /// Records a grant to a waiter that will receive a reply, or that has to claim the grant. A renewal adds
@@ -88,7 +88,7 @@ impl Deliveries {
                 UnconfirmedGrant { fence, granted, recipients: SmallVec::new(), unclaimed: None },
             );
         }
-        let Some(grant) = self.of(name).and_then(|grants| grants.get_mut(token)) else { return };
+        let Some(grant) = self.grants_of(name).and_then(|grants| grants.get_mut(token)) else { return };
         match unclaimed {
             Some(_) => grant.unclaimed = unclaimed,
             None => grant.recipients.push(waiter),
@@ -96,19 +96,19 @@ impl Deliveries {
     }
 
     /// Records that the reply to a waiter is on its way.
-    pub(crate) fn sent(&mut self, waiter: WaiterId, delivery: Delivery) {
+    pub(crate) fn await_delivery(&mut self, waiter: WaiterId, delivery: Delivery) {
         self.on_their_way.insert(waiter, delivery);
     }
 
     /// Confirms the grant of a token after a command of the token, or after the end of its hold. Returns the
-    /// unclaimed grant, if it had one.
+    /// unclaimed part of the grant, if there was one.
     #[inline]
     pub(crate) fn claim_grant(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
-        if self.unconfirmed.is_empty() { None } else { self.settle(name, token) }
+        if self.unconfirmed.is_empty() { None } else { self.remove_unconfirmed(name, token) }
     }
 
-    fn settle(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
-        let grants = self.of(name)?;
+    fn remove_unconfirmed(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
+        let grants = self.grants_of(name)?;
         let grant = grants.remove(token)?;
         if grants.is_empty() {
             self.forget(name);
@@ -116,7 +116,7 @@ impl Deliveries {
         grant.unclaimed
     }
 
-    fn of(&mut self, name: &Name<'_>) -> Option<&mut UnconfirmedGrants> {
+    fn grants_of(&mut self, name: &Name<'_>) -> Option<&mut UnconfirmedGrants> {
         self.unconfirmed.get_mut(&name.db)?.get_mut(&*name.key)
     }
 
@@ -142,8 +142,8 @@ impl Deliveries {
     }
 
     /// Records that the reply to a waiter was not delivered. Returns the consequence, or `None` if another
-    /// connection of the token receives a reply. `delay` is the present lock-delay of the hold, which an
-    /// unclaimed hold gets back when its token claims the grant.
+    /// connection of the token receives a reply. `delay` is the lock-delay of the hold: the caller removes it
+    /// from an unclaimed hold, and a claim restores it.
     pub(crate) fn lost(
         &mut self,
         name: &Name<'_>,
@@ -152,7 +152,7 @@ impl Deliveries {
         waiter: WaiterId,
         delay: Delay,
     ) -> Option<Lost> {
-        let grant = self.of(name)?.get_mut(token)?;
+        let grant = self.grants_of(name)?.get_mut(token)?;
         if grant.fence != fence {
             return None;
         }
@@ -164,11 +164,11 @@ impl Deliveries {
         if let Some(unclaimed) = &mut grant.unclaimed
             && grant.granted == Granted::New
         {
-            unclaimed.delay = unclaimed.delay.max(delay);
+            unclaimed.delay_after_claim = unclaimed.delay_after_claim.max(delay);
             return Some(Lost::Unclaimed(unclaimed.until));
         }
         let granted = grant.unclaimed.is_none().then_some(grant.granted)?;
-        self.settle(name, token);
+        self.remove_unconfirmed(name, token);
         Some(Lost::Grant(granted))
     }
 
@@ -191,18 +191,18 @@ impl Deliveries {
 
     /// The reply has been sent: the grant is confirmed.
     pub fn delivered(&mut self, waiter: WaiterId, Delivery { name, token, .. }: &Delivery) {
-        let grant = self.of(name).and_then(|grants| grants.get(token));
+        let grant = self.grants_of(name).and_then(|grants| grants.get(token));
         if grant.is_some_and(|grant| grant.recipients.contains(&waiter)) {
-            self.settle(name, token.as_bytes());
+            self.remove_unconfirmed(name, token.as_bytes());
         }
     }
 
-    /// All replies of the last turn have been sent.
+    /// A turn of the event loop has ended, so its replies have been sent.
     pub fn next_turn(&mut self) {
         for (waiter, delivery) in std::mem::take(&mut self.this_turn).into_values() {
             self.delivered(waiter, &delivery);
         }
-        if self.on_their_way.is_empty() && self.on_their_way.capacity() > CROWD {
+        if self.on_their_way.is_empty() && self.on_their_way.capacity() > KEPT_CAPACITY {
             self.on_their_way = HashMap::new();
         }
     }
@@ -216,7 +216,7 @@ impl Deliveries {
     pub fn swapped(&mut self, first: i32, second: i32) {
         let handed_over = self.this_turn.values_mut().map(|(_, delivery)| delivery);
         for Delivery { name, .. } in self.on_their_way.values_mut().chain(handed_over) {
-            swap(&mut name.db, first, second);
+            swap_db(&mut name.db, first, second);
         }
         let one = self.unconfirmed.remove(&first);
         let other = self.unconfirmed.remove(&second);
@@ -227,7 +227,7 @@ impl Deliveries {
 
 /// Shrinks a map that was large and is almost empty now.
 pub fn shrink_if_sparse<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
-    if map.capacity() > CROWD && map.len() < map.capacity() / 8 {
+    if map.capacity() > KEPT_CAPACITY && map.len() < map.capacity() / 8 {
         map.shrink_to(map.len() * 2);
     }
 }
@@ -248,12 +248,13 @@ mod tests {
         Delivery { name, token: Token::new(b"t").unwrap(), client: ClientId(client) }
     }
 
+    /// With a reply on its way to each of these waiters, on the connection of this id.
     fn sent(to: &[(WaiterId, u64, Granted)]) -> Deliveries {
         let mut deliveries = Deliveries::default();
         for (waiter, client, granted) in to {
             let Delivery { name, token, .. } = delivery(*client);
             deliveries.granted(&name, &token, fence(), *granted, *waiter, None);
-            deliveries.sent(*waiter, delivery(*client));
+            deliveries.await_delivery(*waiter, delivery(*client));
         }
         deliveries
     }
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_without_a_connection_is_reclaimed_once() {
+    fn a_reply_that_reaches_no_connection_is_reclaimed_once() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New)]);
         assert!(!deliveries.is_empty());
         assert_eq!(deliveries.client_gone(ClientId(1)), None, "no connection has the reply yet");
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_is_sent_when_the_next_turn_begins() {
+    fn a_reply_counts_as_sent_when_the_next_turn_begins() {
         let mut deliveries = sent(&[(WAITER, 1, Granted::New), (WaiterId(4), 2, Granted::Renewal)]);
         deliveries.handed_over(WAITER);
         deliveries.next_turn();
@@ -310,7 +311,8 @@ mod tests {
         deliveries.swapped(0, 7);
         assert_eq!(deliveries.reply_reclaimed(WaiterId(4)).unwrap().name.db, 7);
         assert_eq!(deliveries.client_gone(ClientId(1)).unwrap().1.name.db, 7);
-        assert!(deliveries.of(&Name::new(7, b"k")).is_some() && deliveries.of(&Name::new(0, b"k")).is_none());
+        let has_grants = [0, 7].map(|db| deliveries.grants_of(&Name::new(db, b"k")).is_some());
+        assert_eq!(has_grants, [false, true]);
         drop(deliveries.flushed(Some(7)));
         assert!(deliveries.unconfirmed.is_empty());
     }

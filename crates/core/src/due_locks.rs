@@ -1,9 +1,9 @@
-//! The locks of one database, by the time at which each is due for the background job, with their numbers of
-//! holders.
+//! The locks of one database, by the time at which each is due for the background job (a lease or a
+//! lock-delay ends), with their numbers of holders.
 //!
-//! The structure stores the keys of the locks. The value of a lock contains its slot, by which the lock is
-//! removed here when its key is deleted. A lock that was deleted without notice (a refused RESTORE, a key
-//! that expired during a load) is found when it is due.
+//! The value of each lock contains its slot in this structure. When the key is deleted, the lock is removed
+//! here by that slot. If the module was not notified of a deletion (a refused RESTORE, a key that expired
+//! during a load), the background job finds the stale entry when it is due.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::schedule::{Schedule, Slot};
 
 #[derive(Default)]
 pub struct DueLocks {
-    /// The names. Short ones need no allocation of their own.
+    /// The keys of the locks. Short keys need no allocation of their own.
     schedule: Schedule<Bytes>,
     holders: usize,
     /// The number of holders of each lock that does not have exactly one.
-    crowds: BTreeMap<Slot, usize>,
+    holder_counts: BTreeMap<Slot, usize>,
 }
 
 impl DueLocks {
@@ -52,30 +52,30 @@ impl DueLocks {
     /// Adds a lock that has no slot, or changes when it is due. Returns its slot.
     pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {
         if slot.is_some_and(|slot| self.schedule.get(slot).is_some()) {
-            return self.put_again(slot?, due, holders);
+            return self.reschedule(slot?, due, holders);
         }
         let slot = self.schedule.insert(due, key.into())?;
-        if holders != 1 || !self.crowds.is_empty() {
-            self.note_crowd(slot, holders);
+        if holders != 1 || !self.holder_counts.is_empty() {
+            self.set_holder_count(slot, holders);
         }
         self.holders += holders;
         Some(slot)
     }
 
     #[inline(never)]
-    fn put_again(&mut self, slot: Slot, due: Deadline, holders: usize) -> Option<Slot> {
+    fn reschedule(&mut self, slot: Slot, due: Deadline, holders: usize) -> Option<Slot> {
         self.schedule.reschedule(slot, due);
-        let before = self.note_crowd(slot, holders).unwrap_or(1);
+        let before = self.set_holder_count(slot, holders).unwrap_or(1);
         self.holders = self.holders + holders - before;
         Some(slot)
     }
 
     /// Stores the number of holders of a lock. Returns the former number, or `None` if that was one.
     #[inline(never)]
-    fn note_crowd(&mut self, slot: Slot, holders: usize) -> Option<usize> {
+    fn set_holder_count(&mut self, slot: Slot, holders: usize) -> Option<usize> {
         match holders {
-            1 => self.crowds.remove(&slot),
-            _ => self.crowds.insert(slot, holders),
+            1 => self.holder_counts.remove(&slot),
+            _ => self.holder_counts.insert(slot, holders),
         }
     }
 
@@ -90,8 +90,8 @@ impl DueLocks {
     /// Removes a lock, if it is present.
     pub fn remove(&mut self, slot: Slot) {
         if self.schedule.remove(slot).is_some() {
-            let crowd = if self.crowds.is_empty() { None } else { self.crowds.remove(&slot) };
-            self.holders -= crowd.unwrap_or(1);
+            let count = if self.holder_counts.is_empty() { None } else { self.holder_counts.remove(&slot) };
+            self.holders -= count.unwrap_or(1);
         }
     }
 

@@ -1,39 +1,40 @@
 //! Fences: the numbers of grants, and the numbers that are reserved ahead.
 //!
-//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`. The clock
-//! advances by whole ms: within one, a grant has the number after the last one, so that readers of a log can
-//! derive it ([`crate::plain`]). As fences follow the clock, losing `last` does no harm while the
-//! clock is right; as they continue from `last`, a clock set back does no harm while `last` is known. If both
-//! happen at once, the **mark** keeps fences rising: a number on the disk that no fence exceeds, and above
-//! which a restart continues, as in timestamp oracles.
+//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`, where `last` is
+//! the greatest fence so far, and the clock is rounded down to whole ms. So the second grant of a ms has the
+//! number after that of the first one, which the readers of a log can derive ([`crate::plain`]). Fences
+//! follow the clock: they rise even if `last` is lost, while the clock is right. Fences continue from `last`:
+//! they rise even if the clock is set back, while `last` is known. If both happen at once, the **mark** keeps
+//! fences rising: a number on the disk that no fence exceeds, and above which a restart continues, as in
+//! timestamp oracles.
 //!
-//! This module says when a further mark is needed. It does not write it: the shell does, and reports when it
-//! is on the disk.
+//! This file says when another mark is needed. The Redis module writes it, and reports when it is on the
+//! disk.
 
 use dlock_protocol::{Fence, Instant};
 
-/// Distance of a new mark from the clock, in µs. After a crash, fences run ahead of the clock by as much; it
-/// is less than the 10 s that other servers of a quorum accept.
+/// Distance of a new mark from the clock, in µs. After a crash, fences run ahead of the clock by up to this
+/// distance. Other servers of a quorum accept fences that are up to 10 s ahead.
 const AHEAD: u64 = 7_000_000;
 
-/// Fences follow the clock up to this distance below the mark. The numbers between are for grants that are
-/// made while the disk is slow: a million, more than a server makes in a second.
+/// Fences follow the clock up to this distance below the mark. The numbers in between, a million, are for the
+/// grants that are made while the disk is slow. A server makes fewer grants in a second.
 const ROOM: u64 = 1_000_000;
 
-/// A further mark is needed when fences can follow the clock for less than this, in µs. With [`AHEAD`] and
-/// [`ROOM`], that is so 5 s after each mark.
-const LEAST: u64 = 1_000_000;
+/// Another mark is needed when fences can follow the clock for less than this, in µs. That is the case
+/// `AHEAD - ROOM - MIN_FOLLOWED` after each mark, which is 5 s.
+const MIN_FOLLOWED: u64 = 1_000_000;
 
-/// Distance of a new mark from the last fence, if that is ahead of the clock. Each start uses up this many
-/// numbers. The clock passes them in a quarter of a second, so that frequent restarts do not move the mark
-/// far ahead.
+/// Distance of a new mark from the last fence, if that fence is far ahead of the clock. Each start then uses
+/// up this many numbers. The clock passes them in a quarter of a second, so that frequent restarts do not
+/// move the mark far ahead.
 const SPARE: u64 = 250_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fences {
     last: u64,
     /// Fences follow the clock up to here.
-    follow: u64,
+    follow_until: u64,
     mark: Option<u64>,
     /// Number of fences beyond the mark.
     beyond: u64,
@@ -42,7 +43,7 @@ pub struct Fences {
 impl Default for Fences {
     /// Fences without a mark.
     fn default() -> Self {
-        Fences { last: 0, follow: u64::MAX, mark: None, beyond: 0 }
+        Fences { last: 0, follow_until: u64::MAX, mark: None, beyond: 0 }
     }
 }
 
@@ -57,8 +58,8 @@ impl Fences {
     #[inline]
     pub fn issue(&mut self, now: Instant) -> Option<Fence> {
         let mut number = (self.last + 1).max(now.millis() * 1000);
-        if number > self.follow {
-            number = self.close_to_the_mark(number);
+        if number > self.follow_until {
+            number = self.number_near_the_mark(number);
         }
         let fence = Fence::from_outside(number)?;
         self.last = fence.get();
@@ -68,8 +69,8 @@ impl Fences {
     /// Near the mark, grants take the next number instead of waiting for the disk. A fence exceeds the mark
     /// only if no number below it is left.
     #[cold]
-    fn close_to_the_mark(&mut self, number: u64) -> u64 {
-        let next = (self.last + 1).max(self.follow);
+    fn number_near_the_mark(&mut self, number: u64) -> u64 {
+        let next = (self.last + 1).max(self.follow_until);
         if self.mark.is_some_and(|mark| next > mark) {
             self.beyond += 1;
             return number;
@@ -84,15 +85,15 @@ impl Fences {
         }
     }
 
-    /// The mark on the disk. `None` if none is kept.
+    /// The mark on the disk. `None` if there is none.
     pub const fn mark(&self) -> Option<u64> {
         self.mark
     }
 
-    /// Sets the mark that no fence exceeds. `None` if none is kept.
+    /// Sets the mark on the disk. `None` if there is none: fences then follow the clock without a limit.
     pub fn set_mark(&mut self, mark: Option<u64>) {
         self.mark = mark;
-        self.follow = mark.map_or(u64::MAX, |mark| mark.saturating_sub(ROOM));
+        self.follow_until = mark.map_or(u64::MAX, |mark| mark.saturating_sub(ROOM));
     }
 
     /// Number of fences beyond the mark: after a fence from outside, or because the disk was too slow.
@@ -100,9 +101,9 @@ impl Fences {
         self.beyond
     }
 
-    /// Whether a further mark has to be written.
+    /// Whether another mark has to be written.
     pub fn wants_mark(&self, now: Instant) -> bool {
-        let by_clock = now.micros().saturating_add(LEAST + ROOM).min(Fence::MAX);
+        let by_clock = now.micros().saturating_add(MIN_FOLLOWED + ROOM).min(Fence::MAX);
         let by_grants = (self.last + SPARE / 2).min(Fence::MAX);
         self.mark.is_none_or(|mark| mark < by_clock.max(by_grants))
     }
@@ -154,16 +155,17 @@ mod tests {
     }
 
     #[test]
-    fn fences_follow_the_clock_when_each_mark_is_written_in_time() {
+    fn fences_follow_the_clock_if_each_write_of_a_mark_takes_less_than_a_second() {
         let mut fences = marked(NOW);
         let mut written = 0;
-        // An hour, with a check ten times a second. Each write takes nearly as long as a mark lasts.
+        // An hour, with a check ten times a second. Each write takes nearly as long as fences can still
+        // follow the clock.
         let mut now = NOW;
         while now < NOW + 3_600_000_000 {
             if fences.wants_mark(at(now)) {
                 let mark = Fences::mark_for(at(now), fences.last());
                 assert!(fences.mark() < Some(mark));
-                now += LEAST - 100_000;
+                now += MIN_FOLLOWED - 100_000;
                 assert_eq!(fences.issue(at(now)).unwrap().get(), now, "fences follow the clock");
                 fences.set_mark(Some(mark));
                 written += 1;
@@ -186,7 +188,7 @@ mod tests {
             assert_eq!(fences.issue(at(NOW + 3_600_000_000 + n)).unwrap().get(), first + n);
         }
         assert_eq!((fences.last(), fences.beyond()), (mark, 0));
-        // The disk does not answer at all: the server goes on, and counts the fences beyond the mark.
+        // The disk does not answer at all. Fences exceed the mark, and are counted.
         assert_eq!(fences.issue(at(NOW + 7_200_000_000)).unwrap().get(), NOW + 7_200_000_000);
         assert_eq!(fences.issue(at(NOW + 7_200_000_000)).unwrap().get(), NOW + 7_200_000_001);
         assert_eq!(fences.beyond(), 2);
@@ -213,6 +215,7 @@ mod tests {
             assert_eq!(fences.issue(now).unwrap().get(), last + n);
             assert!(fences.mark() >= Some(last + n));
         }
+        // A mark is due each time that half of `SPARE` is used up.
         assert_eq!((written, fences.beyond()), (8, 0));
     }
 

@@ -1,8 +1,8 @@
 //! Restart grace (`dlock.restart-grace`): no new grants until every hold that this server may have lost has
 //! expired. Holds that the server still has stay valid.
 //!
-//! The shell reports the events that may lose holds: a start, a promotion, a flush, an eviction. This module
-//! decides when a grace period begins and ends.
+//! The Redis module reports the events that may lose holds: a start, a promotion, a flush, an eviction. This
+//! file decides when a grace period begins and ends.
 
 use dlock_protocol::{Instant, Ttl};
 
@@ -13,9 +13,9 @@ use crate::queue::Name;
 pub struct Grace {
     /// [`PAST`] if no grace period runs.
     ends: Instant,
-    /// False while the server starts: new grants are held back, but the grace period begins only when the
-    /// files are loaded.
-    begun: bool,
+    /// Whether a grace period runs. While the server starts, `ends` already holds new grants back, but the
+    /// grace period begins only when the files are loaded.
+    runs: bool,
     start: Start,
 }
 
@@ -44,7 +44,7 @@ impl Grace {
     /// The state when the module is loaded. `length` is the option's value, `None` if it is 0.
     pub fn at_start(length: Option<Ttl>, now: Instant) -> Grace {
         let ends = length.map_or(PAST, |length| after(now, length));
-        Grace { ends, begun: false, start: Start::ModuleLoaded }
+        Grace { ends, runs: false, start: Start::ModuleLoaded }
     }
 
     /// The time before which the server makes no new grants.
@@ -55,17 +55,17 @@ impl Grace {
     /// True from [`Grace::begin`] until the grace period is ended, by [`Grace::end_if_over`] or
     /// [`Grace::stop`].
     pub fn runs(&self) -> bool {
-        self.begun
+        self.runs
     }
 
     /// The ms at which the grace period has to be ended. `None` if none runs.
     pub fn due(&self) -> Option<u64> {
-        self.begun.then(|| self.ends.micros().div_ceil(1000))
+        self.runs.then(|| self.ends.micros().div_ceil(1000))
     }
 
     /// Ends the grace period if its time is over. Returns whether it did.
     pub fn end_if_over(&mut self, now: Instant) -> bool {
-        let over = self.begun && now >= self.ends;
+        let over = self.runs && now >= self.ends;
         if over {
             self.stop();
         }
@@ -73,13 +73,13 @@ impl Grace {
     }
 
     pub fn stop(&mut self) {
-        (self.ends, self.begun) = (PAST, false);
+        (self.ends, self.runs) = (PAST, false);
     }
 
     /// Begins a grace period on a master that may have lost holds. A grace period that runs already is never
     /// shortened.
     pub fn begin(&mut self, length: Ttl, now: Instant) {
-        (self.ends, self.begun) = (self.ends.max(after(now, length)), true);
+        (self.ends, self.runs) = (self.ends.max(after(now, length)), true);
     }
 
     /// The server begins to load data. Later loads, of a replica or by DEBUG, do not count.
@@ -99,9 +99,9 @@ impl Grace {
         at_start
     }
 
-    /// The server can answer clients. Returns true once, if the start had no data to load: the grace period
-    /// begins now.
-    pub fn serves(&mut self) -> bool {
+    /// The server can answer clients. Returns true if the start had no data to load, after which the grace
+    /// period begins. Only the first call can return true.
+    pub fn serving_begins(&mut self) -> bool {
         let nothing_loaded = self.start == Start::ModuleLoaded;
         if nothing_loaded {
             self.start = Start::Serving;
@@ -109,8 +109,8 @@ impl Grace {
         nothing_loaded
     }
 
-    /// True during the load of the start. A hold that a loaded command removes needs no grace period of its
-    /// own, as one begins when the load ends.
+    /// True during the load of the start. If a loaded command removes a hold, no grace period has to begin,
+    /// because one begins when the load ends.
     pub fn is_loading(&self) -> bool {
         self.start == Start::LoadingData
     }
@@ -119,24 +119,24 @@ impl Grace {
 /// Evictions of held locks. The holders are not notified of an eviction, so it begins a grace period.
 #[derive(Debug, Default)]
 pub struct Evictions {
-    /// The server may evict any key, not only keys with a TTL.
-    of_locks: bool,
+    /// Whether the server may evict any key, not only keys with a TTL. A held lock has no TTL.
+    of_any_key: bool,
     /// The last held lock that lost its key in this turn of the event loop.
     removed: Option<Name<'static>>,
 }
 
 impl Evictions {
-    /// Sets the `maxmemory-policy`.
+    /// Applies the option `maxmemory-policy`.
     pub fn configured(&mut self, policy: &str) {
-        self.of_locks = policy.starts_with("allkeys-");
+        self.of_any_key = policy.starts_with("allkeys-");
     }
 
     /// Whether locks can be evicted.
     pub fn can_evict_locks(&self) -> bool {
-        self.of_locks
+        self.of_any_key
     }
 
-    /// The key of a held lock is removed. If it is evicted, the server reports that next.
+    /// The key of a held lock is removed. If the cause is an eviction, the server reports this next.
     pub fn removed(&mut self, name: &Name<'_>) {
         self.removed = Some(name.to_owned());
     }
@@ -180,22 +180,22 @@ mod tests {
         let mut grace = Grace::at_start(Some(secs(5)), NOW);
         assert!(!grace.loading_ended(), "no load has begun");
         grace.loading_begins();
-        assert!(grace.is_loading() && !grace.serves());
+        assert!(grace.is_loading() && !grace.serving_begins());
         assert!(grace.loading_ended() && !grace.is_loading());
         grace.loading_begins();
-        assert!(!grace.is_loading() && !grace.loading_ended() && !grace.serves());
+        assert!(!grace.is_loading() && !grace.loading_ended() && !grace.serving_begins());
     }
 
     #[test]
     fn a_start_without_data_ends_when_the_server_serves() {
         let mut grace = Grace::at_start(None, NOW);
-        assert!(grace.serves() && !grace.serves());
+        assert!(grace.serving_begins() && !grace.serving_begins());
         grace.loading_begins();
         assert!(!grace.loading_ended());
     }
 
     #[test]
-    fn a_grace_period_ends_once_and_a_second_reason_only_extends_it() {
+    fn a_grace_period_ends_once_and_a_second_begin_only_extends_it() {
         let mut grace = Grace::at_start(None, NOW);
         grace.begin(secs(5), NOW);
         grace.begin(secs(1), later(1_000));

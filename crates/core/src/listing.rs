@@ -1,6 +1,6 @@
 //! LIST: an iteration over the locks of a database, a few at a time. First the locks with waiters, in the
-//! order in which their queues began; then the scheduled locks, by slot. Neither order changes, so a lock
-//! that exists during the whole iteration is always returned.
+//! order in which their queues began; then the locks that are held or in a lock-delay, by their slot in the
+//! schedule. Neither order changes, so a lock that exists during the whole iteration is always returned.
 
 use dlock_protocol::Bytes;
 use dlock_protocol::command::List;
@@ -12,9 +12,9 @@ use crate::queue::{WaiterId, Waiting};
 /// end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// After the queue that began with this waiter.
+    /// In the locks with waiters, after the queue that this waiter began.
     Waited(WaiterId),
-    /// At this slot of the schedule.
+    /// In the held locks, at this slot of the schedule.
     Scheduled(u32),
 }
 
@@ -44,10 +44,11 @@ pub struct Part {
     pub next: Option<Place>,
 }
 
-/// The cost of a lock in steps. An empty slot, or a queue of another database, costs one step.
+/// The work of one call is limited in steps. A lock costs this many. An empty slot, or a queue of another
+/// database, costs one.
 const STEPS_PER_LOCK: usize = 16;
-/// A key costs one step per this many bytes. Matching it costs one step per this many bytes of the key times
-/// bytes of the pattern.
+/// A key costs one step more for each of this many bytes. Matching it with a pattern costs one step for each
+/// of this many comparisons of a byte of the key with a byte of the pattern.
 const BYTES_PER_STEP: usize = 64;
 
 /// The next part of an iteration over the locks of `db`, from the cursor of `list`.
@@ -95,45 +96,39 @@ pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background
 /// `[a-z]` for one of these, `[^a-z]` for one of the others, `\` escapes the next byte. Takes at most as many
 /// steps as both lengths multiplied.
 fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
-    // The place to continue from if the bytes after the last star do not match.
+    // The pattern after the last star, and the text to match with it next if this match fails.
     let mut star = None;
     loop {
-        let (one, behind) = match pattern {
+        let (matched, behind) = match pattern {
             [b'*', behind @ ..] => {
                 (star, pattern) = (Some((behind, text)), behind);
                 continue;
             }
-            [] => (text.is_empty(), None),
+            [] if text.is_empty() => return true,
+            [] => (false, pattern),
             _ => first_matches(pattern, text.first().copied()),
         };
-        match behind {
-            None if one => return true,
-            Some(behind) if one => (pattern, text) = (behind, &text[1..]),
-            _ => match star {
-                Some((behind, [_, rest @ ..])) => {
-                    (star, pattern, text) = (Some((behind, rest)), behind, rest)
-                }
-                _ => return false,
-            },
+        match star {
+            _ if matched => (pattern, text) = (behind, &text[1..]),
+            Some((behind, [_, rest @ ..])) => (star, pattern, text) = (Some((behind, rest)), behind, rest),
+            _ => return false,
         }
     }
 }
 
 /// Returns whether the first element of the pattern, which is not a star, matches the byte, and the rest of
-/// the pattern.
-fn first_matches(pattern: &[u8], byte: Option<u8>) -> (bool, Option<&[u8]>) {
-    let (matches, behind): (fn(u8, u8) -> bool, _) = match pattern {
-        [b'?', behind @ ..] => (|_, _| true, behind),
+/// the pattern. No element matches the end of the text (`None`).
+fn first_matches(pattern: &[u8], byte: Option<u8>) -> (bool, &[u8]) {
+    match pattern {
+        [] => (false, pattern),
+        [b'?', behind @ ..] => (byte.is_some(), behind),
         [b'[', class @ ..] => {
             let (negated, class) = class.strip_prefix(b"^").map_or((false, class), |class| (true, class));
             let (found, behind) = in_class(class, byte.unwrap_or_default());
-            return (byte.is_some() && found != negated, Some(behind));
+            (byte.is_some() && found != negated, behind)
         }
-        [b'\\', _, behind @ ..] => (|wanted, byte| wanted == byte, behind),
-        _ => (|wanted, byte| wanted == byte, pattern.get(1..).unwrap_or_default()),
-    };
-    let wanted = pattern[pattern.len() - behind.len() - 1];
-    (byte.is_some_and(|byte| matches(wanted, byte)), Some(behind))
+        [b'\\', literal, behind @ ..] | [literal, behind @ ..] => (byte == Some(*literal), behind),
+    }
 }
 
 /// Returns whether the byte is in the class, and the pattern after the class. A class without `]` extends to
@@ -228,7 +223,7 @@ mod tests {
             world.wait(0, key);
         }
         world.wait(3, "c");
-        // Leaves gaps, and frees a chunk.
+        // Removes two of three locks, and all of a chunk of the schedule (1,024 slots).
         let stays = |at: usize| at.is_multiple_of(3) && !(1024..2048).contains(&at);
         for (_, slot) in slots.iter().enumerate().filter(|(at, _)| !stays(*at)) {
             world.background.unschedule(*slot, 0);
@@ -251,20 +246,20 @@ mod tests {
         let mut world = World::default();
         let mut slots: Vec<Slot> = (0..3000).map(|n| world.hold(0, &format!("{n}"))).collect();
         let mut waiters: Vec<WaiterId> = (0..500).map(|n| world.wait(0, &format!("{n}w"))).collect();
-        let (mut random, mut came) = (1_u64, 0);
+        let (mut random, mut added) = (1_u64, 0);
         let (waited, scheduled) = world.walk(list(13), |world| {
             for _ in 0..5 {
                 random =
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let at = (random >> 33) as usize;
-                came += 1;
+                added += 1;
                 // Locks and waiters of even numbers stay.
                 match random >> 62 {
                     0 => world.background.unschedule(slots[(at % slots.len()) | 1], 0),
                     1 => drop(world.waiting.leave(waiters[(at % waiters.len()) | 1])),
                     2 => slots.extend([world.hold(0, "new"), world.hold(0, "new")]),
                     _ => waiters
-                        .extend([world.wait(0, &format!("{came}n")), world.wait(0, &format!("{came}m"))]),
+                        .extend([world.wait(0, &format!("{added}n")), world.wait(0, &format!("{added}m"))]),
                 }
             }
         });

@@ -21,8 +21,8 @@ pub struct Lock {
     holding: Holding,
 }
 
-/// The holds. A lock with a mode always has a holder. An exclusive hold has no room for a lock-delay: no
-/// exclusive grant is made while one runs.
+/// The stored holds, of which a held lock has at least one, and the lock-delay. `Exclusive` stores no
+/// lock-delay, because the lock is not granted before its lock-delay has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free { delay_until: Option<Deadline>, slot: NotCompared<Option<Slot>> },
@@ -96,8 +96,8 @@ impl Crowd {
         self.holders.get(token)
     }
 
-    /// Expired holds must have been removed, as far as one turn allows.
-    fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
+    /// See [`Lock::fit`].
+    fn fit(&self, mode: Mode, max_holders: usize, now: Instant) -> Fit {
         let stored = self.holders.len();
         let room = match (self.permits, mode) {
             (Some(n), Mode::Permits(asked)) if n != asked => return Fit::OtherPermits(n),
@@ -108,8 +108,7 @@ impl Crowd {
         if !room || self.delay_until.is_some() {
             return Fit::NotNow;
         }
-        // More holds than `most` can be stored if the option was lowered.
-        let full = stored >= most && self.holders.count_live(now) >= most;
+        let full = stored >= max_holders && self.holders.count_live(now) >= max_holders;
         if full { Fit::Full } else { Fit::Fits }
     }
 }
@@ -130,7 +129,8 @@ impl Lock {
         matches!(self.holding, Holding::Free { delay_until: None, .. })
     }
 
-    /// The slot of this lock in the schedule. `None` while the lock is not stored under its key.
+    /// The slot of this lock in the schedule of [`crate::due_locks`]. `None` while the lock is not stored
+    /// under its key.
     ///
     /// The slot is part of `Holding`: in a field of its own, the value of a key would take 80 bytes instead
     /// of 64.
@@ -208,11 +208,11 @@ impl Lock {
 
     /// All stored holds, expired ones included.
     pub fn stored(&self) -> impl Iterator<Item = &Hold> {
-        let (alone, crowd) = self.split();
-        alone.into_iter().chain(crowd.into_iter().flat_map(|crowd| crowd.holders.iter()))
+        let (exclusive, crowd) = self.exclusive_or_crowd();
+        exclusive.into_iter().chain(crowd.into_iter().flat_map(|crowd| crowd.holders.iter()))
     }
 
-    fn split(&self) -> (Option<&Hold>, Option<&Crowd>) {
+    fn exclusive_or_crowd(&self) -> (Option<&Hold>, Option<&Crowd>) {
         match &self.holding {
             Holding::Free { .. } => (None, None),
             Holding::Exclusive(hold) => (Some(hold), None),
@@ -275,21 +275,22 @@ impl Lock {
         }
     }
 
-    /// Whether a token without a hold can be granted one, if at most `most` tokens may hold the lock. Expired
-    /// holds must have been removed, as far as one turn allows.
+    /// Whether a token without a hold can be granted one. A shared lock or a semaphore may have `max_holders`
+    /// holders at most. Expired holds must have been removed, except those that exceed the limit of one
+    /// operation ([`crate::EndedHolds::SLICE`]).
     #[inline]
-    pub(crate) fn fit(&self, mode: Mode, most: usize, now: Instant) -> Fit {
+    pub(crate) fn fit(&self, mode: Mode, max_holders: usize, now: Instant) -> Fit {
         match &self.holding {
             Holding::Free { delay_until: None, .. } => Fit::Fits,
             Holding::Free { .. } | Holding::Exclusive(_) => Fit::NotNow,
-            Holding::Crowd(crowd) => crowd.fit(mode, most, now),
+            Holding::Crowd(crowd) => crowd.fit(mode, max_holders, now),
         }
     }
 
-    /// Whether a sharer can be upgraded: it is the only one left, and no lock-delay runs.
+    /// Whether a sharer can be upgraded: all other holds have expired, and no lock-delay runs.
     pub(crate) fn can_upgrade(&self, now: Instant) -> bool {
-        let crowd = self.split().1;
-        crowd.is_some_and(|crowd| crowd.delay_until.is_none() && crowd.holders.at_most_one_lives(now))
+        let crowd = self.exclusive_or_crowd().1;
+        crowd.is_some_and(|crowd| crowd.delay_until.is_none() && crowd.holders.at_most_one_live(now))
     }
 
     /// Adds a hold. [`Lock::fit`] must have allowed it.
@@ -300,12 +301,12 @@ impl Lock {
             hold.slot = *slot;
             self.holding = Holding::Exclusive(hold);
         } else {
-            self.add_beside(hold, mode);
+            self.add_in_any_mode(hold, mode);
         }
     }
 
     #[inline(never)]
-    fn add_beside(&mut self, hold: Hold, mode: Mode) {
+    fn add_in_any_mode(&mut self, hold: Hold, mode: Mode) {
         let holding = match (&mut self.holding, mode) {
             (Holding::Crowd(crowd), Mode::Shared | Mode::Permits(_)) => return crowd.holders.push(hold),
             (_, Mode::Exclusive) => Holding::Exclusive(hold),
@@ -343,10 +344,10 @@ impl Lock {
         }
     }
 
-    /// Removes expired holds, about `most` of them.
-    pub(crate) fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
+    /// Removes expired sharers or permit holders: up to `max`, or all if there are few holds.
+    pub(crate) fn take_expired(&mut self, now: Instant, max: usize) -> SmallVec<[Hold; 1]> {
         let Holding::Crowd(crowd) = &mut self.holding else { return SmallVec::new() };
-        let taken = crowd.holders.take_expired(now, most);
+        let taken = crowd.holders.take_expired(now, max);
         self.free_if_empty();
         taken
     }
@@ -379,14 +380,14 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// The holds. A small set is in grant order, a large one in deadline order.
     pub fn holds(self) -> impl Iterator<Item = &'a Hold> {
-        let ((alone, crowd), now) = (self.lock.split(), self.now);
-        let alone = alone.into_iter().filter(move |hold| !hold.deadline().passed(now));
-        alone.chain(crowd.into_iter().flat_map(move |crowd| crowd.holders.live(now)))
+        let ((exclusive, crowd), now) = (self.lock.exclusive_or_crowd(), self.now);
+        let exclusive = exclusive.into_iter().filter(move |hold| !hold.deadline().passed(now));
+        exclusive.chain(crowd.into_iter().flat_map(move |crowd| crowd.holders.live(now)))
     }
 
     /// Number of holders.
     pub fn holders(self) -> usize {
-        match self.lock.split() {
+        match self.lock.exclusive_or_crowd() {
             (_, Some(crowd)) => crowd.holders.count_live(self.now),
             _ => self.holds().count(),
         }
@@ -404,7 +405,7 @@ impl<'a> View<'a> {
 
     /// Remaining lock-delay in ms, 0 for none. Includes the delay of an expired hold that is not removed yet.
     pub fn delay_left(self) -> u64 {
-        let of_expired = match self.lock.split() {
+        let of_expired = match self.lock.exclusive_or_crowd() {
             (Some(hold), _) if hold.deadline().passed(self.now) => hold.delay_until(),
             (_, Some(crowd)) => crowd.holders.delay_of_expired(self.now),
             _ => None,
@@ -414,16 +415,16 @@ impl<'a> View<'a> {
 
     /// Greatest fence of all holders.
     pub fn fence(self) -> Option<Fence> {
-        match self.lock.split() {
-            (_, Some(crowd)) => crowd.holders.fence(self.now),
+        match self.lock.exclusive_or_crowd() {
+            (_, Some(crowd)) => crowd.holders.greatest_fence(self.now),
             _ => self.holds().next().map(|hold| hold.fence()),
         }
     }
 
     /// Age of the oldest hold, in ms.
     pub fn longest_held(self) -> Option<u64> {
-        let first = match self.lock.split() {
-            (_, Some(crowd)) => crowd.holders.granted(self.now),
+        let first = match self.lock.exclusive_or_crowd() {
+            (_, Some(crowd)) => crowd.holders.first_granted(self.now),
             _ => self.holds().next().map(Hold::granted),
         };
         first.map(|first| self.now.millis_since(first))
@@ -431,8 +432,8 @@ impl<'a> View<'a> {
 
     /// Remaining time of the longest lease, in ms.
     pub fn longest_left(self) -> Option<u64> {
-        let last = match self.lock.split() {
-            (alone, None) => alone.map(|hold| hold.deadline()),
+        let last = match self.lock.exclusive_or_crowd() {
+            (exclusive, None) => exclusive.map(|hold| hold.deadline()),
             (_, Some(crowd)) => crowd.holders.last_deadline(),
         };
         last.filter(|deadline| !deadline.passed(self.now)).map(|deadline| deadline.left(self.now))

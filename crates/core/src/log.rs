@@ -94,19 +94,14 @@ impl Incident {
     }
 
     pub fn of_hold(kind: IncidentKind, name: &Name<'_>, hold: &Hold, now: Instant) -> Incident {
+        let (client, fence, lasted) = (hold.client(), Some(hold.fence()), hold.held_millis(now));
         let incident = Incident::new(kind, name).with_token(hold.token().as_bytes(), hold.label());
-        Incident {
-            client: hold.client(),
-            fence: Some(hold.fence()),
-            lasted: hold.held_millis(now),
-            ..incident
-        }
+        Incident { client, fence, lasted, ..incident }
     }
 
     pub fn of_wait(kind: IncidentKind, waiter: &Waiter, fence: Option<Fence>, now: Instant) -> Incident {
-        let request = &waiter.request;
-        let incident =
-            Incident::new(kind, &waiter.name).with_token(request.token.as_bytes(), request.label.as_bytes());
+        let (token, label) = (waiter.request.token.as_bytes(), waiter.request.label.as_bytes());
+        let incident = Incident::new(kind, &waiter.name).with_token(token, label);
         Incident { client: waiter.client(), fence, lasted: now.millis_since(waiter.since), ..incident }
     }
 
@@ -182,15 +177,12 @@ mod tests {
 
     #[test]
     fn an_entry_is_small_and_shows_no_whole_token() {
-        let long = [b'x'; 5000];
-        let incident =
-            Incident::new(IncidentKind::Broken, &Name::new(0, &long)).with_token(b"0123456789", &long[..255]);
-        assert_eq!(
-            (incident.key.len(), incident.label.len(), &*incident.token),
-            (131, 131, &b"01234567..."[..])
-        );
-        assert!(
-            incident.is_about(&long) && !incident.is_about(&long[1..2]) && !incident.is_about(&long[..128])
-        );
+        let (long, kind) = ([b'x'; 5000], IncidentKind::Broken);
+        let incident = Incident::new(kind, &Name::new(0, &long)).with_token(b"0123456789", &long[..255]);
+        // The limit of 128 bytes, and three dots.
+        assert_eq!((incident.key.len(), incident.label.len()), (131, 131));
+        assert_eq!(&*incident.token, b"01234567...");
+        assert!(incident.is_about(&long));
+        assert!(!incident.is_about(&long[1..2]) && !incident.is_about(&long[..128]));
     }
 }

@@ -1,12 +1,12 @@
 //! The fence mark: the number on the disk that no fence exceeds. A server that starts without its other data,
 //! and with a clock that was set back, continues above it.
 //!
-//! A mark is written every 5 s while the server runs, whether or not it grants locks: otherwise the first
-//! fence after a pause would wait for the disk, fall behind the clock, or exceed the mark. This module
-//! decides when to write a mark and encodes it, [`Fences`] chooses its number, and a thread of the shell
-//! writes it.
+//! A mark is written every 5 s while the server runs, even if no lock is granted. Otherwise the first fence
+//! after a pause would have to wait for the disk, fall behind the clock, or exceed the mark. This file
+//! decides when to write a mark, and encodes it. [`Fences`] chooses the number. A thread of the Redis module
+//! writes the mark.
 //!
-//! The file is one line of text, so that an operator can read it:
+//! The mark file is one line of text, so that an operator can read it:
 //!
 //! ```text
 //!   dlock-fence-mark 1 1795179170661712 7212020084079279
@@ -26,25 +26,26 @@ use crate::fences::Fences;
 const DISK_TIMEOUT: u64 = 10_000_000;
 
 /// Pause before a failed write is retried, in µs.
-const BACKOFF: u64 = 5_000_000;
+const RETRY_PAUSE: u64 = 5_000_000;
 
 /// Interval of the writes, in µs.
-const EACH: u64 = 5_000_000;
+const INTERVAL: u64 = 5_000_000;
 
 /// A mark that is further ahead of the clock than this at a start is reported to the operator. In µs.
 const WORTH_REPORTING: u64 = 10_000_000;
 
+/// The state of the mark file, and of the write in progress.
 #[derive(Debug)]
 pub struct Marking {
     status: Status,
-    /// The last mark that this server wrote to the file. `None` before the first write, or after the file has
-    /// changed.
+    /// The last mark that this server wrote to the file. `None` if it has not written to this file yet, or if
+    /// the last write failed.
     written: Option<u64>,
     /// Begin of the last write.
     begun: Instant,
-    /// Time of the next retry.
+    /// Time from which a failed write is retried.
     retry_at: Instant,
-    /// The mark of another server was found, and has been reported.
+    /// Whether the mark of another server was found in the file. This is reported once.
     shared: bool,
 }
 
@@ -66,7 +67,7 @@ impl Status {
     }
 }
 
-/// One write, with its parameters.
+/// A write to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     pub now: Instant,
@@ -79,7 +80,7 @@ pub struct Order {
 /// The former content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing, or this server's own mark.
+    /// No file, or this server's last mark.
     Nothing,
     /// The mark of the previous run.
     Before(u64),
@@ -145,7 +146,7 @@ impl Marking {
         self.status
     }
 
-    /// The file has changed.
+    /// The mark belongs into another file from now on.
     pub fn moved(&mut self) {
         self.written = None;
     }
@@ -156,15 +157,15 @@ impl Marking {
         fences.set_mark(None);
     }
 
-    /// Whether the current write takes too long, and its delay is not reported yet.
+    /// Whether the current write takes too long, and this is not reported yet.
     pub fn is_late(&self, now: Instant) -> bool {
         self.status == Status::Ok && now.micros() > self.begun.micros() + DISK_TIMEOUT
     }
 
-    /// Whether a mark is due: one is written every 5 s, even if the last mark is far enough ahead.
+    /// Whether a mark must be written: 5 s after the last write, or earlier if the fences need it.
     pub fn is_due(&self, fences: &Fences, now: Instant) -> bool {
-        let old = now.micros() >= self.begun.micros() + EACH;
-        now >= self.retry_at && (old || self.written.is_none() || fences.wants_mark(now))
+        let interval_over = now.micros() >= self.begun.micros() + INTERVAL;
+        now >= self.retry_at && (interval_over || self.written.is_none() || fences.wants_mark(now))
     }
 
     /// Begins a write.
@@ -186,10 +187,10 @@ impl Marking {
                 news.extend(self.news_of(found, now));
             }
             Err(why) => {
-                // The file may have been written, and only its folder not synced: the next write reads it
-                // again.
+                // The file may have the new mark all the same, if only syncing its folder failed. So the next
+                // write takes the mark in the file for that of an earlier run.
                 (self.status, self.written) = (Status::Failing, None);
-                self.retry_at = Instant::from_micros(now.micros() + BACKOFF);
+                self.retry_at = Instant::from_micros(now.micros() + RETRY_PAUSE);
                 fences.set_mark(None);
                 news.extend((!was_failing).then_some(News::Failing(why)));
             }
@@ -197,7 +198,8 @@ impl Marking {
         news
     }
 
-    /// Returns the news of a write. Once a file is shared, nothing else is reported about it.
+    /// Returns the message about the former content of the file. None follows the message that the file is
+    /// shared.
     fn news_of(&mut self, found: Found, now: Instant) -> Option<News> {
         let shared_before = self.shared;
         self.shared |= matches!(found, Found::Theirs(_));
@@ -216,13 +218,13 @@ impl Marking {
 const NAME: &str = "dlock-fence-mark";
 const VERSION: &str = "1";
 
-/// Longest mark in bytes, of any version.
+/// Maximum length of a mark file in bytes, in any version.
 pub const MAX_LEN: usize = 128;
 
 /// The reason why a file contains no mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoMark {
-    /// A version that this module does not know.
+    /// A newer version, which this module cannot read.
     Newer,
     Damaged,
 }
@@ -267,7 +269,7 @@ mod tests {
         Instant::from_micros(NOW.micros() + secs * 1_000_000)
     }
 
-    /// Writes a mark over the one that was there.
+    /// Writes a mark to a file that contains the mark `there`.
     fn write_over(marking: &mut Marking, fences: &mut Fences, there: Option<u64>, now: Instant) -> Vec<News> {
         let order = marking.begin(fences, now);
         let found = there.map_or(Found::Nothing, |there| order.found(there));
@@ -279,6 +281,7 @@ mod tests {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         assert!(marking.is_due(&fences, NOW));
         assert_eq!(write_over(&mut marking, &mut fences, None, NOW), []);
+        // 7 s is the distance `AHEAD` of a new mark from the clock.
         assert_eq!((marking.status(), fences.mark()), (Status::Ok, Some(NOW.micros() + 7_000_000)));
         assert!(!marking.is_due(&fences, later(4)) && marking.is_due(&fences, later(5)));
         fences.raise(NOW.micros() + 8_000_000);
@@ -306,7 +309,7 @@ mod tests {
         assert_eq!(marking.finish(why(), &mut fences, NOW), []);
         assert_eq!((marking.status(), fences.mark()), (Status::Failing, None));
         assert!(!marking.is_due(&fences, later(4)) && marking.is_due(&fences, later(5)));
-        // The failed write may have reached the file.
+        // The failed write may have reached the file, so its mark counts as that of an earlier run.
         assert_eq!(marking.begin(&fences, later(5)).found(7), Found::Before(7));
     }
 
@@ -315,6 +318,7 @@ mod tests {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         let ahead = NOW.micros() + 60_000_000;
         assert_eq!(write_over(&mut marking, &mut fences, Some(ahead), NOW), [News::Ahead(60)]);
+        // 250,000 is the distance `SPARE` of a new mark from fences that are ahead of the clock.
         assert_eq!((fences.last(), fences.mark()), (ahead, Some(ahead + 250_000)));
         let own = fences.mark();
         assert_eq!(write_over(&mut marking, &mut fences, own, later(1)), []);

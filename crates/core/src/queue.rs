@@ -15,7 +15,7 @@ use crate::schedule::Schedule;
 pub(crate) mod waiter;
 
 pub use waiter::{Granted, Limits, Name, Newcomer, Outcome, Party, Queued, Rank, WaitKind, Waiter, WaiterId};
-pub(crate) use waiter::{Position, swap};
+pub(crate) use waiter::{Position, swap_db};
 
 /// All waiters of this server.
 #[derive(Clone, Default)]
@@ -23,17 +23,17 @@ pub struct Waiting {
     /// Boxed, so that growing the table moves pointers only.
     waiters: HashMap<WaiterId, Box<Waiter>>,
     queues: HashMap<Name<'static>, Queue>,
-    /// The queues by their first waiter, in an order that does not change.
+    /// The queues in the order in which they began: by [`Queue::began`].
     begun: BTreeMap<WaiterId, Name<'static>>,
     by_token: HashMap<Token, Waits>,
     by_owner: BTreeSet<(OwnerId, WaiterId)>,
     by_client: HashMap<ClientId, WaiterId>,
-    /// Waits with a timeout, by the time of the next check. A wait that was extended is checked early, and
-    /// put off then.
+    /// Waits with a timeout, by the time of the next check. A wait that was extended is still checked at its
+    /// former end, and rescheduled then.
     timeouts: Schedule<WaiterId>,
     /// Number of queued waiters, which have no connection.
     queued: usize,
-    bound: Bound,
+    bound: BoundPositions,
     last_id: u64,
     /// Grants to waiters that their clients may not know of.
     pub deliveries: Deliveries,
@@ -42,11 +42,12 @@ pub struct Waiting {
 /// The queue of one lock.
 #[derive(Clone, Default)]
 struct Queue {
+    /// The waiter that began the queue. It may have left since.
     began: Option<WaiterId>,
     positions: BTreeSet<Position>,
-    /// The positions of waiters if their token or owner waits more than once. The search for deadlocks reads
-    /// these only, so that a long queue of other waiters costs it nothing.
-    often: BTreeSet<Position>,
+    /// The positions of waiters with a token or an owner that waits more than once, here or elsewhere. The
+    /// search for deadlocks reads only these, so that a long queue of other waiters costs it nothing.
+    marked: BTreeSet<Position>,
 }
 
 impl Waiting {
@@ -80,7 +81,7 @@ impl Waiting {
         self.queues.get(name).map_or(0, |queue| queue.positions.len())
     }
 
-    /// Whether a waiter of this kind can join.
+    /// Whether the limits allow another waiter of this kind.
     pub fn has_room(&self, name: &Name<'_>, kind: &WaitKind, limits: Limits) -> bool {
         let on_the_key = || self.len_of(name) < limits.on_a_key;
         match kind {
@@ -111,17 +112,17 @@ impl Waiting {
                 queued.beside.push(id);
             }
         } else {
-            self.line_up(&waiter);
+            self.join_queue(&waiter);
         }
         if let Some(client) = waiter.client() {
             self.by_client.insert(client, id);
         }
-        self.bound.begin(id, waiter.bound_to());
+        self.bound.bind(id, waiter.bound_to());
         self.waiters.insert(id, waiter);
         Some(id)
     }
 
-    fn line_up(&mut self, waiter: &Waiter) {
+    fn join_queue(&mut self, waiter: &Waiter) {
         if let WaitKind::Queued(_) = waiter.kind {
             self.queued += 1;
         }
@@ -151,7 +152,7 @@ impl Waiting {
                 queued.beside.retain(|beside| *beside != id);
             }
         } else {
-            self.step_out(&waiter);
+            self.leave_queue(&waiter);
         }
         if let Some(client) = waiter.client()
             && self.by_client.get(&client) == Some(&id)
@@ -159,7 +160,7 @@ impl Waiting {
             self.by_client.remove(&client);
             shrink_if_sparse(&mut self.by_client);
         }
-        self.bound.end(id, waiter.bound_to());
+        self.bound.unbind(id, waiter.bound_to());
         if let Some(timeout) = waiter.timeout {
             self.timeouts.remove(timeout);
         }
@@ -167,11 +168,11 @@ impl Waiting {
         Some(waiter)
     }
 
-    fn step_out(&mut self, waiter: &Waiter) {
+    fn leave_queue(&mut self, waiter: &Waiter) {
         self.queued -= usize::from(matches!(waiter.kind, WaitKind::Queued(_)));
         if let Some(queue) = self.queues.get_mut(&waiter.name) {
             queue.positions.remove(&waiter.position());
-            queue.often.remove(&waiter.position());
+            queue.marked.remove(&waiter.position());
             if queue.positions.is_empty() {
                 queue.began.iter().for_each(|first| drop(self.begun.remove(first)));
                 self.queues.remove(&waiter.name);
@@ -227,13 +228,13 @@ impl Waiting {
         positions.into_iter().flatten().filter_map(|(_, id)| self.get(*id))
     }
 
-    /// The waiters in a range of positions with a token or an owner that also waits elsewhere, or twice here.
-    pub(crate) fn waiting_often<'a>(
+    /// The marked waiters in a range of positions: see [`Queue::marked`].
+    pub(crate) fn marked_waiters<'a>(
         &'a self,
         name: &Name<'a>,
         positions: ops::Range<Position>,
     ) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        let positions = self.queues.get(name).map(|queue| queue.often.range(positions));
+        let positions = self.queues.get(name).map(|queue| queue.marked.range(positions));
         positions.into_iter().flatten().filter_map(|(_, id)| self.get(*id))
     }
 
@@ -242,9 +243,9 @@ impl Waiting {
         self.timeouts.first().map(|(due, _)| due)
     }
 
-    /// A waiter that has timed out. Puts off the checks of extended waits, a limited number per call.
+    /// A waiter that has timed out. Reschedules the checks of extended waits, a limited number per call.
     pub fn timed_out(&mut self, now: Instant) -> Option<WaiterId> {
-        for _ in 0..MAX_PUT_OFF {
+        for _ in 0..MAX_RESCHEDULED {
             let (_, slot) = self.timeouts.first().filter(|(due, _)| due.passed(now))?;
             let id = *self.timeouts.get(slot)?;
             match self.waiters.get(&id)?.until {
@@ -257,12 +258,12 @@ impl Waiting {
 
     /// The queued waiter of a token in a queue.
     pub fn position_of(&self, token: &[u8], name: &Name<'_>) -> Option<&Waiter> {
-        let own = |waiter: &&Waiter| matches!(waiter.kind, WaitKind::Queued(_));
-        self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(own)
+        let is_queued = |waiter: &&Waiter| matches!(waiter.kind, WaitKind::Queued(_));
+        self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(is_queued)
     }
 
     /// Renews a queue position with the options of a repeated request.
-    pub(crate) fn keep(
+    pub(crate) fn renew_position(
         &mut self,
         id: WaiterId,
         request: &LockRequestRef<'_>,
@@ -277,17 +278,17 @@ impl Waiting {
         let before = waiter.bound_to();
         let earlier = waiter.until.is_some_and(|was| until < was);
         (waiter.request, waiter.until) = (request.to_owned(), Some(until));
-        if let WaitKind::Queued(kept) = &mut waiter.kind {
-            let beside = std::mem::take(&mut kept.beside);
-            *kept = Queued { beside, ..queued };
+        if let WaitKind::Queued(attributes) = &mut waiter.kind {
+            let beside = std::mem::take(&mut attributes.beside);
+            *attributes = Queued { beside, ..queued };
         }
         if let Some(slot) = waiter.timeout.filter(|_| earlier) {
             self.timeouts.reschedule(slot, until);
         }
         let after = waiter.bound_to();
         if before != after {
-            self.bound.end(id, before);
-            self.bound.begin(id, after);
+            self.bound.unbind(id, before);
+            self.bound.bind(id, after);
         }
     }
 
@@ -296,7 +297,8 @@ impl Waiting {
         self.bound.close(client)
     }
 
-    /// The outcome of a wait that is over and not answered yet. `None` if it is not over.
+    /// The outcome of a wait that has ended by itself and is not answered yet: by its timeout, or because the
+    /// connection closed that its position was bound to. `None` if the wait continues.
     pub fn outcome_if_over(&self, waiter: &Waiter, now: Instant) -> Option<Outcome> {
         if waiter.bound_to().is_some_and(|client| self.bound.is_closed(client)) {
             return Some(Outcome::Cancelled);
@@ -304,14 +306,14 @@ impl Waiting {
         waiter.until.is_some_and(|until| until.passed(now)).then_some(Outcome::TimedOut)
     }
 
-    /// A wait that is over, with its outcome.
+    /// A wait that has ended by itself, with its outcome: see [`Waiting::outcome_if_over`].
     pub fn next_over(&mut self, now: Instant) -> Option<(&Waiter, Outcome)> {
         let id = self.bound.first_over().or_else(|| self.timed_out(now))?;
         let waiter = self.get(id)?;
         Some((waiter, self.outcome_if_over(waiter, now)?))
     }
 
-    /// Time of the next wait to end.
+    /// Time at which the next wait may end by itself. May be too early for a wait that was extended.
     pub fn next_due(&self) -> Option<Deadline> {
         self.bound.first_over().map(|_| Deadline::at_millis(0)).or_else(|| self.next_timeout())
     }
@@ -326,13 +328,13 @@ impl Waiting {
 impl Waiting {
     /// The waiters of a token, in all queues.
     pub fn of_token<'a>(&'a self, token: &[u8]) -> impl Iterator<Item = &'a Waiter> + use<'a> {
-        let (once, often) = match self.by_token.get(token) {
-            Some(Waits::Once(position)) => (Some(position), None),
-            Some(Waits::Often(positions)) => (None, Some(positions)),
+        let (single, several) = match self.by_token.get(token) {
+            Some(Waits::One(position)) => (Some(position), None),
+            Some(Waits::Several(positions)) => (None, Some(positions)),
             None => (None, None),
         };
-        let often = often.into_iter().flatten().map(|(_, position)| position);
-        once.into_iter().chain(often).filter_map(|(_, id)| self.get(*id))
+        let several = several.into_iter().flatten().map(|(_, position)| position);
+        single.into_iter().chain(several).filter_map(|(_, id)| self.get(*id))
     }
 
     /// The waiters of a token in one queue, in the order of their arrival.
@@ -349,21 +351,21 @@ impl Waiting {
         name: &Name<'_>,
     ) -> impl Iterator<Item = Position> + use<'a> {
         let waits = if self.is_empty() { None } else { self.by_token.get(token) };
-        let (once, often) = match waits {
-            Some(Waits::Once(at)) => {
+        let (single, several) = match waits {
+            Some(Waits::One(at)) => {
                 (Some(*at).filter(|(_, id)| self.get(*id).is_some_and(|w| w.name == *name)), None)
             }
-            Some(Waits::Often(positions)) => {
+            Some(Waits::Several(positions)) => {
                 let name = name.to_owned();
-                let from = positions.range((name.clone(), FIRST)..);
-                (None, Some(from.take_while(move |(at, _)| *at == name).map(|(_, position)| *position)))
+                let here = positions.range((name.clone(), FIRST)..);
+                (None, Some(here.take_while(move |(at, _)| *at == name).map(|(_, position)| *position)))
             }
             None => (None, None),
         };
-        once.into_iter().chain(often.into_iter().flatten())
+        single.into_iter().chain(several.into_iter().flatten())
     }
 
-    /// The waiters of a party, in all queues.
+    /// The waiters of a party of the wait-for graph, in all queues.
     pub(crate) fn of_party<'a>(&'a self, party: &Party) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         let (token, owner) = match party {
             Party::Token(token) => (Some(token), None),
@@ -384,19 +386,19 @@ impl Waiting {
     fn index_token(&mut self, waiter: &Waiter) {
         let mut waits = match self.by_token.entry(waiter.request.token.clone()) {
             Entry::Vacant(entry) => {
-                entry.insert(Waits::Once(waiter.position()));
+                entry.insert(Waits::One(waiter.position()));
                 return;
             }
             Entry::Occupied(waits) => waits,
         };
         let mut first = None;
-        if let Waits::Once(position) = *waits.get()
+        if let Waits::One(position) = *waits.get()
             && let Some(other) = self.waiters.get(&position.1)
         {
             first = Some(position.1);
-            waits.insert(Waits::Often([(other.name.clone(), position)].into()));
+            waits.insert(Waits::Several([(other.name.clone(), position)].into()));
         }
-        if let Waits::Often(positions) = waits.get_mut() {
+        if let Waits::Several(positions) = waits.get_mut() {
             positions.insert((waiter.name.clone(), waiter.position()));
         }
         self.mark(waiter.name.clone(), waiter.position());
@@ -415,13 +417,14 @@ impl Waiting {
         }
     }
 
+    /// Marks a position: see [`Queue::marked`].
     fn mark(&mut self, name: Name<'static>, position: Position) {
-        self.queues.entry(name).or_default().often.insert(position);
+        self.queues.entry(name).or_default().marked.insert(position);
     }
 
     fn unindex_token(&mut self, waiter: &Waiter) {
         let Some(waits) = self.by_token.get_mut(&waiter.request.token) else { return };
-        let Waits::Often(positions) = waits else {
+        let Waits::Several(positions) = waits else {
             self.by_token.remove(&waiter.request.token);
             return shrink_if_sparse(&mut self.by_token);
         };
@@ -429,7 +432,7 @@ impl Waiting {
         if positions.len() == 1
             && let Some((_, last)) = positions.pop_first()
         {
-            *waits = Waits::Once(last);
+            *waits = Waits::One(last);
             self.unmark_single(last.1);
         }
     }
@@ -443,14 +446,14 @@ impl Waiting {
         }
     }
 
-    /// Removes the mark of a waiter if its token and its owner wait nowhere else.
+    /// Removes the mark of a waiter if this is the only wait of its token and of its owner.
     fn unmark_single(&mut self, id: WaiterId) {
         let Some(waiter) = self.waiters.get(&id) else { return };
         let request = &waiter.request;
-        let often = matches!(self.by_token.get(&request.token), Some(Waits::Often(_)))
+        let waits_again = matches!(self.by_token.get(&request.token), Some(Waits::Several(_)))
             || request.owner.as_ref().is_some_and(|owner| self.of_owner(owner).nth(1).is_some());
-        if !often && let Some(queue) = self.queues.get_mut(&waiter.name) {
-            queue.often.remove(&waiter.position());
+        if !waits_again && let Some(queue) = self.queues.get_mut(&waiter.name) {
+            queue.marked.remove(&waiter.position());
         }
     }
 
@@ -468,32 +471,32 @@ impl Waiting {
 /// The queue positions of a token. Nearly every token waits once.
 #[derive(Clone)]
 enum Waits {
-    Once(Position),
-    Often(BTreeSet<(Name<'static>, Position)>),
+    One(Position),
+    Several(BTreeSet<(Name<'static>, Position)>),
 }
 
 /// Less than every position.
 const FIRST: Position = (Rank::Upgrade, WaiterId(0));
 
-/// Maximum number of waits that one call of [`Waiting::timed_out`] puts off.
-const MAX_PUT_OFF: usize = 256;
+/// Maximum number of checks that one call of [`Waiting::timed_out`] reschedules.
+const MAX_RESCHEDULED: usize = 256;
 
-/// Positions that end with a connection.
+/// The EPHEMERAL positions, each of which ends with a connection.
 #[derive(Clone, Default)]
-struct Bound {
+struct BoundPositions {
     positions: HashMap<ClientId, BTreeSet<WaiterId>>,
-    /// Closed connections. The positions bound to them leave one after another.
+    /// The closed connections with positions that the background job still has to remove.
     closed: BTreeSet<ClientId>,
 }
 
-impl Bound {
-    fn begin(&mut self, id: WaiterId, client: Option<ClientId>) {
+impl BoundPositions {
+    fn bind(&mut self, id: WaiterId, client: Option<ClientId>) {
         if let Some(client) = client {
             self.positions.entry(client).or_default().insert(id);
         }
     }
 
-    fn end(&mut self, id: WaiterId, client: Option<ClientId>) {
+    fn unbind(&mut self, id: WaiterId, client: Option<ClientId>) {
         let Some(client) = client else { return };
         let Some(positions) = self.positions.get_mut(&client) else { return };
         positions.remove(&id);
@@ -527,7 +530,7 @@ mod tests {
 
     /// An extended wait is rescheduled only when its old deadline is due, a shortened one at once.
     #[test]
-    fn a_kept_position_times_out_at_its_last_deadline() {
+    fn a_renewed_position_times_out_at_its_last_deadline() {
         let at = Instant::from_millis;
         let request = LockRequestRef::new(TokenRef::new(b"t").unwrap(), Ttl::MAX);
         let queued = || Queued::new(ClientId(1), None, None, false);
@@ -536,11 +539,11 @@ mod tests {
             (Name::new(0, b"k"), WaitKind::Queued(queued()), Some(at(0).after_millis(100)));
         let newcomer = Newcomer { name, rank: Rank::Newcomer, request, kind, since: at(0), until };
         let id = waiting.join(newcomer).unwrap();
-        waiting.keep(id, &request, queued(), at(0).after_millis(500));
+        waiting.renew_position(id, &request, queued(), at(0).after_millis(500));
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(100)), "the old deadline is still scheduled");
         assert_eq!(waiting.next_over(at(499)), None);
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(500)), "the wait is scheduled again");
-        waiting.keep(id, &request, queued(), at(0).after_millis(50));
+        waiting.renew_position(id, &request, queued(), at(0).after_millis(50));
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(50)));
         assert_eq!(waiting.next_over(at(49)), None);
         let over = waiting.next_over(at(50)).map(|(waiter, outcome)| (waiter.id, outcome));
@@ -552,16 +555,19 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
+        /// On a key of [`KEYS`], with an owner of [`OWNERS`] and a token.
         Join(usize, usize, u8),
+        /// The waiter of this index, modulo the number of waiters.
         Leave(usize),
-        Keep(usize, usize),
+        /// The waiter of this index, and its new owner.
+        Renew(usize, usize),
     }
 
     fn any_op() -> impl Strategy<Value = Op> {
         prop_oneof![
             4 => (0..2usize, 0..4usize, 0..3u8).prop_map(|(key, owner, token)| Op::Join(key, owner, token)),
             2 => any::<usize>().prop_map(Op::Leave),
-            2 => (any::<usize>(), 0..4usize).prop_map(|(which, owner)| Op::Keep(which, owner)),
+            2 => (any::<usize>(), 0..4usize).prop_map(|(which, owner)| Op::Renew(which, owner)),
         ]
     }
 
@@ -586,21 +592,21 @@ mod tests {
                     Op::Leave(which) if !ids.is_empty() => {
                         waiting.leave(ids.swap_remove(which % ids.len())).unwrap();
                     }
-                    Op::Keep(which, owner) if !ids.is_empty() => {
+                    Op::Renew(which, owner) if !ids.is_empty() => {
                         let id = ids[which % ids.len()];
                         let owner = OwnerId::new(OWNERS[owner].as_bytes());
                         let asked = waiting.get(id).unwrap().request.clone();
                         let asked = LockRequestRef { owner: owner.as_ref().map(OwnerId::borrowed), ..asked.borrowed() };
-                        waiting.keep(id, &asked, queued(), now.after_millis(1));
+                        waiting.renew_position(id, &asked, queued(), now.after_millis(1));
                     }
-                    Op::Leave(_) | Op::Keep(..) => {}
+                    Op::Leave(_) | Op::Renew(..) => {}
                 }
                 let all: Vec<&Waiter> = ids.iter().filter_map(|id| waiting.get(*id)).collect();
                 for waiter in &all {
                     let (token, owner) = (&waiter.request.token, &waiter.request.owner);
                     let same_token = all.iter().filter(|other| other.request.token == *token).count();
                     let same_owner = all.iter().filter(|other| owner.is_some() && other.request.owner == *owner).count();
-                    let marked = waiting.queues[&waiter.name].often.contains(&waiter.position());
+                    let marked = waiting.queues[&waiter.name].marked.contains(&waiter.position());
                     prop_assert_eq!(marked, same_token > 1 || same_owner > 1, "{:?} of {:?}", waiter, all);
                     let party = waiter.party();
                     let of_party = all.iter().filter(|other| other.party() == party).count();

@@ -1,12 +1,11 @@
 //! A schedule for millions of entries: rows in deadline order, and a slab that stores the entries.
 //!
 //! Leases of one length end in the order in which they began, so a new entry nearly always belongs at the end
-//! of a row. Entries leave from any place, most of them long before they are due. Both operations touch the
-//! neighbours only. A `BTreeSet` holds the entries that fit into no row; with all entries in it, an acquire
-//! and release cost 4 % more beside 1,600 other holds.
+//! of a row. Entries leave from any place, most of them long before they are due. A row is a linked list, so
+//! both operations touch the neighbours only. A `BTreeSet` holds the entries that fit into no row. (With all
+//! entries in a `BTreeSet`, an acquire and release cost 4 % more beside 1,600 other holds.)
 //!
-//! The slab grows and shrinks by chunks, so that no insertion waits for a reallocation of all entries. An
-//! entry is moved or removed by its slot, so no stale entry is left.
+//! The slab grows and shrinks by chunks, so that no insertion waits for a reallocation of all entries.
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -43,8 +42,8 @@ struct Row {
     last: Node,
 }
 
-/// Number of rows: one for each length of lease that is in use at a time. A single much longer lease may
-/// block a row for a while.
+/// Number of rows. Leases of one length fill one row, so this many lengths can be in use at a time. A single
+/// much longer lease at the end of a row blocks the row for the others.
 const ROWS: usize = 8;
 
 /// The neighbours of an entry in its row. Two numbers: an enum would take 8 bytes more for each hold.
@@ -96,7 +95,7 @@ impl<T> Schedule<T> {
     /// Adds an entry. `None` if four billion entries are in use.
     pub fn insert(&mut self, due: Deadline, item: T) -> Option<Slot> {
         let slot = self.entries.insert(due, item)?;
-        self.line_up(slot, due);
+        self.append_to_row(slot, due);
         Slot::at(slot)
     }
 
@@ -110,16 +109,16 @@ impl<T> Schedule<T> {
         let Some(&Entry { due: before, place, .. }) = self.entries.get(slot.index()).filter(used) else {
             return;
         };
-        self.leave(Node { due: before, slot: slot.index() }, place);
+        self.unlink(Node { due: before, slot: slot.index() }, place);
         if let Some(entry) = self.entries.get_mut(slot.index()) {
             entry.due = due;
         }
-        self.line_up(slot.index(), due);
+        self.append_to_row(slot.index(), due);
     }
 
     pub fn remove(&mut self, slot: Slot) -> Option<T> {
         let entry = self.entries.get(slot.index()).filter(|entry| entry.item.is_some())?;
-        self.leave(Node { due: entry.due, slot: slot.index() }, entry.place);
+        self.unlink(Node { due: entry.due, slot: slot.index() }, entry.place);
         self.entries.remove(slot.index())
     }
 
@@ -132,8 +131,8 @@ impl<T> Schedule<T> {
     /// Bytes of an entry, without the heap memory of its item. An entry in no row takes about 25 more.
     pub const ENTRY_SIZE: usize = size_of::<Entry<T>>();
 
-    /// Puts an entry at the end of the first row that it fits behind, or else into no row.
-    fn line_up(&mut self, slot: u32, due: Deadline) {
+    /// Appends an entry to the first row in which no entry is due later. If there is none, puts it in no row.
+    fn append_to_row(&mut self, slot: u32, due: Deadline) {
         let last = Node { due, slot };
         let fits = |row: &Option<Row>| row.is_none_or(|row| row.last.due <= due);
         let Some(row) = self.rows.iter().position(fits).or_else(|| self.clear_a_row()) else {
@@ -162,8 +161,8 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Empties a row that has a single entry: the entry is due long after others and blocks the row for them.
-    /// Returns the index of the row.
+    /// Empties a row that has a single entry, which is due later than the entries to come. Returns the index
+    /// of the row.
     #[inline(never)]
     fn clear_a_row(&mut self) -> Option<usize> {
         let alone = |row: &Option<Row>| row.is_some_and(|row| row.first.slot == row.last.slot);
@@ -174,7 +173,7 @@ impl<T> Schedule<T> {
     }
 
     /// Removes an entry from its place and links its neighbours.
-    fn leave(&mut self, node: Node, Place { before, after }: Place) {
+    fn unlink(&mut self, node: Node, Place { before, after }: Place) {
         if after == NO_ROW {
             self.others.remove(&node);
             return;
@@ -205,7 +204,7 @@ impl<T> Schedule<T> {
 #[derive(Clone)]
 struct Slab<T> {
     chunks: Vec<Chunk<T>>,
-    /// The chunks with room. The last one is filled first.
+    /// The indexes of the chunks with room. The last one is filled first.
     open: Vec<u32>,
     /// The memory of the last chunk that became empty, for the next one that is filled: entries that come and
     /// go at the border of a chunk allocate nothing.
@@ -342,10 +341,10 @@ mod tests {
         Remove(usize),
         Move(usize, u64),
         PopFirst,
-        Pass(u64),
+        Advance(u64),
     }
 
-    /// Mostly a few lengths, as of leases.
+    /// The ms until an entry is due. Mostly one of three lengths, as with leases.
     fn length() -> impl Strategy<Value = u64> {
         prop_oneof![3 => prop::sample::select(vec![10u64, 30, 300]), 1 => 1..500u64]
     }
@@ -356,7 +355,7 @@ mod tests {
             2 => any::<usize>().prop_map(Op::Remove),
             2 => (any::<usize>(), length()).prop_map(|(i, length)| Op::Move(i, length)),
             2 => Just(Op::PopFirst),
-            2 => (1..5u64).prop_map(Op::Pass),
+            2 => (1..5u64).prop_map(Op::Advance),
         ]
     }
 
@@ -386,12 +385,12 @@ mod tests {
     }
 
     /// Enough operations to fill several chunks. Miri is a hundred times slower, and fills a part of one.
-    const MOST: usize = if cfg!(miri) { 100 } else { 3000 };
+    const MAX_OPS: usize = if cfg!(miri) { 100 } else { 3000 };
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 5 } else { 256 }, ..ProptestConfig::default() })]
         #[test]
-        fn a_schedule_behaves_like_a_sorted_map(ops in prop::collection::vec(op(), 1..MOST)) {
+        fn a_schedule_behaves_like_a_sorted_map(ops in prop::collection::vec(op(), 1..MAX_OPS)) {
             let mut schedule = Schedule::default();
             let mut model: BTreeMap<Slot, (u64, usize)> = BTreeMap::new();
             let nth = |model: &BTreeMap<Slot, (u64, usize)>, i: usize| {
@@ -417,12 +416,12 @@ mod tests {
                         schedule.remove(slot);
                         model.remove(&slot);
                     },
-                    Op::Pass(time) => now += time,
+                    Op::Advance(time) => now += time,
                 }
                 prop_assert_eq!(schedule.len(), model.len());
                 prop_assert!(schedule.in_rows() <= model.len());
-                let least = model.values().map(|(due, _)| *due).min();
-                prop_assert_eq!(schedule.first().map(|(due, _)| due.millis()), least);
+                let earliest = model.values().map(|(due, _)| *due).min();
+                prop_assert_eq!(schedule.first().map(|(due, _)| due.millis()), earliest);
                 if let Some((due, slot)) = schedule.first() {
                     prop_assert_eq!(model[&slot].0, due.millis());
                     prop_assert_eq!(schedule.get(slot), Some(&model[&slot].1));
@@ -466,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_entries_free_their_memory_whatever_stays() {
+    fn removed_entries_free_their_memory_even_if_one_entry_stays() {
         let mut schedule = Schedule::default();
         let fill = |schedule: &mut Schedule<u64>, many: u64| -> BTreeSet<Slot> {
             (0..many).map(|at| schedule.insert(Deadline::at_millis(1 + at), at).unwrap()).collect()
@@ -478,10 +477,12 @@ mod tests {
                 assert!(schedule.remove(*slot).is_some());
             }
             assert_eq!((schedule.len(), schedule.get(stays)), (1, Some(&20_000)), "{round}");
+            // The chunk of the entry that stays, and the spare one.
             assert!(schedule.allocated() <= 2 * CHUNK, "{}", schedule.allocated());
             slots = fill(&mut schedule, 5_000);
             assert_eq!(slots.len(), 5_000);
             assert!(!slots.contains(&stays), "a used slot was returned again");
+            // 5,000 entries fill at most 5 chunks more.
             assert!(schedule.allocated() <= 7 * CHUNK, "{}", schedule.allocated());
         }
         // Gaps are filled before more is allocated.

@@ -25,8 +25,7 @@ pub enum Event {
     Extended,
     /// A hold ended. Its age is in ms, at most 2^32 - 1.
     Ended(End, u32),
-    /// Many holds ended at once. One event announces them all, and they are counted later: see
-    /// [`EndedHolds`].
+    /// Many holds ended at once: see [`EndedHolds`]. One event stands for all of them.
     AllEnded(End),
     /// An exclusive hold became a shared one.
     Downgraded,
@@ -41,7 +40,8 @@ pub enum Change {
     None,
     /// The whole lock.
     Whole,
-    /// The holds of these tokens, each as it is now or removed. A token can occur twice.
+    /// The holds of these tokens. The hold of a token that the lock does not have is removed by the readers.
+    /// A token can occur twice.
     Part(Vec<Token>),
 }
 
@@ -51,16 +51,18 @@ impl Change {
     }
 }
 
-/// All effects of an operation. The shell carries them out in this order: store, replicate, notify, wake.
+/// All effects of an operation. The Redis module carries them out in this order: store, replicate, notify,
+/// wake.
 #[derive(Debug, Default)]
 pub struct Step {
     pub change: Change,
     pub events: SmallVec<[Event; 4]>,
-    /// A lease was granted or changed, so a TTL that another command set on the key must not end the hold.
+    /// A lease was granted or changed. If another command had set a TTL on the key, the Redis module clears
+    /// it.
     pub renewed: bool,
-    /// Age in ms from which a released hold counts as incident in [`RareEffects::incidents`].
+    /// Set by the caller: a released hold of this age in ms or more is an incident for LOG.
     pub long_hold: Option<u32>,
-    /// Boxed, to keep the steps of other operations small.
+    /// Boxed, so that the step of an operation without them is small.
     pub rare: Option<Box<RareEffects>>,
 }
 
@@ -68,12 +70,12 @@ pub struct Step {
 #[derive(Debug, Default)]
 pub struct RareEffects {
     pub outcomes: Vec<(Waiter, Outcome)>,
-    /// Holds to log as incidents, with the cause of their end: holds that did not end by a release, and
-    /// released ones that lasted long.
+    /// Holds to record in LOG, with the cause of their end: holds that did not end by a release, and released
+    /// ones of at least the age [`Step::long_hold`].
     pub incidents: Vec<(End, Hold)>,
-    /// In the order of the changes: within one step, a hold can be bound to one connection after another.
+    /// In the order of the changes: a step can unbind a token from a connection, and bind it to another.
     pub bindings: Vec<Binding>,
-    /// Ended holds that the caller has to account for.
+    /// Ended holds that the background job has to count and unbind.
     pub ended_holds: Vec<EndedHolds>,
     /// More waiters could be answered. The caller schedules another turn.
     pub unserved: bool,
@@ -86,12 +88,13 @@ pub enum Binding {
     Ends(ClientId, Token),
 }
 
-/// Holds of one lock that ended in one step, and are removed from it. Counting them, unbinding them and
-/// freeing their memory takes many short turns.
+/// Many holds of one lock that ended in one step. They have left the lock; the background job counts them,
+/// unbinds them from their connections and frees their memory, one slice in a turn.
 #[derive(Debug)]
 pub struct EndedHolds {
     /// `None` if the key was deleted.
     pub(crate) why: Option<End>,
+    /// Time of the end.
     pub(crate) at: Instant,
     pub(crate) holds: Holders,
     /// The unconfirmed grants among them.
@@ -118,7 +121,7 @@ impl EndedHolds {
                 Ephemeral::Bound(client) => Some(client),
                 _ => None,
             };
-            (ended.map(|why| (why, held(&hold, at))), hold.into_token(), client)
+            (ended.map(|why| (why, age_millis(&hold, at))), hold.into_token(), client)
         })
     }
 }
@@ -134,7 +137,7 @@ impl Lock {
     }
 }
 
-fn held(hold: &Hold, at: Instant) -> u32 {
+fn age_millis(hold: &Hold, at: Instant) -> u32 {
     u32::try_from(hold.held_millis(at)).unwrap_or(u32::MAX)
 }
 
@@ -143,54 +146,55 @@ impl Step {
         self.rare.get_or_insert_default()
     }
 
-    /// Records a change of the lock-delay.
+    /// Records a change of the lock-delay, or the end of all holds.
     pub(crate) fn changed(&mut self, lock: &Lock) {
-        self.part(lock, None);
+        self.record_change(lock, None);
     }
 
     /// Records that the hold of this token is new or has changed.
     pub(crate) fn put(&mut self, lock: &Lock, token: TokenRef<'_>) {
-        self.part(lock, Some(token));
+        self.record_change(lock, Some(token));
     }
 
     /// Records the end of a hold that has been removed from the lock.
     pub(crate) fn ended(&mut self, lock: &Lock, hold: &Hold, why: End, now: Instant) {
-        let held = held(hold, now);
-        self.events.push(Event::Ended(why, held));
-        if why != End::Released || self.long_hold.is_some_and(|long| held >= long) {
-            self.incident(hold, why);
+        let age = age_millis(hold, now);
+        self.events.push(Event::Ended(why, age));
+        if why != End::Released || self.long_hold.is_some_and(|long| age >= long) {
+            self.record_incident(hold, why);
         }
         if let Ephemeral::Bound(client) = hold.ephemeral() {
-            self.bound(Binding::Ends(client, hold.token().clone()));
+            self.record_binding(Binding::Ends(client, hold.token().clone()));
         }
-        self.part(lock, Some(hold.token().borrowed()));
+        self.record_change(lock, Some(hold.token().borrowed()));
     }
 
     #[cold]
-    fn incident(&mut self, hold: &Hold, why: End) {
+    fn record_incident(&mut self, hold: &Hold, why: End) {
         self.rare().incidents.push((why, hold.clone()));
     }
 
     #[cold]
-    pub(crate) fn bound(&mut self, binding: Binding) {
+    pub(crate) fn record_binding(&mut self, binding: Binding) {
         self.rare().bindings.push(binding);
     }
 
-    /// A part of up to this many holds is never much larger than the whole lock.
-    const FEW_PARTS: usize = 64;
+    /// A part of more tokens is replaced by the whole lock, if the lock has fewer holds than the part tokens.
+    const MAX_PART_LEN: usize = 64;
 
-    /// Records a change of one hold. Only a shared lock or a semaphore is stored in parts.
+    /// Records a change of the hold of a token, or of the lock-delay alone. Only a change of a shared lock or
+    /// of a semaphore is written in parts.
     #[inline]
-    fn part(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
+    fn record_change(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if matches!(lock.holding(), Holding::Crowd(_)) || matches!(self.change, Change::Part(_)) {
-            self.part_of_many(lock, token);
+            self.change_of_crowd(lock, token);
         } else {
             self.change = Change::Whole;
         }
     }
 
     #[inline(never)]
-    fn part_of_many(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
+    fn change_of_crowd(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if !matches!(lock.holding(), Holding::Crowd(_)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {
@@ -198,7 +202,7 @@ impl Step {
         }
         if let Change::Part(part) = &mut self.change {
             part.extend(token.map(TokenRef::to_owned));
-            if part.len() > Self::FEW_PARTS.max(lock.stored_len()) {
+            if part.len() > Self::MAX_PART_LEN.max(lock.stored_len()) {
                 self.change = Change::Whole;
             }
         }

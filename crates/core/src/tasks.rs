@@ -1,12 +1,12 @@
-//! The noted tasks of the background job. Due locks and timeouts are not noted: they are found by their time.
+//! The tasks of the background job. Due locks and timeouts are not stored as tasks: they are found by their
+//! time.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use dlock_protocol::{ClientId, Token};
 
-use crate::deliveries::Delivery;
-use crate::deliveries::shrink_if_sparse;
-use crate::queue::{Name, Outcome, WaiterId, swap};
+use crate::deliveries::{Delivery, shrink_if_sparse};
+use crate::queue::{Name, Outcome, WaiterId, swap_db};
 use crate::schedule::Slot;
 use crate::step::EndedHolds;
 
@@ -26,9 +26,9 @@ pub enum Task {
     Disconnected(ClientId, i32, Bindings),
     /// The reply with this grant was not delivered.
     Undelivered(Name<'static>, Token, WaiterId),
-    /// Like `Undelivered`, for a connection that closed in the turn of its reply. If the server has evicted
-    /// more connections than `evicted` by now, the reply counts as sent: a server sends all replies before an
-    /// eviction.
+    /// Like `Undelivered`, for a connection that closed in the same event-loop turn in which it was to get
+    /// its reply. If the server has evicted more than `evicted` connections when the task runs, the reply
+    /// counts as sent: a server sends all replies before it evicts a connection.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,
@@ -47,7 +47,7 @@ pub enum Task {
 }
 
 impl Task {
-    /// The lock of the task, the first one of several. `None` if the task is about no lock.
+    /// The lock that the task may change, the first one of several. `None` if the task changes no lock.
     pub fn name(&self) -> Option<Name<'_>> {
         let (db, key) = match self {
             Task::Serve(name)
@@ -58,7 +58,7 @@ impl Task {
             | Task::Restored(name)
             | Task::Due(name, _) => (name.db, &*name.key),
             Task::Disconnected(_, db, holds) => (*db, &*holds.first()?.0),
-            // Accounting needs no write, so it runs even if the server refuses writes.
+            // They run even while the server refuses writes.
             Task::ServeBehind(..) | Task::EndedHolds(..) | Task::GraceOver => return None,
         };
         Some(Name::new(db, key))
@@ -77,15 +77,15 @@ impl Task {
                 return;
             }
         };
-        swap(db, first, second);
+        swap_db(db, first, second);
     }
 }
 
-/// Keeps the holds on the first lock and returns the others. Takes no step per hold of the first lock: while
-/// the server is out of memory, this is repeated often.
-pub fn split_off_other_resources(holds: &mut Bindings) -> Bindings {
+/// Keeps the holds on the first lock and returns the others. The time does not grow with the number of holds
+/// on the first lock: while the server is out of memory, this is repeated often.
+pub fn split_off_other_locks(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {
-        // The smallest key after the first one, with the smallest token.
+        // The least key that is greater than the first one, with the least token.
         Some(([&**first, b"\0"].concat().into(), Token::new(b"\0")?))
     });
     next.map_or_else(Bindings::new, |next| holds.split_off(&next))
@@ -103,26 +103,27 @@ pub struct Pending {
 
 impl Pending {
     pub fn push_back(&mut self, task: Task) {
-        if self.is_new(&task) {
+        if self.register(&task) {
             self.tasks.push_back(task);
         }
     }
 
-    /// Returns a task that cannot be carried out yet: it is the next one again.
+    /// Takes back a task that cannot be carried out yet: it is the next one again.
     pub fn put_back(&mut self, task: Task) {
-        if self.is_new(&task) {
+        if self.register(&task) {
             self.tasks.push_front(task);
         }
     }
 
-    /// Puts a task off until `millis`, which is no earlier than for the tasks put off before.
+    /// Puts a task off until `millis`, which must not be earlier than for any task that was put off before.
     pub fn put_off(&mut self, task: Task, millis: u64) {
-        if self.is_new(&task) {
+        if self.register(&task) {
             self.later.push_back((millis, task));
         }
     }
 
-    fn is_new(&mut self, task: &Task) -> bool {
+    /// Registers the lock of a task that serves its queue. Returns false if the lock has such a task already.
+    fn register(&mut self, task: &Task) -> bool {
         let (name, vanished) = match task {
             Task::Serve(name) => (name, false),
             Task::Vanished(name) => (name, true),
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_has_one_pending_task() {
+    fn a_lock_has_one_pending_task_to_serve_its_queue() {
         let mut pending = Pending::default();
         for key in ["a", "b", "a"] {
             pending.push_back(serve(key));
@@ -229,13 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn the_holds_on_the_first_resource_are_split_from_the_others() {
+    fn the_holds_on_the_first_lock_are_split_from_the_others() {
         let mut holds = bindings(&[("a", "1"), ("a", "2"), ("a\0", "1"), ("b", "1")]);
-        let others = split_off_other_resources(&mut holds);
+        let others = split_off_other_locks(&mut holds);
         assert_eq!(holds, bindings(&[("a", "1"), ("a", "2")]));
         assert_eq!(others, bindings(&[("a\0", "1"), ("b", "1")]));
-        assert_eq!(split_off_other_resources(&mut holds), Bindings::new());
-        assert_eq!(split_off_other_resources(&mut Bindings::new()), Bindings::new());
+        assert_eq!(split_off_other_locks(&mut holds), Bindings::new());
+        assert_eq!(split_off_other_locks(&mut Bindings::new()), Bindings::new());
     }
 
     #[test]

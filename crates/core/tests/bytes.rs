@@ -98,6 +98,7 @@ pub fn any_whole() -> impl Strategy<Value = Layout> {
         (bytes(1), bytes(0), 0..=AT),
     );
     let hold = hold.prop_map(|((fence, left, ttl, count, delay, ephemeral), (token, label, granted))| {
+        // Some leases have ended up to a second before NOW.
         let deadline = AT - 1000 + left.min(ttl);
         HoldLayout { fence, deadline, granted, ttl, count, delay, ephemeral, token, label }
     });

@@ -5,7 +5,8 @@ mod bodies;
 
 use std::path::PathBuf;
 
-/// Replays the files of one target in the order of their names. Fails if `body` accepts none of them.
+/// Replays the files of one target in the order of their names. Fails unless `body` accepts at least five of
+/// them, and refuses at least one.
 fn replay(target: &str, body: impl Fn(&[u8]) -> bool) {
     let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../../fuzz/corpus", target].iter().collect();
     let entries = std::fs::read_dir(&folder).expect("the corpus exists");

@@ -1,5 +1,5 @@
-//! Locks with hundreds of holders. They answer like a plain list, a replica that applies the effects has the
-//! same holds, and no expired hold is visible.
+//! Locks with hundreds of holders. They answer like a plain list. A replica that applies their effects has
+//! the same holds. No expired hold is visible.
 
 mod turns;
 
@@ -21,7 +21,7 @@ const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key")
 const START: u64 = 1_760_000_000_000;
 const ANCHOR: Anchor = Anchor { boot: 1, offset: 0 };
 
-/// The number of holders at the start, which is more than one turn can end.
+/// The number of holders at the start. One operation cannot end that many holds one by one.
 const MANY: usize = if cfg!(miri) { 40 } else { 700 };
 
 struct World {
@@ -31,10 +31,11 @@ struct World {
     replica: Lock,
     fences: Fences,
     waiting: Waiting,
+    /// The number of holds that ended with an event of their own.
     ended: usize,
     ended_holds: Vec<EndedHolds>,
     outcomes: Vec<Outcome>,
-    /// The events of the last turn.
+    /// Of the last operation: its events, its steps, and the bytes of its effect.
     events: Vec<Event>,
     steps: u64,
     written: usize,
@@ -105,9 +106,9 @@ impl World {
         self.steps = steps::taken() - before;
         self.ended += step.events.iter().filter(|event| matches!(event, Event::Ended(..))).count();
         self.events = step.events.to_vec();
-        let rest = step.rare.map_or_else(RareEffects::default, |rest| *rest);
-        self.ended_holds.extend(rest.ended_holds);
-        self.outcomes.extend(rest.outcomes.into_iter().map(|(_, outcome)| outcome));
+        let rare = step.rare.map_or_else(RareEffects::default, |rare| *rare);
+        self.ended_holds.extend(rare.ended_holds);
+        self.outcomes.extend(rare.outcomes.into_iter().map(|(_, outcome)| outcome));
         answer
     }
 
@@ -137,7 +138,8 @@ impl World {
         self.waiting.join(newcomer).expect("room in the queue");
     }
 
-    /// Runs turns of the background job until none is due. Returns their number.
+    /// Advances the lock as the background job does, until it is not due any more. Returns the number of
+    /// times.
     fn advance(&mut self) -> usize {
         let mut turns = 0;
         while self.lock.next_due().is_some_and(|due| due.passed(self.instant())) {
@@ -165,7 +167,7 @@ enum Operation {
     Extend(usize, u64),
     Confirm(usize, u64),
     Release(usize),
-    Wait(u64),
+    Advance(u64),
     Disconnect(Vec<usize>, u64),
     Break,
     RunJob,
@@ -180,14 +182,14 @@ fn any_operation() -> impl Strategy<Value = Operation> {
         10 => (n(), ms()).prop_map(|(n, ms)| Operation::Extend(n, ms)),
         3 => (n(), ms()).prop_map(|(n, ms)| Operation::Confirm(n, ms)),
         10 => n().prop_map(Operation::Release),
-        3 => prop_oneof![5 => 1..20u64, 1 => Just(400), 1 => Just(3000)].prop_map(Operation::Wait),
+        3 => prop_oneof![5 => 1..20u64, 1 => Just(400), 1 => Just(3000)].prop_map(Operation::Advance),
         1 => (prop::collection::vec(n(), 0..200), 0..3u64).prop_map(|(all, client)| Operation::Disconnect(all, client)),
         1 => Just(Operation::Break),
         2 => Just(Operation::RunJob),
     ]
 }
 
-/// A hold in the plain list.
+/// A hold in the plain list, with the connection that it is bound to.
 #[derive(Clone, Debug, PartialEq)]
 struct ListedHold {
     end: u64,
@@ -197,6 +199,7 @@ struct ListedHold {
 }
 
 fn run(moves: Vec<Operation>) {
+    // The leases end one after another, 1 to 1.9 s after the start.
     let mut world = World::shared(MANY, |n| 1000 + (n as u64 * 7) % 900);
     let mut list: BTreeMap<usize, ListedHold> = BTreeMap::new();
     for n in 0..MANY {
@@ -261,7 +264,7 @@ fn run(moves: Vec<Operation>) {
                 assert_eq!(released, u32::from(held));
                 ended += usize::from(held);
             }
-            Operation::Wait(ms) => world.now += ms,
+            Operation::Advance(ms) => world.now += ms,
             Operation::Disconnect(mut all, client) => {
                 all.sort_unstable();
                 all.dedup();

@@ -60,6 +60,7 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
     upgrade_by(&mut system, 3);
     acquire(&mut system, 1, 1, Mode::Shared, false);
     upgrade_by(&mut system, 4);
+    // The answer to connection 4 arrives, then the one to connection 3 is lost.
     system.make(Move::Delivered(1));
     system.make(Move::Undelivered(0));
     assert_eq!(holds(&system, 1), Some(Mode::Exclusive), "connection 4 has received its upgrade");

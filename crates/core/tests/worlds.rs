@@ -1,4 +1,4 @@
-//! Exhaustive exploration of small worlds: two or three tokens, one resource and a few moves, in every order.
+//! Exhaustive exploration of small worlds: two or three tokens, one lock and a few moves, in every order.
 //! The random tests in `model` make long sequences; the tests here miss no short one. States that differ only
 //! in the time and the exact fences count as one, so each world is finite, with some hundred thousand states.
 //! The two largest worlds are explored up to a depth. `DLOCK_DEPTH` sets the depth for all worlds.
@@ -68,7 +68,7 @@ fn fingerprint(model: &Model) -> u64 {
     let mut model = model.clone();
     let grant_numbers: Vec<u64> = model.sent_grants.iter().map(|grant| grant.number).collect();
     for hold in &mut model.holds {
-        // A waiter's number becomes the index of its grant in `model.flights`, or u64::MAX if it is not
+        // A waiter's number becomes the index of its grant in `model.sent_grants`, or u64::MAX if it is not
         // there.
         if let Some(unconfirmed) = &mut hold.unconfirmed {
             for number in &mut unconfirmed.sent_to {

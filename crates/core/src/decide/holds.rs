@@ -31,8 +31,8 @@ impl Turn<'_> {
         let Some(unclaimed) = self.waiting.deliveries.claim_grant(self.name, token.as_bytes()) else {
             return false;
         };
-        if !unclaimed.delay.is_none() {
-            self.change(token.as_bytes(), |hold| hold.set_delay(unclaimed.delay));
+        if !unclaimed.delay_after_claim.is_none() {
+            self.change(token.as_bytes(), |hold| hold.set_delay(unclaimed.delay_after_claim));
             self.step.put(self.lock, token);
         }
         true
@@ -43,13 +43,13 @@ impl Turn<'_> {
         let (token, now) = (request.token, self.now);
         let fence = self.fences.issue(now).ok_or(Refusal::FencesUsedUp)?;
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
-        // An expired hold of the token may not have ended yet, if many expired together. It ends first, as it
-        // can be bound to the same connection.
+        // If many holds expired together, an expired one of this token may still be stored. Both can be bound
+        // to one connection, so the end of the old binding must precede the begin of the new one.
         if self.lock.stored_len() > 1 {
             self.end_one(token.as_bytes(), End::Expired);
         }
         if request.ephemeral {
-            self.step.bound(Binding::Begins(client, token.to_owned()));
+            self.step.record_binding(Binding::Begins(client, token.to_owned()));
         }
         let mut hold = Hold::new(token.to_owned(), fence, now, now + request.ttl, request.ttl);
         hold.set_client(client);
@@ -79,9 +79,9 @@ impl Turn<'_> {
                 let before = (extras.ephemeral, extras.delay, extras.label.clone());
                 if request.ephemeral {
                     if let Ephemeral::Bound(old) = extras.ephemeral {
-                        step.bound(Binding::Ends(old, hold.token().clone()));
+                        step.record_binding(Binding::Ends(old, hold.token().clone()));
                     }
-                    step.bound(Binding::Begins(client, hold.token().clone()));
+                    step.record_binding(Binding::Begins(client, hold.token().clone()));
                     extras.ephemeral = Ephemeral::Bound(client);
                 }
                 if !request.delay.is_none() {
@@ -112,8 +112,8 @@ impl Turn<'_> {
     /// Changes the mode of the only holder.
     pub(super) fn change_mode(&mut self, token: &[u8], mode: Mode) {
         let Some(hold) = self.lock.remove(token) else { return };
-        // All other stored holds have expired.
-        self.depart(End::Expired);
+        // All other holds that are still stored have expired.
+        self.end_crowd_at_once(End::Expired);
         if mode == Mode::Shared {
             self.step.events.push(Event::Downgraded);
         }
@@ -138,7 +138,7 @@ impl Turn<'_> {
             crowd.delay_until = crowd.delay_until.max(crowd.holders.delay_of_expired(now));
             let all = crowd.holders.last_deadline().is_some_and(|last| last.passed(now));
             if all && crowd.holders.len() > SLICE {
-                self.depart(End::Expired);
+                self.end_crowd_at_once(End::Expired);
             } else {
                 for hold in self.lock.take_expired(now, SLICE) {
                     self.end(&hold, End::Expired);
@@ -154,15 +154,16 @@ impl Turn<'_> {
     /// Ends all shared holds or permits.
     pub(super) fn end_crowd(&mut self, why: End) {
         if self.lock.stored_len() > SLICE {
-            return self.depart(why);
+            return self.end_crowd_at_once(why);
         }
         for hold in self.lock.take_crowd().into_iter().flat_map(|mut crowd| crowd.take_some(SLICE)) {
             self.end(&hold, why);
         }
     }
 
-    /// Removes all shared holds or permits at once. The background job accounts for them later.
-    fn depart(&mut self, why: End) {
+    /// Removes all shared holds or permits in one step, however many. The background job counts them and
+    /// unbinds them from their connections later.
+    fn end_crowd_at_once(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
             let unconfirmed = self.waiting.deliveries.forget(self.name);
             self.step.events.push(Event::AllEnded(why));
@@ -181,14 +182,14 @@ impl Turn<'_> {
     /// Records the end of a hold that has been removed from the lock.
     pub(super) fn end(&mut self, hold: &Hold, why: End) {
         if !hold.delay().is_none() {
-            self.delay_after(hold, why);
+            self.begin_delay_after(hold, why);
         }
         self.waiting.deliveries.claim_grant(self.name, hold.token().as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
     }
 
     #[inline(never)]
-    fn delay_after(&mut self, hold: &Hold, why: End) {
+    fn begin_delay_after(&mut self, hold: &Hold, why: End) {
         let delay = hold.delay().millis();
         let until = match why {
             End::Expired => hold.deadline().plus_millis(delay),
@@ -198,7 +199,7 @@ impl Turn<'_> {
         self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
     }
 
-    /// Removes waiters from their queue, each with the connections beside it. All get this outcome.
+    /// Removes waiters from their queue, each with the connections beside it. All of them get this outcome.
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         for id in waiters {
             let gone = self.waiting.leave_all(*id);
@@ -209,7 +210,7 @@ impl Turn<'_> {
 
 /// Whether a request has options that few holds have.
 fn has_extras(request: &LockRequestRef<'_>) -> bool {
-    // Destructured without `..`: a new option must not compile until it is handled here and above.
+    // Destructured without `..`: a new option must not compile until it is handled here and in `renew`.
     let LockRequestRef { token: _, ttl: _, mode: _, reentry: _, ephemeral, delay, label, owner } = request;
     *ephemeral || !delay.is_none() || !label.is_empty() || owner.is_some()
 }

@@ -25,10 +25,10 @@ impl Turn<'_> {
                 self.take_out(&[id], outcome);
                 continue;
             }
-            let holds = self.lock.at(self.now).hold_of(head.request.token.as_bytes()).is_some();
-            let held_as = self.lock.mode().filter(|_| holds);
+            let is_holder = self.lock.at(self.now).hold_of(head.request.token.as_bytes()).is_some();
+            let held_as = self.lock.mode().filter(|_| is_holder);
             let verdict = match held_as {
-                Some(held_as) => self.fit_again(held_as, head.request.mode),
+                Some(held_as) => self.verdict_for_holder(held_as, head.request.mode),
                 None if self.in_grace() => None,
                 None => match self.fit(head.request.mode) {
                     Fit::Fits => Some(Ok(Granted::New)),
@@ -47,8 +47,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether this turn may answer another waiter; if not, a later turn does. A free lock is granted in any
-    /// case: otherwise a newcomer could acquire it.
+    /// Whether this operation may answer another waiter. If not, the background job continues. A free lock is
+    /// granted in any case, because otherwise a newcomer could acquire it before the waiters.
     fn may_serve_another(&mut self) -> bool {
         if self.served >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
             self.step.rare().unserved = true;
@@ -58,30 +58,31 @@ impl Turn<'_> {
         true
     }
 
-    /// Answers a waiter and the connections beside it. Returns whether it was granted the lock.
+    /// Answers a waiter and the connections beside it. Returns whether the lock was granted.
     fn answer(&mut self, id: WaiterId, verdict: Result<Granted, Refusal>) -> bool {
         let answered = self.waiting.leave_all(id);
         let [waiter, beside @ ..] = &answered[..] else { return false };
         let now = self.now;
-        let late = |waiter: &Waiter| waiter.until.is_some_and(|until| until.passed(now));
-        let has_recipient = beside.iter().any(|waiter| !late(waiter));
+        let has_timed_out = |waiter: &Waiter| waiter.until.is_some_and(|until| until.passed(now));
+        let has_recipient = beside.iter().any(|waiter| !has_timed_out(waiter));
         let outcome = verdict.and_then(|granted| self.hand_off(waiter, granted, has_recipient));
         let outcome = outcome.unwrap_or_else(Outcome::Refused);
         if let Outcome::Granted(fence, _) = outcome {
-            for waiter in beside.iter().filter(|waiter| !late(waiter)) {
-                self.note(waiter, fence, Granted::Renewal, Delay::NONE);
+            for waiter in beside.iter().filter(|waiter| !has_timed_out(waiter)) {
+                self.record_unconfirmed(waiter, fence, Granted::Renewal, Delay::NONE);
             }
         }
         self.step.rare().outcomes.extend(answered.into_iter().map(|waiter| {
-            let outcome = if late(&waiter) { Outcome::TimedOut } else { outcome };
+            let outcome = if has_timed_out(&waiter) { Outcome::TimedOut } else { outcome };
             (waiter, outcome)
         }));
         matches!(outcome, Outcome::Granted(..))
     }
 
-    /// Grants the lock to a waiter. If no connection receives the reply to a queued waiter, its client may be
-    /// dead. Until the token claims the grant, the hold must not delay other waiters for longer than the
-    /// queue position would have: its lease ends with the position, and it has no lock-delay.
+    /// Grants the lock to a waiter. `has_recipient` tells whether a connection beside a queued waiter
+    /// receives the reply. If none does, the client may be dead. So until the token claims the grant, the
+    /// hold delays other waiters no longer than the queue position would have: the lease ends with the
+    /// position, and there is no lock-delay.
     fn hand_off(
         &mut self,
         waiter: &Waiter,
@@ -90,16 +91,16 @@ impl Turn<'_> {
     ) -> Result<Outcome, Refusal> {
         let mut request = waiter.request.borrowed();
         let token = request.token.as_bytes();
-        let asked = request.ttl.millis().max(request.delay.millis());
-        if asked > self.terms.longest_lease.millis() {
+        let longest = request.ttl.millis().max(request.delay.millis());
+        if longest > self.terms.longest_lease.millis() {
             return Err(Refusal::LeaseTooLong(self.terms.longest_lease));
         }
-        let mut delay = Delay::NONE;
+        let mut delay_after_claim = Delay::NONE;
         if let (WaitKind::Queued(_), Some(until), Granted::New, false) =
             (&waiter.kind, waiter.until, granted, has_recipient)
         {
-            request.ttl = request.ttl.min(left(until, self.now));
-            delay = std::mem::replace(&mut request.delay, Delay::NONE);
+            request.ttl = request.ttl.min(remaining_lease(until, self.now));
+            delay_after_claim = std::mem::replace(&mut request.delay, Delay::NONE);
         }
         let fence = match granted {
             Granted::New => self.grant(&request, waiter.asked_by())?,
@@ -108,26 +109,26 @@ impl Turn<'_> {
         if granted == Granted::Upgrade {
             self.change_mode(token, Mode::Exclusive);
         }
-        self.note(waiter, fence, granted, delay);
+        self.record_unconfirmed(waiter, fence, granted, delay_after_claim);
         Ok(Outcome::Granted(fence, granted))
     }
 
     /// Records a grant as unconfirmed: its reply is on its way, or its token has to claim it. `delay` is the
     /// lock-delay that a claim sets.
-    fn note(&mut self, waiter: &Waiter, fence: Fence, granted: Granted, delay: Delay) {
+    fn record_unconfirmed(&mut self, waiter: &Waiter, fence: Fence, granted: Granted, delay: Delay) {
         let (id, until) = (waiter.id, waiter.until);
         let unclaimed = until.filter(|_| matches!(waiter.kind, WaitKind::Queued(_)));
-        let unclaimed = unclaimed.map(|until| Unclaimed { id, until, delay });
+        let unclaimed = unclaimed.map(|until| Unclaimed { id, until, delay_after_claim: delay });
         let (token, deliveries) = (&waiter.request.token, &mut self.waiting.deliveries);
         deliveries.granted(&waiter.name, token, fence, granted, id, unclaimed);
         if let Some(client) = waiter.client() {
             let (name, token) = (waiter.name.clone(), token.clone());
-            deliveries.sent(id, Delivery { name, token, client });
+            deliveries.await_delivery(id, Delivery { name, token, client });
         }
     }
 
     /// The outcome for a waiter if its token holds the lock already. `None` if it keeps waiting.
-    pub(super) fn fit_again(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
+    pub(super) fn verdict_for_holder(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
             (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade(self.now) && !self.in_grace() => {
                 Some(Ok(Granted::Upgrade))
@@ -140,28 +141,29 @@ impl Turn<'_> {
         }
     }
 
-    /// Answers the other waiters of a token that was granted the lock, if that grant is all they ask for.
+    /// Answers the other waiters of a token that was granted the lock, if the new hold satisfies their
+    /// requests.
     pub(super) fn answer_others(&mut self, token: &[u8]) {
         for id in self.waiting.of_token_on(token, self.name) {
             let (Some(held_as), Some(waiter)) = (self.lock.mode(), self.waiting.get(id)) else { return };
             let over = self.waiting.outcome_if_over(waiter, self.now).is_some();
-            if self.fit_again(held_as, waiter.request.mode) != Some(Ok(Granted::Renewal)) || over {
+            if self.verdict_for_holder(held_as, waiter.request.mode) != Some(Ok(Granted::Renewal)) || over {
                 continue;
             }
             self.answer(id, Ok(Granted::Renewal));
         }
     }
 
-    /// The reply to a waiter was not delivered: takes the grant back and serves the queue. A grant stays if
-    /// another connection of the token has received a reply, or if it went to a queued waiter, which can
-    /// claim it until its position would have ended.
+    /// Takes a grant back because the reply to the waiter was not delivered, and serves the queue. The grant
+    /// stays if another connection of the token receives a reply. A queued waiter can still claim it, until
+    /// the queue position would have ended.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.advance();
         let Some(hold) = self.lock.at(self.now).hold_of(token) else { return };
         let (fence, delay) = (hold.fence(), hold.delay());
         match self.waiting.deliveries.lost(self.name, token, fence, waiter, delay) {
             Some(Lost::Unclaimed(until)) if !until.passed(self.now) => {
-                let ttl = left(until, self.now);
+                let ttl = remaining_lease(until, self.now);
                 let changed = self.change(token, |hold| {
                     hold.set_delay(Delay::NONE);
                     if until < hold.deadline() {
@@ -184,6 +186,6 @@ impl Turn<'_> {
 }
 
 /// The time from now to `until` as a lease, which is at least 1 ms.
-pub(super) fn left(until: Deadline, now: Instant) -> Ttl {
+pub(super) fn remaining_lease(until: Deadline, now: Instant) -> Ttl {
     Ttl::from_millis(until.left(now).max(1)).unwrap_or(Ttl::MAX)
 }

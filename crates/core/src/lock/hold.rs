@@ -12,8 +12,8 @@ use crate::schedule::Slot;
 pub enum Ephemeral {
     No,
     Bound(ClientId),
-    /// Its connection is not known to this server (after a restart or a promotion): only the lease ends the
-    /// hold.
+    /// The hold was bound to a connection that this server does not know, because it was restarted or
+    /// promoted. So no closed connection ends the hold.
     Orphan,
 }
 
@@ -40,7 +40,7 @@ enum Identity {
     WithExtras(Box<(Token, Extras)>),
 }
 
-/// A field that is neither stored nor sent, and so is not part of a comparison.
+/// A field that is neither stored nor replicated. Comparisons ignore it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NotCompared<T>(pub T);
 
@@ -52,8 +52,8 @@ impl<T> PartialEq for NotCompared<T> {
 
 impl<T> Eq for NotCompared<T> {}
 
-/// A number in N bytes. Greater numbers are stored as the greatest one. Six bytes are enough for nine
-/// thousand years in ms, seven for every fence.
+/// A number in N bytes. Greater numbers are stored as the greatest one that fits. Six bytes are enough for
+/// nine thousand years in ms, seven for every fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Number<const N: usize>([u8; N]);
 
@@ -80,7 +80,7 @@ pub(crate) struct Extras {
     pub label: Label,
     /// The hold count.
     pub count: NonZeroU32,
-    /// For the search for deadlocks. Neither stored nor sent.
+    /// For the search for deadlocks. Neither stored nor replicated.
     pub owner: Option<Box<OwnerId>>,
 }
 
@@ -248,7 +248,7 @@ impl Hold {
         }
     }
 
-    /// Bytes on the heap, and those of the record that ends the hold with its connection.
+    /// Bytes on the heap. Those of a bound hold include its entry in [`crate::tasks::Bindings`].
     pub(super) fn heap_size(&self) -> usize {
         let owner = |owner: &OwnerId| size_of::<OwnerId>() + owner.heap_size();
         let owner = |x: &Extras| x.owner.as_deref().map_or(0, owner);
@@ -267,10 +267,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_does_not_fit_becomes_the_greatest() {
-        let most = (1 << 48) - 1;
-        for (number, kept) in [(0, 0), (1_790_000_000_123, 1_790_000_000_123), (most, most), (most + 1, most)]
-        {
+    fn a_number_that_does_not_fit_becomes_the_greatest_that_fits() {
+        let max = (1 << 48) - 1;
+        for (number, kept) in [(0, 0), (1_790_000_000_123, 1_790_000_000_123), (max, max), (max + 1, max)] {
             assert_eq!(Number::<6>::new(number).get(), kept);
         }
         assert_eq!(Number::<7>::new(Fence::MAX).get(), Fence::MAX);

@@ -1,6 +1,7 @@
-//! The holds of a shared lock or a semaphore: a list while they are few, rows in deadline order and an index
-//! by token when they are many. No operation on a hundred thousand holds takes long, and none reallocates
-//! them all. (A hash table reallocates when it doubles; a single ordered tree cannot count the expired ones.)
+//! The holds of a shared lock or a semaphore: a list while they are few; rows in deadline order, and an index
+//! by token, when they are many. No operation on a hundred thousand holds takes long, and none reallocates
+//! all of them. (A hash table reallocates when it doubles. A single ordered tree cannot count the expired
+//! holds without visiting each.)
 
 use dlock_protocol::{Deadline, Fence, Instant, steps};
 use smallvec::SmallVec;
@@ -65,18 +66,18 @@ impl Holders {
     }
 
     /// Greatest fence of the holds that have not expired.
-    pub fn fence(&self, now: Instant) -> Option<Fence> {
+    pub fn greatest_fence(&self, now: Instant) -> Option<Fence> {
         match self {
             Holders::Few(_) => self.live(now).map(|hold| hold.fence()).max(),
-            Holders::Many(rows) => rows.fence(now),
+            Holders::Many(rows) => rows.greatest_fence(now),
         }
     }
 
-    /// Time of the first grant of the holds that have not expired.
-    pub fn granted(&self, now: Instant) -> Option<Instant> {
+    /// Time of the earliest grant among the holds that have not expired.
+    pub fn first_granted(&self, now: Instant) -> Option<Instant> {
         match self {
             Holders::Few(_) => self.live(now).map(Hold::granted).min(),
-            Holders::Many(rows) => rows.granted(now),
+            Holders::Many(rows) => rows.first_granted(now),
         }
     }
 
@@ -95,11 +96,11 @@ impl Holders {
     }
 
     /// True if at most one hold has not expired.
-    pub fn at_most_one_lives(&self, now: Instant) -> bool {
+    pub fn at_most_one_live(&self, now: Instant) -> bool {
         self.live(now).nth(1).is_none()
     }
 
-    /// Latest lock-delay that the expired holds ask for.
+    /// Latest end of the lock-delays that follow the expired holds.
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
         match self {
             Holders::Few(holds) => {
@@ -116,7 +117,7 @@ impl Holders {
         }
     }
 
-    /// Changes a hold, in anything but its token.
+    /// Changes a hold. The token must stay.
     pub fn change<R>(&mut self, token: &[u8], change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
         match self {
             Holders::Few(holds) => holds.iter_mut().find(|hold| *hold.token() == *token).map(change),
@@ -149,21 +150,21 @@ impl Holders {
         removed
     }
 
-    /// Removes expired holds: from a list all of them, from rows at most `most` in deadline order.
-    pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
+    /// Removes expired holds: from a list all of them, from rows at most `max`, in deadline order.
+    pub fn take_expired(&mut self, now: Instant, max: usize) -> SmallVec<[Hold; 1]> {
         let taken = match self {
             Holders::Few(holds) => holds.extract_if(.., |hold| hold.deadline().passed(now)).collect(),
-            Holders::Many(rows) => rows.take_expired(now, most),
+            Holders::Many(rows) => rows.take_expired(now, max),
         };
         self.shrink();
         taken
     }
 
-    /// Removes up to `most` holds, no matter which.
-    pub fn take_some(&mut self, most: usize) -> Vec<Hold> {
+    /// Removes up to `max` holds, no matter which.
+    pub fn take_some(&mut self, max: usize) -> Vec<Hold> {
         match self {
-            Holders::Few(holds) => holds.split_off(holds.len().saturating_sub(most)),
-            Holders::Many(rows) => rows.take_first(most),
+            Holders::Few(holds) => holds.split_off(holds.len().saturating_sub(max)),
+            Holders::Many(rows) => rows.take_first(max),
         }
     }
 
@@ -231,7 +232,7 @@ mod tests {
         })
     }
 
-    /// Checks that every query has the same result for the holders as for a plain list, in any number.
+    /// Checks that every query has the same result for the holders as for a list of the holds in `map`.
     fn assert_same(holders: &Holders, map: &BTreeMap<Token, Hold>) {
         let list = Holders::Few(map.values().cloned().collect());
         let all = |h: &Holders| {
@@ -246,16 +247,18 @@ mod tests {
         for now in (0..42).map(Instant::from_millis) {
             let live = |h: &Holders| h.live(now).map(|hold| hold.token().clone()).collect::<BTreeSet<_>>();
             assert_eq!(live(holders), live(&list), "at {now:?}");
-            let figures =
-                |h: &Holders| (h.count_live(now), h.fence(now), h.granted(now), h.delay_of_expired(now));
+            let figures = |h: &Holders| {
+                (h.count_live(now), h.greatest_fence(now), h.first_granted(now), h.delay_of_expired(now))
+            };
             assert_eq!(figures(holders), figures(&list), "at {now:?}");
         }
     }
 
-    /// Changes holders and a map in the same way. The number of holds rises and falls past [`FEW`].
+    /// Changes holders and a map in the same way. The number of holds rises and falls past [`FEW`]. Each
+    /// round has its changes, the time at which holds expire, and the maximum number of holds to take.
     fn play(rounds: Vec<(Vec<Hold>, u64, usize)>) {
         let (mut holders, mut map) = (Holders::Few(Vec::new()), BTreeMap::new());
-        for (changes, now, most) in rounds {
+        for (changes, now, max) in rounds {
             for hold in changes {
                 let (token, old) = (hold.token().clone(), map.remove(hold.token()));
                 if old.is_some() && hold.fence().get() % 2 == 0 {
@@ -272,14 +275,14 @@ mod tests {
             }
             let now = Instant::from_millis(now);
             let expired = map.values().filter(|hold| hold.deadline().passed(now)).count();
-            let taken = holders.take_expired(now, most);
-            assert!((expired.min(most)..=expired).contains(&taken.len()));
+            let taken = holders.take_expired(now, max);
+            assert!((expired.min(max)..=expired).contains(&taken.len()));
             for hold in taken {
                 assert!(hold.deadline().passed(now) && map.remove(hold.token()) == Some(hold));
             }
             assert_same(&holders, &map);
-            let some = holders.take_some(most);
-            assert_eq!(some.len(), map.len().min(most));
+            let some = holders.take_some(max);
+            assert_eq!(some.len(), map.len().min(max));
             assert!(some.into_iter().all(|hold| map.remove(hold.token()) == Some(hold)));
             assert_same(&holders, &map);
         }

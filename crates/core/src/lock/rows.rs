@@ -1,5 +1,5 @@
-//! Many holds: rows in deadline order, with an index by token. Each row stores its greatest fence, first
-//! grant and longest lock-delay, so that a query over all holds reads rows only.
+//! Many holds: rows in deadline order, with an index by token. Each row stores a summary of its holds, so
+//! that a query over all holds reads the holds of one row only.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,41 +21,43 @@ pub(crate) struct Rows {
 #[derive(Clone, Debug)]
 struct Row {
     holds: Vec<Hold>,
-    fence: Option<Fence>,
-    granted: Option<Instant>,
-    delay_until: Option<Deadline>,
+    greatest_fence: Option<Fence>,
+    first_granted: Option<Instant>,
+    /// Latest end of the lock-delays that follow the holds if they expire.
+    last_delay_until: Option<Deadline>,
 }
 
 /// Maximum number of holds in a row.
-const ROW: usize = if cfg!(test) { 4 } else { 64 };
+const ROW_LEN: usize = if cfg!(test) { 4 } else { 64 };
 
 impl Row {
     fn new(holds: Vec<Hold>) -> Row {
-        let mut row = Row { holds, fence: None, granted: None, delay_until: None };
-        row.sum_up();
+        let mut row = Row { holds, greatest_fence: None, first_granted: None, last_delay_until: None };
+        row.summarize();
         row
     }
 
-    fn sum_up(&mut self) {
-        self.fence = self.holds.iter().map(|hold| hold.fence()).max();
-        self.granted = self.holds.iter().map(Hold::granted).min();
-        self.delay_until = self.holds.iter().filter_map(Hold::delay_until).max();
+    fn summarize(&mut self) {
+        self.greatest_fence = self.holds.iter().map(|hold| hold.fence()).max();
+        self.first_granted = self.holds.iter().map(Hold::granted).min();
+        self.last_delay_until = self.holds.iter().filter_map(Hold::delay_until).max();
     }
 
-    fn joined(&mut self, hold: &Hold) {
-        self.fence = self.fence.max(Some(hold.fence()));
-        self.granted = Some(self.granted.map_or(hold.granted(), |first| first.min(hold.granted())));
-        self.delay_until = self.delay_until.max(hold.delay_until());
+    fn add_to_summary(&mut self, hold: &Hold) {
+        self.greatest_fence = self.greatest_fence.max(Some(hold.fence()));
+        self.first_granted =
+            Some(self.first_granted.map_or(hold.granted(), |first| first.min(hold.granted())));
+        self.last_delay_until = self.last_delay_until.max(hold.delay_until());
     }
 
-    /// Updates the figures after a hold has left. They can change only if the hold had one of these values.
-    fn left(&mut self, hold: &Hold) {
+    /// Updates the summary after a hold has left. It can change only if the hold had one of its values.
+    fn update_summary_without(&mut self, hold: &Hold) {
         let delay_until = hold.delay_until();
-        if self.fence == Some(hold.fence())
-            || self.granted == Some(hold.granted())
-            || (delay_until.is_some() && self.delay_until == delay_until)
+        if self.greatest_fence == Some(hold.fence())
+            || self.first_granted == Some(hold.granted())
+            || (delay_until.is_some() && self.last_delay_until == delay_until)
         {
-            self.sum_up();
+            self.summarize();
         }
     }
 
@@ -81,7 +83,7 @@ impl Rows {
         let heap = holds.iter().map(Hold::heap_size).sum();
         let (mut rows, mut rest) = (VecDeque::new(), holds.into_iter());
         loop {
-            let row: Vec<Hold> = rest.by_ref().take(ROW).collect();
+            let row: Vec<Hold> = rest.by_ref().take(ROW_LEN).collect();
             if row.is_empty() {
                 return Rows { due, rows, heap };
             }
@@ -97,7 +99,8 @@ impl Rows {
         self.rows.iter().flat_map(|row| &row.holds)
     }
 
-    /// Index of the first row with a hold that has not expired.
+    /// Index of the boundary row: the first one with a hold that has not expired. All earlier rows have
+    /// expired holds only, and all later rows have none.
     fn first_live(&self, now: Instant) -> usize {
         self.rows.partition_point(|row| row.holds.last().is_some_and(|last| last.deadline().passed(now)))
     }
@@ -115,26 +118,25 @@ impl Rows {
         self.rows.range(first..).map(|row| row.holds.len()).sum::<usize>() - expired
     }
 
-    pub fn fence(&self, now: Instant) -> Option<Fence> {
+    pub fn greatest_fence(&self, now: Instant) -> Option<Fence> {
         let first = self.first_live(now);
-        let partly = self.rows.get(first)?;
-        let rest = self.rows.range(first + 1..).filter_map(|row| row.fence);
-        partly.holds[partly.expired(now)..].iter().map(|hold| hold.fence()).chain(rest).max()
+        let boundary = self.rows.get(first)?;
+        let rest = self.rows.range(first + 1..).filter_map(|row| row.greatest_fence);
+        boundary.holds[boundary.expired(now)..].iter().map(|hold| hold.fence()).chain(rest).max()
     }
 
-    /// Time of the first grant of the holds that have not expired.
-    pub fn granted(&self, now: Instant) -> Option<Instant> {
+    pub fn first_granted(&self, now: Instant) -> Option<Instant> {
         let first = self.first_live(now);
-        let partly = self.rows.get(first)?;
-        let rest = self.rows.range(first + 1..).filter_map(|row| row.granted);
-        partly.holds[partly.expired(now)..].iter().map(Hold::granted).chain(rest).min()
+        let boundary = self.rows.get(first)?;
+        let rest = self.rows.range(first + 1..).filter_map(|row| row.first_granted);
+        boundary.holds[boundary.expired(now)..].iter().map(Hold::granted).chain(rest).min()
     }
 
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
         let first = self.first_live(now);
-        let whole = self.rows.range(..first).filter_map(|row| row.delay_until);
-        let partly = self.rows.get(first).map_or(&[][..], |row| &row.holds[..row.expired(now)]);
-        whole.chain(partly.iter().filter_map(Hold::delay_until)).max()
+        let earlier = self.rows.range(..first).filter_map(|row| row.last_delay_until);
+        let boundary = self.rows.get(first).map_or(&[][..], |row| &row.holds[..row.expired(now)]);
+        earlier.chain(boundary.iter().filter_map(Hold::delay_until)).max()
     }
 
     pub fn first(&self) -> Option<&Hold> {
@@ -145,7 +147,7 @@ impl Rows {
         self.rows.back()?.holds.last()
     }
 
-    /// The row of a hold and its index there, or the place where it belongs.
+    /// The row of a hold and its index in the row, or the place at which to insert it.
     fn place(&self, due: Deadline, token: &[u8]) -> (usize, usize) {
         let row = self.rows.partition_point(|row| row.is_before(due, token));
         (row, self.rows.get(row).map_or(0, |row| row.holds.partition_point(|h| is_before(h, due, token))))
@@ -168,25 +170,26 @@ impl Rows {
         self.due.insert(hold.token().clone(), hold.deadline());
         let (mut row, mut at) = self.place(hold.deadline(), hold.token().as_bytes());
         if let Some(last) = self.rows.len().checked_sub(1).filter(|last| *last < row) {
-            // A hold that expires after all others joins the last row.
+            // The hold expires after all others: append it to the last row.
             (row, at) = (last, self.rows[last].holds.len());
         }
         match self.rows.get_mut(row) {
             None => self.rows.push_back(Row::new(Vec::new())),
-            Some(full) if full.holds.len() == ROW => {
-                // Most new holds expire after all others, and so fill one row after another.
-                let half = if at == ROW { ROW } else { ROW / 2 };
-                let rest = full.holds.split_off(half);
-                full.sum_up();
+            Some(full) if full.holds.len() == ROW_LEN => {
+                // Most new holds expire after all others. Such a hold begins a new row, so this one stays
+                // full.
+                let split_at = if at == ROW_LEN { ROW_LEN } else { ROW_LEN / 2 };
+                let rest = full.holds.split_off(split_at);
+                full.summarize();
                 self.rows.insert(row + 1, Row::new(rest));
-                if at >= half {
-                    (row, at) = (row + 1, at - half);
+                if at >= split_at {
+                    (row, at) = (row + 1, at - split_at);
                 }
             }
             Some(_) => {}
         }
         let row = &mut self.rows[row];
-        row.joined(&hold);
+        row.add_to_summary(&hold);
         row.holds.insert(at, hold);
     }
 
@@ -195,36 +198,37 @@ impl Rows {
         let (row, at) = self.place(due, token);
         let in_row = self.rows.get_mut(row)?;
         let hold = in_row.holds.remove(at);
-        in_row.left(&hold);
-        self.close_up(row);
+        in_row.update_summary_without(&hold);
+        self.merge_short_rows(row);
         self.heap -= hold.heap_size();
         Some(hold)
     }
 
-    /// Joins short rows, so that few holds never take many rows.
-    fn close_up(&mut self, row: usize) {
+    /// Removes a row that is empty, or merges it with a neighbour if both are short. So few holds never take
+    /// many rows.
+    fn merge_short_rows(&mut self, row: usize) {
         if self.rows[row].holds.is_empty() {
             self.rows.remove(row);
             return;
         }
         for first in [row, row.wrapping_sub(1)] {
-            let len = |at: usize| self.rows.get(at).map_or(ROW, |row| row.holds.len());
-            if len(first) + len(first.wrapping_add(1)) <= ROW / 2
+            let len = |at: usize| self.rows.get(at).map_or(ROW_LEN, |row| row.holds.len());
+            if len(first) + len(first.wrapping_add(1)) <= ROW_LEN / 2
                 && let Some(next) = self.rows.remove(first + 1)
             {
                 self.rows[first].holds.extend(next.holds);
-                self.rows[first].sum_up();
+                self.rows[first].summarize();
             }
         }
     }
 
-    pub fn take_expired(&mut self, now: Instant, most: usize) -> SmallVec<[Hold; 1]> {
+    pub fn take_expired(&mut self, now: Instant, max: usize) -> SmallVec<[Hold; 1]> {
         let mut taken = SmallVec::<[Hold; 1]>::new();
         while let Some(row) = self.rows.front_mut() {
-            let expired = row.expired(now).min(most - taken.len());
+            let expired = row.expired(now).min(max - taken.len());
             taken.extend(row.holds.drain(..expired));
             if !row.holds.is_empty() {
-                row.sum_up();
+                row.summarize();
                 break;
             }
             self.rows.pop_front();
@@ -237,13 +241,13 @@ impl Rows {
     }
 
     /// Removes the holds that expire first.
-    pub fn take_first(&mut self, most: usize) -> Vec<Hold> {
-        self.take_expired(Instant::from_millis(u64::MAX), most).into_vec()
+    pub fn take_first(&mut self, max: usize) -> Vec<Hold> {
+        self.take_expired(Instant::from_millis(u64::MAX), max).into_vec()
     }
 
     /// Bytes on the heap. The size of the index is an estimate.
     pub fn heap_size(&self) -> usize {
-        let row = size_of::<Row>() + ROW * size_of::<Hold>();
+        let row = size_of::<Row>() + ROW_LEN * size_of::<Hold>();
         let index = self.len() * size_of::<(Token, Deadline)>() * 3 / 2;
         size_of::<Rows>() + self.rows.len() * row + index + self.heap
     }

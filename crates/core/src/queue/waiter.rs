@@ -27,8 +27,8 @@ impl<'a> Name<'a> {
     }
 }
 
-/// Moves a database number along with a SWAPDB.
-pub(crate) fn swap(db: &mut i32, first: i32, second: i32) {
+/// Replaces the number of a database by the one that its content has after SWAPDB.
+pub(crate) fn swap_db(db: &mut i32, first: i32, second: i32) {
     *db = match *db {
         db if db == first => second,
         db if db == second => first,
@@ -43,7 +43,7 @@ pub struct WaiterId(pub u64);
 /// The part of a queue that a waiter joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// A sharer that waits for an upgrade. All waiters behind it wait for this sharer anyway.
+    /// A sharer that waits for an upgrade. It is ahead of all newcomers, which wait for its hold anyway.
     Upgrade,
     Newcomer,
 }
@@ -51,7 +51,7 @@ pub enum Rank {
 /// A position in a queue: by rank, then by arrival.
 pub(crate) type Position = (Rank, WaiterId);
 
-/// A waiter: an entry of a queue, or a connection beside one.
+/// A waiter: an entry of a queue, or a blocked connection beside an entry of the same token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiter {
     pub id: WaiterId,
@@ -62,26 +62,28 @@ pub struct Waiter {
     pub since: Instant,
     /// `None` means no timeout.
     pub until: Option<Deadline>,
+    /// The slot of the timeout in the schedule.
     pub(super) timeout: Option<Slot>,
 }
 
 /// The kind of a wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitKind {
-    /// The wait of a blocked connection. Ends when it closes.
+    /// The wait of a blocked connection (BLOCK). Ends when the connection closes.
     Blocked(ClientId),
-    /// A queued wait, which needs no connection.
+    /// A queued wait (QUEUE), which needs no connection.
     Queued(Queued),
-    /// A blocked connection of a token with a queued wait. It has no position of its own.
+    /// A blocked connection of a token with a queued wait, which has this id (BLOCK and QUEUE). The
+    /// connection has no position of its own, and gets the answer of the queued wait.
     Beside(ClientId, WaiterId),
 }
 
 /// The attributes of a queued wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queued {
-    /// The connection that asked last. An EPHEMERAL position ends with it.
+    /// The connection of the last request. An EPHEMERAL position ends with the connection.
     pub client: ClientId,
-    /// The user that sent the request. `None` if no user did.
+    /// The user that sent the request. `None` for the server itself or another module.
     pub user: Option<Bytes>,
     pub notify: Option<Notify>,
     /// Whether the notification is published on the shard of the key.
@@ -114,7 +116,7 @@ impl Waiter {
         }
     }
 
-    /// The connection that sent the command.
+    /// The connection that sent the request.
     pub(crate) fn asked_by(&self) -> ClientId {
         match &self.kind {
             WaitKind::Blocked(client) | WaitKind::Beside(client, _) => *client,
@@ -161,7 +163,8 @@ pub enum Outcome {
     Refused(Refusal),
 }
 
-/// A node of the wait-for graph. The search assumes that a party releases nothing while it waits.
+/// A node of the wait-for graph. The search for deadlocks assumes that a party releases nothing while it
+/// waits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Party {
     /// A token without an owner.
@@ -184,7 +187,7 @@ impl Party {
     }
 }
 
-/// A waiter that is about to join a queue, or a connection beside one.
+/// A waiter before it has an id: see [`Waiter`].
 pub struct Newcomer<'a> {
     pub name: Name<'a>,
     pub rank: Rank,
@@ -197,9 +200,10 @@ pub struct Newcomer<'a> {
 /// Limits of the wait queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Blocked connections.
+    /// Maximum number of blocked connections.
     pub on_the_server: usize,
+    /// Maximum length of one queue.
     pub on_a_key: usize,
-    /// Queued waits.
+    /// Maximum number of queued waits on the server.
     pub queued: usize,
 }

@@ -91,13 +91,13 @@ fn a_lease_is_never_longer_than_its_ttl_by_any_clock() {
     });
 }
 
-/// The id is stored, so every build must compute the same id.
+/// The id is stored, so every version of dlock must compute the same id.
 #[test]
 fn the_id_of_a_boot_never_changes() {
     let id = "6d1b8b2e-3c47-4b19-9a0e-5f6e7d8c9b0a";
     assert_eq!(Anchor::boot(id, 0), Some(0x6d1b_8b2e_3c47_4b19));
     assert_eq!(Anchor::boot(&format!("{id}\n"), 0), Anchor::boot(id, 0));
-    // A boot-time clock with another offset has another id.
+    // In a time namespace, the boot-time clock has an offset, here in ns.
     let second = 1_000_000_000;
     assert_eq!(Anchor::boot(id, second), Some(0x6d1b_8b2e_3c47_4b19_u64.wrapping_add(SECOND)));
     assert_ne!(Anchor::boot(id, second), Anchor::boot(id, -second));
@@ -109,4 +109,5 @@ fn the_id_of_a_boot_never_changes() {
     }
 }
 
+/// The amount that an offset of one second adds to the id: see [`Anchor::boot`].
 const SECOND: u64 = 1_000_000_000_u64.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -36,13 +36,13 @@ fn all() -> impl Iterator<Item = Vec<u8>> {
 
 const FENCE: u64 = AT * 1000 - 100_000;
 
-/// A hold that was granted 100 ms before [`NOW`].
+/// A hold that was granted 100 ms before [`AT`].
 fn granted(token: &[u8]) -> HoldLayout {
     HoldLayout { fence: FENCE, granted: FENCE / 1000, ..hold(token) }
 }
 
 #[test]
-fn each_whole_lock_is_read_and_written_again() {
+fn each_fixture_of_a_whole_lock_is_read_and_written_again() {
     let exclusive = HoldLayout {
         deadline: AT + 29_900,
         ttl: 30_000,
@@ -114,8 +114,8 @@ fn a_partial_change_is_read() {
     assert_eq!(write(&lock, &change), bytes);
 }
 
-/// The step between the tried positions: each position, but fewer under Miri.
-const SOME: usize = if cfg!(miri) { 31 } else { 1 };
+/// The tests try every position in the bytes, but fewer under Miri.
+const STEP: usize = if cfg!(miri) { 31 } else { 1 };
 
 /// Reads bytes, applies them to a held lock, writes the lock, and reads it back. Returns whether the bytes
 /// were accepted.
@@ -135,7 +135,7 @@ fn is_accepted(reader: Reader, bytes: &[u8]) -> bool {
 fn truncated_bytes_are_refused() {
     for bytes in all() {
         assert!(is_accepted(READER, &bytes));
-        for len in (0..bytes.len()).step_by(SOME) {
+        for len in (0..bytes.len()).step_by(STEP) {
             assert!(READER.read(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
         }
         assert!(READER.read(&[&bytes[..], &[0]].concat()).is_err(), "one byte more");
@@ -146,7 +146,7 @@ fn truncated_bytes_are_refused() {
 fn a_changed_byte_is_refused_or_reads_as_another_lock() {
     let (mut read, mut refused) = (0, 0);
     for bytes in all() {
-        for at in (0..bytes.len()).step_by(SOME) {
+        for at in (0..bytes.len()).step_by(STEP) {
             for change in (1..=255).step_by(if cfg!(miri) { 85 } else { 1 }) {
                 let mut bytes = bytes.clone();
                 bytes[at] ^= change;

@@ -74,6 +74,7 @@ fn values_outside_of_their_range_are_refused() {
 /// A number has one encoding, so that a lock has one, too.
 #[test]
 fn numbers_that_are_not_in_shortest_form_are_refused() {
+    // The number of permits follows a header of 21 bytes.
     let bytes = Layout { mode: 3, permits: 1, ..shared(&[b"a"]) }.bytes();
     let with_permits = |number: &[u8]| READER.read(&[&bytes[..21], number, &bytes[22..]].concat());
     assert!(with_permits(&[1]).is_ok());
@@ -98,6 +99,7 @@ fn optional_fields_with_default_values_are_refused() {
     let with = |count| whole(1, 0, vec![HoldLayout { count, ..hold(b"a") }]).bytes();
     let mut bytes = with(2);
     assert!(READER.read(&bytes).is_ok());
+    // The optional fields are the last four bytes: count, delay, ephemeral, length of the label.
     let count = bytes.len() - 4;
     bytes[count] = 1;
     assert_eq!(READER.read(&bytes), Err(Malformed::Value("rest")));
@@ -151,8 +153,8 @@ fn a_change_that_does_not_fit_the_lock_changes_nothing() {
     assert_eq!(lock.at(NOW).holds().count(), 2);
 }
 
-/// Once, the longest delay was written a millisecond longer than the reader accepts, because it had begun
-/// within a millisecond.
+/// Once, the reader refused the longest delay: the writer rounds its end up and the time of writing down, so
+/// that the written delay can be a millisecond longer.
 #[test]
 fn the_longest_delay_is_read_back() {
     let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };
@@ -178,7 +180,7 @@ fn an_effect_consists_of_the_last_fence_and_a_change() {
     }
 }
 
-/// A newer module may have raised the fence, so the fence must be read.
+/// The fence is read in any version, so that the next fence is greater.
 #[test]
 fn an_effect_of_a_newer_version_is_refused_with_its_last_fence() {
     let mut effect = [&77_u64.to_le_bytes()[..], &shared(&[b"a"]).bytes()].concat();

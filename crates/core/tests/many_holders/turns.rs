@@ -1,5 +1,5 @@
-//! The work of a turn is bounded for any number of holders, even if all end at once. It is counted in steps,
-//! because a duration depends on the load of the machine.
+//! The work of one operation (a turn) is bounded for any number of holders, even if all end at once. It is
+//! counted in steps, because a duration depends on the load of the machine.
 
 use crate::checked;
 use dlock_core::{
@@ -10,8 +10,8 @@ use dlock_protocol::steps;
 use super::{MANY, START, World, shared, token, ttl};
 use crate::model::content::content;
 
-/// The maximum number of steps of an operation on a lock with few holders.
-const FEW_STEPS: u64 = 400;
+/// The maximum number of steps of an operation, for any number of holders.
+const MAX_STEPS: u64 = 400;
 
 /// Once, a holder was searched in a list of all holders, and the longest lease, the fence and the number of
 /// holders were computed from all holders.
@@ -21,7 +21,7 @@ fn the_work_of_an_operation_does_not_grow_with_the_holders() {
         let mut world = World::shared(many, |n| 1_000_000 + (n as u64 * 7919) % 500_000);
         let mut most = 0;
         let mut check = |world: &World, what: &str| {
-            assert!(world.steps <= FEW_STEPS, "{what} with {many} holders: {} steps", world.steps);
+            assert!(world.steps <= MAX_STEPS, "{what} with {many} holders: {} steps", world.steps);
             assert!(world.written < 500, "{what} with {many} holders: {} bytes", world.written);
             most = most.max(world.steps);
         };
@@ -94,7 +94,7 @@ fn all_holders_that_end_together_leave_in_one_step() {
         let why = end_all(&mut world);
         assert!(matches!(world.outcomes[..], [Outcome::Granted(..)]));
         assert_eq!(world.events, [Event::AllEnded(why), Event::Acquired]);
-        assert!(world.steps < FEW_STEPS && world.written < 200, "{} {}", world.steps, world.written);
+        assert!(world.steps < MAX_STEPS && world.written < 200, "{} {}", world.steps, world.written);
         assert_eq!(content(&world.lock), content(&world.replica));
         for ended_holds in &mut world.ended_holds {
             assert!(
@@ -105,7 +105,8 @@ fn all_holders_that_end_together_leave_in_one_step() {
     }
 }
 
-/// One of many expired sharers had a DELAY. No turn has ended the hold of that sharer yet.
+/// One of many expired sharers had a DELAY. Its hold is still stored, because an operation ends only a slice
+/// of the expired holds.
 #[test]
 fn a_delay_counts_before_its_expired_hold_has_ended() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
@@ -121,7 +122,7 @@ fn a_delay_counts_before_its_expired_hold_has_ended() {
     }
 }
 
-/// The other sharers have expired, but no turn has ended all of them yet.
+/// The other sharers have expired, but most of their holds are still stored.
 #[test]
 fn the_last_live_sharer_is_upgraded_in_place() {
     let mut world = World::shared(MANY, |n| if n == 3 { 100_000 } else { 500 });

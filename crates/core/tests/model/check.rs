@@ -10,7 +10,8 @@ use super::reference::{Answer, Bond, KEYS, MAX_HOLDERS, Model, OWNERS, TOKENS};
 use super::storage::FAR_AHEAD;
 use super::system::{self, System, name, token, token_of};
 
-/// Situations that must occur in every full run. A run without one of them would prove nothing about it.
+/// Situations that must occur in every full run of the random test, so that the test proves something about
+/// them.
 pub const SOMETIMES: &[&str] = &[
     "a break",
     "a connection waits with a position",
@@ -171,13 +172,16 @@ pub fn assert_invariants(system: &System, step: &Move) {
         .collect();
     assert_eq!(ids, system.unanswered, "all waiters, and no others, are without an outcome");
     assert_eq!(system.waiting.len(), ids.len());
-    let by_time = ids.iter().filter_map(|id| system.waiting.get(*id)?.until).min();
-    // After a wait was made longer, its timer may be too early, but never too late.
-    assert!(system.waiting.next_timeout().into_iter().chain(by_time).min() == system.waiting.next_timeout());
-    let over = |until: &dlock_core::Deadline| until.passed(system.instant());
-    let late = system.waiting.clone().timed_out(system.instant());
-    let late = late.map(|id| system.waiting.get(id).and_then(|w| w.until).as_ref().is_some_and(over));
-    assert_eq!(late, by_time.as_ref().filter(|until| over(until)).map(|_| true));
+    let now = system.instant();
+    let until = |id| system.waiting.get(id).and_then(|waiter| waiter.until);
+    let first_until = ids.iter().copied().filter_map(until).min();
+    // After a wait was extended, its next check may be too early, but never too late.
+    assert!(
+        first_until.is_none_or(|until| system.waiting.next_timeout().is_some_and(|check| check <= until))
+    );
+    let timed_out = system.waiting.clone().timed_out(now);
+    assert!(timed_out.is_none_or(|id| until(id).is_some_and(|until| until.passed(now))));
+    assert_eq!(timed_out.is_some(), first_until.is_some_and(|until| until.passed(now)));
     assert_eq!(system.bound_holds(), system.bonds, "the holds that end with a connection");
     for key in 0..KEYS {
         let lock = system.locks.get(&key).cloned().unwrap_or_default();
@@ -196,7 +200,7 @@ pub fn assert_invariants(system: &System, step: &Move) {
         let near = system.near.get(&key).cloned().unwrap_or_default();
         assert_eq!(content(&near), content(&lock), "the replica after {step:?}");
         let far = system.far.get(&key).cloned().unwrap_or_default();
-        assert!(content(&lock).is_about(&content(&far), FAR_AHEAD), "the far replica: {lock:?} {far:?}");
+        assert!(content(&lock).is_nearly(&content(&far), FAR_AHEAD), "the far replica: {lock:?} {far:?}");
     }
     if let Some(key) = processed_key(step) {
         assert_no_lost_wake_up(system, key);
@@ -208,7 +212,7 @@ fn has_time_left(system: &System, hold: &dlock_core::Hold) -> bool {
     hold.deadline().left(system.instant()) > 0 || hold.deadline().millis() * 1000 > system.now
 }
 
-/// Checks that the head of the queue has a reason to wait.
+/// Checks that the head of the queue cannot be granted the lock now.
 fn assert_no_lost_wake_up(system: &System, key: u8) {
     let Some(head) = system.waiting.head(&name(key)).filter(|_| !system.unserved.contains(&key)) else {
         return;
@@ -219,7 +223,7 @@ fn assert_no_lost_wake_up(system: &System, key: u8) {
     if system.now < system.grants_from && view.hold_of(head.request.token.as_bytes()).is_none() {
         return;
     }
-    let room = match (view.mode(), head.request.mode) {
+    let could_be_granted = match (view.mode(), head.request.mode) {
         (Some(Mode::Shared), Mode::Exclusive) if system.now < system.grants_from => false,
         (None, _) => true,
         (Some(Mode::Shared), Mode::Shared) => view.holders() < MAX_HOLDERS,
@@ -229,14 +233,12 @@ fn assert_no_lost_wake_up(system: &System, key: u8) {
         (Some(Mode::Shared), Mode::Exclusive) => view.holds().all(|hold| *hold.token() == head.request.token),
         _ => view.hold_of(head.request.token.as_bytes()).is_some(),
     };
-    assert!(!room || view.delay_left() > 0 || delayed(&lock, system), "{head:?} of {key} could be granted");
+    // The second condition is true even if less than a millisecond of the delay is left.
+    let delayed = view.delay_left() > 0 || content(&lock).delay_until * 1000 > system.now;
+    assert!(!could_be_granted || delayed, "{head:?} of {key} could be granted");
 }
 
-/// Returns whether the lock is in a delay, even if less than a millisecond of the delay is left.
-fn delayed(lock: &dlock_core::Lock, system: &System) -> bool {
-    content(lock).delay_until * 1000 > system.now
-}
-
+/// Returns the key whose queue the move has served.
 fn processed_key(step: &Move) -> Option<u8> {
     match step {
         Move::Acquire(request, _) | Move::Queue(request, ..) => Some(request.key),

@@ -2,7 +2,7 @@
 
 use dlock_core::{Ephemeral, Instant, Lock, Mode};
 
-/// The stored content of a lock, regardless of the order of its holders and of their connections.
+/// Returns the stored content of a lock. The holds are sorted by token, and their connections are left out.
 pub fn content(lock: &Lock) -> Content {
     // At time 0, so that no hold counts as expired.
     let all = lock.at(Instant::from_micros(0));
@@ -25,7 +25,7 @@ pub fn content(lock: &Lock) -> Content {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub mode: Option<Mode>,
-    /// The end of the delay, in ms of the server clock.
+    /// The end of the lock-delay in ms of the server clock, 0 for none.
     pub delay_until: u64,
     pub holds: Vec<Stored>,
 }
@@ -44,19 +44,20 @@ pub struct Stored {
 }
 
 impl Content {
-    /// Returns whether `other` is the same lock by a clock that is `us` microseconds ahead. Deadlines may
-    /// differ by rounding: both clocks round up to whole ms, and so does the conversion.
-    pub fn is_about(&self, other: &Content, us: u64) -> bool {
-        let near = |here: u64, there: u64| {
+    /// Returns whether `other` is the same lock on a replica with a clock that is `us` microseconds ahead.
+    /// Times may differ by up to 2 ms: the master rounds them to whole ms, and so does the replica when it
+    /// converts them to its own clock.
+    pub fn is_nearly(&self, other: &Content, us: u64) -> bool {
+        let is_near = |here: u64, there: u64| {
             (here == 0) == (there == 0)
                 && (here == 0 || (0..3000).contains(&(there * 1000 + 1000 - us - here * 1000)))
         };
         let same = |(a, b): (&Stored, &Stored)| {
             let timeless = |hold: &Stored| Stored { end: 0, since: 0, ..hold.clone() };
-            near(a.end, b.end) && near(a.since, b.since) && timeless(a) == timeless(b)
+            is_near(a.end, b.end) && is_near(a.since, b.since) && timeless(a) == timeless(b)
         };
         self.mode == other.mode
-            && near(self.delay_until, other.delay_until)
+            && is_near(self.delay_until, other.delay_until)
             && self.holds.len() == other.holds.len()
             && self.holds.iter().zip(&other.holds).all(same)
     }

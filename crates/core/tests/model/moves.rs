@@ -13,8 +13,9 @@ use super::reference::{
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Move {
+    /// ACQUIRE, with BLOCK for this many ms (0: no timeout).
     Acquire(Request, Option<u64>),
-    /// ACQUIRE with QUEUE for this many ms, and with BLOCK.
+    /// ACQUIRE with QUEUE for this many ms, and with BLOCK for this many ms.
     Queue(Request, u64, Option<u64>),
     Release(Key, Token, ReleaseCount),
     Extend(Key, Token, u64),
@@ -48,15 +49,16 @@ pub enum Move {
 }
 
 impl Model {
-    /// Returns whether the move is possible: a client that waits sends no command before its reply.
+    /// Returns whether the move is possible: a client that is blocked sends no command before it has its
+    /// reply.
     pub fn can_make(&self, step: &Move) -> bool {
         match step {
             Move::Acquire(request, _) | Move::Queue(request, ..) => {
-                let busy = |client: Client| client == request.client;
-                let blocked = |waiter: &Waiter| waiter.by != WaitsBy::Position && busy(waiter.request.client);
+                let is_own = |client: Client| client == request.client;
+                let blocked = |w: &Waiter| w.by != WaitsBy::Position && is_own(w.request.client);
                 request.owner == owner_of(request.token, self.restarted)
                     && !self.waiters.iter().any(blocked)
-                    && !self.sent_grants.iter().any(|grant| busy(grant.client))
+                    && !self.sent_grants.iter().any(|grant| is_own(grant.client))
             }
             Move::Delivered(nth) | Move::Undelivered(nth) => *nth < self.sent_grants.len(),
             _ => true,
@@ -158,12 +160,12 @@ pub fn moves(model: &Model) -> BoxedStrategy<Move> {
     }
 }
 
-/// Runs of waits without timeouts, in which most waits close a cycle or nearly do.
+/// Runs of waits without timeouts. Many waits close a cycle or nearly do.
 pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
     let mode = select(vec![Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Shared, two]);
-    let most = Reentry::AtLeast(NonZeroU32::new(GREATEST_COUNT).expect("above 0"));
-    let reentry = select(vec![Reentry::Keep, Reentry::Keep, Reentry::OneMore, most]);
+    let full = Reentry::AtLeast(NonZeroU32::new(GREATEST_COUNT).expect("above 0"));
+    let reentry = select(vec![Reentry::Keep, Reentry::Keep, Reentry::OneMore, full]);
     let who = (0..CLIENTS, 0..KEYS, 0..TOKENS);
     let wait = (who, mode, reentry).prop_map(|((client, key, token), mode, reentry)| {
         Move::Acquire(Request { reentry, ..Request::new(client, key, token, mode) }, Some(0))

@@ -22,13 +22,14 @@ pub type Client = u64;
 pub const KEYS: Key = 3;
 pub const TOKENS: Token = 5;
 pub const CLIENTS: Client = 7;
-/// The maximum number of waiters: on the server, and on a key.
+/// The maximum number of waiters of one kind (BLOCK, QUEUE) on the server, and of all waiters on a key.
 pub const MAX_WAITERS: (usize, usize) = (6, 4);
 /// The maximum number of sharers or permit holders of a key.
 pub const MAX_HOLDERS: usize = 2;
 pub const GREATEST_FENCE: u64 = (1 << 53) - 1;
 pub const GREATEST_COUNT: u32 = i32::MAX as u32;
 
+/// The connection that an EPHEMERAL hold is bound to. After a restart it is unknown (`Orphan`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bond {
     None,
@@ -96,7 +97,7 @@ pub enum WaitOutcome {
     Refused(Refusal),
 }
 
-/// Stands for the client that is notified of the end of a queued wait.
+/// A queued wait has no client. Its outcome is listed under this number.
 pub fn notified_client(token: Token) -> Client {
     100 + Client::from(token)
 }
@@ -147,7 +148,8 @@ pub struct Model {
     pub grants_from: u64,
     pub last_fence: u64,
     pub last_waiter: u64,
-    /// The maximum number of waiters that a turn serves, and the number that this turn may still serve.
+    /// The maximum number of waiters that an operation serves, and the number that the current one may still
+    /// serve.
     pub max_grants_per_turn: usize,
     pub grants_left: usize,
     pub holds: Vec<Hold>,

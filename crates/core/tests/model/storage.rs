@@ -14,6 +14,7 @@ use super::system::System;
 pub const FAR_AHEAD: u64 = 86_399_123_457;
 
 impl System {
+    /// Sends a change to both replicas: as the command itself if that suffices, else as an effect.
     pub(super) fn replicate(&mut self, key: Key, lock: &Lock, change: &Change, plain: Option<Plain<'_>>) {
         if change.is_none() {
             return;
@@ -41,15 +42,15 @@ impl System {
                 None => reader.effect(&bytes).expect("written bytes are readable"),
             };
             if plain.is_none() {
-                *position = Some(effect.known());
+                *position = Some(effect.log_state());
             }
             assert!(self.known.is_none() || *position == self.known, "the replica is at the position");
             assert!(effect.last == greatest || plain == Some(Plain::Release));
             let mut lock = replica.remove(&key).unwrap_or_default();
             assert!(effect.written.clone().apply(&mut lock), "the replica applies the effect");
-            let first = lock.clone();
+            let applied_once = lock.clone();
             assert!(
-                effect.written.apply(&mut lock) && content(&lock) == content(&first),
+                effect.written.apply(&mut lock) && content(&lock) == content(&applied_once),
                 "effects are idempotent"
             );
             if !lock.is_gone() {
@@ -63,6 +64,7 @@ impl System {
         Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live }
     }
 
+    /// The far replica resyncs from a snapshot of all locks.
     pub(super) fn resync(&mut self, child: bool) {
         let reader = self.far_reader();
         self.far.clear();

@@ -34,11 +34,11 @@ pub struct System {
     /// The replicas: one on the same machine, and one on another machine.
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
-    /// The log position that the writer assumes of its readers, and the positions of the two replicas.
+    /// The state of the log that the writer assumes of its readers, and the states of the two replicas.
     pub(super) known: Option<LogState>,
     pub(super) replica_positions: [Option<LogState>; 2],
     pub sent_grants: Vec<SentGrant>,
-    /// The queued waiter of the last grant to each token that is not claimed.
+    /// The queued waiter of the last grant to each token.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
     /// The waiters that have no answer yet.
     pub unanswered: BTreeSet<WaiterId>,
@@ -47,13 +47,13 @@ pub struct System {
     /// The clients that have received the grant of an exclusive hold.
     pub(super) received_exclusive: BTreeMap<(Key, Token), BTreeSet<Client>>,
     pub(super) greatest_fence: u64,
-    /// The holds to process when a connection closes.
+    /// The holds that are bound to a connection, according to the steps of the core.
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub events: Vec<(Key, KeyEvent)>,
     pub outcomes: Vec<(Client, WaitOutcome)>,
     pub cycle: Vec<Party>,
     pub marks: Vec<&'static str>,
-    /// The maximum number of waiters that a turn serves, and the keys that need another turn.
+    /// The maximum number of waiters that an operation serves, and the keys that need another operation.
     pub max_grants_per_turn: usize,
     pub unserved: BTreeSet<Key>,
 }
@@ -136,10 +136,10 @@ impl System {
     }
 
     fn carry_out(&mut self, key: Key, step: Step) {
-        let rest = step.rare.map_or_else(RareEffects::default, |rest| *rest);
+        let rare = step.rare.map_or_else(RareEffects::default, |rare| *rare);
         self.unserved.remove(&key);
-        self.unserved.extend(rest.unserved.then_some(key));
-        for binding in rest.bindings {
+        self.unserved.extend(rare.unserved.then_some(key));
+        for binding in rare.bindings {
             match binding {
                 Binding::Begins(client, token) => {
                     self.bonds.insert((client.0, key, token_of(token.as_bytes())));
@@ -152,7 +152,7 @@ impl System {
         for event in step.events {
             self.events.push((key, key_event(event)));
         }
-        for (waiter, outcome) in rest.outcomes {
+        for (waiter, outcome) in rare.outcomes {
             assert!(self.unanswered.remove(&waiter.id), "a waiter has one outcome: {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
             let token = token_of(waiter.request.token.as_bytes());

@@ -1,4 +1,4 @@
-//! A turn serves a slice of the queue, however many waiters could be served.
+//! One operation (a turn) serves a slice of the queue, however many waiters could be served.
 
 use super::*;
 

@@ -24,7 +24,7 @@ impl Model {
         }
     }
 
-    /// Returns `Err` if the lock cannot be granted now. Its value is true if the request is an upgrade by a
+    /// Returns `Err` if the lock cannot be granted now. The error is true if the request is an upgrade by a
     /// sharer.
     pub(super) fn try_acquire(&mut self, request: &Request) -> Result<Answer, bool> {
         if self.in_grace() {
@@ -88,14 +88,14 @@ impl Model {
             }
             Decision::Now(_) => {}
         }
-        let mut counted = *request;
+        let mut renewal = *request;
         if self.claim_grant(request.key, request.token) {
             self.marks.push("a queued waiter claims its grant");
             if request.reentry == Reentry::OneMore {
-                counted.reentry = Reentry::Keep;
+                renewal.reentry = Reentry::Keep;
             }
         }
-        let Ok(fence) = self.reacquire(&counted) else {
+        let Ok(fence) = self.reacquire(&renewal) else {
             self.marks.push("a count is full");
             return Ok(Answer::Refused(Refusal::CountFull));
         };
@@ -132,8 +132,8 @@ impl Model {
     }
 
     pub(super) fn wait(&mut self, waiter: Waiter) -> Answer {
-        let alike = |other: &&Waiter| (other.by == WaitsBy::Position) == (waiter.by == WaitsBy::Position);
-        let number = self.waiters.iter().filter(alike).count();
+        let same_kind = |other: &&Waiter| (other.by == WaitsBy::Position) == (waiter.by == WaitsBy::Position);
+        let number = self.waiters.iter().filter(same_kind).count();
         if number >= MAX_WAITERS.0 || self.queue(waiter.request.key).len() >= MAX_WAITERS.1 {
             self.marks.push("the queue is full");
             return Answer::QueueFull;
@@ -253,7 +253,7 @@ impl Model {
 
     /// Returns the waiter with which the client's connection is blocked.
     pub(super) fn blocked(&self, client: Client) -> Option<Waiter> {
-        let its = |waiter: &&Waiter| waiter.request.client == client && waiter.by != WaitsBy::Position;
-        self.waiters.iter().find(its).cloned()
+        let is_blocked = |waiter: &&Waiter| waiter.request.client == client && waiter.by != WaitsBy::Position;
+        self.waiters.iter().find(is_blocked).cloned()
     }
 }

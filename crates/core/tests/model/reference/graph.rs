@@ -7,10 +7,10 @@ use super::{GREATEST_COUNT, Hold, KEYS, Model, Request, Token, Waiter, WaitsBy};
 /// An index into [`OWNERS`].
 pub type Owner = u8;
 
-/// A node of the graph: a token without an owner, or an owner.
+/// A node of the graph: a token without an owner, or 100 plus an owner.
 pub type Party = u8;
 
-/// The first stands for no owner.
+/// The owners of the requests. The first stands for no owner.
 pub const OWNERS: [&str; 4] = ["", "o", "o/p", "q"];
 
 impl Hold {
@@ -83,14 +83,15 @@ impl Model {
         first.is_some_and(|first| first.number == waiter.number)
             && !matches!(waiter.request.mode, Mode::Permits(_))
             && !self.has_timed_out(waiter)
-            && !self.is_lost(waiter)
+            && !self.is_closing(waiter)
     }
 
     /// Returns whether this waiter is never granted the lock, even if every party that does not wait releases
     /// its holds. Simulates the releases, command by command.
     fn is_never_granted(&self, waiter: &Waiter) -> bool {
         let mut model = self.clone();
-        // The copy has no leases, delays, timeouts and grace period: their ends would end every deadlock.
+        // The copy has no leases, delays, timeouts and grace period, because their ends would end every
+        // deadlock. Its fences are not used up, because a grant must not fail for that reason.
         (model.grants_from, model.last_fence) = (0, 0);
         (model.max_grants_per_turn, model.grants_left) = (usize::MAX, usize::MAX);
         model.waiters.retain(|w| !self.has_timed_out(w) && !matches!(w.by, WaitsBy::Both(_)));

@@ -28,7 +28,7 @@ impl Model {
 
     pub fn client_gone(&mut self, client: Client) {
         self.closed = Some(client);
-        while let Some(waiter) = self.waiters.iter().find(|waiter| self.is_lost(waiter)).cloned() {
+        while let Some(waiter) = self.waiters.iter().find(|waiter| self.is_closing(waiter)).cloned() {
             self.marks.push("a position ends with its connection");
             self.leave_all(&waiter, WaitOutcome::Cancelled);
             self.turn(waiter.request.key, |_| ());

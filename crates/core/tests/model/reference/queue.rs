@@ -15,7 +15,7 @@ impl Model {
     /// Grants the lock to one head of the queue after the other, as long as that is possible.
     pub(super) fn serve(&mut self, key: Key) {
         while let Some(waiter) = self.queue(key).first().cloned() {
-            if self.is_lost(&waiter) {
+            if self.is_closing(&waiter) {
                 self.leave_all(&waiter, WaitOutcome::Cancelled);
                 continue;
             }
@@ -56,7 +56,7 @@ impl Model {
     }
 
     /// Returns whether the position ends because its connection is closing.
-    pub(super) fn is_lost(&self, waiter: &Waiter) -> bool {
+    pub(super) fn is_closing(&self, waiter: &Waiter) -> bool {
         let Request { ephemeral, client, .. } = waiter.request;
         waiter.by == WaitsBy::Position && ephemeral && self.closed == Some(client)
     }
@@ -116,14 +116,15 @@ impl Model {
         }
     }
 
-    /// A grant to a token also answers those of its other waits for the key that it satisfies.
+    /// Answers the other waiters of a token that was granted the lock, if the new hold satisfies their
+    /// requests.
     pub(super) fn answer_others(&mut self, key: Key, token: Token) {
         for waiter in self.waiters.clone() {
-            let is_alike = (waiter.request.key, waiter.request.token) == (key, token);
-            if !is_alike || matches!(waiter.by, WaitsBy::Both(_)) {
+            let is_of_token = (waiter.request.key, waiter.request.token) == (key, token);
+            if !is_of_token || matches!(waiter.by, WaitsBy::Both(_)) {
                 continue;
             }
-            let ends = self.has_timed_out(&waiter) || self.is_lost(&waiter);
+            let ends = self.has_timed_out(&waiter) || self.is_closing(&waiter);
             if !ends && matches!(self.decide(&waiter.request), Decision::Now(Granted::Renewal)) {
                 self.hand_off(&waiter, Granted::Renewal);
             }
@@ -177,11 +178,11 @@ impl Model {
             (Some(_), _) => Decision::Later,
             (None, _) if self.in_grace() => Decision::Later,
             (None, Mode::Permits(wanted)) => {
-                let size = others.iter().find_map(|mode| match mode {
+                let permits = others.iter().find_map(|mode| match mode {
                     Mode::Permits(n) => Some(*n),
                     _ => None,
                 });
-                match size {
+                match permits {
                     Some(n) if n != wanted => Decision::Never(Refusal::OtherPermits(n.get())),
                     Some(n) if others.len() < n.get() as usize && !delayed => {
                         self.grant_if_room(others.len())

@@ -77,6 +77,7 @@ impl System {
         if queue.is_some() { self.join_connection(id, &request, client, block) } else { Answer::Waits }
     }
 
+    /// Adds a blocked connection beside a queue position, if the request has BLOCK.
     fn join_connection(
         &mut self,
         position: WaiterId,
@@ -86,9 +87,9 @@ impl System {
     ) -> Answer {
         let Some(wait) = block.and_then(Wait::from_millis) else { return Answer::Queued };
         let since = self.instant();
-        let of = self.waiting.get(position).expect("the position waits").clone();
-        let until = wait.until(since).into_iter().chain(of.until).min();
-        let (name, rank, kind) = (of.name, of.rank, WaitKind::Beside(client, position));
+        let waiter = self.waiting.get(position).expect("the position waits").clone();
+        let until = wait.until(since).into_iter().chain(waiter.until).min();
+        let (name, rank, kind) = (waiter.name, waiter.rank, WaitKind::Beside(client, position));
         let newcomer = Newcomer { name, rank, request: *request, kind, since, until };
         assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("room in the queue")));
         Answer::Waits
