@@ -234,7 +234,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Returns the number of holds that the server may have because a request for them has no reply.
+    /// Returns the number of holds that the server may have while the client does not know.
     pub fn unanswered(&self) -> usize {
         self.unknown.len()
     }

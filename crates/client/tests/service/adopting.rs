@@ -1,4 +1,4 @@
-//! Adoption of a hold that another process left.
+//! Adoption: a client continues a hold that another one left by `forget`, from its token.
 
 use super::*;
 
@@ -23,14 +23,14 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
+async fn adoption_does_not_lower_the_fence_of_a_hold(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 3).await;
     let first = client.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     client.flush().await;
     let kept = first.forget().expect("not lost");
     let guard = client.adopt("r", &kept.token, LONG).await.expect("the lock is held");
-    // A member that granted late may have a greater fence, which adoption confirms for the hold.
+    // A member that granted after the confirm phase may have a greater fence, which adoption confirms.
     assert!(guard.fence() >= kept.fence);
     client.break_holds("r").await;
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
@@ -39,7 +39,7 @@ async fn a_fenced_hold_keeps_its_fence_when_it_is_adopted(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds(kind: &ServerKind) {
+async fn a_failed_adoption_leaves_the_hold(kind: &ServerKind) {
     for count in [1, 3] {
         let mut servers = masters(kind, count);
         let no_retry = Retry::new(0, Duration::ZERO);
@@ -50,6 +50,7 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
         let refused = client.adopt("r", other.token(), LONG).await;
         assert!(matches!(refused, Err(ExtendError::Lost(_))), "{refused:?}");
         assert!(matches!(client.adopt("free", other.token(), LONG).await, Err(ExtendError::Lost(_))));
+        // This lease is longer than dlock.max-ttl, which is a day.
         assert!(matches!(
             client.adopt("r", held.token(), 2 * LONG * 1000).await,
             Err(ExtendError::Misuse(_))
@@ -65,14 +66,14 @@ async fn adopt_fails_for_a_token_that_holds_nothing_and_leaves_unreachable_holds
     }
 }
 
-/// Renewals begin when the adoption ends.
+/// Renewals begin when the adoption ends. If it waited for the silent member until the node timeout of 5 s,
+/// the lease of 2 s would end before.
 #[each_server]
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 3).await;
     let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
     until_held_everywhere(&servers, "r");
     servers[2].pause();
-    // The lease would end if the adoption waited for the silent member until the node timeout.
     let ttl = Duration::from_secs(2);
     let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
     outlast_lease(&guard, ttl);

@@ -1,4 +1,4 @@
-//! Holds while their runtime is blocked or after it has ended, and holds past their validity.
+//! Holds while their runtime is blocked, after it has ended, and after their validity has ended.
 
 use super::*;
 use tokio::runtime::{Builder, Runtime};
@@ -70,7 +70,7 @@ fn a_guard_outlives_its_runtime_and_is_renewed_and_released(kind: &ServerKind) {
 }
 
 /// With renewals, the extension sets a short lease, and the renewals wait for the extension. Without
-/// renewals, the extension sets a long lease and completes while the runtime is blocked.
+/// renewals, the extension sets a long lease. In both cases it must complete while the runtime is blocked.
 #[each_server]
 fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kind: &ServerKind) {
     for (count, renews, ttl) in [(1, true, TTL), (3, true, TTL), (1, false, LONG), (3, false, LONG)] {
@@ -80,6 +80,7 @@ fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kin
             let lock = client.lock("r").ttl(TTL).renew(renews);
             let guard = lock.acquire().await.expect("the lock is free");
             let mut extending = Box::pin(guard.extend(ttl));
+            // Polls the extension once.
             tokio::select! {
                 biased;
                 early = &mut extending => panic!("the extension ended before it was answered: {early:?}"),
@@ -108,7 +109,6 @@ fn a_request_that_outlives_its_runtime_does_not_end_the_renewals(kind: &ServerKi
     until_nothing_is_left(&servers, "r");
 }
 
-/// The thread and the connections end with the client.
 #[each_server]
 fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -123,14 +123,14 @@ fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     until("the connections of the client close", || clients() == before);
 }
 
-/// The last reply and the loss of the first hold become ready together.
+/// The runtime is blocked until the last lock is granted and the first hold is lost. Then chance decides
+/// whether the client polls the grant or the loss first.
 #[each_server]
-fn no_lock_of_several_is_lost_when_the_runtime_blocks_before_the_last_grant(kind: &ServerKind) {
+fn lock_all_returns_no_lost_hold_when_the_runtime_blocks_before_the_last_grant(kind: &ServerKind) {
     let servers = masters(kind, 1);
     runtime().block_on(async {
         let client = client(&servers).await;
         let ttl = Duration::from_secs(2);
-        // Chance decides whether the reply or the loss is polled first.
         for attempt in 0..6 {
             let names = [format!("a{attempt}"), format!("b{attempt}")];
             let locks = client.lock_all(&names).each(|lock| lock.ttl(ttl).renew(false).notice(ttl / 2));

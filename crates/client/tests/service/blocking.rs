@@ -75,7 +75,7 @@ fn a_guard_that_a_task_drops_is_released_in_the_background(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// The thread-local state of the runtime is dropped first.
+/// At the end of the thread, tokio's thread-local state is dropped before the guard.
 #[each_server]
 fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind: &ServerKind) {
     thread_local! {
@@ -92,7 +92,6 @@ fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind:
     until_nothing_is_left(&servers, "r");
 }
 
-/// A re-entry must not share a hold that is being released.
 #[each_server]
 fn a_re_entry_during_the_last_release_does_not_share_the_released_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -111,6 +110,7 @@ fn a_re_entry_during_the_last_release_does_not_share_the_released_hold(kind: &Se
         let other = client.clone();
         let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
         until("the client has re-entered the hold, or sends a request", || {
+            // The paused server does not read the next command, which stays in the query buffer (qbuf).
             let has_sent = releasing_connection(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
             has_sent || entering.is_finished()
         });

@@ -1,4 +1,5 @@
-//! Durable grants, which count when they are on replicas or on the disk.
+//! Durable grants: `durable(n, limit)` acquires only if each master of a majority reports in time that n of
+//! its replicas have the grant, or for n = 0 that its append only file has it.
 
 use super::proxies::{Loss, Lossy};
 use super::*;
@@ -23,7 +24,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
         for replica in &replicas {
             assert_eq!(holders(replica, "r").len(), 1, "the replica has the hold before acquire returns");
         }
-        // Another connection receives the grant of a waiter.
+        // A grant after a wait must be on the replicas, too.
         let waits = tokio::spawn(lock(LONG).wait(Wait::Forever).acquire());
         until_waiting(&servers, 1);
         let before = holders(&replicas[0], "r");
@@ -38,7 +39,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
     }
 }
 
-/// Redis 7.0 has no WAITAOF, and the error says so.
+/// Redis 7.0 does not have WAITAOF, and the error says so.
 #[each_server]
 async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     let servers = [Server::options(kind).conf("appendonly yes").start()];
@@ -54,8 +55,8 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// A durable grant is extended over a connection of its own. A client with a majority of the answers does not
-/// wait for the others.
+/// For a durable grant, the client sends each member an EXTEND and then WAIT over a separate connection, and
+/// stops waiting when a majority has answered. The EXTEND to the third member then has no answer yet.
 #[each_server]
 async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
@@ -65,6 +66,7 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
     let client = client.build().await.expect("a client");
     proxy.lose_the_next();
+    // No majority answers before the EXTEND has reached the proxy.
     replicas[1].pause();
     let ttl = Duration::from_secs(60);
     let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
@@ -80,7 +82,7 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     until("the late EXTEND is executed", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
 }
 
-/// WAIT must not delay the renewals of other holds.
+/// WAIT blocks its connection, but must not delay the renewals of other holds.
 #[each_server]
 async fn other_requests_proceed_while_a_durable_grant_waits(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;

@@ -89,9 +89,9 @@ async fn a_quorum_works_over_tls(kind: &ServerKind) {
     assert!(matches!(invalid, Err(BuildError::Address { .. })), "{invalid:?}");
 }
 
-/// A server that reads TLS bytes as a command waits for the end of a line.
+/// A server without TLS reads the handshake as a command, and waits for the end of its line.
 #[each_server]
-async fn a_port_without_tls_is_reported_as_such(kind: &ServerKind) {
+async fn a_port_without_tls_is_reported_as_a_failed_handshake(kind: &ServerKind) {
     let server = Server::start(kind);
     let url = format!("rediss://localhost:{}", server.port());
     let builder = Client::builder().server(url).root_certificate(Authority::new().0.pem());

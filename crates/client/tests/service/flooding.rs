@@ -68,15 +68,16 @@ async fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory(kind: &ServerKi
         until_reported(&client, &guard, "its reply is longer").await;
         extend(&guard).await;
         guard.release().await.expect("a majority has the hold");
-        // The number includes bytes in kernel buffers.
+        // The client accepts replies of up to 8 MiB. The number also includes bytes in kernel buffers.
         let accepted = flood.accepted();
         assert!(accepted < 16 << 20, "the client accepted {accepted} bytes");
     }
 }
 
-/// A waiting client subscribes to a channel, and PUBSUB CHANNELS shows its name to every user.
+/// A client subscribes to a channel for messages about its waits. PUBSUB CHANNELS shows the name of the
+/// channel to every user, who can publish there.
 #[each_server]
-async fn a_flood_of_published_messages_ends_no_hold(kind: &ServerKind) {
+async fn a_published_message_that_is_too_long_ends_no_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let mut conn = servers[0].connect();
     let channels = |conn: &mut Conn| -> Vec<String> {

@@ -122,11 +122,12 @@ async fn a_renewal_that_waits_for_an_extension_does_not_restore_the_old_lease(ki
     let (servers, client) = quorum(kind, 1).await;
     let ttl = Duration::from_secs(6);
     let guard = client.lock("r").ttl(ttl).acquire().await.expect("the lock is free");
-    let due = guard.valid_until();
+    let end = guard.valid_until();
     let mut conn = servers[0].connect();
     assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
     let resuming = tokio::task::spawn_blocking(move || {
-        until("a renewal is due", || now() + ttl / 2 > due);
+        // A hold is renewed after a third of its lease.
+        until("a renewal is due", || now() + ttl / 2 > end);
         conn.ok("CLIENT UNPAUSE")
     });
     let extended = guard.extend(LONG).await.expect("the lock is held");

@@ -3,8 +3,8 @@
 use super::*;
 use sha1_smol::Sha1;
 
-/// The library name of each connection that `client` has to the server. Empty if the server does not
-/// support CLIENT SETINFO.
+/// Returns the library name of each connection of clients to the server. Empty if the server does not support
+/// CLIENT SETINFO.
 fn names(server: &Server) -> Vec<String> {
     let list = server.connect().ok("CLIENT LIST").text();
     let field = |line: &str| Some(line.split_once(" lib-name=")?.1.split(' ').next()?.to_owned());
@@ -16,7 +16,7 @@ fn supports_setinfo(server: &Server) -> bool {
     !matches!(server.connect().say("CLIENT SETINFO LIB-NAME test"), Value::Error(_))
 }
 
-/// The library name of a client of `servers`, as the documentation of `library_name` defines it.
+/// Returns the library name of a client of `servers`, as the documentation of `library_name` defines it.
 fn expected_name(servers: &[Server]) -> String {
     let mut run_ids: Vec<String> = servers.iter().map(|server| server.info("run_id")).collect();
     run_ids.sort();
@@ -42,23 +42,23 @@ async fn a_client_of_one_server_is_named_after_the_library(kind: &ServerKind) {
 #[each_server]
 async fn clients_of_different_quorums_have_different_library_names(kind: &ServerKind) {
     let servers = masters(kind, 4);
-    let (all, first) = (expected_name(&servers[..3]), client(&servers[..3]).await);
+    let (name, first) = (expected_name(&servers[..3]), client(&servers[..3]).await);
     // The order and the spelling of the addresses do not matter.
     let urls = servers[..3].iter().rev().map(|server| format!("redis://localhost:{}", server.port()));
     let second = builder(&[]).servers(urls).build().await.expect("a client");
     for client in [&first, &second] {
         lock_and_release(client).await;
-        until("the client knows all run ids", || client.library_name() == all);
+        until("the client knows all run ids", || client.library_name() == name);
     }
     let other = client(&servers[1..]).await;
     until("the client knows all run ids", || other.library_name() == expected_name(&servers[1..]));
-    assert_ne!(all, other.library_name());
+    assert_ne!(name, other.library_name());
     if supports_setinfo(&servers[0]) {
-        until("both clients show the name", || names(&servers[0]) == [all.clone(), all.clone()]);
+        until("both clients show the name", || names(&servers[0]) == [name.clone(), name.clone()]);
         until("three clients show their names", || {
             let mut names = names(&servers[1]);
             names.sort();
-            let mut expected = [all.clone(), all.clone(), other.library_name()];
+            let mut expected = [name.clone(), name.clone(), other.library_name()];
             expected.sort();
             names == expected
         });

@@ -40,7 +40,7 @@ async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
     let second =
         lock(&client.clone()).wait(Wait::No).acquire().await.expect("the same client holds the lock");
     assert_eq!(first.token(), second.token());
-    let shared = lock(&client).shared().acquire().await.expect("a sole holder may share with itself");
+    let shared = lock(&client).shared().acquire().await.expect("the owner may enter it as shared");
     let another = lock(&client.session()).try_acquire().await.expect("an answer");
     assert!(another.is_none(), "another session is another owner");
     assert!(
@@ -155,7 +155,7 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn the_first_loss_among_several_locks_is_reported(kind: &ServerKind) {
+async fn the_loss_of_one_of_several_locks_is_reported(kind: &ServerKind) {
     let (_servers, client) = quorum(kind, 3).await;
     let guards = client.lock_all(["a", "b"]).each(|lock| lock.ttl(LONG)).await.expect("all are free");
     let cancellation = guards.cancellation();
@@ -188,9 +188,10 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     until("the client has left the queue", || queue::clients(&mut conn, "b").is_empty());
 }
 
-/// If both succeeded, the second guard would be exclusive while its hold is shared.
+/// A client downgrades a hold while another task enters it again. If both succeeded, the second guard would
+/// be exclusive while its hold is shared.
 #[each_server]
-async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind) {
+async fn a_re_entry_and_a_downgrade_exclude_each_other(kind: &ServerKind) {
     let (_servers, client) = quorum(kind, 1).await;
     for round in 0..4_000 {
         let mut first = client.lock("r").reentrant().await.expect("the lock is free");
@@ -203,6 +204,7 @@ async fn entering_a_hold_and_its_downgrade_exclude_each_other(kind: &ServerKind)
         while !begun.load(Ordering::Acquire) {
             hint::spin_loop();
         }
+        // Varies the moment of the downgrade.
         (0..round % 400).for_each(|_| hint::spin_loop());
         let downgraded = first.downgrade().await;
         let entered = entering.await.expect("no panic");

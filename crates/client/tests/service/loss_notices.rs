@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Returns whether the client has queried the hold since the last reset, so that the server tracks it.
+/// Returns whether the client has queried the hold since the last CONFIG RESETSTAT. The query makes the
+/// server track the key, so that it pushes the next change of the key (CLIENT TRACKING).
 fn is_tracked(server: &Server) -> bool {
     server.connect().ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.holds")
 }
@@ -19,7 +20,7 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
                 let guard =
                     client.lock("r").ttl(LONG).renew(renews).acquire().await.expect("the lock is free");
                 until("the masters track the hold", || servers.iter().all(is_tracked));
-                // Each extension ends the tracking, and the client starts it again.
+                // The extension changes the key, which ends the tracking; the client starts it again.
                 guard.extend(LONG).await.expect("the lock is held");
                 for server in &servers[..removed_on] {
                     server.connect().ok(way);
@@ -34,7 +35,7 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
     }
 }
 
-/// The server pushes only once.
+/// The server pushes a change only once, so the client must repeat the query that follows the push.
 #[each_server]
 async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
@@ -47,11 +48,11 @@ async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
         client.inspect("r").await;
     }
     servers[0].resume();
-    // The next renewal is far away.
+    // The next renewal is minutes away, so only the repeated query can show the loss.
     until("the client notices the loss", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
 }
 
-/// The server's tracking ends with the connection.
+/// The server's tracking ends with the connection, so the client must query the hold again after a reconnect.
 #[each_server]
 async fn a_loss_after_a_reconnect_is_noticed_at_once(kind: &ServerKind) {
     for (count, renews) in [(1, true), (1, false), (3, true)] {

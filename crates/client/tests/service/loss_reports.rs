@@ -25,7 +25,7 @@ async fn the_loss_hook_is_called_once(kind: &ServerKind) {
     }
 }
 
-/// Servers push no changes of a shared hold.
+/// The client does not query a shared hold after a push, so only the extension shows the loss.
 #[each_server]
 async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
     for count in [1, 3] {
@@ -88,7 +88,7 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
 struct Recorded {
     events: Arc<Mutex<Vec<String>>>,
     spans: Arc<Mutex<HashMap<u64, String>>>,
-    last: Arc<AtomicU64>,
+    last_id: Arc<AtomicU64>,
 }
 
 thread_local! {
@@ -116,7 +116,7 @@ impl Subscriber for Recorded {
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
-        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         let mut text = Text(span.metadata().name().to_string());
         span.record(&mut text);
         self.spans.lock().expect("no panic").insert(id, text.0);

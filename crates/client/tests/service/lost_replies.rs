@@ -16,9 +16,9 @@ async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &Serve
     until_nothing_is_left(&[server], "r");
 }
 
-/// An ephemeral hold belongs to one connection, so the client tries again over another one.
+/// The server grants the lock to the silent connection, which the client then closes.
 #[each_server]
-async fn an_ephemeral_acquire_is_not_repeated_at_a_silent_member(kind: &ServerKind) {
+async fn an_ephemeral_acquire_without_a_reply_is_repeated_over_another_connection(kind: &ServerKind) {
     let server = Server::start(kind);
     let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
     let client = proxy.client(Duration::from_secs(1)).await;

@@ -43,7 +43,7 @@ fn url(server: &Server) -> String {
     format!("redis://127.0.0.1:{}", server.port())
 }
 
-/// A builder with a node timeout that only dead servers reach.
+/// Returns a builder. Its node timeout, the time limit of one reply, is too long for a busy machine to reach.
 fn builder(servers: &[Server]) -> ClientBuilder {
     Client::builder().servers(servers.iter().map(url)).node_timeout(Duration::from_secs(5))
 }
@@ -83,7 +83,7 @@ fn all_but<'a>(servers: &'a [Server], one: &Server) -> impl Iterator<Item = &'a 
     servers.iter().filter(move |server| server.port() != port)
 }
 
-/// Acquires `r` on these servers with a token of the test.
+/// Acquires `r` on these servers with this token.
 #[track_caller]
 fn hold_as<'a>(token: &str, servers: impl IntoIterator<Item = &'a Server>) {
     for server in servers {
@@ -91,7 +91,7 @@ fn hold_as<'a>(token: &str, servers: impl IntoIterator<Item = &'a Server>) {
     }
 }
 
-/// Releases `r` on these servers with a token of the test.
+/// Releases `r` on these servers with this token.
 #[track_caller]
 fn release_as<'a>(token: &str, servers: impl IntoIterator<Item = &'a Server>) {
     for server in servers {
@@ -120,7 +120,8 @@ fn until_waiting(servers: &[Server], count: usize) {
     });
 }
 
-/// Blocks this thread until the lease that the guard has now would have ended. The hold is renewed meanwhile.
+/// Blocks this thread until one `ttl` after the end of the lease that the guard has now. The test fails if
+/// the hold is not renewed meanwhile.
 #[track_caller]
 fn outlast_lease(guard: &Guard, ttl: Duration) {
     let end = guard.valid_until() + ttl;

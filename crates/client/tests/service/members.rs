@@ -30,7 +30,7 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
         let seen = client.inspect("r").await.remove(2).answer;
         seen.found().is_none().then_some(seen)
     };
-    // The state is Down for a while after the first failure, then the real one.
+    // After the first failure the client waits before it connects again. Until then it reports Down.
     loop {
         match inspected().await.expect("the member never votes") {
             Answer::Unanswered(NodeState::Failed(why)) => {
@@ -172,7 +172,8 @@ async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind
         on_all("CONFIG SET dlock.honour-strings no");
         for (command, a_type) in [("RPUSH r 1", "a list"), ("SET r 1", "a string"), ("ZADD r 1 a", "a zset")]
         {
-            // A client that has just found the lock taken starts in the queue.
+            // A client that has just found the lock taken begins its next acquisition in the queue. It must
+            // report the type of the key there, too.
             on_all("DLOCK.ACQUIRE r other 600000");
             let taken = client.lock("r").wait(Wait::For(Duration::from_millis(1))).await;
             assert!(matches!(taken, Err(AcquireError::Taken { .. })), "{taken:?}");

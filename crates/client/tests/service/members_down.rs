@@ -4,11 +4,11 @@ use super::*;
 use std::net::TcpListener;
 
 /// A short node timeout that is still long enough on a busy machine.
-const HASTY: Duration = Duration::from_secs(1);
-const ONCE: Retry = Retry::new(0, Duration::ZERO);
+const SHORT: Duration = Duration::from_secs(1);
+const NO_RETRY: Retry = Retry::new(0, Duration::ZERO);
 /// A node timeout that is long enough to fail the test if a client waits for it, even on a busy machine.
-const NODE_TIMEOUT: Duration = Duration::from_secs(10);
-const STUBBORN: Retry = Retry::new(255, Duration::from_millis(50));
+const LONG_NODE_TIMEOUT: Duration = Duration::from_secs(10);
+const MANY_RETRIES: Retry = Retry::new(255, Duration::from_millis(50));
 
 /// The begin and the end of a fault of a server.
 type Fault = (fn(&Server), fn(&Server));
@@ -20,7 +20,7 @@ const STOPS: Fault = (Server::pause, Server::resume);
 async fn a_majority_suffices_when_a_minority_dies_or_stops(kind: &ServerKind) {
     for (count, missing, (begin, end)) in [(3, 1, DIES), (5, 2, DIES), (3, 1, STOPS), (5, 2, STOPS)] {
         let servers = masters(kind, count);
-        let client = builder(&servers).node_timeout(HASTY).build().await.expect("a client");
+        let client = builder(&servers).node_timeout(SHORT).build().await.expect("a client");
         let fence = async || {
             let guard = client.lock("r").fenced().acquire().await.expect("a majority is up");
             let fence = guard.fence().expect("a fenced hold has a fence");
@@ -45,12 +45,12 @@ async fn acquire_reports_each_dead_or_silent_member_without_a_majority(kind: &Se
         [(DIES, is_down, " down: "), (STOPS, is_slow, " no answer in time")]
     {
         let servers = masters(kind, 3);
-        let client = builder(&servers).node_timeout(HASTY).retry(ONCE).build().await.expect("a client");
+        let client = builder(&servers).node_timeout(SHORT).retry(NO_RETRY).build().await.expect("a client");
         servers[1..].iter().for_each(begin);
         let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("no majority answers");
         let AcquireError::QuorumImpossible { resource, report } = &why else { panic!("{why:?}") };
         assert_eq!(resource, "r");
-        // The two missing members decide, so the client need not wait for the third.
+        // The two missing members rule out a majority, so the client need not wait for the third.
         assert!(matches!(state(report, &servers[0]), NodeState::Agreed | NodeState::Unheard), "{report}");
         for missing in &servers[1..] {
             assert!(is_missing(state(report, missing)), "{report}");
@@ -66,7 +66,7 @@ async fn acquire_reports_each_dead_or_silent_member_without_a_majority(kind: &Se
 #[each_server]
 async fn a_restarted_master_votes_again(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
-    let client = builder(&servers).retry(STUBBORN).build().await.expect("a client");
+    let client = builder(&servers).retry(MANY_RETRIES).build().await.expect("a client");
     servers[0].kill9();
     client.lock("r").acquire().await.expect("two of three are up").release().await.expect("the lock is held");
     servers[0].restart();
@@ -81,7 +81,7 @@ async fn a_hold_is_lost_before_it_ends_when_most_masters_die_or_stop(kind: &Serv
     for (count, missing) in [(1, 1), (3, 2), (5, 3)] {
         for (begin, end) in [DIES, STOPS] {
             let servers = masters(kind, count);
-            let client = builder(&servers).node_timeout(HASTY).build().await.expect("a client");
+            let client = builder(&servers).node_timeout(SHORT).build().await.expect("a client");
             let lock = client.lock("r").ttl(Duration::from_secs(3)).notice(Duration::from_millis(1500));
             let guard = lock.acquire().await.expect("the lock is free");
             until_held_everywhere(&servers, "r");
@@ -101,12 +101,12 @@ async fn a_hold_is_lost_before_it_ends_when_most_masters_die_or_stop(kind: &Serv
     }
 }
 
-/// The read that connects to the missing member again does not wait either. Here, a socket listens at the
-/// member's address and sends nothing.
+/// Nor does a read that connects to the missing member again: here, to a socket at the member's address that
+/// sends nothing.
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let client = builder(&servers).node_timeout(NODE_TIMEOUT).build().await.expect("all members are up");
+    let client = builder(&servers).node_timeout(LONG_NODE_TIMEOUT).build().await.expect("all members are up");
     servers[0].kill9();
     let first_state = async || match client.inspect("r").await.swap_remove(0).answer {
         Answer::Unanswered(NodeState::Down(why)) => why,
@@ -116,6 +116,7 @@ async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &S
     while !first_state().await.contains("refused") {}
     let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("the port is free");
     port.set_nonblocking(true).expect("a socket");
+    // Until the client connects to the socket.
     while port.accept().is_err() {
         let why = first_state().await;
         assert!(why.contains("refused"), "the read repeats the earlier error: {why}");
@@ -128,15 +129,15 @@ async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKi
     for (count, silent) in [(3, 1), (5, 2)] {
         let servers = masters(kind, count);
         servers[..silent].iter().for_each(Server::pause);
-        let builder = builder(&servers).node_timeout(NODE_TIMEOUT);
-        let all = tokio::time::timeout(NODE_TIMEOUT * 3, async {
+        let builder = builder(&servers).node_timeout(LONG_NODE_TIMEOUT);
+        let acquisition = tokio::time::timeout(LONG_NODE_TIMEOUT * 3, async {
             let client = builder.build().await.expect("a majority answers");
             let guard = client.lock("r").acquire().await.expect("a majority answers");
             let seen = client.inspect("r").await;
             assert_eq!(seen.iter().filter(|seen| seen.answer.found().is_some()).count(), count - silent);
             guard.release().await.expect("the lock is held");
         });
-        all.await.expect("the client does not wait for several time limits");
+        acquisition.await.expect("the client does not wait for the silent members");
         servers[..silent].iter().for_each(Server::resume);
         until_nothing_is_left(&servers, "r");
     }

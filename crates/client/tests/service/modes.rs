@@ -120,7 +120,8 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
     }
 }
 
-/// Otherwise the guard would continue as a hold with another fence.
+/// The BREAK ends the shared hold and grants the lock to the waiting upgrade: a new hold with another fence,
+/// which the guard must not continue.
 #[each_server]
 async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
@@ -128,7 +129,6 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
     let mut upgrade = Box::pin(guard.upgrade(Wait::Forever));
     run_until_waiting(&servers[0], &mut upgrade).await;
-    // The break grants the lock to the waiting upgrade.
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 2);
     drop(upgrade);
     until("the loss is reported", || matches!(guard.loss(), Some(Lost::TakenAway(_))));
@@ -167,7 +167,7 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
     proxy.lose_the_next();
     let downgraded = guard.downgrade().await;
     assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
-    // After two failures the client uses another connection.
+    // After two failures the client uses another connection. The late downgrade counts there, too.
     for _ in 0..5 {
         let upgraded = guard.upgrade(Wait::No).await;
         assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
@@ -198,9 +198,10 @@ fn text(token: &Token) -> &str {
     std::str::from_utf8(token.as_bytes()).expect("text")
 }
 
-/// The request that restores the hold as exclusive is in flight when the mode changes.
+/// A member has restarted without the hold. The request that restores it there as exclusive is in flight when
+/// the mode changes.
 #[each_server]
-async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
+async fn a_hold_that_a_member_lost_is_restored_in_its_new_mode(kind: &ServerKind) {
     let (mut servers, client) = quorum(kind, 3).await;
     let mut guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
@@ -229,7 +230,8 @@ async fn a_forgotten_hold_is_restored_in_its_new_mode(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// A server pushes a change only to the sharer that queried the lock last.
+/// A client passes pushes on to its latest hold of a resource. After the end of that hold, the upgrade must
+/// register the other one again.
 #[each_server]
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
@@ -238,7 +240,7 @@ async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     other.release().await.expect("the lock is held");
     guard.upgrade(Wait::Forever).await.expect("no other client holds the lock");
     let mut conn = servers[0].connect();
-    // Waits until the first queries are answered.
+    // The queries of the client from before the upgrade are answered within 200 ms.
     let begun = now();
     until("the server tracks the hold", || {
         let tracked = servers[0].info("tracking_total_keys") == "1";

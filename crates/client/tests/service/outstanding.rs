@@ -1,4 +1,5 @@
-//! A server may execute an unanswered request late, and an address may lead to a different server by then.
+//! Unanswered requests, which a server may execute late, and addresses that lead to a different server by
+//! then.
 
 use super::proxies::{Address, Loss, Lossy};
 use super::*;
@@ -103,10 +104,12 @@ async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKin
     client.flush().await;
     proxy.deliver();
     let grants = |server: &Server| server.info("dlock_grants");
+    // The first grant was that of `other`.
     until("the late ACQUIRE is executed", || grants(&servers[0]) == "2");
     until_nothing_is_left(&servers, "r");
 }
 
+/// Returns the number of RELEASEs that the server has executed.
 fn releases(server: &Server) -> u64 {
     let stats = server.connect().ok("INFO commandstats").text().to_lowercase();
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_dlock.release:calls="));
@@ -150,7 +153,9 @@ async fn a_released_hold_releases_an_acquire_that_arrives_late_at_one_member(kin
     until_late_acquires_are_released(&servers[..1], &proxies);
 }
 
-/// A refusal by the only reachable member, where the client queues, is not the refusal of a majority.
+/// A refusal by the only reachable member, where the client queues, is not the refusal of a majority. A
+/// client begins in the queue if it has just found the lock taken (`contended`), or if the caller gave the
+/// token.
 #[each_server]
 async fn a_wait_in_the_queue_of_a_minority_ends_with_quorum_impossible(kind: &ServerKind) {
     for contended in [true, false] {

@@ -1,4 +1,5 @@
-//! A hold on one master alone delays no client.
+//! A partial hold, which only one master of a quorum has, delays no client. All clients queue at the master
+//! with the smallest run id; the next queue is that of the next run id.
 
 use super::*;
 
@@ -27,7 +28,7 @@ async fn a_newcomer_acquires_past_a_hold_on_one_master(kind: &ServerKind) {
     }
 }
 
-/// The clients queue before the hold becomes partial. They move to the next queue, and all are granted.
+/// The clients queue before the hold becomes partial. They move to the next queue, and all acquire the lock.
 #[each_server]
 async fn a_waiter_behind_a_hold_on_one_master_moves_to_the_next_queue(kind: &ServerKind) {
     for count in [3, 5] {
@@ -66,7 +67,7 @@ async fn a_newcomer_overtakes_no_waiter_behind_a_hold_on_one_master(kind: &Serve
     until_nothing_is_left(&servers, "r");
 }
 
-/// Clients leave every stuck queue, even the last one.
+/// Each master has a hold of another token, so no queue moves, until the holds on the first two end.
 #[each_server]
 async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &ServerKind) {
     let mut servers = masters(kind, 3);

@@ -1,10 +1,10 @@
-//! Waits share one connection of the client, and their positions survive it.
+//! The waits of a client share one connection, and keep their positions in the queue when it closes.
 
 use super::*;
 use std::sync::{Arc, Mutex};
 
-/// More waits than a server would accept as connections.
-const MANY: usize = 1_000;
+/// Number of waits of one client.
+const WAITS: usize = 1_000;
 
 /// Returns the number of connections, or of subscribed ones.
 fn connections(conn: &mut Conn, subscribed: bool) -> usize {
@@ -18,7 +18,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
         hold_as("other", &servers);
         let client = client(&servers).await;
         let fences = Arc::new(Mutex::new(Vec::new()));
-        let waits: Vec<_> = (0..MANY)
+        let waits: Vec<_> = (0..WAITS)
             .map(|_| {
                 let (lock, fences) = (client.lock("r").ttl(LONG), fences.clone());
                 tokio::spawn(async move {
@@ -30,7 +30,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
             .collect();
         until("all wait", || {
             let queued = servers.iter().map(|server| server.info("dlock_queued").parse::<usize>());
-            queued.map(|queued| queued.expect("a number")).sum::<usize>() == MANY
+            queued.map(|queued| queued.expect("a number")).sum::<usize>() == WAITS
         });
         for server in &servers {
             let mut conn = server.connect();
@@ -42,7 +42,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
             wait.await.expect("no panic");
         }
         let fences = fences.lock().unwrap();
-        assert!(fences.len() == MANY && (count > 1 || fences.is_sorted()), "fences rise from hold to hold");
+        assert!(fences.len() == WAITS && (count > 1 || fences.is_sorted()), "fences rise from hold to hold");
         until_nothing_is_left(&servers, "r");
     }
 }
@@ -75,7 +75,8 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
     }
 }
 
-/// An unclaimed grant lasts as long as the position; the claim sets the requested lease.
+/// A grant to a queued token lasts only as long as the position would have. The client claims it by another
+/// ACQUIRE, which sets the requested lease.
 #[each_server]
 async fn a_granted_waiter_gets_the_whole_lease(kind: &ServerKind) {
     for options in [|lock| lock, |lock: Acquire| lock.ephemeral()] {
@@ -126,7 +127,8 @@ async fn a_client_can_wait_when_max_ttl_is_short(kind: &ServerKind) {
     waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
 }
 
-/// A cancelled wait joins the tail again. A cancelled wait with a token of the caller ends.
+/// A client whose wait is cancelled asks again with a fresh token. If the caller gave the token, the wait
+/// ends.
 #[each_server]
 async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -145,6 +147,7 @@ async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     assert_eq!(conn.ok(&format!("DLOCK.CANCEL r {before}")), 1);
     until_waiting(&servers, 2);
     assert_eq!(waiters(&servers[0])[0], "rival");
+    // RELEASE also removes a waiter from the queue.
     assert_eq!(conn.ok("DLOCK.RELEASE r rival"), 0);
     release_as("other", &servers);
     waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");

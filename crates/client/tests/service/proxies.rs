@@ -33,11 +33,12 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// A proxy that forwards everything until a command contains `word` while the proxy is armed. Then the fault
-/// begins, and the later replies of that connection are lost.
+/// A proxy that forwards everything until a command contains `word` while the proxy is armed. From then on
+/// the replies of that connection are lost.
 pub struct Lossy {
     port: u16,
-    /// True if the next command with the word starts the fault.
+    /// True if the next command with the word starts the loss, which resets it. A command is held back until
+    /// it is true again.
     armed: Arc<AtomicBool>,
 }
 
@@ -88,13 +89,13 @@ impl Lossy {
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// Returns whether the fault has happened.
+    /// Returns whether the loss has begun.
     pub fn has_lost(&self) -> bool {
         !self.armed.load(Ordering::SeqCst)
     }
 }
 
-/// Each read returns complete commands.
+/// Assumes that each read returns complete commands.
 fn forward_commands(
     mut from: TcpStream,
     mut to: TcpStream,
@@ -172,8 +173,8 @@ impl Flood {
     }
 }
 
-/// Sends only while the member is silent, so that no reply is interrupted, and only after the reply to HELLO:
-/// a server sends no messages before, and the client's library would take them for that reply.
+/// Sends the flood only while the member is silent, so that it interrupts no reply. Begins after the reply to
+/// HELLO: the client's library would take a message for that reply, and a server sends none before it.
 fn flood(
     mut server: &TcpStream,
     mut client: TcpStream,
@@ -190,6 +191,8 @@ fn flood(
             Ok(0) => break,
             Ok(read) => {
                 has_replied = true;
+                // After `first`, which begins a reply, the bytes of the member would become part of that
+                // reply.
                 let passes_on = sent == 0 || first.is_empty();
                 if passes_on && client.write_all(&buffer[..read]).is_err() {
                     break;

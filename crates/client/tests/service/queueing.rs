@@ -43,7 +43,7 @@ async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerK
     move_together(kind, |_| {}, |_| {}).await;
 }
 
-/// The holder won its majority without the reply of the later master.
+/// The refusal by the later master arrives only after the client has acquired the lock.
 #[each_server]
 async fn waits_move_to_the_queue_of_others_after_a_late_answer(kind: &ServerKind) {
     move_together(kind, Server::pause, Server::resume).await;
@@ -55,7 +55,7 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    // The later queue is the last one, because waits would soon leave the queue in the middle.
+    // The later queue is the last one, because waits leave a queue in the middle as soon as it stops moving.
     let mut order: Vec<&Server> = servers.iter().collect();
     order.sort_by_cached_key(|server| server.info("run_id"));
     let [first, middle, later] = order[..] else { panic!("three masters") };
@@ -64,7 +64,8 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    // The first master releases last. Otherwise the middle one would refuse its waiter, which would move on.
+    // The first master releases last: its waiter then asks the others, and moves on if the middle one
+    // refuses.
     release_as("other", [middle, first]);
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
     after(later);
@@ -159,7 +160,6 @@ async fn a_wait_survives_the_death_of_servers(kind: &ServerKind) {
     }
 }
 
-/// The client shortens pauses that exceed the wait.
 #[each_server]
 async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) {
     let in_grace = Server::options(kind).conf("dlock.restart-grace 600000").start();
@@ -169,8 +169,7 @@ async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) 
         let retry = Retry::new(200, LONG);
         let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
         let lock = client.lock("r").wait(Wait::For(Duration::from_secs(1)));
-        // An unshortened pause lasts at least 5 s.
-        let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("the pause is shortened");
+        let ended = tokio::time::timeout(TIMEOUT / 3, lock.acquire()).await.expect("the wait ends");
         assert!(matches!(ended, Err(AcquireError::QuorumImpossible { .. })), "{ended:?}");
     }
 }
@@ -181,21 +180,21 @@ async fn a_waiter_gets_a_report_of_each_position(kind: &ServerKind) {
     let holder = client(&servers).await;
     let guard = holder.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     let first = wait_behind(&client(&servers).await, &servers, 0);
-    let places = Arc::new(Mutex::new(Vec::new()));
-    let reported = places.clone();
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let reported = reports.clone();
     let second =
-        client(&servers).await.lock("r").on_position(move |place| reported.lock().unwrap().push(place));
+        client(&servers).await.lock("r").on_position(move |report| reported.lock().unwrap().push(report));
     let second = tokio::spawn(second.acquire());
-    until("position 2 is reported", || places.lock().unwrap().iter().any(|place| place.position == 2));
+    until("position 2 is reported", || reports.lock().unwrap().iter().any(|report| report.position == 2));
     guard.release().await.expect("the lock is held");
     let guard = first.await.expect("no panic").expect("there was a handoff");
-    until("position 1 is reported", || places.lock().unwrap().iter().any(|place| place.position == 1));
+    until("position 1 is reported", || reports.lock().unwrap().iter().any(|report| report.position == 1));
     guard.release().await.expect("the lock is held");
     second.await.expect("no panic").expect("there was a handoff").release().await.expect("the lock is held");
-    let places = places.lock().unwrap();
-    let positions: Vec<u64> = places.iter().map(|place| place.position).collect();
+    let reports = reports.lock().unwrap();
+    let positions: Vec<u64> = reports.iter().map(|report| report.position).collect();
     assert_eq!(positions, [2, 1], "each position is reported once");
-    assert!(places.iter().all(|place| *place.server == url(queue_master(&servers))));
+    assert!(reports.iter().all(|report| *report.server == url(queue_master(&servers))));
 }
 
 #[each_server]

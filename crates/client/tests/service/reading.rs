@@ -42,7 +42,7 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     drop(guard);
 }
 
-/// Resource names have no length limit.
+/// A list can be too long for the client, because names of resources have no length limit.
 #[each_server]
 async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;

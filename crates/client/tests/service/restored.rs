@@ -1,8 +1,9 @@
-//! A hold survives masters that lose it one after the other, but ends when an operator breaks it.
+//! Restoring: the client acquires a hold again on a master that restarted without it, but not if an operator
+//! broke it there.
 
 use super::*;
 
-/// Lease of the tests; renewed each second.
+/// Lease of the tests. The client renews it each second.
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Restarts a server without its data, but with its fence mark.
@@ -41,7 +42,7 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
     }
 }
 
-/// An operator may restart masters in turn without waiting for two renewals in between.
+/// One renewal must be enough, because an operator may restart masters in turn with one renewal in between.
 #[each_server]
 async fn a_renewal_restores_the_hold_on_a_master_that_missed_a_renewal(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
@@ -86,7 +87,7 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     }
 }
 
-/// A restarted master grants the lost part of the hold to a waiter, which releases it.
+/// A restarted master grants its lock to a waiter. The waiter releases it, because it has no majority.
 #[each_server]
 async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
     let (mut servers, ann, bob) = two_clients(kind, 3).await;
@@ -126,7 +127,7 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
 }
 
-/// No request reaches the master for a lease: its hold has expired.
+/// The master stops for longer than a lease, so the hold has expired there.
 #[each_server]
 async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -139,7 +140,6 @@ async fn a_renewal_restores_the_hold_on_a_master_that_was_away_for_a_lease(kind:
         let before = now();
         until("the lease has ended on that master", || now().saturating_since(before) > LEASE);
         server.resume();
-        // The hold has expired on that master until the next renewal.
         until("the hold is restored on that master", || holders(server, "r") == token);
     }
     assert_eq!(guard.loss(), None);
