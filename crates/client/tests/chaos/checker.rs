@@ -1,4 +1,4 @@
-//! Tests of the checker: records that it must accept, and records that it must reject.
+//! Tests of the checker in `record.rs`: records of clients' holds and writes that it must accept or reject.
 
 use crate::record::{Record, Write};
 use dlock_testkit::history::{At, Grant, Hold, Mode};

@@ -1,5 +1,5 @@
-//! A client that locks, writes to the store and releases in a loop, in its own thread and runtime. A client
-//! that will be paused does not renew.
+//! A client that locks, writes to the store and releases in a loop, in its own thread and runtime. A hold
+//! under which the client will be paused is not renewed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -89,6 +89,7 @@ impl Contender<'_> {
         if self.random.once_in(40) {
             let (before, length) = (self.random_ms(20), self.random_ms(1_500));
             self.stage.counts.stalled.fetch_add(1, Relaxed);
+            // Blocks the only thread of the runtime.
             tokio::spawn(async move {
                 tokio::time::sleep(before).await;
                 thread::sleep(length);

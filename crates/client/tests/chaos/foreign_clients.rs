@@ -43,7 +43,7 @@ impl ForeignClient {
     /// Performs the writes that the client prints, and returns its holds.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
-        // The clock of the clients stops while the machine is suspended.
+        // The clients print times of CLOCK_MONOTONIC, which stops while the machine is suspended.
         let offset = offset();
         let output = BufReader::new(self.process.stdout.take().expect("a pipe"));
         for line in output.lines() {
@@ -76,8 +76,8 @@ fn number(word: &str) -> At {
     word.parse().unwrap_or_else(|why| panic!("{word:?}: {why}"))
 }
 
-/// Returns how far the boot-time clock is ahead of the clients' clock. The thread may be delayed between the
-/// two readings, so the smallest difference counts.
+/// Returns how many µs the boot-time clock is ahead of the clients' clock. The thread may be delayed between
+/// the two readings, so the smallest difference counts.
 fn offset() -> At {
     let difference = || {
         let earlier = micros(ClockId::CLOCK_MONOTONIC);

@@ -1,6 +1,6 @@
 //! Guarded writes under faults on one server: holders pause past their leases, requests arrive late, the
-//! server stops. In the order of the server's events, no write of an ended hold may land. With plain writes,
-//! the same run must contain such a write.
+//! server stops. The server's events show the order of holds and writes: no write may land after the end of
+//! its hold. With plain writes, the same run must contain such a write.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -54,13 +54,13 @@ fn guarded_writes_of_a_paused_holder_are_rejected_in_many_rounds(kind: &ServerKi
 #[each_server(in_turn)]
 fn plain_writes_of_a_paused_holder_land(kind: &ServerKind) {
     let (late, events, _) = run(kind, Writes::Plain, FEW);
-    assert!(!late.is_empty() && !wrong(&events).is_empty(), "the checker found no late write: {late:?}");
+    assert!(!late.is_empty() && !violations(&events).is_empty(), "the checker found no late write: {late:?}");
 }
 
 fn assert_no_late_write(kind: &ServerKind, rounds: usize) {
     let (late, events, [landed, refused]) = run(kind, Writes::Guarded, rounds);
     println!("{}: {rounds} rounds, {landed} guarded writes landed, {refused} were refused", kind.name);
-    let wrong = [late, wrong(&events)].concat();
+    let wrong = [late, violations(&events)].concat();
     assert!(wrong.is_empty(), "{} violations: {:#?}", wrong.len(), &wrong[..wrong.len().min(20)]);
 }
 
@@ -119,7 +119,7 @@ impl Arena {
             if conn.ok(&format!("DLOCK.ACQUIRE {resource} {token} {ttl} BLOCK 1000")).is_nil() {
                 continue;
             }
-            // The lease began before the reply; the server counts in ms.
+            // The lease has ended by then: it began before the reply, and the server rounds to ms.
             let end = now() + LEASE + Duration::from_millis(1);
             for _ in 0..=random.below(4) {
                 let late = now() > end;
@@ -163,7 +163,7 @@ struct Resource<'a> {
 }
 
 /// Returns the writes that landed while the resource was free or held by another token.
-fn wrong(events: &[(String, String)]) -> Vec<String> {
+fn violations(events: &[(String, String)]) -> Vec<String> {
     let mut resources: HashMap<&str, Resource> = HashMap::new();
     let mut wrong = Vec::new();
     for (channel, event) in events {
@@ -196,7 +196,7 @@ fn the_checker_rejects_a_write_under_another_hold_or_none() {
             Some(token) => (format!("__keyspace@0__:r:{token}"), "set".to_owned()),
             None => ("__keyspace@0__:r".to_owned(), (*step).to_owned()),
         });
-        wrong(&events.collect::<Vec<_>>()).len()
+        violations(&events.collect::<Vec<_>>()).len()
     };
     let (begins, ends) = ("dlock.acquire", "dlock.expired");
     assert_eq!(count_violations(&[begins, "set a", "set a", ends, begins, "set b", "dlock.release"]), 0);

@@ -1,4 +1,4 @@
-//! Masters, and clients with separate networks: a fault of one client does not affect the others.
+//! Masters, and clients with links of their own to them: a cut link of one client does not affect the others.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Links {
     }
 
     pub async fn client(&self, number: usize) -> Client {
-        // The addresses are shuffled, and their spelling differs between clients.
+        // The order of the addresses differs between clients, as the addresses themselves do.
         let mut urls: Vec<String> = self.links[number].iter().map(Proxy::url).collect();
         urls.rotate_left(number % self.masters.len());
         Client::builder().servers(urls).node_timeout(NODE_TIMEOUT).build().await.expect("a client")

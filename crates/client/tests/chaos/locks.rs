@@ -1,18 +1,18 @@
 //! The locks under test: dlock, and Redlock with `SET NX PX`.
 
-use redis::{Client as Stock, Cmd, FromRedisValue, RedisResult};
+use redis::{Client as RedisClient, Cmd, FromRedisValue, RedisResult};
 use std::time::Duration;
 
 use dlock_client::{AcquireError, Client, Guard, Retry, Wait, now};
 use dlock_quorum::{Instant, Lease};
 
-/// Compares and deletes, as the script on the Redlock page does.
+/// Compares and deletes, as the script in the description of Redlock does.
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 pub enum Locks {
     Dlock { client: Client, ttl: Duration, fenced: bool },
-    Redlock { masters: Vec<Stock>, ttl: Duration },
+    Redlock { masters: Vec<RedisClient>, ttl: Duration },
 }
 
 pub enum Held {
@@ -28,12 +28,12 @@ impl Locks {
     }
 
     pub fn redlock(urls: &[String], ttl: Duration) -> Locks {
-        let masters = urls.iter().map(|url| Stock::open(url.as_str()).expect("an address"));
+        let masters = urls.iter().map(|url| RedisClient::open(url.as_str()).expect("an address"));
         Locks::Redlock { masters: masters.collect(), ttl }
     }
 
-    /// Returns `None` if the lock is taken or there is no quorum. A client that will pause does not renew,
-    /// because the client's own thread would.
+    /// Returns `None` if the lock is taken or there is no quorum. The caller sets `renew` to false if it will
+    /// pause: the renewals run in a thread that the pause does not stop.
     pub async fn acquire(&self, resource: &str, renew: bool) -> Option<Held> {
         match self {
             Locks::Dlock { client, ttl, fenced } => {
@@ -47,7 +47,7 @@ impl Locks {
             }
             Locks::Redlock { masters, ttl } => {
                 let token = fresh_token();
-                let (sent, lease) = (now(), Lease::new(*ttl).expect("the lease exceeds its drift"));
+                let (sent, lease) = (now(), Lease::new(*ttl).expect("a lease of more than 2 ms"));
                 let mut set = redis::cmd("SET");
                 set.arg(resource).arg(&token).arg("NX").arg("PX").arg(ttl.as_millis() as u64);
                 let votes = masters.iter().filter(|master| matches!(ask(master, &set), Ok(Some(())))).count();
@@ -62,7 +62,7 @@ impl Locks {
         }
     }
 
-    /// Releases a hold, or whatever an uncertain acquisition has left.
+    /// Releases a hold, or what a failed acquisition may have left.
     pub async fn release(&self, resource: &str, held: Held) {
         match (self, held) {
             (_, Held::Dlock(guard)) => drop(guard.release().await),
@@ -71,7 +71,7 @@ impl Locks {
                 release.arg(RELEASE).arg(1).arg(resource).arg(token);
                 masters.iter().for_each(|master| drop(ask::<i64>(master, &release)));
             }
-            (Locks::Dlock { .. }, Held::Redlock { .. }) => unreachable!("the hold is of the other kind"),
+            (Locks::Dlock { .. }, Held::Redlock { .. }) => unreachable!("a hold of the other kind of lock"),
         }
     }
 
@@ -108,7 +108,7 @@ impl Held {
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
-fn ask<T: FromRedisValue>(master: &Stock, command: &Cmd) -> RedisResult<T> {
+fn ask<T: FromRedisValue>(master: &RedisClient, command: &Cmd) -> RedisResult<T> {
     let mut conn = master.get_connection_with_timeout(NODE_TIMEOUT)?;
     conn.set_read_timeout(Some(NODE_TIMEOUT))?;
     command.query(&mut conn)

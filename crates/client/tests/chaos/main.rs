@@ -24,8 +24,9 @@ use run::{Kind, Run};
 
 /// Number of rounds in which each fault happens once.
 const FEW: usize = 9;
+/// Grace period of the masters, in ms.
 const GRACE: u64 = 1_500;
-/// Shorter than the grace, and short enough to end during a run.
+/// Lease of the holds: shorter than the grace period, and short enough to end during a run.
 const LEASE: Duration = Duration::from_millis(1_000);
 
 #[each_server(in_turn)]

@@ -74,7 +74,7 @@ impl Masters {
     }
 
     pub fn inject(&mut self, place: usize, fault: Fault, random: &mut Random) {
-        self.count(&format!("{fault:?}"), 1);
+        self.count(&format!("{fault:?}"));
         let master = &mut self.each[place];
         match fault {
             Fault::Killed => master.server.kill9(),
@@ -85,8 +85,7 @@ impl Masters {
             Fault::LosesReplies => master.proxy.set_cut(Cut::Answers),
             Fault::ClockSet => {
                 let before = master.seconds();
-                let off = *random.of(&[-24, -1, 1, 24]) * HOUR;
-                master.clock.set_offset(off);
+                master.clock.set_offset(*random.of(&[-24, -1, 1, 24]) * HOUR);
                 until("the server sees the step", || (master.seconds() - before).abs() >= HOUR / 2);
             }
             Fault::RestartedWithWrongClock => {
@@ -116,7 +115,7 @@ impl Masters {
 
     /// Kills `count` masters at once and restarts them without data.
     pub fn restart_empty(&mut self, count: usize, random: &mut Random) {
-        self.count("RestartedTogether", 1);
+        self.count("RestartedTogether");
         let first = random.below(5);
         self.each.rotate_left(first);
         let restarted = &mut self.each[..count];
@@ -135,14 +134,15 @@ impl Masters {
         }
     }
 
-    /// Returns the numbers of the pieces that the proxies have delayed and lost.
+    /// Returns the numbers of the pieces that the proxies have delayed and lost. A piece is the result of one
+    /// read.
     pub fn pieces(&self) -> (usize, usize) {
         let sum = |count: fn(&Proxy) -> usize| self.each.iter().map(|master| count(&master.proxy)).sum();
         (sum(Proxy::delayed), sum(Proxy::lost))
     }
 
-    fn count(&mut self, what: &str, by: usize) {
-        *self.faults.entry(what.to_string()).or_default() += by;
+    fn count(&mut self, fault: &str) {
+        *self.faults.entry(fault.to_string()).or_default() += 1;
     }
 }
 

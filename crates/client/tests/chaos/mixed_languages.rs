@@ -1,4 +1,5 @@
-//! Rust clients and clients in other languages contend for one lock while their queue master stops.
+//! Rust clients and clients in other languages contend for one lock while the master where they queue is
+//! stopped.
 //! `DLOCK_CHAOS_CLIENTS` names the programs: see `foreign_clients.rs`.
 
 use std::io::{BufRead, BufReader};
@@ -31,6 +32,7 @@ impl SteadyClient {
         let mut words = program.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words).arg(number.to_string()).arg("10000").args(links.iter().map(Proxy::url));
+        // Makes the program hold one lock for this many ms each time, and cause no faults itself.
         command.env("DLOCK_STEADY", HOLD.as_millis().to_string());
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));

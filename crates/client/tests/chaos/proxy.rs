@@ -23,16 +23,16 @@ pub struct Proxy {
 /// Interval at which a connection with losses checks whether it may close.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Kind of loss while the connections stay open. Connections with losses close afterwards.
+/// Kind of loss. The connections stay open while it lasts, and those with losses close at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Nothing,
     Requests,
     Answers,
     Both,
-    /// Pushed messages, so that a connection continues without them.
+    /// All that the master sends, such as pushed messages. The connections continue at the end of the loss.
     Messages,
-    /// The connections close instead.
+    /// All messages, and the connections close at once.
     Closed,
 }
 
@@ -108,7 +108,7 @@ impl Proxy {
 }
 
 impl Network {
-    /// Returns the delay of the next piece, or `None` if it is lost.
+    /// Returns the delay of the next piece, or `None` if it is lost with its connection.
     fn next(&self) -> Option<Duration> {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         let loses = self.loses_one_in.load(Ordering::Relaxed);
@@ -171,8 +171,8 @@ async fn forward(
                 if network.is_cut(Cut::Messages) {
                     continue;
                 }
-                // A lost piece never arrives later, and the rest of the stream is not forwarded. The
-                // connection closes in the end, so that no client waits for ever.
+                // Without the lost piece, the rest of the stream has no meaning. So the connection closes
+                // when the loss ends.
                 while network.loses(way) {
                     sleep_until(Instant::now() + CHECK_INTERVAL).await;
                 }

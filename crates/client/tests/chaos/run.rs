@@ -32,7 +32,7 @@ pub enum Kind {
 
 pub struct Run {
     masters: Masters,
-    /// A server with the clients' writes, behind gates.
+    /// A server that gets the clients' writes by `DLOCK.FENCED`.
     store: Server,
     _network: Runtime,
     random: Random,
@@ -55,7 +55,7 @@ pub struct Outcome {
     /// Number of holds by kind of client.
     acquired: BTreeMap<String, usize>,
     faults: BTreeMap<String, usize>,
-    /// Number of times that masters lost a hold in use.
+    /// Number of times that masters restarted empty while a client relied on a hold.
     forgotten: usize,
     pieces: (usize, usize),
 }
@@ -87,7 +87,7 @@ impl Run {
                     scope.spawn(move || contend(number, stage, urls, locks, lease, random))
                 })
                 .collect();
-            // Dropped after a panic too, like the guard above.
+            // `inputs` ends the foreign clients when it is dropped, after a panic too.
             let (foreign, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
                 .map(|(place, program)| ForeignClient::start(CONTENDERS + place, program, urls, lease))
                 .unzip();
@@ -140,6 +140,7 @@ fn contend(
 impl Injector<'_> {
     /// Injects faults, each kind equally often. While a majority is up, every client must acquire something.
     pub fn inject(&mut self, rounds: usize) {
+        // The faults that are left, in random order; `None` restarts several masters.
         let mut deck = Vec::new();
         for _ in 0..rounds {
             if deck.is_empty() {
