@@ -132,7 +132,7 @@ impl Conn {
 
     /// Returns true if the server has closed the connection. Does not wait: `until("the connection closes",
     /// || conn.closed())`.
-    #[must_use = "the reply may be an error"]
+    #[must_use]
     pub fn closed(&mut self) -> bool {
         loop {
             match self.wire.receive(Instant::now()) {

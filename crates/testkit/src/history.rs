@@ -27,7 +27,7 @@ pub struct Hold {
     /// `None` if the request was refused or never answered.
     pub grant: Option<Grant>,
     /// Arrival of a reply that shows that the token holds nothing: a refusal, or the reply to RELEASE.
-    pub gone: Option<At>,
+    pub ended: Option<At>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +70,8 @@ pub struct History {
 }
 
 impl History {
-    /// Checks that no two clients relied on incompatible holds at the same time, and that the clients that
-    /// relied on permits of a key at the same time were not more than its permits.
+    /// Checks that no two clients relied on incompatible holds at the same time, and that no more clients
+    /// relied on permits of a key at the same time than it has permits.
     pub fn exclusion(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for (key, mut holds) in self.relied_on() {
@@ -87,12 +87,12 @@ impl History {
                     ));
                 }
                 current.push((from, until, hold));
-                if let Mode::Permits(most) = hold.mode
-                    && current.len() > most
+                if let Mode::Permits(permits) = hold.mode
+                    && current.len() > permits
                 {
                     let all: Vec<String> = current.iter().map(|(.., hold)| show(hold)).collect();
                     faults.push(format!(
-                        "{key}: {} clients relied on {most} permits at {from}: {all:?}",
+                        "{key}: {} clients relied on {permits} permits at {from}: {all:?}",
                         current.len()
                     ));
                 }
@@ -166,14 +166,14 @@ impl History {
                 if hold.grant.is_some_and(|grant| grant.fence != *fence) {
                     faults.push(format!("{}: {} is reported with the fence {fence}", report.key, show(hold)));
                 }
-                let most = match hold.mode {
+                let max_holders = match hold.mode {
                     Mode::Exclusive => 1,
-                    Mode::Permits(most) => most,
+                    Mode::Permits(permits) => permits,
                     Mode::Shared => usize::MAX,
                 };
-                if report.holders.len() > most {
+                if report.holders.len() > max_holders {
                     faults.push(format!(
-                        "{}: {} holders are reported, at most {most} are allowed",
+                        "{}: {} holders are reported, at most {max_holders} are allowed",
                         report.key,
                         report.holders.len()
                     ));
@@ -192,7 +192,7 @@ impl History {
             .flat_map(|report| report.holders.iter().map(move |(token, _)| (report, token)));
         let back = seen.filter_map(|(report, token)| {
             let hold = by_token.get(token.as_str())?;
-            (hold.gone? < report.asked)
+            (hold.ended? < report.asked)
                 .then(|| format!("{} is reported after its end, at {}", show(hold), report.answered))
         });
         back.collect()

@@ -21,7 +21,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Joins `master`. The stream contains every effect from now on.
+    /// Joins `master`. The stream contains every command that the master replicates from now on.
     #[track_caller]
     pub fn of(master: &Server) -> Stream {
         let wire = Wire::connect(master.port()).unwrap_or_else(|error| panic!("no connection: {error}"));

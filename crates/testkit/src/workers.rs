@@ -160,7 +160,7 @@ pub struct Worker<'a> {
     pub hung_up: usize,
 }
 
-/// The purpose of a command.
+/// The purpose of a command. The first number is the index of the hold, the second the lease in ms.
 enum Intent {
     Acquire(usize, u64, Vec<&'static str>),
     /// Asks by CONFIRM whether a position has been granted. ACQUIRE would join the queue again if the hold
@@ -292,7 +292,7 @@ impl<'a> Worker<'a> {
                 let (key, modes) = self.random.of(&self.plan.keys).clone();
                 let mode = *self.random.of(modes);
                 let token = format!("{}-{}", self.name, self.holds.len());
-                self.holds.push(Hold { key, token, mode, asked: now, grant: None, gone: None });
+                self.holds.push(Hold { key, token, mode, asked: now, grant: None, ended: None });
                 Intent::Acquire(self.holds.len() - 1, lease, vec![*self.random.of(&self.plan.options)])
             }
         }
@@ -305,7 +305,7 @@ impl<'a> Worker<'a> {
                 let mode = match mode {
                     Mode::Exclusive => String::new(),
                     Mode::Shared => "SHARED".into(),
-                    Mode::Permits(most) => format!("PERMITS {most}"),
+                    Mode::Permits(permits) => format!("PERMITS {permits}"),
                 };
                 format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {}", options.join(" "))
             }
@@ -398,7 +398,7 @@ impl<'a> Worker<'a> {
                 }
                 self.unknown.retain(|other| *other != index);
                 let Value::Int(fence) = answer else {
-                    hold.gone = Some(now);
+                    hold.ended = Some(now);
                     return;
                 };
                 hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
@@ -435,7 +435,7 @@ impl<'a> Worker<'a> {
             }
             Intent::Release(_) => {
                 self.unknown.retain(|other| *other != index);
-                hold.gone = Some(now);
+                hold.ended = Some(now);
                 self.released += usize::from(*answer == 1);
             }
         }

@@ -2,6 +2,7 @@
 
 use dlock_testkit::history::{At, Break, Grant, History, Hold, Mode, Report};
 
+/// Returns an exclusive hold that a client requested at `asked`, got at `at` and relied on until `until`.
 fn hold(token: &str, asked: At, at: At, until: At, fence: i64) -> Hold {
     Hold {
         key: "k".into(),
@@ -9,7 +10,7 @@ fn hold(token: &str, asked: At, at: At, until: At, fence: i64) -> Hold {
         mode: Mode::Exclusive,
         asked,
         grant: Some(Grant { fence, at, until }),
-        gone: None,
+        ended: None,
     }
 }
 
@@ -47,7 +48,7 @@ fn accept(history: &History) {
 #[test]
 fn consecutive_holds_are_accepted() {
     let mut released = hold("a", 10, 20, 50, 1);
-    released.gone = Some(55);
+    released.ended = Some(55);
     // Requested while still held, and granted before the reply to the release.
     let holds = [released, hold("b", 30, 52, 90, 2)];
     accept(&with_reports(&holds, &[report(21, 29, &[("a", 1)], &[]), report(60, 70, &[("b", 2)], &[])]));
@@ -130,7 +131,7 @@ fn a_lost_hold_is_rejected() {
 #[test]
 fn an_ended_hold_that_returns_is_rejected() {
     let mut released = hold("a", 10, 20, 50, 1);
-    released.gone = Some(60);
+    released.ended = Some(60);
     let holds = [released];
     let returned = with_reports(&holds, &[report(61, 70, &[("a", 1)], &[])]);
     reject(returned.reported_holders(), "is reported after its end");

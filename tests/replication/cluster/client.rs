@@ -84,7 +84,7 @@ impl<'a> Client<'a> {
             self.denied.push(format!("{token} on {key} at {now}: {answer:?}"));
         }
         grant.until = grant.until.min(relied_until);
-        let hold = Hold { key, token, mode: Mode::Exclusive, asked, grant: Some(grant), gone: Some(now) };
+        let hold = Hold { key, token, mode: Mode::Exclusive, asked, grant: Some(grant), ended: Some(now) };
         self.holds.push((node, hold));
         true
     }

@@ -5,7 +5,7 @@ use dlock_testkit::history::{At, Grant, Hold, Mode};
 
 fn hold(name: &str, at: At, until: At, fence: i64) -> Hold {
     let grant = Some(Grant { fence, at, until });
-    Hold { key: "r".into(), token: name.into(), mode: Mode::Exclusive, asked: 0, grant, gone: None }
+    Hold { key: "r".into(), token: name.into(), mode: Mode::Exclusive, asked: 0, grant, ended: None }
 }
 
 fn write(hold: &str, fence: i64, accepted: bool) -> Write {
@@ -64,10 +64,10 @@ fn the_checker_rejects_a_write_of_an_unknown_hold() {
 }
 
 #[test]
-fn the_checker_rejects_a_gate_that_differs_from_the_store() {
+fn the_checker_rejects_a_fenced_reply_that_differs_from_the_store() {
     let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];
     for accepted in [true, false] {
         let last = Write { passed: !accepted, ..write("b", 2, accepted) };
-        assert_rejected(&holds, &[write("a", 1, true), last], "gate");
+        assert_rejected(&holds, &[write("a", 1, true), last], "DLOCK.FENCED");
     }
 }

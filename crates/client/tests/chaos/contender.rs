@@ -127,7 +127,7 @@ impl Contender<'_> {
         let until = at(now().min(held.valid_until()));
         let grant = Some(Grant { fence, at: since, until });
         let (key, mode) = (resource.to_string(), Mode::Exclusive);
-        self.holds.push(Hold { key, token: name, mode, asked, grant, gone: None });
+        self.holds.push(Hold { key, token: name, mode, asked, grant, ended: None });
         self.locks.release(resource, held).await;
     }
 
@@ -169,8 +169,8 @@ impl Contender<'_> {
         if self.random.once_in(20) { self.random_ms(1_500) } else { self.random_ms(5) }
     }
 
-    fn random_ms(&mut self, most: usize) -> Duration {
-        Duration::from_millis(self.random.below(most + 1) as u64)
+    fn random_ms(&mut self, max: usize) -> Duration {
+        Duration::from_millis(self.random.below(max + 1) as u64)
     }
 }
 

@@ -61,7 +61,7 @@ impl ForeignClient {
                     let [asked, at, until] = [asked, at, until].map(|moment| number(moment) + offset);
                     let grant = Some(Grant { fence: number(fence) as i64, at, until });
                     let (key, token, mode) = (resource.into(), name.into(), Mode::Exclusive);
-                    holds.push(Hold { key, token, mode, asked, grant, gone: None });
+                    holds.push(Hold { key, token, mode, asked, grant, ended: None });
                 }
                 _ => panic!("{} printed {line:?}", self.program),
             }

@@ -80,8 +80,8 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    pub fn set_delay(&self, most: Duration) {
-        self.network.delay.store(most.as_millis() as u64, Ordering::Relaxed);
+    pub fn set_delay(&self, max: Duration) {
+        self.network.delay.store(max.as_millis() as u64, Ordering::Relaxed);
     }
 
     pub fn set_latency(&self, one_way: Duration) {
@@ -116,8 +116,8 @@ impl Network {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let most = self.delay.load(Ordering::Relaxed) as usize;
-        let random = Duration::from_millis(random.below(most + 1) as u64);
+        let max = self.delay.load(Ordering::Relaxed) as usize;
+        let random = Duration::from_millis(random.below(max + 1) as u64);
         Some(random + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
     }
 

@@ -27,7 +27,7 @@ pub struct Record {
 impl Record {
     /// Returns all violations.
     pub fn violations(&self) -> Vec<String> {
-        [self.two_at_once(), self.out_of_order(), self.stale(), self.gate()].concat()
+        [self.two_at_once(), self.out_of_order(), self.stale(), self.fenced()].concat()
     }
 
     /// Returns pairs of holds of one resource that were valid at the same time.
@@ -68,10 +68,10 @@ impl Record {
         violations
     }
 
-    /// Returns writes on which the store and the gate disagree.
-    fn gate(&self) -> Vec<String> {
+    /// Returns writes on which the store and `DLOCK.FENCED` disagree.
+    fn fenced(&self) -> Vec<String> {
         let differ = self.writes.iter().filter(|write| write.accepted != write.passed);
-        differ.map(|write| format!("the gate differs from the store: {write:?}")).collect()
+        differ.map(|write| format!("DLOCK.FENCED differs from the store: {write:?}")).collect()
     }
 
     /// Returns the holds of each resource in the order of their acquisition. A hold received after its end

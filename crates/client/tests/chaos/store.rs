@@ -20,7 +20,7 @@ struct Inner {
 #[derive(Default)]
 struct Appended {
     greatest: i64,
-    /// Number of writes that passed the gate.
+    /// Number of writes that `DLOCK.FENCED` accepted.
     passed: i64,
 }
 

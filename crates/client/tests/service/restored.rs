@@ -17,8 +17,8 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
     for (grace, shared) in [(0, false), (0, true), (LEASE.as_millis(), false)] {
         let start = || Server::options(kind).conf(&format!("dlock.restart-grace {grace}")).start();
         let mut servers: Vec<Server> = (0..3).map(|_| start()).collect();
-        let is_past = |server: &Server| server.info("dlock_grace_ms_left") == "0";
-        until("the grace period has ended", || servers.iter().all(is_past));
+        let has_no_grace = |server: &Server| server.info("dlock_grace_ms_left") == "0";
+        until("the grace period has ended", || servers.iter().all(has_no_grace));
         let (ann, bob) = (client(&servers).await, client(&servers).await);
         let lock = ann.lock("r").ttl(LEASE).fenced();
         let guard = if shared { lock.shared().acquire() } else { lock.acquire() };
