@@ -101,8 +101,8 @@ async fn a_hold_is_lost_before_it_ends_when_most_masters_die_or_stop(kind: &Serv
     }
 }
 
-/// Nor does a read that connects to the missing member again: here, to a socket at the member's address that
-/// sends nothing.
+/// This includes the read that connects to the missing member again, where a socket now accepts connections
+/// and sends nothing.
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
