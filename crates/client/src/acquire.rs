@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_protocol::{Delay, Label, LockRequest, Mode, OwnerId, Token};
-use dlock_quorum::{Plan, Terms};
+use dlock_quorum::{AttemptOptions, Plan};
 
 use crate::acquire::driver::{Acquisition, OnOutage};
 use crate::acquire::durable::Durable;
@@ -273,7 +273,7 @@ impl Acquire {
         let owner = options.owner.as_ref().map(|owner| OwnerId::new(owner));
         let owner = owner.map(|owner| owner.ok_or("an owner must have 1 to 255 bytes")).transpose()?;
         let (token, ephemeral) = (options.token.clone(), options.ephemeral);
-        let terms = Terms {
+        let terms = AttemptOptions {
             plan: Plan {
                 quorum: service.quorum,
                 lease,

@@ -248,7 +248,7 @@ impl Client {
                 return Err(NoQuorum(self.service.report_of(states)));
             }
             let pause = backoff.next();
-            tokio::time::sleep(deadline.limit(pause, now()).unwrap_or_default()).await;
+            tokio::time::sleep(deadline.limit_pause(pause, now()).unwrap_or_default()).await;
         }
     }
 

@@ -171,11 +171,11 @@ impl Hold {
                 });
                 let states = join_all(calls).await;
                 let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
-                if !self.service.quorum.possible_without(not_held) {
+                if !self.service.quorum.has_majority_without(not_held) {
                     return self.service.report_of(states);
                 }
                 let unanswered = states.iter().filter(|state| is_unanswered(state)).count();
-                if !self.service.quorum.possible_without(not_held + unanswered) {
+                if !self.service.quorum.has_majority_without(not_held + unanswered) {
                     // A server does not repeat a push, so the masters without an answer are asked again.
                     sleep(backoff.next()).await;
                     continue;

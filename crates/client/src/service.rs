@@ -255,7 +255,7 @@ impl Contended {
             // Before the map grows, expired entries are removed.
             if all.len() == all.capacity() {
                 let now = now();
-                all.retain(|_, contention| !contention.is_over(now));
+                all.retain(|_, contention| !contention.is_expired(now));
             }
             all.insert(resource.to_vec(), after);
         }

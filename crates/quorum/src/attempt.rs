@@ -1,28 +1,28 @@
-//! An attempt to acquire a lock, from the first request to a hold or an error: one round after the other.
+//! An attempt to acquire a lock, from the first request to a hold or an error, in one or more rounds.
 
 use crate::backoff::Random;
 use crate::queue_choice::{Contention, QueueOrder, Stay};
-use crate::retry_state::{Failed, RetryState};
+use crate::retry_state::{FailedRound, RetryState};
 use crate::{
-    Acquired, Backoff, Deadline, FailureReason, Holders, Instant, Member, Progress, Refusal, Request, Round,
-    Sends, Start, Terms, Verdict, Vote,
+    Acquired, AttemptOptions, Backoff, Deadline, FailureReason, Holders, Instant, Member, Progress, Refusal,
+    Request, Round, Sends, Start, Verdict, Vote,
 };
 use std::time::Duration;
 
-/// Additional tries of a round in which it is this client's turn ([`Start::InOrder`], [`Start::Queued`]). The
-/// missing members may be held for a short time by clients that are about to give up, or by the predecessor
-/// in the queue until its RELEASE arrives.
-const EXTRA_TRIES: u8 = 8;
+/// A round that begins with the member of a queue ([`Start::InOrder`], [`Start::Queued`]) asks again this
+/// many times more than [`Plan::retries`](crate::Plan). Other members may refuse it for a short time: until
+/// the RELEASE of the previous holder arrives, or until another client without a majority gives up.
+const EXTRA_RETRIES: u8 = 8;
 
-/// The first and the longest pause between the tries of a round with extra tries.
-const BRIEF_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_BRIEF_PAUSE: Duration = Duration::from_millis(32);
+/// The first and the longest pause before such a round asks again.
+const FIRST_SHORT_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_SHORT_PAUSE: Duration = Duration::from_millis(32);
 
-/// The longest pause between the tries of any other round.
+/// The longest pause before any other round asks again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// An attempt under way. A driver that drops it before its end must release its token at the members that it
-/// asked.
+/// An attempt under way. A driver that drops an attempt before its end must release the token of the current
+/// round at the members that it asked.
 ///
 /// ```text
 ///  new ──> begin_round ──> answered, waited, timed_out ──> Acquired
@@ -31,19 +31,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    terms: Terms,
+    options: AttemptOptions,
     retry_state: RetryState,
     round: Option<Round>,
     /// The time just before the first send of the round.
-    begun: Instant,
-    /// The pauses between the tries of the round.
+    round_begun: Instant,
+    /// The pauses before the round asks again.
     backoff: Backoff,
-    /// The end of the current pause.
-    pause: Option<Instant>,
-    /// The reason why the round failed, and the length of the round. Set until the failure is reviewed.
-    failed: Option<(FailureReason, Duration)>,
-    /// Whether the only purpose of this round is to find out if a majority can vote: see
-    /// [`needs_last_round`].
+    /// The end of the current pause, within a round or before the next one; `None` without a pause.
+    pause_end: Option<Instant>,
+    /// The reason why the round failed, and the duration of the round. Set until [`Attempt::review`].
+    failure: Option<(FailureReason, Duration)>,
+    /// Whether the current round only finds out if a majority can vote: see [`needs_last_round`].
     is_last_round: bool,
     random: Random,
 }
@@ -55,8 +54,9 @@ pub struct Step {
     pub sends: Sends,
     /// Whether to report an outage to the caller: too few members can vote, and the attempt waits for them.
     pub reports_outage: bool,
-    /// A queue where this attempt met other clients. The client's other waits for the lock must move there.
-    pub met_at: Option<Member>,
+    /// The member in whose queue the attempt waits next. The driver must end the waits of this client for the
+    /// same lock in other queues, and their attempts follow. `None` if those waits stay where they are.
+    pub moves_to: Option<Member>,
     /// The next action of the driver.
     pub next: Next,
 }
@@ -64,7 +64,7 @@ pub struct Step {
 /// The next action of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Pass on each answer, and call [`Attempt::timed_out`] at [`Attempt::timeout`].
+    /// Pass on each answer, and call [`Attempt::timed_out`] at the instant [`Attempt::timeout`].
     Wait,
     /// Draw a token that was never used before, and call [`Attempt::begin_round`].
     BeginRound,
@@ -74,37 +74,44 @@ pub enum Next {
         /// Whether the decision depends on the holders of the lock.
         needs_holders: bool,
     },
-    /// The lock is held. Pass outstanding answers to [`Attempt::answered_late`]: they may show where other
-    /// clients wait.
+    /// The lock is held. Call [`Attempt::next_queue`], and pass outstanding answers to
+    /// [`Attempt::answered_late`]: both show where other clients wait.
     Acquired(Acquired),
     /// The attempt has failed. [`Attempt::votes`] has the details.
     Failed(FailureReason),
 }
 
-/// Where a successful attempt met other clients.
+/// The queue for the client's next waits for a lock that an attempt has acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meeting {
-    /// At no queue other than the first.
-    None,
-    /// At this queue. Record it with [`Contention::meet`].
-    At(Member),
-    /// Perhaps at this queue, as its member refused the attempt. Look there: the cause of the refusal may
-    /// also be a predecessor, if its RELEASE was in flight.
-    LookAt(Member),
+pub enum NextQueue {
+    /// The first queue of all, as the attempt has noticed no other clients in a later one.
+    First,
+    /// The queue of this member, where other clients wait. Call [`Contention::move_to`].
+    MoveTo(Member),
+    /// Perhaps the queue of this member, which refused the attempt. Read the holders there to find out if
+    /// other clients wait there ([`OtherHolds`](crate::OtherHolds)): the member may also have refused because
+    /// the RELEASE of the previous holder had not arrived.
+    LookForOthersAt(Member),
 }
 
 impl Attempt {
-    /// Prepares an attempt. `seed` determines its random pauses. The driver calls
-    /// [`begin_round`](Self::begin_round) next.
-    pub fn new(terms: Terms, seed: u64, memory: &Contention, order: &QueueOrder, now: Instant) -> Attempt {
+    /// Prepares an attempt. `seed` determines its random pauses; `contention` is the client's record of the
+    /// contention for the lock. The driver calls [`begin_round`](Self::begin_round) next.
+    pub fn new(
+        options: AttemptOptions,
+        seed: u64,
+        contention: &Contention,
+        order: &QueueOrder,
+        now: Instant,
+    ) -> Attempt {
         Attempt {
-            terms,
-            retry_state: RetryState::new(&terms, memory, order, now),
+            options,
+            retry_state: RetryState::new(&options, contention, order, now),
             round: None,
-            begun: now,
-            backoff: Backoff::new(terms.first_pause, LONGEST_PAUSE),
-            pause: None,
-            failed: None,
+            round_begun: now,
+            backoff: Backoff::new(options.first_pause, LONGEST_PAUSE),
+            pause_end: None,
+            failure: None,
             is_last_round: false,
             random: Random::new(seed),
         }
@@ -112,80 +119,73 @@ impl Attempt {
 
     /// Begins a round with a new token. Read `now` before sending anything.
     pub fn begin_round(&mut self, now: Instant) -> Step {
-        let (mut plan, pause) = (self.terms.plan, self.terms.first_pause);
+        let (mut plan, pause) = (self.options.plan, self.options.first_pause);
         let start = self.retry_state.start;
         self.backoff = match start {
             Start::AtOnce | Start::Adopting => Backoff::new(pause, LONGEST_PAUSE),
             Start::InOrder | Start::Queued => {
-                plan.retries = plan.retries.saturating_add(EXTRA_TRIES);
-                Backoff::new(pause.min(BRIEF_PAUSE), LONGEST_BRIEF_PAUSE)
+                plan.retries = plan.retries.saturating_add(EXTRA_RETRIES);
+                Backoff::new(pause.min(FIRST_SHORT_PAUSE), LONGEST_SHORT_PAUSE)
             }
         };
         if self.is_last_round {
             plan.retries = 0;
         }
         let (round, sends) = Round::begin(plan, start, &self.retry_state.order, now);
-        (self.round, self.begun, self.pause, self.failed) = (Some(round), now, None, None);
+        (self.round, self.round_begun, self.pause_end, self.failure) = (Some(round), now, None, None);
         Step::new(sends, Next::Wait)
     }
 
     /// Takes the answer of `member` to `what`, one of the requests of this round, received at `now`.
     pub fn answered(&mut self, member: Member, what: Request, vote: Vote, now: Instant) -> Step {
-        match &mut self.round {
-            Some(round) => {
-                let progress = round.answered(member, what, vote, now);
-                self.follow(progress, now)
-            }
-            None => Step::wait(),
-        }
+        let Some(round) = &mut self.round else { return Step::wait() };
+        let progress = round.answered(member, what, vote, now);
+        self.apply(progress, now)
     }
 
     /// Takes the outcome of [`Request::Wait`] at `member`.
-    pub fn waited(&mut self, member: Member, ended: Vote<()>, now: Instant) -> Step {
-        match &mut self.round {
-            Some(round) => {
-                let progress = round.waited(member, ended, now);
-                self.follow(progress, now)
-            }
-            None => Step::wait(),
-        }
+    pub fn waited(&mut self, member: Member, outcome: Vote<()>, now: Instant) -> Step {
+        let Some(round) = &mut self.round else { return Step::wait() };
+        let progress = round.waited(member, outcome, now);
+        self.apply(progress, now)
     }
 
-    /// Returns the instant at which to call [`timed_out`](Self::timed_out).
+    /// Returns the instant at which to call [`timed_out`](Self::timed_out); `None` without a pause.
     pub fn timeout(&self) -> Option<Instant> {
-        self.pause
+        self.pause_end
     }
 
     /// Continues after a pause. Does nothing before the end of the pause.
     pub fn timed_out(&mut self, now: Instant) -> Step {
-        if self.pause.is_none_or(|end| now < end) {
+        if self.pause_end.is_none_or(|end| now < end) {
             return Step::wait();
         }
-        self.pause = None;
+        self.pause_end = None;
         match &mut self.round {
             Some(round) => Step::new(round.ask_again(), Next::Wait),
             None => Step::new(Sends::new(), Next::BeginRound),
         }
     }
 
-    /// Decides what follows the failed round. `memory` is the client's record of the contention for this
-    /// lock, shared with its other attempts. `holders` is required if the step had `needs_holders`.
+    /// Decides what follows a failed round. `contention` is the client's record of the contention for the
+    /// lock, which all its attempts for this lock share. `holders` is required if the step had
+    /// `needs_holders`.
     pub fn review(
         &mut self,
-        memory: &mut Contention,
+        contention: &mut Contention,
         order: &QueueOrder,
         holders: Option<&Holders>,
         now: Instant,
     ) -> Step {
-        let (Some(round), Some((reason, length))) = (&self.round, self.failed.take()) else {
+        let (Some(round), Some((reason, duration))) = (&self.round, self.failure.take()) else {
             return Step::wait();
         };
-        let failed = Failed { terms: &self.terms, round, reason, length, now };
-        let split = holders.and_then(|holders| {
-            let order = order.starting_at(memory.queue(now));
-            self.retry_state.after_split(failed, holders, order, &mut self.random)
+        let failed = FailedRound { options: &self.options, round, reason, duration, now };
+        let pause_after_split = holders.and_then(|holders| {
+            let order = order.starting_at(contention.start_queue(now));
+            self.retry_state.after_split_vote(failed, holders, order, &mut self.random)
         });
-        if let Some(pause) = split {
+        if let Some(pause) = pause_after_split {
             return self.pause_before_round(pause, now);
         }
         if is_final(failed) || self.is_last_round {
@@ -193,43 +193,41 @@ impl Attempt {
                 return Step::new(Sends::new(), Next::Failed(reason));
             }
             self.is_last_round = true;
-            self.retry_state.ask_all(order.starting_at(memory.queue(now)));
+            self.retry_state.ask_all_at_once(order.starting_at(contention.start_queue(now)));
             return self.pause_before_round(Duration::ZERO, now);
         }
-        let decision = self.retry_state.after(failed, memory, order, &mut self.random);
-        let pause = match decision.pause {
-            Some(Duration::ZERO) => Some(Duration::ZERO),
-            Some(pause) => self.terms.deadline.limit(pause, now),
-            None => None,
-        };
+        let decision = self.retry_state.after_failure(failed, contention, order, &mut self.random);
+        let pause = decision.pause.and_then(|pause| self.options.deadline.limit_pause(pause, now));
         let step = match pause {
             Some(pause) => self.pause_before_round(pause, now),
             None => Step::new(Sends::new(), Next::Failed(reason)),
         };
-        Step { reports_outage: decision.reports_outage, met_at: decision.met_at, ..step }
+        Step { reports_outage: decision.reports_outage, moves_to: decision.moves_to, ..step }
     }
 
-    /// Returns where the attempt met other clients. Call this once it has acquired the lock.
-    pub fn meeting(&self) -> Meeting {
+    /// Returns the queue for the client's next waits. Call this once the attempt has acquired the lock.
+    pub fn next_queue(&self) -> NextQueue {
         let next = self.round.as_ref().and_then(|round| Some((round, round.next_queue()?)));
         match next {
-            None => Meeting::None,
-            Some((round, queue)) if round.is_refused_by(queue) => Meeting::LookAt(queue),
-            Some((_, queue)) => Meeting::At(queue),
+            None => NextQueue::First,
+            Some((round, queue)) if round.is_refused_by(queue) => NextQueue::LookForOthersAt(queue),
+            Some((_, queue)) => NextQueue::MoveTo(queue),
         }
     }
 
-    /// Takes an answer that arrives after the lock was acquired. Returns whether other clients may wait at
-    /// `member`, a later queue, so that the driver has to look there. It looks even if this attempt waited in
-    /// a later queue itself, because the clients of that queue may have moved on.
+    /// Takes an answer that arrives after the lock was acquired. Returns whether the driver must look for
+    /// other clients at `member`, because it refused and has a later queue than that of this attempt. This is
+    /// also true for an attempt that did not wait in the first queue: other clients may have moved on from
+    /// its queue.
     pub fn answered_late(&self, member: Member, vote: &Vote) -> bool {
-        !matches!(self.meeting(), Meeting::LookAt(_))
+        let already_looks = matches!(self.next_queue(), NextQueue::LookForOthersAt(_));
+        !already_looks
             && self.round.as_ref().is_some_and(|round| round.is_refusal_of_later_queue(member, vote))
     }
 
-    /// Returns how long to stay in the current queue.
+    /// Returns the rule by which a waiter leaves the current queue.
     pub fn stay(&self) -> Stay {
-        if self.terms.plan.quorum.majority() == 1 || self.terms.one_round {
+        if self.options.plan.quorum.majority() == 1 || self.options.one_round {
             Stay::Always
         } else if self.round.as_ref().is_some_and(Round::has_later_queue) {
             Stay::WhileItMoves
@@ -238,36 +236,36 @@ impl Attempt {
         }
     }
 
-    /// Iterates over the last answer of each member in the last round; `None` where none has arrived.
+    /// Iterates over the last answer of each member in the last round; `None` for a member without an answer.
     pub fn votes(&self) -> impl Iterator<Item = Option<&Vote>> {
         self.round.iter().flat_map(Round::votes)
     }
 
-    /// Iterates over the members with fences too far ahead of the clocks of the others.
-    pub fn ahead(&self) -> impl Iterator<Item = Member> {
-        self.round.iter().flat_map(Round::ahead)
+    /// See [`Round::members_ahead`].
+    pub fn members_ahead(&self) -> impl Iterator<Item = Member> {
+        self.round.iter().flat_map(Round::members_ahead)
     }
 
-    fn follow(&mut self, progress: Progress, now: Instant) -> Step {
+    fn apply(&mut self, progress: Progress, now: Instant) -> Step {
         match progress.verdict {
             Verdict::Open => Step::new(progress.sends, Next::Wait),
-            Verdict::TryAgain if self.pause.is_some() => Step::wait(),
+            Verdict::TryAgain if self.pause_end.is_some() => Step::wait(),
             Verdict::TryAgain => {
                 let pause = self.backoff.next(self.random.number());
-                match (self.terms.deadline.limit(pause, now), &self.round) {
-                    (None, Some(round)) => self.fail(round.why_not(), Sends::new(), now),
+                match (self.options.deadline.limit_pause(pause, now), &self.round) {
+                    (None, Some(round)) => self.fail(round.failure_reason(), Sends::new(), now),
                     (pause, _) => {
-                        self.pause = pause.map(|pause| now + pause);
+                        self.pause_end = pause.map(|pause| now + pause);
                         Step::new(progress.sends, Next::Wait)
                     }
                 }
             }
-            // The last round has a new token, but the caller wants a hold under its own token only.
-            Verdict::Acquired(_) if self.is_last_round && self.terms.one_round => {
+            // The last round used a new token, but the caller wants a hold under the token that it chose.
+            Verdict::Acquired(_) if self.is_last_round && self.options.one_round => {
                 Step::new(Sends::new(), Next::Failed(FailureReason::Taken))
             }
             Verdict::Acquired(acquired) => {
-                self.pause = None;
+                self.pause_end = None;
                 Step::new(Sends::new(), Next::Acquired(acquired))
             }
             Verdict::Failed(reason) => self.fail(reason, progress.sends, now),
@@ -275,9 +273,9 @@ impl Attempt {
     }
 
     fn fail(&mut self, reason: FailureReason, clean_up: Sends, now: Instant) -> Step {
-        self.pause = None;
-        self.failed = Some((reason, now.saturating_since(self.begun)));
-        let needs_holders = self.retry_state.may_be_split(&self.terms, reason);
+        self.pause_end = None;
+        self.failure = Some((reason, now.saturating_since(self.round_begun)));
+        let needs_holders = self.retry_state.may_be_split_vote(&self.options, reason);
         Step::new(clean_up, Next::Review { needs_holders })
     }
 
@@ -286,14 +284,14 @@ impl Attempt {
         if pause.is_zero() {
             return Step::new(Sends::new(), Next::BeginRound);
         }
-        self.pause = Some(now + pause);
+        self.pause_end = Some(now + pause);
         Step::wait()
     }
 }
 
 impl Step {
     fn new(sends: Sends, next: Next) -> Step {
-        Step { sends, reports_outage: false, met_at: None, next }
+        Step { sends, reports_outage: false, moves_to: None, next }
     }
 
     fn wait() -> Step {
@@ -302,23 +300,24 @@ impl Step {
 }
 
 /// Returns whether no further round is allowed or can succeed.
-fn is_final(failed: Failed<'_>) -> bool {
-    failed.terms.one_round
-        || failed.terms.deadline.has_passed(failed.now)
-        || is_full(failed.round)
+fn is_final(failed: FailedRound<'_>) -> bool {
+    failed.options.one_round
+        || failed.options.deadline.has_passed(failed.now)
+        || is_queue_full(failed.round)
         || matches!(failed.reason, FailureReason::Deadlock | FailureReason::Misuse | FailureReason::TooLate)
 }
 
-/// Returns whether to ask all members once more before the attempt fails. Its wait has ended in the queue of
-/// one member without votes of a majority, and "taken" must only be reported if a majority can vote.
-fn needs_last_round(failed: Failed<'_>) -> bool {
-    let votes = failed.round.votes().flatten().filter(|vote| !vote.is_unavailable()).count();
+/// Returns whether to ask all members once more before the attempt fails. The wait ended in the queue of one
+/// member, and fewer than a majority have voted. The attempt must only fail with "taken" if a majority can
+/// vote.
+fn needs_last_round(failed: FailedRound<'_>) -> bool {
+    let able_to_vote = failed.round.votes().flatten().filter(|vote| !vote.is_unavailable()).count();
     failed.reason == FailureReason::Taken
-        && failed.terms.deadline != Deadline::NoWait
-        && votes < failed.terms.plan.quorum.majority()
-        && !is_full(failed.round)
+        && failed.options.deadline != Deadline::NoWait
+        && able_to_vote < failed.options.plan.quorum.majority()
+        && !is_queue_full(failed.round)
 }
 
-fn is_full(round: &Round) -> bool {
+fn is_queue_full(round: &Round) -> bool {
     round.votes().flatten().any(|vote| *vote == Vote::Refused(Refusal::QueueFull))
 }

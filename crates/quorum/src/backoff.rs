@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// A sequence of growing pauses. Each is between half of a bound and the bound, which doubles with each pause
-/// until it is the longest one.
+/// A sequence of growing random pauses. Each is between half of a bound and the bound. The bound doubles with
+/// each pause, up to `longest`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     bound: Duration,
@@ -11,7 +11,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Begins with a bound of `first`, or of `longest` if that is shorter.
+    /// Returns the sequence with the first bound `first`, or `longest` if that is shorter.
     pub fn new(first: Duration, longest: Duration) -> Self {
         Backoff { bound: first.min(longest), longest }
     }

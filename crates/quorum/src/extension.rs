@@ -3,11 +3,12 @@
 //!
 //! A member that restarts without its data loses the hold. If all members restarted one after the other, the
 //! hold would be lost, although a majority had it at each instant. So the client requests the hold again from
-//! a member that has lost it (a restore), by a rule that `tests/model.rs` checks: only after a majority has
-//! extended the hold, and the grant is no vote. Only an answer to EXTEND is a vote, so each new validity
-//! rests on a majority that had the hold when it was asked. If restores were votes, they could bring back a
-//! hold that an operator has ended everywhere. As for acquisitions, a member that has lost its data must
-//! grant no lock for the length of a lease.
+//! a member that has lost it (a restore). It does so only after a majority has extended the hold, and counts
+//! only answers to EXTEND as votes. If restores were votes, they could bring back a hold that an operator has
+//! ended everywhere. `tests/model.rs` checks these rules.
+//!
+//! Restores are safe only if a member that has lost its data grants no locks for the length of a lease. The
+//! same is true for acquisitions.
 
 use crate::{Instant, Lease, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
@@ -29,16 +30,16 @@ pub enum Extended {
     Open,
     /// A majority has the new lease: the hold is valid until this instant.
     Until(Instant),
-    /// Too few members extended the hold, but too few have lost it to give it up. [`Extension::held_until`]
-    /// is unchanged, and the hold may be extended again until then.
+    /// No majority has extended the hold, but a majority may still have it. [`Extension::held_until`] is
+    /// unchanged, and the caller may begin another extension until then.
     Unconfirmed,
-    /// The hold is lost: its validity has ended, or the members that still have it cannot be a majority.
+    /// The hold is lost: its validity has ended, or so many members lack it that the others are no majority.
     Lost,
 }
 
 impl Extension {
-    /// Extends a hold that is valid until `held_until`: asks all members for `lease`. Read `now` before
-    /// sending anything.
+    /// Begins to extend a hold that is valid until `held_until`: asks all members for `lease`. Read `now`
+    /// before sending anything.
     pub fn new(quorum: Quorum, lease: Lease, held_until: Instant, now: Instant) -> (Self, Sends) {
         let extended_until = lease.valid_until(now);
         let votes = quorum.members().map(|_| None).collect();
@@ -64,14 +65,14 @@ impl Extension {
         let yes = self.count(|vote| *vote == Some(Vote::Granted(())));
         let not_held = self.count(|vote| *vote == Some(Vote::Refused(Refusal::NotHeld)));
         let outstanding = self.count(Option::is_none);
-        if now >= self.held_until || !self.quorum.possible_without(not_held) {
-            // After the end of its validity a hold stays lost, even if every member still has it: the caller
-            // may have seen the loss.
+        // A hold is lost at the end of its validity even if every member still has it: the caller may have
+        // noticed the end.
+        if now >= self.held_until || !self.quorum.has_majority_without(not_held) {
             Extended::Lost
         } else if yes >= majority {
             self.held_until = self.extended_until;
             Extended::Until(self.extended_until)
-        } else if yes + outstanding >= majority || !self.quorum.possible_without(not_held + outstanding) {
+        } else if yes + outstanding >= majority || !self.quorum.has_majority_without(not_held + outstanding) {
             Extended::Open
         } else {
             Extended::Unconfirmed
@@ -95,7 +96,7 @@ impl Extension {
         sends
     }
 
-    /// Iterates over the answer of each member; `None` where none has arrived yet.
+    /// Iterates over the answer of each member; `None` for a member that has not answered.
     pub fn votes(&self) -> impl Iterator<Item = Option<&Vote<()>>> {
         self.votes.iter().map(Option::as_ref)
     }

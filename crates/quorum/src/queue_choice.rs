@@ -1,11 +1,15 @@
 //! The choice of the queue in which a client waits, by the holders of the lock at each member.
 //!
-//! All clients sort the members by run id, missing ones last, and wait at the first, so that they meet. A
-//! client moves to a later queue if the member of that queue refuses it in its turn (clients that cannot
-//! reach the first member wait there), or if no holder at its own member can have a majority (its queue does
-//! not move). It takes its other waits for the lock along, and starts there until it has met no client there
-//! for 2 s. From the last queue it returns to the first if that does not move either and its holds are older
-//! than 2 s.
+//! All clients sort the members by run id, with missing ones last, and wait at the first member, so that they
+//! share one queue. A client moves to the queue of a later member in two cases:
+//! * Its queue has granted it the lock, but the later member refuses it: clients that cannot reach the first
+//!   member wait there.
+//! * Its queue does not move: no holder at its member can have a majority, so none of them will release the
+//!   lock there.
+//!
+//! The client's other waits for the lock move along, and its next waits start in that queue (the start queue)
+//! until it has noticed no other client there for 2 s. If the last queue does not move either, and all holds
+//! at its member are older than 2 s, the client starts over with the first queue.
 //!
 //! Safety does not depend on the choice: a wrong queue costs time.
 
@@ -14,18 +18,20 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client in its turn at one member keeps its hold there for less than this while other members refuse
-/// it. An older hold without a majority was left behind.
+/// A client that was granted the lock by the member of its queue keeps this partial hold for a shorter time
+/// than this while other members refuse it. So an older partial hold is stale: its client is gone.
 const PARTIAL_HOLD_MAX_AGE: Duration = Duration::from_secs(2);
 
-/// How long a lock that was found taken counts as contended, and how long until the next look for other
-/// clients.
+/// How long a lock that was found taken counts as contended.
 const CONTENDED_FOR: Duration = Duration::from_secs(1);
 
-/// How long a client starts at the queue where it met others.
-const QUEUE_KEPT_FOR: Duration = Duration::from_secs(2);
+/// How often a client looks for other clients in a later queue, at most.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A member as a place to wait.
+/// How long a start queue lasts after the client has last noticed other clients there.
+const START_QUEUE_KEPT_FOR: Duration = Duration::from_secs(2);
+
+/// A member, with what decides its position in the [`QueueOrder`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The member.
@@ -34,15 +40,15 @@ pub struct Place {
     pub is_missing: bool,
     /// The run id of its server; `None` if it was never reached.
     pub run_id: Option<Arc<str>>,
-    /// Its address, which orders members that were never reached.
-    pub name: Arc<str>,
+    /// Its address, which decides between members that were never reached.
+    pub address: Arc<str>,
 }
 
 /// The members in the order in which all clients try their queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueOrder {
     members: SmallVec<[Member; 5]>,
-    /// The number of members that are not missing; they come first.
+    /// The number of members that are not missing. They are the first in `members`.
     present: usize,
 }
 
@@ -52,86 +58,92 @@ impl QueueOrder {
         let mut places: SmallVec<[Place; 5]> = places.into_iter().collect();
         let present = places.iter().filter(|place| !place.is_missing).count();
         let key = |place: &Place| (place.is_missing, place.run_id.is_none(), place.run_id.clone());
-        places.sort_by(|one, other| key(one).cmp(&key(other)).then_with(|| one.name.cmp(&other.name)));
+        places.sort_by(|one, other| key(one).cmp(&key(other)).then_with(|| one.address.cmp(&other.address)));
         QueueOrder { members: places.iter().map(|place| place.member).collect(), present }
     }
 
-    /// The queues from the one where other clients were met, or else all of them.
-    pub fn starting_at(&self, met_at: Option<Member>) -> Vec<Member> {
-        let first = self.present_place(met_at).unwrap_or(0);
+    /// Returns the members from the start queue on. Returns all members if there is no start queue, or its
+    /// member is missing.
+    pub fn starting_at(&self, start_queue: Option<Member>) -> Vec<Member> {
+        let first = self.position_if_present(start_queue).unwrap_or(0);
         self.members[first..].to_vec()
     }
 
-    fn present_place(&self, member: Option<Member>) -> Option<usize> {
+    fn position_if_present(&self, member: Option<Member>) -> Option<usize> {
         self.members[..self.present].iter().position(|present| Some(*present) == member)
     }
 }
 
-/// A client's record of one lock that was contended lately.
+/// A client's record of the contention for one lock. All attempts of the client for this lock share it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contention {
     contended_until: Option<Instant>,
-    /// The queue where other clients were met, and until when to start there.
-    queue: Option<(Member, Instant)>,
-    /// Until then the client does not look again for other clients.
-    looked_until: Option<Instant>,
+    /// The start queue, and the instant at which it expires.
+    start_queue: Option<(Member, Instant)>,
+    /// The client does not look for other clients before this instant.
+    next_look: Option<Instant>,
 }
 
 impl Contention {
-    /// Returns whether the lock was found taken a short while ago. An attempt that may wait then queues at
-    /// once: asking all members first would briefly take votes from a waiter that was just granted the lock.
+    /// Returns whether the lock was found taken within the last second. An attempt that may wait then joins
+    /// the queue at once: a request to all members could take votes from a waiter that was just granted the
+    /// lock.
     pub fn is_contended(&self, now: Instant) -> bool {
         self.contended_until.is_some_and(|until| now < until)
     }
 
-    /// Returns whether nothing is remembered any longer.
-    pub fn is_over(&self, now: Instant) -> bool {
-        !self.is_contended(now) && self.queue(now).is_none()
+    /// Returns whether nothing in the record applies any longer.
+    pub fn is_expired(&self, now: Instant) -> bool {
+        !self.is_contended(now) && self.start_queue(now).is_none()
     }
 
-    /// Returns the queue where other clients were met.
-    pub fn queue(&self, now: Instant) -> Option<Member> {
-        self.queue.filter(|(_, until)| now < *until).map(|(queue, _)| queue)
+    /// Returns the member in whose queue the next wait starts. `None` means the first queue of the
+    /// [`QueueOrder`].
+    pub fn start_queue(&self, now: Instant) -> Option<Member> {
+        self.start_queue.filter(|(_, until)| now < *until).map(|(queue, _)| queue)
     }
 
-    /// Returns the queue where other attempts of this client met others within the last `age`.
-    pub(crate) fn queue_met_within(&self, age: Duration, now: Instant) -> Option<Member> {
-        self.queue.filter(|(_, until)| now + QUEUE_KEPT_FOR <= *until + age).map(|(queue, _)| queue)
+    /// Returns the start queue if an attempt of this client has set it within the last `age`.
+    pub(crate) fn start_queue_set_within(&self, age: Duration, now: Instant) -> Option<Member> {
+        self.start_queue
+            .filter(|(_, until)| now + START_QUEUE_KEPT_FOR <= *until + age)
+            .map(|(queue, _)| queue)
     }
 
     pub(crate) fn note_taken(&mut self, now: Instant) {
         self.contended_until = Some(now + CONTENDED_FOR);
     }
 
-    /// Records that other clients wait at `queue`. Returns whether this client's other waits must move there:
-    /// not from a later queue to an earlier one while both are in use.
-    pub fn meet(&mut self, queue: Member, order: &QueueOrder, now: Instant) -> bool {
-        let place = |queue| order.members.iter().position(|member| *member == queue);
-        let known = order.present_place(self.queue(now));
-        if known.is_some() && known > place(queue) {
+    /// Makes `queue` the start queue, and returns whether the client's other waits for the lock must move
+    /// there. Does nothing and returns false if the start queue is a later one whose member is present.
+    pub fn move_to(&mut self, queue: Member, order: &QueueOrder, now: Instant) -> bool {
+        let position = order.members.iter().position(|member| *member == queue);
+        let current = order.position_if_present(self.start_queue(now));
+        if current.is_some() && current > position {
             return false;
         }
-        self.queue = Some((queue, now + QUEUE_KEPT_FOR));
+        self.start_queue = Some((queue, now + START_QUEUE_KEPT_FOR));
         true
     }
 
-    pub(crate) fn forget_queue(&mut self) {
-        self.queue = None;
+    pub(crate) fn forget_start_queue(&mut self) {
+        self.start_queue = None;
     }
 
-    /// Returns whether to look for other clients at a later queue now: one attempt at a time does, once a
-    /// second.
-    pub fn begin_look(&mut self, now: Instant) -> bool {
-        let is_due = self.looked_until.is_none_or(|until| until <= now);
+    /// Returns whether to look for other clients in a later queue now. This is at most once a second for all
+    /// attempts of the client.
+    pub fn begin_looking_for_others(&mut self, now: Instant) -> bool {
+        let is_due = self.next_look.is_none_or(|next| next <= now);
         if is_due {
-            self.looked_until = Some(now + CONTENDED_FOR);
+            self.next_look = Some(now + LOOK_INTERVAL);
         }
         is_due
     }
 
-    /// Records that the look found no hold of other clients. The next one may follow at once.
-    pub fn end_look(&mut self) {
-        self.looked_until = None;
+    /// Lets the client look for other clients again at once. Call this if it found none
+    /// ([`OtherHolds::None`]).
+    pub fn allow_looking_again(&mut self) {
+        self.next_look = None;
     }
 }
 
@@ -144,29 +156,29 @@ pub struct Holder {
     pub age: Duration,
 }
 
-/// The holders at each member, by its index. `None` means that they are unknown.
+/// The holders of the lock at each member, by its index. `None` means that they are unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holders(pub Vec<Option<Vec<Holder>>>);
 
 impl Holders {
-    /// Returns whether one holder has a majority.
+    /// Returns whether a holder has a majority, as far as is known.
     pub fn has_majority(&self, quorum: Quorum) -> bool {
         self.known().any(|holder| self.count(&holder.token) >= quorum.majority())
     }
 
-    /// Returns whether the wait queue of `member` can move: one of its holders has, or may have, a majority.
-    /// A holder without a majority does not release its hold there.
+    /// Returns whether the wait queue of `member` can move: there is no hold at the member, or one of its
+    /// holders has a majority and will release it, or the answers that are missing may show such a holder.
     pub fn queue_can_move(&self, quorum: Quorum, member: Member) -> bool {
-        let unknown = self.0.iter().filter(|there| there.is_none()).count();
+        let unknown = self.0.iter().filter(|holders| holders.is_none()).count();
         match self.at(member) {
-            Some(there) if !there.is_empty() => {
-                there.iter().any(|holder| self.count(&holder.token) + unknown >= quorum.majority())
+            Some(holders) if !holders.is_empty() => {
+                holders.iter().any(|holder| self.count(&holder.token) + unknown >= quorum.majority())
             }
             _ => true,
         }
     }
 
-    /// The holders at `member` other than `own` that have no majority, as far as is known.
+    /// Returns the holders at `member` that have no majority, as far as is known, without the token `own`.
     pub fn partial_holders(&self, quorum: Quorum, member: Member, own: &str) -> Vec<Holder> {
         let is_partial =
             |holder: &&Holder| holder.token != own && self.count(&holder.token) < quorum.majority();
@@ -184,46 +196,49 @@ impl Holders {
 
     /// The number of members where `token` holds the lock.
     fn count(&self, token: &str) -> usize {
-        let holds = |there: &&Vec<Holder>| there.iter().any(|holder| holder.token == token);
+        let holds = |holders: &&Vec<Holder>| holders.iter().any(|holder| holder.token == token);
         self.0.iter().flatten().filter(holds).count()
     }
 }
 
-/// The holds of other clients at a member that refused the new holder of the lock.
+/// The holds of other clients at a member of a later queue that refused a client, although a majority granted
+/// it the lock. They show whether other clients wait in that queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Others {
-    /// No hold. The release of a predecessor was in flight.
-    Gone,
-    /// A hold that was left behind. The queue there does not move, so waiters in it need not be joined.
-    Leftover,
-    /// The hold of a client in its turn there.
-    Queue,
+pub enum OtherHolds {
+    /// None: the RELEASE of the previous holder arrived after the request.
+    None,
+    /// Only holds whose clients are gone. The queue behind them does not move, so the client must not join
+    /// it.
+    Stale,
+    /// A hold that is not stale: other clients use the queue, and this client must move there.
+    Young,
 }
 
-impl Others {
-    /// Judges the partial holders of two looks, one round trip apart: see [`Holders::partial_holders`]. One
-    /// young hold among old ones shows that the queue is in use.
-    pub fn of(before: &[Holder], after: &[Holder]) -> Others {
+impl OtherHolds {
+    /// Compares two lists of [`Holders::partial_holders`], read one round trip apart. Only holders in both
+    /// lists count: a RELEASE that was in flight has arrived in between. One young hold among stale ones is
+    /// enough.
+    pub fn compare(before: &[Holder], after: &[Holder]) -> OtherHolds {
         let stays = |holder: &&Holder| before.iter().any(|earlier| earlier.token == holder.token);
         match after.iter().filter(stays).map(|holder| holder.age).min() {
-            None => Others::Gone,
-            Some(age) if age < PARTIAL_HOLD_MAX_AGE => Others::Queue,
-            Some(_) => Others::Leftover,
+            None => OtherHolds::None,
+            Some(age) if age < PARTIAL_HOLD_MAX_AGE => OtherHolds::Young,
+            Some(_) => OtherHolds::Stale,
         }
     }
 }
 
-/// How long to stay in a queue.
+/// The rule by which a waiter leaves its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stay {
-    /// While it moves: there is a later one.
+    /// Stay while the queue moves. There is a later queue.
     WhileItMoves,
-    /// Until it does not move and its holders are stale: it is the last one.
+    /// Stay while the queue moves, or a hold at its member is not stale yet. It is the last queue.
     UntilHoldersAreStale,
-    /// Whether or not it moves.
+    /// Stay until the wait ends, even if the queue does not move.
     Always,
-    /// As [`Stay::Always`]. The token holds the lock and waits for another mode, so the caller gives the
-    /// position up: a RELEASE would end the hold, too.
+    /// Like [`Stay::Always`], for a holder that waits for another mode. The waiter must not give its position
+    /// up by a RELEASE, which would also end the hold: the caller sends CANCEL.
     AsHolder,
 }
 
@@ -233,59 +248,60 @@ pub struct QueueWatch {
     quorum: Quorum,
     queue: Member,
     stay: Stay,
-    /// The holders there at the last look, if the queue could not move then.
-    stuck: Option<Vec<String>>,
+    /// The holders at the last check, if the queue could not move then.
+    stuck_holders: Option<Vec<String>>,
 }
 
 impl QueueWatch {
     /// Watches the queue of the member `queue`.
     pub fn new(quorum: Quorum, queue: Member, stay: Stay) -> Self {
-        QueueWatch { quorum, queue, stay, stuck: None }
+        QueueWatch { quorum, queue, stay, stuck_holders: None }
     }
 
-    /// Returns whether to leave the queue: two looks in a row found the same holders there without a
-    /// majority. One look proves nothing, because a hold begins and ends at one member after the other.
+    /// Checks the queue. Returns whether to leave it: two checks in a row found that it cannot move, with the
+    /// same holders. One check is not enough, because a hold begins and ends at one member after the other.
     pub fn must_leave(&mut self, holders: &Holders) -> bool {
-        let there = holders.at(self.queue);
+        let holders_here = holders.at(self.queue);
         let is_young = |holder: &Holder| holder.age < PARTIAL_HOLD_MAX_AGE;
         let may_stay = match self.stay {
             Stay::WhileItMoves => false,
-            Stay::UntilHoldersAreStale => there.is_some_and(|there| there.iter().any(is_young)),
+            Stay::UntilHoldersAreStale => holders_here.is_some_and(|here| here.iter().any(is_young)),
             Stay::Always | Stay::AsHolder => true,
         };
         let is_stuck = !may_stay && !holders.queue_can_move(self.quorum, self.queue);
-        let tokens = |there: &Vec<Holder>| there.iter().map(|holder| holder.token.clone()).collect();
-        let stuck: Option<Vec<String>> = there.filter(|_| is_stuck).map(tokens);
-        let is_still_stuck = stuck.is_some() && stuck == self.stuck;
-        self.stuck = stuck;
+        let tokens = |holders: &Vec<Holder>| holders.iter().map(|holder| holder.token.clone()).collect();
+        let stuck_holders: Option<Vec<String>> = holders_here.filter(|_| is_stuck).map(tokens);
+        let is_still_stuck = stuck_holders.is_some() && stuck_holders == self.stuck_holders;
+        self.stuck_holders = stuck_holders;
         is_still_stuck
     }
 }
 
 impl Round {
-    /// Returns the queue where other clients were met, if that is not the first of all.
+    /// Returns the member in whose queue this client's next waits for the lock start; `None` for the first
+    /// queue of all.
     pub fn next_queue(&self) -> Option<Member> {
-        let (tried, later) = self.queues()?;
+        let (tried, later) = self.tried_and_later_queues()?;
         let queue = *tried.last()?;
         if self.is_refused_by(queue) {
-            // Its holder has no majority, or another attempt of this client left it.
+            // The queue does not move, or another attempt of this client has left it.
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // This client waited in a later queue than the first, like other clients. If it alone returned to the
-        // first queue, its hold there would keep the head of the later queue from a majority.
-        let stays = self.unnamed().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
+        // Other clients wait in this queue, which is not the first. If this client alone returned to an
+        // earlier queue, its hold at the member there could keep the head of this queue from a majority.
+        let stays = self.omitted_members().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }
 
-    /// Returns whether there is a later queue.
+    /// Returns whether the order has a later queue than the current one.
     pub(crate) fn has_later_queue(&self) -> bool {
-        self.queues().is_some_and(|(_, later)| !later.is_empty())
+        self.tried_and_later_queues().is_some_and(|(_, later)| !later.is_empty())
     }
 
-    /// Returns whether the answer of `member` shows that other clients may wait in its queue, a later one.
+    /// Returns whether `member` has a later queue and refused: other clients may wait there.
     pub(crate) fn is_refusal_of_later_queue(&self, member: Member, vote: &Vote) -> bool {
         *vote == Vote::Refused(Refusal::Taken)
-            && self.queues().is_some_and(|(_, later)| later.contains(&member))
+            && self.tried_and_later_queues().is_some_and(|(_, later)| later.contains(&member))
     }
 }

@@ -10,11 +10,11 @@ pub fn majority(members: usize) -> usize {
     members / 2 + 1
 }
 
-/// A server of the quorum: its index in the client's list of members.
+/// A server of the quorum, by its index in the client's list of members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u8);
 
-/// The number of members. A majority of them decides.
+/// The size of a quorum: its number of members. A majority of them decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Quorum {
     members: u8,
@@ -36,14 +36,14 @@ impl Quorum {
         majority(self.members.into())
     }
 
-    /// Returns whether a majority is possible when `unavailable` members do not vote for it.
-    pub fn possible_without(self, unavailable: usize) -> bool {
-        usize::from(self.members).saturating_sub(unavailable) >= self.majority()
+    /// Returns whether the members are a majority without this number of them.
+    pub fn has_majority_without(self, members: usize) -> bool {
+        usize::from(self.members).saturating_sub(members) >= self.majority()
     }
 
-    /// Returns whether too many members reject the request as invalid for a majority ever to grant it.
+    /// Returns whether so many members reject the request as invalid that no majority can ever grant it.
     pub fn is_misuse<'a, G: 'a>(self, votes: impl Iterator<Item = &'a Vote<G>>) -> bool {
-        !self.possible_without(votes.filter(|vote| vote.is_misuse()).count())
+        !self.has_majority_without(votes.filter(|vote| vote.is_misuse()).count())
     }
 }
 
@@ -52,37 +52,39 @@ impl Quorum {
 pub enum Request {
     /// ACQUIRE without waiting.
     Acquire,
-    /// ACQUIRE with QUEUE: wait in the queue. Its end is passed to
+    /// ACQUIRE with QUEUE: wait in the member's queue. The driver passes the outcome of the wait to
     /// [`Round::waited`](crate::Round::waited).
     Wait,
-    /// CANCEL of an unanswered [`Request::Wait`], so that no waiter stays in the queue. Its answer decides
-    /// nothing. Not a RELEASE: if the same member granted later, a RELEASE still in flight would end that
-    /// hold.
+    /// CANCEL, after a [`Request::Wait`] without an answer: it removes the waiter from the queue. A RELEASE
+    /// would do so, too, but if it arrived after a later ACQUIRE of the same round, it would end that hold.
+    /// The answer decides nothing.
     Leave,
-    /// WAITERS: does any client wait? Answered by [`Refusal::Taken`] if one does, by [`Refusal::NotHeld`] if
-    /// none does.
-    Look,
+    /// WAITERS: does any client wait in the member's queue? The answer is [`Refusal::Taken`] if one does, and
+    /// [`Refusal::NotHeld`] if none does.
+    HasWaiters,
     /// CONFIRM: raise the fence of the hold to `fence`, and renew its lease.
     Confirm {
         /// The greatest fence that a counted member granted.
         fence: Fence,
-        /// The number of the confirm phase. A fence can come back after a greater one was refused, and an
-        /// answer to its first phase must not count in its second, which begins a later lease.
+        /// The number of the confirm phase in its round. Two phases of a round can have the same fence, if
+        /// the members refused a greater one in between. Validity counts from the later phase, so an answer
+        /// to the earlier one must not count.
         phase: u8,
     },
     /// EXTEND.
     Extend,
-    /// ACQUIRE with QUEUE, of a hold that its member has forgotten. Its answer decides nothing.
+    /// ACQUIRE with QUEUE under the token of a hold that the member has lost, for example by a restart. The
+    /// answer decides nothing.
     Restore,
-    /// RELEASE ALL, on the connection that carried the ACQUIRE, with its own time budget. Its answer decides
-    /// nothing.
+    /// RELEASE ALL, which ends the hold whatever its hold count. The driver sends it on the connection of the
+    /// ACQUIRE, so that it arrives after that, and with a time limit of its own. The answer decides nothing.
     Release,
 }
 
 /// One request to one member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Outgoing {
-    /// The receiver.
+    /// The member that gets the request.
     pub to: Member,
     /// The request.
     pub what: Request,
@@ -102,27 +104,27 @@ pub enum Vote<G = Fence> {
     Granted(G),
     /// The member refused.
     Refused(Refusal),
-    /// The member cannot vote. The request was certainly not executed.
+    /// The member cannot vote. It has certainly not executed the request.
     Failed(Failure),
-    /// No answer within the time limit, or the connection broke after the request was sent. The request may
-    /// have been executed, or may still be.
+    /// No answer within the time limit, or the connection broke after the request was sent. The member may
+    /// have executed the request, or may still execute it.
     Unknown,
 }
 
-/// The reason of a working member to refuse.
+/// The reason why a working member refused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// Another token holds the lock; after a wait in the queue: the wait timed out.
+    /// Another token holds the lock. As the outcome of a wait: the wait ended without a grant.
     Taken,
-    /// The member may have forgotten holds, and grants no new ones for this long.
+    /// The member may have lost holds in a restart, and grants no new ones for this long: its grace period.
     Grace(Duration),
     /// The wait queue is full.
     QueueFull,
-    /// Waiting would be a deadlock; the server describes the cycle.
+    /// Waiting would be a deadlock. The text of the server describes the cycle.
     Deadlock(Arc<str>),
-    /// The fence is too far ahead of the member's clock.
+    /// The fence of a CONFIRM, a time in µs, is too far ahead of the member's clock.
     FenceAhead,
-    /// The token does not hold the lock (any longer).
+    /// The token does not hold the lock, or no longer.
     NotHeld,
 }
 
@@ -134,12 +136,12 @@ pub enum Failure {
     /// The member answered with an error that is not a refusal: no permission, no module, out of memory,
     /// still loading.
     Error(Arc<str>),
-    /// The member rejected the request as invalid. It would reject it again.
+    /// The member rejected the request as invalid, and would reject a repetition, too.
     Misuse(Arc<str>),
 }
 
 impl<G> Vote<G> {
-    /// Returns the grant. The error is an answer without one, as a vote with any kind of grant.
+    /// Returns the value of a grant. Any other vote is the error; it contains no value, so its type is free.
     pub fn into_grant<T>(self) -> Result<G, Vote<T>> {
         match self {
             Vote::Granted(granted) => Ok(granted),
@@ -149,7 +151,7 @@ impl<G> Vote<G> {
         }
     }
 
-    /// Replaces the grant.
+    /// Replaces the value of a grant.
     pub fn map<T>(self, grant: impl FnOnce(G) -> T) -> Vote<T> {
         self.into_grant().map_or_else(|other| other, |granted| Vote::Granted(grant(granted)))
     }
@@ -159,8 +161,8 @@ impl<G> Vote<G> {
         matches!(self, Vote::Failed(Failure::Misuse(_)))
     }
 
-    /// Returns whether the member currently cannot grant to any client. False if another client holds the
-    /// lock.
+    /// Returns whether the member currently cannot grant the lock to any client. False for a member that only
+    /// refuses because another client holds the lock.
     pub(crate) fn is_unavailable(&self) -> bool {
         match self {
             Vote::Failed(_) | Vote::Unknown => true,

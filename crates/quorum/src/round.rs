@@ -1,18 +1,19 @@
-//! One round of an acquisition, with one token: the wait queue, the tries, the confirm phase.
+//! One round of an acquisition, under one token: it waits in a queue (if it must), asks all members, and
+//! confirms the fence.
 //!
-//! The tries are Redlock (<https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>). The
-//! confirm phase is a majority register for the fence, like the write phase of the registers of Attiya,
-//! Bar-Noy and Dolev: F is the greatest fence that the counted members granted, CONFIRM raises the holds to
-//! F, and a majority that answers F intersects every later majority, which so gets greater fences.
-//! The model checker searched these rules; `tests/model.rs` also has the variants that it refuted.
+//! Asking all members is Redlock
+//! (<https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>). The confirm phase gives a
+//! fence to the whole quorum: CONFIRM raises the holds to the greatest fence that a member granted, and a
+//! majority must confirm it. Every later majority contains a member of this one, so later fences are greater
+//! (as with the majority registers of Attiya, Bar-Noy and Dolev). `tests/model.rs` model-checks these rules.
 
 use crate::{Failure, Fence, Instant, Member, Outgoing, Plan, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// A granted waiter asks the members that refuse at most this many times before it goes to their queue: the
-/// releases of its predecessor may still be in flight.
-const BRIEF_TRIES: u8 = 5;
+/// A granted waiter asks members that refuse again this many times before it moves to the queue of one of
+/// them: the RELEASE of the previous holder may not have arrived there yet.
+const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 
 /// A round under way. It needs a token that was never used before: a RELEASE of an earlier use that is still
 /// in flight would end the new hold.
@@ -20,17 +21,17 @@ const BRIEF_TRIES: u8 = 5;
 pub struct Round {
     plan: Plan,
     stage: Stage,
-    /// Validity counts from here: before the first send, before the claims of a grant that was waited for, or
-    /// before the send of the confirm phase.
-    since: Instant,
+    /// The instant from which validity counts: before the first send, after a wait in the queue before the
+    /// first ACQUIRE, and in a confirm phase before its first CONFIRM.
+    valid_from: Instant,
     start: Start,
-    /// Whether the member of the queue said that no client waits there.
+    /// Whether the member of the current queue has answered that no client waits there.
     queue_is_empty: bool,
-    /// The members where clients queue, the first choice first.
+    /// The members where clients queue, the first choice first. See [`Round::begin`].
     order: SmallVec<[Member; 5]>,
     /// The index in `order` of the current queue.
-    queue: u8,
-    /// How many times the members were asked again.
+    queue_index: u8,
+    /// How many times [`Round::ask_again`] has asked.
     asked_again: u8,
     members: SmallVec<[MemberState; 5]>,
 }
@@ -38,32 +39,36 @@ pub struct Round {
 /// How a round begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Start {
-    /// Asks all members at once, and overtakes no waiter: the first member where clients queue must answer
-    /// before a majority counts, and if it refuses, a majority counts only if no client waits there.
+    /// Asks all members at once. The client must not overtake waiters: a majority counts only once the first
+    /// member of `order`, where clients queue, has answered, too. If that member refuses, the majority counts
+    /// only if no client waits there.
     AtOnce,
-    /// Asks the first reachable member, and the others after its grant: of several clients, one at a time
-    /// passes it.
+    /// Asks the first reachable member of `order`, and the other members after its grant. If all clients do
+    /// so, only the one that the first member grants the lock asks the other members.
     InOrder,
-    /// Waits in the queue of the first reachable member, and asks all members after its grant.
+    /// Waits in the queue of the first reachable member of `order`, and asks all members after its grant.
     ///
-    /// The client does not know when a grant after a wait began, and its lease can be short. So the grant is
-    /// no vote: the member is asked again together with the others, which renews the lease, and validity
-    /// counts from there.
+    /// The client does not know when a grant after a wait began, so its lease may end soon. The grant is
+    /// therefore no vote: the client asks that member again together with the others. This renews the lease,
+    /// and validity counts from before these requests.
     Queued,
     /// Takes over a hold of this token that was acquired elsewhere. The driver sends a request for the fence
     /// of the hold in place of each ACQUIRE. A member without the hold answers [`Refusal::NotHeld`]. The
-    /// answers say nothing about the lease, so the hold is confirmed. The driver must not send the clean-up:
-    /// until the round succeeds, the hold belongs to another owner.
+    /// answers do not say how long the lease lasts, so a confirm phase follows, which renews it. The driver
+    /// must not send the releases of a failed round: until the round succeeds, the hold belongs to another
+    /// owner.
     Adopting,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Stage {
-    /// The member of the queue has not answered.
-    First,
+    /// The round waits for the answer of the member of the current queue.
+    AskingQueue,
+    /// The round waits for answers to ACQUIRE from other members, too.
     Asking,
-    /// A majority granted, but the member of the queue refused: does any client wait there?
-    Looking,
+    /// A majority granted, but the member of the queue refused. The round asks it whether any client waits
+    /// there.
+    CheckingQueue,
     /// The confirm phase, with the fence and the number of [`Request::Confirm`].
     Confirming(Fence, u8),
     Ended,
@@ -83,20 +88,19 @@ pub struct Progress {
 pub enum Verdict {
     /// Outstanding answers can still decide it.
     Open,
-    /// The outstanding answers cannot complete a majority. Call [`Round::ask_again`] after a short random
-    /// pause.
+    /// The outstanding answers cannot complete a majority, but the answers to further requests can. Call
+    /// [`Round::ask_again`] after a short random pause.
     TryAgain,
     /// The lock is held.
     Acquired(Acquired),
-    /// The lock is not held; the sends clean up.
+    /// The round has failed. The requests to send release its token at all members.
     Failed(FailureReason),
 }
 
 /// A new hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Acquired {
-    /// Its fence: of the whole quorum if the plan was fenced, of the server if there is only one, otherwise
-    /// `None`.
+    /// The fence of the whole quorum, or of the single server. `None` for a quorum without [`Plan::fenced`].
     pub fence: Option<Fence>,
     /// The end of its validity.
     pub valid_until: Instant,
@@ -105,23 +109,24 @@ pub struct Acquired {
 /// The reason why a round failed. [`Round::votes`] has the details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureReason {
-    /// Enough members could vote, and too many refused.
+    /// A majority could vote, but too many members refused.
     Taken,
     /// Waiting would be a deadlock.
     Deadlock,
-    /// Too many members are down, silent, in grace or have a wrong clock: currently no client can acquire the
-    /// lock.
+    /// Too many members are down, silent, in a grace period, or have a wrong clock: currently no client can
+    /// acquire the lock.
     Impossible,
     /// Too many members reject the request as invalid.
     Misuse,
-    /// A majority granted, but too late: nothing of the lease is left, or it expired before it was confirmed.
+    /// A majority granted, but the validity ended before the round did, or the lease before it was confirmed.
     TooLate,
 }
 
 impl Round {
-    /// Begins a round. `order` has the members where clients queue, the first choice first. It must be the
-    /// same for all clients, so that they meet in one queue; members that it omits are only asked. Read `now`
-    /// before sending anything.
+    /// Begins a round. `order` has the members where clients queue, the first choice first. Clients that
+    /// compete should use the same order, so that they share one queue ([`QueueOrder`](crate::QueueOrder)). A
+    /// member that is not in `order` gets ACQUIRE like the others, but no wait. Read `now` before sending
+    /// anything.
     pub fn begin(plan: Plan, start: Start, order: &[Member], now: Instant) -> (Self, Sends) {
         let (start, order) = match start {
             Start::Adopting => (start, &[][..]),
@@ -131,19 +136,19 @@ impl Round {
         let mut new = Self {
             plan,
             stage: Stage::Asking,
-            since: now,
+            valid_from: now,
             start,
             queue_is_empty: false,
             order: SmallVec::from_slice(order),
-            queue: 0,
+            queue_index: 0,
             asked_again: 0,
             members: plan.quorum.members().map(|_| MemberState::default()).collect(),
         };
-        let Some(to) = new.queue().filter(|_| new.has_turn()) else {
+        let Some(to) = new.queue().filter(|_| new.asks_queue_first()) else {
             return (new, to_all(plan.quorum, Request::Acquire));
         };
-        new.stage = Stage::First;
-        let what = new.first_request();
+        new.stage = Stage::AskingQueue;
+        let what = new.queue_request();
         (new, SmallVec::from_slice(&[Outgoing { to, what }]))
     }
 
@@ -153,36 +158,38 @@ impl Round {
         match what {
             Request::Acquire => state.record(vote),
             Request::Confirm { fence, phase } if self.stage == Stage::Confirming(fence, phase) => {
-                state.confirmed(vote, fence);
+                state.record_confirm(vote, fence);
             }
-            Request::Look if self.stage == Stage::Looking => return self.looked(&vote, now),
-            // An answer to an earlier phase says nothing about the lease that this phase renews.
-            Request::Confirm { .. } | Request::Look | Request::Extend | Request::Restore => {}
+            Request::HasWaiters if self.stage == Stage::CheckingQueue => {
+                return self.waiters_checked(&vote, now);
+            }
+            // A CONFIRM of an earlier phase did not renew the lease on which this phase relies.
+            Request::Confirm { .. } | Request::HasWaiters | Request::Extend | Request::Restore => {}
             Request::Wait | Request::Leave | Request::Release => {}
         }
         match self.stage {
-            Stage::First if self.queue() == Some(member) => self.first_answered(member, now),
-            Stage::First | Stage::Looking | Stage::Ended => self.open(Sends::new()),
+            Stage::AskingQueue if self.queue() == Some(member) => self.queue_member_answered(member, now),
+            Stage::AskingQueue | Stage::CheckingQueue | Stage::Ended => self.open(Sends::new()),
             Stage::Asking => self.count_grants(now),
             Stage::Confirming(fence, phase) => self.count_confirmed(fence, phase, member, now),
         }
     }
 
-    /// Takes the outcome of [`Request::Wait`] at `member`. A grant means that it is this client's turn.
-    pub fn waited(&mut self, member: Member, ended: Vote<()>, now: Instant) -> Progress {
-        if self.stage != Stage::First || self.start != Start::Queued || self.queue() != Some(member) {
+    /// Takes the outcome of [`Request::Wait`] at `member`.
+    pub fn waited(&mut self, member: Member, outcome: Vote<()>, now: Instant) -> Progress {
+        if self.stage != Stage::AskingQueue || self.start != Start::Queued || self.queue() != Some(member) {
             return self.open(Sends::new());
         }
-        let Err(vote) = ended.into_grant() else {
-            self.since = now;
-            return self.ask_the_others(now);
+        let Err(vote) = outcome.into_grant() else {
+            self.valid_from = now;
+            return self.ask_members_without_grant(now);
         };
         self.members[usize::from(member.0)].record(vote);
-        self.first_answered(member, now)
+        self.queue_member_answered(member, now)
     }
 
-    /// Asks the members that did not grant once more. Validity still counts from the first send: a late
-    /// answer to that may complete the majority.
+    /// Asks the members that did not grant once more. Validity still counts from before the first send,
+    /// because a late answer to the first request may complete the majority.
     pub fn ask_again(&mut self) -> Sends {
         if self.stage != Stage::Asking || self.plan.retries == 0 {
             return Sends::new();
@@ -190,9 +197,9 @@ impl Round {
         self.plan.retries -= 1;
         self.asked_again = self.asked_again.saturating_add(1);
         let mut sends = Sends::new();
-        let has_turn = self.has_turn();
+        let asks_queue_first = self.asks_queue_first();
         for (state, to) in self.members.iter_mut().zip(self.plan.quorum.members()) {
-            if state.may_be_asked_again(has_turn) {
+            if state.may_be_asked_again(asks_queue_first) {
                 state.vote = None;
                 sends.push(Outgoing { to, what: Request::Acquire });
             }
@@ -201,11 +208,11 @@ impl Round {
     }
 
     /// Returns the reason of the failure if the driver does not ask again after [`Verdict::TryAgain`].
-    pub fn why_not(&self) -> FailureReason {
-        self.reason_or(FailureReason::Taken)
+    pub fn failure_reason(&self) -> FailureReason {
+        self.failure_reason_or(FailureReason::Taken)
     }
 
-    /// Ends the round without a hold. Returns the clean-up to send; empty if the round has already ended.
+    /// Ends the round without a hold. Returns the releases to send: none if the round has already ended.
     pub fn give_up(&mut self) -> Sends {
         match self.stage {
             Stage::Ended => Sends::new(),
@@ -216,30 +223,31 @@ impl Round {
         }
     }
 
-    /// Iterates over the last answer of each member; `None` where none has arrived yet.
+    /// Iterates over the last answer of each member; `None` for a member that has not answered.
     pub fn votes(&self) -> impl Iterator<Item = Option<&Vote>> {
         self.members.iter().map(MemberState::last_answer)
     }
 
-    /// Iterates over the members with fences too far ahead of the clocks of the others.
-    pub fn ahead(&self) -> impl Iterator<Item = Member> {
+    /// Iterates over the members whose clocks are too far ahead: other members refused to confirm their
+    /// fences, which are times in µs.
+    pub fn members_ahead(&self) -> impl Iterator<Item = Member> {
         let members = self.plan.quorum.members().zip(&self.members);
-        members.filter(|(_, state)| state.ahead).map(|(member, _)| member)
+        members.filter(|(_, state)| state.is_clock_ahead).map(|(member, _)| member)
     }
 
     /// Returns the member of the current queue.
     pub fn queue(&self) -> Option<Member> {
-        self.order.get(usize::from(self.queue)).copied()
+        self.order.get(usize::from(self.queue_index)).copied()
     }
 
-    /// The queues of `order` up to and including the current one, and those after it. `None` if all of them
-    /// failed, or `order` is empty.
-    pub(crate) fn queues(&self) -> Option<(&[Member], &[Member])> {
-        self.order.split_at_checked(usize::from(self.queue) + 1)
+    /// Returns the members of `order` up to and including that of the current queue, and those after it.
+    /// `None` if the round has tried all queues, or `order` is empty.
+    pub(crate) fn tried_and_later_queues(&self) -> Option<(&[Member], &[Member])> {
+        self.order.split_at_checked(usize::from(self.queue_index) + 1)
     }
 
-    /// Iterates over the members that `order` omits.
-    pub(crate) fn unnamed(&self) -> impl Iterator<Item = Member> {
+    /// Iterates over the members that are not in `order`.
+    pub(crate) fn omitted_members(&self) -> impl Iterator<Item = Member> {
         self.plan.quorum.members().filter(|member| !self.order.contains(member))
     }
 
@@ -247,17 +255,18 @@ impl Round {
         self.start
     }
 
-    /// Returns whether another client held the lock at `member` at its last answer.
+    /// Returns whether the last answer of `member` to ACQUIRE was that another client holds the lock.
     pub(crate) fn is_refused_by(&self, member: Member) -> bool {
         self.members[usize::from(member.0)].vote == Some(Vote::Refused(Refusal::Taken))
     }
 
-    /// Whether the client may keep a part of the quorum while other members refuse it.
-    fn has_turn(&self) -> bool {
+    /// Whether the round asks the member of a queue before the other members. Only such a round keeps its
+    /// grants and asks again while other members refuse it. See [`MemberState::may_be_asked_again`].
+    fn asks_queue_first(&self) -> bool {
         matches!(self.start, Start::InOrder | Start::Queued)
     }
 
-    fn first_request(&self) -> Request {
+    fn queue_request(&self) -> Request {
         if self.start == Start::Queued { Request::Wait } else { Request::Acquire }
     }
 
@@ -265,25 +274,25 @@ impl Round {
         self.queue().map(|queue| &self.members[usize::from(queue.0)].vote)
     }
 
-    fn first_answered(&mut self, member: Member, now: Instant) -> Progress {
+    fn queue_member_answered(&mut self, member: Member, now: Instant) -> Progress {
         let leave = match &self.members[usize::from(member.0)].vote {
             None => return self.open(Sends::new()),
-            Some(Vote::Granted(_)) => return self.ask_the_others(now),
+            Some(Vote::Granted(_)) => return self.ask_members_without_grant(now),
             Some(Vote::Refused(Refusal::Grace(_)) | Vote::Failed(_)) => None,
             Some(Vote::Unknown) => {
                 (self.start == Start::Queued).then_some(Outgoing { to: member, what: Request::Leave })
             }
             Some(Vote::Refused(_)) => return self.fail(FailureReason::Taken),
         };
-        self.queue += 1;
-        let what = self.first_request();
+        self.queue_index += 1;
+        let what = self.queue_request();
         match self.queue() {
             None => self.fail(FailureReason::Impossible),
             Some(to) => self.open(leave.into_iter().chain([Outgoing { to, what }]).collect()),
         }
     }
 
-    fn ask_the_others(&mut self, now: Instant) -> Progress {
+    fn ask_members_without_grant(&mut self, now: Instant) -> Progress {
         self.stage = Stage::Asking;
         let mut sends = Sends::new();
         for (state, to) in self.members.iter_mut().zip(self.plan.quorum.members()) {
@@ -305,7 +314,7 @@ impl Round {
             return self.open(Sends::new());
         }
         if granted >= majority {
-            if let Some(progress) = self.look_before_overtaking() {
+            if let Some(progress) = self.check_for_waiters() {
                 return progress;
             }
             let fence = self.members.iter().filter_map(MemberState::fence).max();
@@ -318,43 +327,44 @@ impl Round {
         if possible >= majority {
             return self.open(Sends::new());
         }
-        let again = self.count(|state| state.may_be_asked_again(self.has_turn()));
-        if self.plan.retries > 0 && possible + again >= majority && !self.is_out_of_turn() {
+        let again = self.count(|state| state.may_be_asked_again(self.asks_queue_first()));
+        if self.plan.retries > 0 && possible + again >= majority && !self.must_release_grants() {
             return Progress { sends: Sends::new(), verdict: Verdict::TryAgain };
         }
-        if self.is_reason_open() {
+        if self.is_failure_reason_open() {
             return self.open(Sends::new());
         }
-        self.fail(self.why_not())
+        self.fail(self.failure_reason())
     }
 
-    /// Whether the outstanding answers decide between "taken" and "no quorum": a majority may be able to
-    /// vote, or may not.
-    fn is_reason_open(&self) -> bool {
+    /// Whether the outstanding answers decide between "taken" (a majority can vote) and "impossible".
+    fn is_failure_reason_open(&self) -> bool {
         let outstanding = self.count(|state| state.last_answer().is_none());
         let unavailable = self.count(MemberState::is_unavailable);
         let quorum = self.plan.quorum;
-        quorum.possible_without(unavailable) && !quorum.possible_without(unavailable + outstanding)
+        quorum.has_majority_without(unavailable) && !quorum.has_majority_without(unavailable + outstanding)
     }
 
+    /// Whether a majority may count only after a check for waiters: see [`Start::AtOnce`].
     fn respects_queue(&self) -> bool {
         self.start == Start::AtOnce && !self.queue_is_empty
     }
 
-    /// With a majority of the other members, a newcomer could overtake the whole queue. If no client waits, a
-    /// hold that the member of the queue has alone keeps no client out.
-    fn look_before_overtaking(&mut self) -> Option<Progress> {
+    /// Asks the member of the queue for waiters if it refused this round, which has a majority of the other
+    /// members and could overtake the whole queue. If no client waits there, the hold that caused the refusal
+    /// is a partial hold, which keeps no client out. Returns `None` if there is nothing to ask.
+    fn check_for_waiters(&mut self) -> Option<Progress> {
         let to = self.queue().filter(|_| self.respects_queue())?;
         match self.queue_vote()? {
             Some(Vote::Refused(why)) if !matches!(why, Refusal::Grace(_)) => {
-                self.stage = Stage::Looking;
-                Some(self.open(SmallVec::from_slice(&[Outgoing { to, what: Request::Look }])))
+                self.stage = Stage::CheckingQueue;
+                Some(self.open(SmallVec::from_slice(&[Outgoing { to, what: Request::HasWaiters }])))
             }
             _ => None,
         }
     }
 
-    fn looked(&mut self, vote: &Vote, now: Instant) -> Progress {
+    fn waiters_checked(&mut self, vote: &Vote, now: Instant) -> Progress {
         if *vote != Vote::Refused(Refusal::NotHeld) {
             return self.fail(FailureReason::Taken);
         }
@@ -363,47 +373,48 @@ impl Round {
         self.count_grants(now)
     }
 
-    /// Whether the client must give back its grants instead of asking again: its turn has not come, or it
-    /// came in another queue than that of the clients that hold the rest. If two clients each kept a part
-    /// until a missing member is back, neither could get a majority.
-    fn is_out_of_turn(&self) -> bool {
+    /// Whether the round must release its grants instead of asking again. If two clients each kept grants
+    /// until a missing member is back, neither could get a majority. So only a round that a queue granted the
+    /// lock keeps them. A round that waited releases them after some retries if it can move to another queue:
+    /// clients that waited there may have the other grants.
+    fn must_release_grants(&self) -> bool {
         let refused = Some(Vote::Refused(Refusal::Taken));
         match self.start {
             Start::AtOnce if self.queue_is_empty => false,
             Start::AtOnce => {
-                let has_a_part = self.count(|state| state.fence().is_some()) > 0;
+                let has_grants = self.count(|state| state.fence().is_some()) > 0;
                 let is_refused = self.count(|state| state.vote == refused) > 0;
-                self.queue_vote() == Some(&refused) || (has_a_part && is_refused)
+                self.queue_vote() == Some(&refused) || (has_grants && is_refused)
             }
             Start::InOrder | Start::Adopting => false,
             Start::Queued => {
                 let may_move_on = || self.next_queue().is_some_and(|next| Some(next) != self.queue());
-                self.asked_again >= BRIEF_TRIES && may_move_on()
+                self.asked_again >= RETRIES_BEFORE_NEXT_QUEUE && may_move_on()
             }
         }
     }
 
-    /// On a single server the fence of the grant is enough.
+    /// Whether the round needs a confirm phase. On a single server the fence of the grant is enough.
     fn needs_confirm(&self) -> bool {
         self.start == Start::Adopting || (self.plan.fenced && self.plan.quorum.majority() > 1)
     }
 
-    /// Begins a confirm phase for `fence`, with no answer counted. It asks the members with a counted grant.
-    /// A grant with a greater fence is left out rather than waited for: that would cost another phase.
+    /// Begins a confirm phase for `fence`, with no answer counted. The phase asks the members that granted
+    /// this fence or a lower one. A greater one would need another phase, so its member is left out.
     fn confirm(&mut self, fence: Fence, phase: u8, now: Instant) -> Progress {
         self.stage = Stage::Confirming(fence, phase);
-        self.since = now;
+        self.valid_from = now;
         self.members.iter_mut().for_each(|state| state.confirm = Confirm::Uncounted);
-        let asked = self.ask_counted(fence, phase);
+        let asked = self.send_confirms(fence, phase);
         self.decide_confirmed(fence, phase, asked, now)
     }
 
-    fn ask_counted(&mut self, fence: Fence, phase: u8) -> Sends {
+    fn send_confirms(&mut self, fence: Fence, phase: u8) -> Sends {
         let what = Request::Confirm { fence, phase };
-        let counted = |state: &MemberState| state.fence().is_some_and(|granted| granted <= fence);
+        let has_grant_to_raise = |state: &MemberState| state.fence().is_some_and(|granted| granted <= fence);
         let mut sends = Sends::new();
         for (state, to) in self.members.iter_mut().zip(self.plan.quorum.members()) {
-            if state.confirm == Confirm::Uncounted && counted(state) {
+            if state.confirm == Confirm::Uncounted && has_grant_to_raise(state) {
                 state.confirm = Confirm::Asked;
                 sends.push(Outgoing { to, what });
             }
@@ -418,16 +429,16 @@ impl Round {
         {
             return self.next_phase(greater, phase, now);
         }
-        // A grant that arrives during the phase counts if its fence is not greater.
-        let joined = self.ask_counted(fence, phase);
-        self.decide_confirmed(fence, phase, joined, now)
+        // A grant that arrives during the phase takes part if its fence is not greater.
+        let asked = self.send_confirms(fence, phase);
+        self.decide_confirmed(fence, phase, asked, now)
     }
 
     fn decide_confirmed(&mut self, fence: Fence, phase: u8, asked: Sends, now: Instant) -> Progress {
         let majority = self.plan.quorum.majority();
         let yes = self.count(|state| state.confirm == Confirm::Yes);
         if yes >= majority {
-            // Without `fenced`, whether there is a fence must not depend on whether there was a wait.
+            // An adopted hold is confirmed in any case, but a quorum without `fenced` reports no fence.
             return self.succeed(Some(fence).filter(|_| self.plan.fenced || majority == 1), now);
         }
         let possible = yes + self.count(|state| state.confirm == Confirm::Asked || state.vote.is_none());
@@ -436,11 +447,11 @@ impl Round {
         }
         match self.next_fence(fence) {
             Some(next) => self.next_phase(next, phase, now),
-            None => self.fail(self.reason_or(FailureReason::TooLate)),
+            None => self.fail(self.failure_reason_or(FailureReason::TooLate)),
         }
     }
 
-    /// Begins the next phase. A quorum that still disagrees after 256 of them never agrees.
+    /// Begins the next phase. Fails after 256 phases, as the members will not agree then.
     fn next_phase(&mut self, fence: Fence, phase: u8, now: Instant) -> Progress {
         match phase.checked_add(1) {
             Some(next) => self.confirm(fence, next, now),
@@ -448,19 +459,20 @@ impl Round {
         }
     }
 
-    /// The next fence to try if too few members can confirm `fence`, while a majority still grants.
+    /// Returns the fence of the next phase if too few members can confirm `fence`. `None` if the grants that
+    /// still count are no majority, or their greatest fence is this one.
     fn next_fence(&mut self, fence: Fence) -> Option<Fence> {
         let too_far_ahead = Confirm::No(Vote::Refused(Refusal::FenceAhead));
-        let lower = self.members.iter().any(|state| state.confirm == too_far_ahead);
-        if lower {
+        let is_too_far_ahead = self.members.iter().any(|state| state.confirm == too_far_ahead);
+        if is_too_far_ahead {
             // The fence came from a clock that is ahead: continue without the members that granted it.
             for state in &mut self.members {
-                state.ahead |= state.fence().is_some_and(|granted| granted >= fence);
+                state.is_clock_ahead |= state.fence().is_some_and(|granted| granted >= fence);
             }
         }
         let greatest = self.members.iter().filter_map(MemberState::fence).max();
         let majority_grants = self.count(|state| state.fence().is_some()) >= self.plan.quorum.majority();
-        greatest.filter(|&greatest| majority_grants && (lower || greatest > fence))
+        greatest.filter(|&greatest| majority_grants && (is_too_far_ahead || greatest > fence))
     }
 
     fn open(&self, sends: Sends) -> Progress {
@@ -468,7 +480,7 @@ impl Round {
     }
 
     fn succeed(&mut self, fence: Option<Fence>, now: Instant) -> Progress {
-        let valid_until = self.plan.lease.valid_until(self.since);
+        let valid_until = self.plan.lease.valid_until(self.valid_from);
         if now >= valid_until {
             return self.fail(FailureReason::TooLate);
         }
@@ -481,14 +493,17 @@ impl Round {
         Progress { sends: self.give_up(), verdict: Verdict::Failed(reason) }
     }
 
-    fn reason_or(&self, if_possible: FailureReason) -> FailureReason {
+    /// Returns the reason of a failure: `if_possible` if a majority can vote and the request itself can
+    /// succeed.
+    fn failure_reason_or(&self, if_possible: FailureReason) -> FailureReason {
         let unavailable = self.count(MemberState::is_unavailable);
-        let possible = self.plan.quorum.possible_without(unavailable);
+        let possible = self.plan.quorum.has_majority_without(unavailable);
         let reason = if possible { if_possible } else { FailureReason::Impossible };
         self.invalid_request().unwrap_or(reason)
     }
 
-    /// The reason if the request itself cannot succeed, whatever the state of the members.
+    /// Returns the reason why the request itself cannot succeed, whatever the state of the members; `None` if
+    /// it can.
     fn invalid_request(&self) -> Option<FailureReason> {
         let is_deadlock = |vote: &Vote| matches!(vote, Vote::Refused(Refusal::Deadlock(_)));
         if self.plan.quorum.is_misuse(self.votes().flatten()) {
@@ -511,14 +526,15 @@ struct MemberState {
     /// The answer to ACQUIRE; `None` while it is outstanding.
     vote: Option<Vote>,
     confirm: Confirm,
-    /// Whether its fences are too far ahead of the clocks of the others. Its grant does not count then.
-    ahead: bool,
+    /// Whether other members refused its fence as too far ahead of their clocks. Then its grant does not
+    /// count.
+    is_clock_ahead: bool,
 }
 
 /// The state of a member in the current confirm phase.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Confirm {
-    /// Its grant does not count in this phase, and so neither does its answer.
+    /// The member has no grant that takes part in this phase, so an answer to CONFIRM would not count.
     #[default]
     Uncounted,
     Asked,
@@ -530,13 +546,13 @@ impl MemberState {
     /// Returns the fence of the grant, if the grant counts.
     fn fence(&self) -> Option<Fence> {
         match self.vote {
-            Some(Vote::Granted(fence)) if !self.ahead => Some(fence),
+            Some(Vote::Granted(fence)) if !self.is_clock_ahead => Some(fence),
             _ => None,
         }
     }
 
-    /// Records an answer to ACQUIRE. The answers to an ACQUIRE and its retries arrive in any order: a grant
-    /// replaces any other answer, and a grant with a greater fence one with a lower.
+    /// Records an answer to ACQUIRE. The answers to an ACQUIRE and its retries arrive in any order, so a
+    /// grant replaces any other answer, and is only replaced by a grant with a greater fence.
     fn record(&mut self, vote: Vote) {
         match (&self.vote, &vote) {
             (Some(Vote::Granted(known)), Vote::Granted(new)) if new > known => self.vote = Some(vote),
@@ -546,7 +562,7 @@ impl MemberState {
     }
 
     /// Records the answer to the CONFIRM of the current phase.
-    fn confirmed(&mut self, vote: Vote, asked: Fence) {
+    fn record_confirm(&mut self, vote: Vote, asked: Fence) {
         if matches!(self.confirm, Confirm::Uncounted | Confirm::Yes) {
             return;
         }
@@ -555,22 +571,23 @@ impl MemberState {
                 self.confirm = Confirm::Yes;
                 return;
             }
-            // The hold has a greater fence than its grant said, or has ended.
+            // The hold has got a greater fence since its grant.
             Vote::Granted(fence) if fence > asked => self.vote = Some(vote.clone()),
+            // The hold has ended.
             Vote::Refused(Refusal::NotHeld) => self.vote = Some(vote.clone()),
             _ => {}
         }
         self.confirm = Confirm::No(vote);
     }
 
-    /// Returns whether another ACQUIRE makes sense. A client does not wait for the hold of another one while
-    /// it holds a part of the quorum: two clients that did would wait for each other. Only a client in its
-    /// turn does, because its predecessor is about to release the other members.
-    fn may_be_asked_again(&self, has_turn: bool) -> bool {
+    /// Returns whether another ACQUIRE makes sense. If two clients with grants asked members again that
+    /// refuse them, each would wait for the other's grants. So only a client that a queue granted the lock
+    /// first does this: the previous holder is about to release the other members.
+    fn may_be_asked_again(&self, asks_queue_first: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,
             Some(Vote::Refused(Refusal::Grace(_))) => true,
-            Some(Vote::Refused(_)) => has_turn,
+            Some(Vote::Refused(_)) => asks_queue_first,
             Some(Vote::Failed(Failure::Misuse(_))) => false,
             Some(Vote::Failed(_) | Vote::Unknown) => true,
         }
@@ -584,7 +601,7 @@ impl MemberState {
     }
 
     fn is_unavailable(&self) -> bool {
-        self.ahead || self.last_answer().is_some_and(Vote::is_unavailable)
+        self.is_clock_ahead || self.last_answer().is_some_and(Vote::is_unavailable)
     }
 }
 
@@ -594,11 +611,11 @@ impl MemberState {
 impl Round {
     /// Moves every remembered instant into the past by `by`.
     pub fn age(&mut self, by: Duration) {
-        self.since = self.since.saturating_sub(by);
+        self.valid_from = self.valid_from.saturating_sub(by);
     }
 
-    /// Renumbers the members: the old index `order[i]` becomes index `i`. Not for a queued round, where the
-    /// order of the members matters.
+    /// Renumbers the members: the member with the old index `order[i]` gets the index `i`. Not for a round
+    /// with queues, which belong to certain members.
     pub fn relabel(&mut self, order: &[usize]) {
         self.members = order.iter().map(|&from| self.members[from].clone()).collect();
     }

@@ -1,5 +1,6 @@
-//! The rules of a quorum, one by one, on the state machines without I/O: the requests that are sent, the
-//! answers that count, and the beginning of validity.
+//! The rules of a quorum, one by one, without I/O: which requests are sent, which answers count, and from
+//! when validity counts.
+
 mod rules {
     pub mod acquiring;
     pub mod adopting;

@@ -1,7 +1,7 @@
 //! Takes over a hold that was acquired elsewhere.
 
 use dlock_protocol::{Mode, Token};
-use dlock_quorum::{Deadline, FailureReason, Plan, Terms};
+use dlock_quorum::{AttemptOptions, Deadline, FailureReason, Plan};
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(crate) async fn adopt(
         service: service.clone(),
         resource: resource.to_vec(),
         options: dlock_protocol::LockRequest::new(Some(token.clone()), wire_ttl),
-        terms: Terms {
+        terms: AttemptOptions {
             plan: Plan { quorum, lease, fenced: true, retries: service.retry.times },
             first_pause: service.retry.pause,
             deadline: Deadline::NoWait,
@@ -59,7 +59,7 @@ pub(crate) async fn adopt(
         Err(Unacquired { reason, report }) => {
             let not_held = report.0.iter().filter(|master| master.state == NodeState::NotHeld).count();
             Err(match reason {
-                _ if !quorum.possible_without(not_held) => ExtendError::Lost(report),
+                _ if !quorum.has_majority_without(not_held) => ExtendError::Lost(report),
                 FailureReason::Misuse => ExtendError::Misuse(report),
                 _ => ExtendError::Unconfirmed(report),
             })

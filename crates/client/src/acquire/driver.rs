@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use dlock_protocol::{Fence, Token};
 use dlock_quorum::{
-    Acquired, Attempt, FailureReason, Lease, Meeting, Member, Next, Outgoing, Request, Sends, Step, Terms,
-    Vote,
+    Acquired, Attempt, AttemptOptions, FailureReason, Lease, Member, Next, NextQueue, Outgoing, Request,
+    Sends, Step, Vote,
 };
 use tracing::{Instrument, info_span};
 
@@ -36,7 +36,7 @@ pub(crate) struct Acquisition {
     pub(crate) resource: Vec<u8>,
     /// Without a token of the caller, each round gets a fresh one. With one, there is a single round.
     pub(crate) options: dlock_protocol::LockRequest<Option<Token>>,
-    pub(crate) terms: Terms,
+    pub(crate) terms: AttemptOptions,
     pub(crate) on_position: Option<OnPosition>,
     pub(crate) on_outage: Option<OnOutage>,
 }
@@ -68,8 +68,8 @@ impl Acquisition {
     /// Acquires the lock. If the future is dropped, everything that was requested is released.
     pub(crate) async fn run(&self) -> Result<NewHold, Unacquired> {
         let service = &self.service;
-        let (memory, order) = (service.contended.get(&self.resource), service.queue_order());
-        let mut attempt = Attempt::new(self.terms, rand::random(), &memory, &order, now());
+        let (contention, order) = (service.contended.get(&self.resource), service.queue_order());
+        let mut attempt = Attempt::new(self.terms, rand::random(), &contention, &order, now());
         let mut round = SentRound::new(self, self.options.token.clone().unwrap_or_else(fresh_token), None);
         let mut report = Report(Vec::new());
         let mut step = attempt.begin_round(now());
@@ -87,8 +87,8 @@ impl Acquisition {
                     round = SentRound::new(self, fresh_token(), round.ephemeral_connection());
                     let holders = OptionFuture::from(needs_holders.then(|| service.holders(&self.resource)));
                     let (holders, order) = (holders.await, service.queue_order());
-                    service.contended.update(&self.resource, |memory| {
-                        attempt.review(memory, &order, holders.as_ref(), now())
+                    service.contended.update(&self.resource, |contention| {
+                        attempt.review(contention, &order, holders.as_ref(), now())
                     })
                 }
                 Next::Acquired(acquired) => return Ok(round.succeed(acquired, attempt)),
@@ -97,7 +97,7 @@ impl Acquisition {
             if step.reports_outage {
                 self.on_outage.iter().for_each(|on_outage| on_outage(&report));
             }
-            if let Some(queue) = step.met_at {
+            if let Some(queue) = step.moves_to {
                 service.leave_other_queues(&self.resource, queue);
             }
         }
@@ -172,7 +172,7 @@ impl SentRound<'_> {
             match what {
                 Request::Leave => self.leave_queue(to),
                 Request::Wait => self.join_queue(to, attempt),
-                Request::Acquire | Request::Look | Request::Confirm { .. } => self.ask(to, what),
+                Request::Acquire | Request::HasWaiters | Request::Confirm { .. } => self.ask(to, what),
                 // Sent elsewhere: Release by `drop`, Extend and Restore by `hold::extend`.
                 Request::Release | Request::Extend | Request::Restore => {}
             }
@@ -182,7 +182,7 @@ impl SentRound<'_> {
     fn ask(&mut self, to: Member, what: Request) {
         let (request, ttl) = (&self.request, self.request.ttl());
         let (command, late_effect, read): (_, _, fn(Reply) -> Vote) = match what {
-            Request::Look => (request::waiters(&request.resource, 1), None, Reply::queue_state),
+            Request::HasWaiters => (request::waiters(&request.resource, 1), None, Reply::queue_state),
             Request::Confirm { fence, .. } => {
                 (request.confirm(fence), Some(LateEffect::Lease(ttl)), Reply::confirmed)
             }
@@ -199,7 +199,7 @@ impl SentRound<'_> {
             let (reply, server) = channel.ask_server(&command, late_effect, limit).await;
             let mut vote = read(reply);
             // An answer about the queue says nothing about the hold.
-            if what != Request::Look {
+            if what != Request::HasWaiters {
                 channel.note(&vote);
                 vote = voters.admit(to, server, vote);
             }
@@ -229,15 +229,15 @@ impl SentRound<'_> {
     }
 
     /// Turns the round into a hold. Records where other clients queue, or looks for them in the background:
-    /// see [`Meeting`].
+    /// see [`NextQueue`].
     fn succeed(mut self, acquired: Acquired, attempt: Attempt) -> NewHold {
         let service = self.acquisition.service.clone();
         let (calls, channels) = (mem::take(&mut self.calls), mem::take(&mut self.channels));
         let request = self.request.clone();
-        match attempt.meeting() {
-            Meeting::None => {}
-            Meeting::At(queue) => service.record_queue(&request.resource, queue),
-            Meeting::LookAt(queue) => service.look_for_others(request.clone(), queue),
+        match attempt.next_queue() {
+            NextQueue::First => {}
+            NextQueue::MoveTo(queue) => service.record_queue(&request.resource, queue),
+            NextQueue::LookForOthersAt(queue) => service.look_for_others(request.clone(), queue),
         }
         let late_answers = (!calls.is_empty()).then(|| {
             let request = request.clone();
@@ -262,7 +262,7 @@ impl SentRound<'_> {
 
     fn report(&self, attempt: &Attempt) -> Report {
         let mut report = self.acquisition.service.report(&self.channels, attempt.votes());
-        for member in attempt.ahead() {
+        for member in attempt.members_ahead() {
             report.0[usize::from(member.0)].state = NodeState::ClockAhead;
         }
         report

@@ -43,7 +43,7 @@ impl Hold {
         let granted = votes.iter().filter(|vote| matches!(vote, Vote::Granted(_))).count();
         let refused = votes.iter().filter(|vote| matches!(vote, Vote::Refused(_))).count();
         let quorum = self.service.quorum;
-        if !quorum.possible_without(refused) {
+        if !quorum.has_majority_without(refused) {
             self.lose(Lost::TakenAway(report.clone()));
         }
         match self.state().loss {

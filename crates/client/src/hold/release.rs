@@ -54,7 +54,7 @@ impl Releases {
         let (quorum, limit) = (self.service.quorum, self.service.nodes[0].limit);
         // The releases are repeated in the background for longer than this.
         let decided = timeout(limit, async {
-            while self.released() < quorum.majority() && quorum.possible_without(self.not_held()) {
+            while self.released() < quorum.majority() && quorum.has_majority_without(self.not_held()) {
                 let Some((member, vote)) = self.calls.next().await else { return };
                 self.votes[usize::from(member.0)] = Some(vote);
             }
@@ -68,7 +68,7 @@ impl Releases {
         let is_reported = |vote: &&Vote<()>| time_is_up || **vote != Vote::Unknown;
         let votes = self.votes.iter().map(|vote| vote.as_ref().filter(is_reported));
         let report = self.service.report(&self.channels, votes);
-        if !quorum.possible_without(self.not_held()) {
+        if !quorum.has_majority_without(self.not_held()) {
             return Err(ReleaseError::NotHeld(report));
         }
         Err(ReleaseError::Unconfirmed(report))

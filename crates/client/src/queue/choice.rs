@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use tokio::time::sleep;
 
-use dlock_quorum::{Holder, Member, Others, Place, QueueOrder};
+use dlock_quorum::{Holder, Member, OtherHolds, Place, QueueOrder};
 
 use crate::clock::now;
 use crate::reading::printable;
@@ -19,14 +19,14 @@ impl Service {
             member: node.member,
             is_missing: node.is_missing(),
             run_id: self.member_list.run_id(node.member),
-            name: node.name.clone(),
+            address: node.name.clone(),
         }))
     }
 
     /// Records that other clients wait in the queue of this master.
     pub(crate) fn record_queue(&self, resource: &[u8], queue: Member) {
         let order = self.queue_order();
-        if self.contended.update(resource, |memory| memory.meet(queue, &order, now())) {
+        if self.contended.update(resource, |contention| contention.move_to(queue, &order, now())) {
             self.leave_other_queues(resource, queue);
         }
     }
@@ -43,26 +43,29 @@ impl Service {
     /// Finds out in the background whether other clients wait at this master, which refused this client
     /// although a majority granted the lock.
     pub(crate) fn look_for_others(self: &Arc<Self>, request: Arc<LockRequest>, queue: Member) {
-        if !self.contended.update(&request.resource, |memory| memory.begin_look(now())) {
+        if !self.contended.update(&request.resource, |contention| contention.begin_looking_for_others(now()))
+        {
             return;
         }
         let service = self.clone();
         self.spawn(async move {
             match service.others(&request, queue).await {
-                Others::Gone => service.contended.update(&request.resource, |memory| memory.end_look()),
-                Others::Leftover => {}
-                Others::Queue => service.record_queue(&request.resource, queue),
+                OtherHolds::None => {
+                    service.contended.update(&request.resource, |contention| contention.allow_looking_again())
+                }
+                OtherHolds::Stale => {}
+                OtherHolds::Young => service.record_queue(&request.resource, queue),
             }
         });
     }
 
     /// Reads the holds at `queue` that are part of no majority twice, a round trip apart: a release that was
     /// in flight has arrived by the second time.
-    async fn others(&self, request: &LockRequest, queue: Member) -> Others {
+    async fn others(&self, request: &LockRequest, queue: Member) -> OtherHolds {
         let begun = now();
         let before = self.partial_holders(request, queue).await;
         sleep(now().saturating_since(begun)).await;
-        Others::of(&before, &self.partial_holders(request, queue).await)
+        OtherHolds::compare(&before, &self.partial_holders(request, queue).await)
     }
 
     async fn partial_holders(&self, request: &LockRequest, member: Member) -> Vec<Holder> {

@@ -1,7 +1,7 @@
-//! A client: passes messages to and from the state machines of `dlock-quorum`, the code under test.
+//! A client: passes messages to and from `Round` and `Extension` of `dlock-quorum`, the code under test.
 
-use super::master::{Answer, Ask, Message, Token, as_fence};
-use super::world::{Broken, MASTERS, Script, State, World};
+use super::master::{Answer, Kind, Message, Token, as_fence};
+use super::world::{Behaviour, MASTERS, Mutation, State, World};
 use dlock_quorum::{
     Extension, Fence, Member, Outgoing, Progress, Refusal, Request, Round, Start, Verdict, Vote,
 };
@@ -10,52 +10,56 @@ use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Client {
-    pub round: u8,
+    /// The number of the current acquisition.
+    pub acquisition: u8,
     /// The greatest fence of the acquisitions that were complete when this one began.
     greatest_before: u8,
     /// The waiters at the first master when this acquisition began.
-    pub ahead: SmallVec<[Token; 2]>,
+    pub waiters_before: SmallVec<[Token; 2]>,
     pub phase: Phase,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     Idle,
-    /// Only under [`Broken::ValidFromReceipt`]: waits in a queue before the acquisition begins.
+    /// Waits in a queue before the acquisition begins. Only under [`Mutation::ValidFromReceipt`].
     Queueing,
     Acquiring {
-        machine: Box<Round>,
+        round: Box<Round>,
         /// The last request to each master that may still time out.
-        asked: [Option<Ask>; MASTERS],
-        /// Whether the machine waits for `ask_again`.
+        asked: [Option<Kind>; MASTERS],
+        /// Whether the round waits for `ask_again`.
         paused: bool,
     },
-    Holding {
-        /// Remaining validity of the hold.
-        left: Duration,
-        extension: Option<Box<Extension>>,
-        /// The number of extensions begun, and whether one of them counted.
-        extensions: u8,
-        extended: bool,
-        /// The number of extensions begun before an operator broke the hold.
-        broken_at: Option<u8>,
-    },
+    Holding(Holding),
     Done,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Holding {
+    /// Remaining validity of the hold.
+    pub validity_left: Duration,
+    pub extension: Option<Box<Extension>>,
+    pub extensions_begun: u8,
+    /// Whether a majority has extended the hold at least once.
+    pub was_extended: bool,
+    /// The number of extensions that began before an operator broke the hold. `None` means that none did.
+    pub begun_before_break: Option<u8>,
 }
 
 impl Client {
     pub fn new() -> Self {
-        Self { round: 0, greatest_before: 0, ahead: SmallVec::new(), phase: Phase::Idle }
+        Self { acquisition: 0, greatest_before: 0, waiters_before: SmallVec::new(), phase: Phase::Idle }
     }
 
-    /// Whether the message still matters to the client: a request, or an answer that it waits for.
+    /// Whether the message is a request of the current acquisition, or an answer that the client waits for.
     pub fn reads(&self, message: &Message) -> bool {
         let is_read = match self.phase {
             Phase::Idle | Phase::Done => false,
-            Phase::Holding { .. } => matches!(message.what, Ask::Extend(_) | Ask::Restore),
+            Phase::Holding(_) => matches!(message.kind, Kind::Extend(_) | Kind::Restore),
             Phase::Queueing | Phase::Acquiring { .. } => true,
         };
-        message.round == self.round && (is_read || (message.answer.is_none() && self.is_busy()))
+        message.acquisition == self.acquisition && (is_read || (message.answer.is_none() && self.is_busy()))
     }
 
     fn is_busy(&self) -> bool {
@@ -63,18 +67,18 @@ impl Client {
     }
 
     pub fn holds(&self) -> bool {
-        matches!(self.phase, Phase::Holding { .. })
+        matches!(self.phase, Phase::Holding(_))
     }
 
-    /// Advances time by `by`. A hold is dropped at the end of its validity, and nothing is sent.
-    pub fn age(&mut self, script: Script, by: Duration) {
+    /// Advances time by `by`. At the end of its validity the client drops a hold without a RELEASE.
+    pub fn age(&mut self, behaviour: Behaviour, by: Duration) {
         match &mut self.phase {
-            Phase::Acquiring { machine, .. } => machine.age(by),
-            Phase::Holding { left, extension, .. } => {
-                *left = left.saturating_sub(by);
-                extension.iter_mut().for_each(|extension| extension.age(by));
-                if left.is_zero() {
-                    self.next_round(script);
+            Phase::Acquiring { round, .. } => round.age(by),
+            Phase::Holding(holding) => {
+                holding.validity_left = holding.validity_left.saturating_sub(by);
+                holding.extension.iter_mut().for_each(|extension| extension.age(by));
+                if holding.validity_left.is_zero() {
+                    self.next_acquisition(behaviour);
                 }
             }
             Phase::Idle | Phase::Queueing | Phase::Done => {}
@@ -82,65 +86,67 @@ impl Client {
     }
 
     pub fn has_vote(&self, vote: &Vote) -> bool {
-        matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.votes().flatten().any(|v| v == vote))
+        matches!(&self.phase, Phase::Acquiring { round, .. } if round.votes().flatten().any(|v| v == vote))
     }
 
-    /// Whether the client keeps its grants until it asks again, although another client has a grant too.
+    /// Whether the client keeps grants during the pause before it asks again, although a master has refused
+    /// it.
     pub fn keeps_partial_hold(&self) -> bool {
-        let Phase::Acquiring { machine, paused: true, .. } = &self.phase else { return false };
-        machine.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
+        let Phase::Acquiring { round, paused: true, .. } = &self.phase else { return false };
+        round.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
     }
 
-    pub fn dropped_a_member_ahead(&self) -> bool {
-        matches!(&self.phase, Phase::Acquiring { machine, .. } if machine.ahead().next().is_some())
+    pub fn has_dropped_member(&self) -> bool {
+        matches!(&self.phase, Phase::Acquiring { round, .. } if round.members_ahead().next().is_some())
     }
 
-    pub fn next_round(&mut self, script: Script) {
-        self.round += 1;
+    pub fn next_acquisition(&mut self, behaviour: Behaviour) {
+        self.acquisition += 1;
         self.greatest_before = 0;
-        self.ahead.clear();
-        self.phase = if self.round < script.acquisitions { Phase::Idle } else { Phase::Done };
+        self.waiters_before.clear();
+        self.phase = if self.acquisition < behaviour.acquisitions { Phase::Idle } else { Phase::Done };
     }
 }
 
 impl State {
     pub fn token(&self, world: &World, client: usize) -> Token {
-        let round = if world.is(Broken::TokenUsedAgain) { 0 } else { self.clients[client].round };
-        Token { client: client as u8, round }
+        let acquisition =
+            if world.has(Mutation::TokenUsedAgain) { 0 } else { self.clients[client].acquisition };
+        Token { client: client as u8, acquisition }
     }
 
     pub fn begin(&mut self, world: &World, client: usize) {
         self.clients[client].greatest_before = self.history.greatest();
         let all = || world.quorum().members().collect();
         let (start, order): (Start, Vec<Member>) = match world.clients[client].waits {
-            false if world.clients[client].looks => {
-                self.clients[client].ahead = self.masters[0].queue.clone();
+            false if world.clients[client].respects_queue => {
+                self.clients[client].waiters_before = self.masters[0].queue.clone();
                 (Start::AtOnce, vec![Member(0)])
             }
-            false if world.clients[client].in_order || world.is(Broken::KeepsPartialHold) => {
+            false if world.clients[client].in_order || world.has(Mutation::KeepsPartialHold) => {
                 (Start::InOrder, all())
             }
             false => (Start::AtOnce, Vec::new()),
-            true if world.is(Broken::ValidFromReceipt) => {
+            true if world.has(Mutation::ValidFromReceipt) => {
                 self.clients[client].phase = Phase::Queueing;
                 return self.post(world, client, 0, [Outgoing { to: Member(0), what: Request::Wait }]);
             }
             true => (Start::Queued, all()),
         };
-        let (machine, sends) = Round::begin(world.plan(client), start, &order, world.now());
+        let (round, sends) = Round::begin(world.plan(client), start, &order, world.now());
         self.clients[client].phase =
-            Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };
+            Phase::Acquiring { round: Box::new(round), asked: [None; MASTERS], paused: false };
         self.send(world, client, sends);
     }
 
-    /// Sends requests, and records the requests that may time out.
+    /// Sends requests, and records those that may time out.
     fn send(&mut self, world: &World, client: usize, sends: impl IntoIterator<Item = Outgoing> + Clone) {
         if let Phase::Acquiring { asked, .. } = &mut self.clients[client].phase
             && world.clients[client].timeouts
         {
             for Outgoing { to, what } in sends.clone() {
                 let is_answered = !matches!(what, Request::Leave | Request::Release);
-                asked[usize::from(to.0)] = is_answered.then_some(Ask::new(what, 0));
+                asked[usize::from(to.0)] = is_answered.then_some(Kind::new(what, 0));
             }
         }
         self.post(world, client, 0, sends);
@@ -153,65 +159,66 @@ impl State {
         extension: u8,
         sends: impl IntoIterator<Item = Outgoing>,
     ) {
-        let (token, round) = (self.token(world, client), self.clients[client].round);
+        let (token, acquisition) = (self.token(world, client), self.clients[client].acquisition);
         let mut sends: Vec<Outgoing> = sends.into_iter().collect();
         if let Some(&Outgoing { what: confirm @ Request::Confirm { .. }, .. }) = sends.first()
-            && world.is(Broken::UncountedAnswers)
+            && world.has(Mutation::UncountedAnswers)
         {
             sends = world.quorum().members().map(|to| Outgoing { to, what: confirm }).collect();
         }
         for Outgoing { to, what } in sends {
             if what != Request::Release || world.clients[client].releases {
-                let message = Message { token, round, what: Ask::new(what, extension), answer: None };
+                let message = Message { token, acquisition, kind: Kind::new(what, extension), answer: None };
                 self.masters[usize::from(to.0)].post(message);
             }
         }
     }
 
-    /// Passes an answer to the client. `Vote::Unknown` means that the client stops waiting for it.
+    /// Passes the answer to a request to the client. `Vote::Unknown` means that the client waits no longer
+    /// for it.
     pub fn receive(&mut self, world: &World, master: usize, message: Message, mut vote: Vote) {
-        if message.what == Ask::Look && world.is(Broken::NoLook) {
+        if message.kind == Kind::HasWaiters && world.has(Mutation::NoCheckForWaiters) {
             vote = Vote::Refused(Refusal::NotHeld);
         }
         let client = usize::from(message.token.client);
         let member = Member(master as u8);
         match &mut self.clients[client].phase {
             Phase::Queueing => self.stop_queueing(world, client, vote),
-            Phase::Acquiring { machine, asked, .. } => {
-                if asked[master] == Some(message.what) {
+            Phase::Acquiring { round, asked, .. } => {
+                if asked[master] == Some(message.kind) {
                     asked[master] = None;
                 }
-                let confirmed = matches!((message.what, &vote), (Ask::Confirm { .. }, Vote::Granted(_)));
-                if confirmed && world.is(Broken::UncountedAnswers) {
-                    machine.answered(member, Request::Acquire, Vote::Granted(as_fence(1)), world.now());
+                let confirmed = matches!((message.kind, &vote), (Kind::Confirm { .. }, Vote::Granted(_)));
+                if confirmed && world.has(Mutation::UncountedAnswers) {
+                    round.answered(member, Request::Acquire, Vote::Granted(as_fence(1)), world.now());
                 }
-                let progress = match message.what {
-                    Ask::Wait => machine.waited(member, vote.map(|_| ()), world.now()),
-                    what => machine.answered(member, what.into(), vote, world.now()),
+                let progress = match message.kind {
+                    Kind::Wait => round.waited(member, vote.map(|_| ()), world.now()),
+                    kind => round.answered(member, kind.into(), vote, world.now()),
                 };
                 self.carry_out(world, client, progress);
             }
-            Phase::Holding { .. } => self.extension_answered(world, member, message, vote),
+            Phase::Holding(_) => self.extension_answered(world, member, message, vote),
             Phase::Idle | Phase::Done => {}
         }
     }
 
     fn carry_out(&mut self, world: &World, client: usize, progress: Progress) {
-        let Phase::Acquiring { machine, paused, .. } = &mut self.clients[client].phase else { return };
+        let Phase::Acquiring { round, paused, .. } = &mut self.clients[client].phase else { return };
         *paused = progress.verdict == Verdict::TryAgain;
-        let greatest = machine.votes().filter_map(fence_of).max();
+        let greatest_grant = round.votes().filter_map(fence_of).max();
         self.send(world, client, progress.sends);
         match progress.verdict {
             Verdict::Open | Verdict::TryAgain => {}
-            Verdict::Failed(_) => self.clients[client].next_round(world.clients[client]),
+            Verdict::Failed(_) => self.clients[client].next_acquisition(world.clients[client]),
             Verdict::Acquired(acquired) => {
-                let waits = |token: &Token| self.masters[0].queue.contains(token);
-                self.history.overtaken |= self.clients[client].ahead.iter().any(waits);
-                self.clients[client].ahead.clear();
-                let fence = if world.is(Broken::NoConfirmPhase) { greatest } else { acquired.fence };
+                let still_waits = |token: &Token| self.masters[0].queue.contains(token);
+                self.history.waiter_overtaken |= self.clients[client].waiters_before.iter().any(still_waits);
+                self.clients[client].waiters_before.clear();
+                let fence = if world.has(Mutation::NoConfirmPhase) { greatest_grant } else { acquired.fence };
                 if let Some(fence) = fence {
                     let before = self.clients[client].greatest_before;
-                    self.history.completed(fence.get() as u8, before);
+                    self.history.record(fence.get() as u8, before);
                 }
                 self.hold(world, client, acquired.valid_until);
             }
@@ -219,31 +226,32 @@ impl State {
     }
 
     pub fn ask_again(&mut self, world: &World, client: usize) {
-        let Phase::Acquiring { machine, paused, .. } = &mut self.clients[client].phase else { return };
+        let Phase::Acquiring { round, paused, .. } = &mut self.clients[client].phase else { return };
         *paused = false;
-        let sends = machine.ask_again();
-        if world.is(Broken::ValidFromRetry) {
-            **machine = Round::begin(world.plan(client), Start::AtOnce, &[], world.now()).0;
+        let sends = round.ask_again();
+        if world.has(Mutation::ValidFromRetry) {
+            **round = Round::begin(world.plan(client), Start::AtOnce, &[], world.now()).0;
         }
         self.send(world, client, sends);
     }
 
-    /// Gives up the acquisition, or releases the hold. The masters get the same requests in both cases.
+    /// Gives up the acquisition, or releases the hold: both send RELEASE to all masters.
     pub fn release(&mut self, world: &World, client: usize) {
         let sends = match &mut self.clients[client].phase {
-            Phase::Acquiring { machine, .. } => machine.give_up(),
+            Phase::Acquiring { round, .. } => round.give_up(),
             _ => world.quorum().members().map(|to| Outgoing { to, what: Request::Release }).collect(),
         };
         self.post(world, client, 0, sends);
-        self.clients[client].next_round(world.clients[client]);
+        self.clients[client].next_acquisition(world.clients[client]);
     }
 
-    /// Only under [`Broken::ValidFromReceipt`]: counts the grant of a waiter as a vote.
+    /// Begins the acquisition after a wait, and counts the grant of the queue as a vote. Only under
+    /// [`Mutation::ValidFromReceipt`].
     fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
-        let (mut machine, sends) = Round::begin(world.plan(client), Start::AtOnce, &[], world.now());
-        let progress = machine.answered(Member(0), Request::Acquire, vote, world.now());
+        let (mut round, sends) = Round::begin(world.plan(client), Start::AtOnce, &[], world.now());
+        let progress = round.answered(Member(0), Request::Acquire, vote, world.now());
         self.clients[client].phase =
-            Phase::Acquiring { machine: Box::new(machine), asked: [None; MASTERS], paused: false };
+            Phase::Acquiring { round: Box::new(round), asked: [None; MASTERS], paused: false };
         self.send(world, client, sends.into_iter().skip(1).collect::<Vec<_>>());
         self.carry_out(world, client, progress);
     }

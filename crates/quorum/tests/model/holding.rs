@@ -1,79 +1,74 @@
-//! Holds of clients: their beginning, extensions, restorations and breaks.
+//! Holds of clients: how they begin, are extended and restored, and end by a BREAK of an operator.
 
-use super::client::Phase;
-use super::master::{Ask, Hold, Message};
-use super::world::{Broken, State, World};
-use dlock_quorum::Instant;
-use dlock_quorum::{Extended, Extension, Member, Outgoing, Quorum, Refusal, Request, Vote};
+use super::client::{Holding, Phase};
+use super::master::{Hold, Kind, Message};
+use super::world::{Mutation, State, World};
+use dlock_quorum::{Extended, Extension, Instant, Member, Outgoing, Quorum, Refusal, Request, Vote};
 
 impl State {
-    /// Begins a hold. Without a clock, the client begins its next round at once: holds at the masters may end
-    /// at any time.
+    /// Begins a hold. Without a clock, the client goes on with its next acquisition at once, as the end of
+    /// the hold has no fixed time.
     pub fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
-        let left = valid_until.saturating_since(world.now());
-        self.clients[client].phase =
-            Phase::Holding { left, extension: None, extensions: 0, extended: false, broken_at: None };
+        let validity_left = valid_until.saturating_since(world.now());
+        self.clients[client].phase = Phase::Holding(Holding { validity_left, ..Holding::default() });
         if !world.has_clock() {
-            self.clients[client].next_round(world.clients[client]);
+            self.clients[client].next_acquisition(world.clients[client]);
         }
     }
 
     pub fn extend(&mut self, world: &World, client: usize) {
-        let Phase::Holding { left, extension, extensions, .. } = &mut self.clients[client].phase else {
-            return;
-        };
+        let Phase::Holding(holding) = &mut self.clients[client].phase else { return };
         let single = Quorum::new(1).unwrap();
-        let quorum = if world.is(Broken::ExtendedByOne) { single } else { world.quorum() };
-        let (new, _) = Extension::new(quorum, world.lease(), world.after(*left), world.now());
-        *left = new.held_until().saturating_since(world.now());
-        *extension = Some(Box::new(new));
-        *extensions += 1;
-        let serial = *extensions;
+        let quorum = if world.has(Mutation::ExtendedByOne) { single } else { world.quorum() };
+        let held_until = world.after(holding.validity_left);
+        let (extension, _) = Extension::new(quorum, world.lease(), held_until, world.now());
+        holding.validity_left = extension.held_until().saturating_since(world.now());
+        holding.extension = Some(Box::new(extension));
+        holding.extensions_begun += 1;
+        let number = holding.extensions_begun;
         let sends = world.quorum().members().map(|to| Outgoing { to, what: Request::Extend });
-        self.post(world, client, serial, sends);
+        self.post(world, client, number, sends);
     }
 
     pub fn extension_answered(&mut self, world: &World, member: Member, message: Message, mut vote: Vote) {
         let client = usize::from(message.token.client);
-        let Phase::Holding { left, extension, extensions, extended, broken_at } =
-            &mut self.clients[client].phase
-        else {
-            return;
-        };
-        let Some(running) = extension.as_mut() else { return };
-        let mut restored = Vec::new();
-        match message.what {
-            Ask::Extend(serial) if serial == *extensions => {}
-            // The answer to a restoration counts only under broken rules.
-            Ask::Restore if message.answer.is_some() => {}
+        let Phase::Holding(holding) = &mut self.clients[client].phase else { return };
+        let Some(extension) = holding.extension.as_mut() else { return };
+        let mut restores = Vec::new();
+        match message.kind {
+            Kind::Extend(number) if number == holding.extensions_begun => {}
+            // Only under `counts_restored`: otherwise a master sends no answer to this request.
+            Kind::Restore if message.answer.is_some() => {}
             _ => return,
         }
         if world.counts_restored() && vote == Vote::Refused(Refusal::NotHeld) {
-            restored.push(Outgoing { to: member, what: Request::Restore });
+            restores.push(Outgoing { to: member, what: Request::Restore });
             vote = Vote::Unknown;
         }
-        let member = if world.is(Broken::ExtendedByOne) { Member(0) } else { member };
-        match running.answered(member, vote.map(|_| ()), world.now()) {
+        let member = if world.has(Mutation::ExtendedByOne) { Member(0) } else { member };
+        match extension.answered(member, vote.map(|_| ()), world.now()) {
             Extended::Open => {}
             Extended::Unconfirmed if world.counts_restored() => {}
-            Extended::Unconfirmed => *extension = None,
-            Extended::Until(mut later) => {
-                if world.is(Broken::ValidFromRestoration) && message.what == Ask::Restore {
-                    later = world.lease().valid_until(world.now());
+            Extended::Unconfirmed => holding.extension = None,
+            Extended::Until(mut valid_until) => {
+                if world.has(Mutation::ValidFromRestoration) && message.kind == Kind::Restore {
+                    valid_until = world.lease().valid_until(world.now());
                 }
-                *left = later.saturating_since(world.now());
-                *extended = true;
-                self.history.revived |= broken_at.is_some_and(|at| at < *extensions);
-                restored.extend(running.restore(world.now()));
-                // The extension stays: its later answers show which other masters have lost the hold.
-                if !world.held {
-                    *extension = None;
+                holding.validity_left = valid_until.saturating_since(world.now());
+                holding.was_extended = true;
+                let begun_after = |before_break| before_break < holding.extensions_begun;
+                self.history.extended_after_break |= holding.begun_before_break.is_some_and(begun_after);
+                restores.extend(extension.restore(world.now()));
+                // A world with `first_client_holds` needs the later answers, which show which other masters
+                // have lost the hold.
+                if !world.first_client_holds {
+                    holding.extension = None;
                 }
             }
-            Extended::Lost => self.clients[client].next_round(world.clients[client]),
+            Extended::Lost => self.clients[client].next_acquisition(world.clients[client]),
         }
-        if world.held && client == 0 {
-            self.post(world, client, 0, restored);
+        if world.first_client_holds && client == 0 {
+            self.post(world, client, 0, restores);
         }
     }
 
@@ -81,18 +76,19 @@ impl State {
     pub fn hold_everywhere(&mut self, world: &World) {
         let (token, fence) = (self.token(world, 0), 1);
         for master in &mut self.masters {
-            (master.last, master.hold) = (fence, Some(Hold { token, fence, left: world.ttl() }));
+            (master.greatest_fence, master.hold) =
+                (fence, Some(Hold { token, fence, ticks_left: world.ttl() }));
         }
-        self.history.completed(fence, 0);
+        self.history.record(fence, 0);
         self.hold(world, 0, world.lease().valid_until(world.now()));
     }
 
-    /// An operator ends all holds.
+    /// Ends all holds, on behalf of an operator.
     pub fn break_holds(&mut self, world: &World) {
         self.masters.iter_mut().for_each(|master| master.end_hold(world));
         for client in &mut self.clients {
-            if let Phase::Holding { extensions, broken_at, .. } = &mut client.phase {
-                *broken_at = Some(*extensions);
+            if let Phase::Holding(holding) = &mut client.phase {
+                holding.begun_before_break = Some(holding.extensions_begun);
             }
         }
     }

@@ -1,28 +1,31 @@
-//! A master as the protocol sees it: one resource, its hold, its wait queue, its fence, and the messages to
-//! and from it. The contract of ACQUIRE, CONFIRM, EXTEND and RELEASE, in as little code as possible.
+//! A master with one lock: its hold, its wait queue, its greatest fence, and the messages to and from it. It
+//! carries out the commands as `docs/commands.md` specifies them, in as little code as possible.
 
-use super::world::{Broken, Time, World};
+use super::world::{Mutation, Time, World};
 use dlock_quorum::{Fence, Request};
 use smallvec::SmallVec;
 
-/// Client and acquisition, standing for 20 random bytes.
+/// A token. Real tokens are 20 random bytes; here, the client and the number of its acquisition are as
+/// unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
     pub client: u8,
-    pub round: u8,
+    pub acquisition: u8,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Master {
     pub hold: Option<Hold>,
     /// The greatest fence that the master has issued.
-    pub last: u8,
-    /// The remaining ticks without new grants.
-    pub grace: u8,
-    /// Whether the master has crashed, in a world where holds are restored.
-    pub forgot: bool,
+    pub greatest_fence: u8,
+    /// The rest of the grace period, in ticks. The master grants no new holds meanwhile.
+    pub grace_left: u8,
+    /// Whether the master has crashed. Recorded only in a world with `first_client_holds`, where holds are
+    /// restored.
+    pub crashed: bool,
     pub queue: SmallVec<[Token; 2]>,
-    /// Sorted and without duplicates. Messages are delivered in any order. A lost message is one that stays.
+    /// The messages to and from the master, sorted and without duplicates. They arrive in any order. A
+    /// message that never arrives stays here.
     pub wire: SmallVec<[Message; 8]>,
 }
 
@@ -31,26 +34,27 @@ pub struct Hold {
     pub token: Token,
     pub fence: u8,
     /// The remaining ticks of the lease.
-    pub left: u8,
+    pub ticks_left: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
     pub token: Token,
-    /// The acquisition of the client. Tokens contain it too, except under [`Broken::TokenUsedAgain`].
-    pub round: u8,
-    pub what: Ask,
-    /// `None` means a request, which is on the way to the master.
+    /// The number of the client's acquisition. Equal to that in `token`, except under
+    /// [`Mutation::TokenUsedAgain`].
+    pub acquisition: u8,
+    pub kind: Kind,
+    /// The answer, on its way to the client. `None` means a request, on its way to the master.
     pub answer: Option<Answer>,
 }
 
-/// A [`Request`] in few bytes, with the number of the extension: the answers of two extensions must not be
-/// confused.
+/// The kind of a message: a [`Request`] in fewer bytes. EXTEND also has the number of the extension, because
+/// the answers to two extensions must not be confused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Ask {
+pub enum Kind {
     Acquire,
     Wait,
-    Look,
+    HasWaiters,
     Leave,
     Confirm { fence: u8, phase: u8 },
     Extend(u8),
@@ -60,7 +64,9 @@ pub enum Ask {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
+    /// The fence of the hold: grants an ACQUIRE, or confirms.
     Fence(u8),
+    /// Grants an EXTEND.
     Done,
     Taken,
     Grace,
@@ -69,8 +75,8 @@ pub enum Answer {
 }
 
 impl Master {
-    pub fn new(last: u8) -> Self {
-        Self { hold: None, last, grace: 0, forgot: false, queue: SmallVec::new(), wire: SmallVec::new() }
+    pub fn new(greatest_fence: u8) -> Self {
+        Self { greatest_fence, ..Self::default() }
     }
 
     pub fn post(&mut self, message: Message) {
@@ -80,57 +86,57 @@ impl Master {
     }
 
     pub fn carry_out(&mut self, world: &World, message: Message) {
-        let Message { token, what, .. } = message;
-        let answer = match what {
-            Ask::Acquire | Ask::Wait => self.acquire(world, token, what),
-            Ask::Confirm { fence, .. } => Some(self.confirm(world, token, fence)),
-            Ask::Extend(_) => Some(self.extend(world, token)),
-            Ask::Restore => self.acquire(world, token, what).filter(|_| world.counts_restored()),
-            Ask::Release => self.release(world, token),
-            Ask::Look => Some(if self.queue.is_empty() { Answer::NotHeld } else { Answer::Taken }),
-            Ask::Leave => self.leave(token),
+        let Message { token, kind, .. } = message;
+        let answer = match kind {
+            Kind::Acquire | Kind::Wait => self.acquire(world, token, kind),
+            Kind::Confirm { fence, .. } => Some(self.confirm(world, token, fence)),
+            Kind::Extend(_) => Some(self.extend(world, token)),
+            Kind::Restore => self.acquire(world, token, kind).filter(|_| world.counts_restored()),
+            Kind::Release => self.release(world, token),
+            Kind::HasWaiters => Some(if self.queue.is_empty() { Answer::NotHeld } else { Answer::Taken }),
+            Kind::Leave => self.leave(token),
         };
         if answer.is_some() {
             self.post(Message { answer, ..message });
         }
     }
 
-    fn acquire(&mut self, world: &World, token: Token, what: Ask) -> Option<Answer> {
+    fn acquire(&mut self, world: &World, token: Token, kind: Kind) -> Option<Answer> {
         match &mut self.hold {
             Some(hold) if hold.token == token => {
-                hold.left = world.ttl();
+                hold.ticks_left = world.ttl();
                 Some(Answer::Fence(hold.fence))
             }
-            Some(_) if what == Ask::Acquire => Some(Answer::Taken),
+            Some(_) if kind == Kind::Acquire => Some(Answer::Taken),
             Some(_) if self.queue.contains(&token) => None,
             Some(_) => {
                 self.queue.push(token);
                 None
             }
-            None if self.grace > 0 => Some(Answer::Grace),
+            None if self.grace_left > 0 => Some(Answer::Grace),
             None => Some(self.grant(world, token)),
         }
     }
 
     fn grant(&mut self, world: &World, token: Token) -> Answer {
-        self.last = if world.rising_fences { self.last + 1 } else { 1 };
-        self.hold = Some(Hold { token, fence: self.last, left: world.ttl() });
-        Answer::Fence(self.last)
+        self.greatest_fence = if world.rising_fences { self.greatest_fence + 1 } else { 1 };
+        self.hold = Some(Hold { token, fence: self.greatest_fence, ticks_left: world.ttl() });
+        Answer::Fence(self.greatest_fence)
     }
 
     fn confirm(&mut self, world: &World, token: Token, fence: u8) -> Answer {
         match &mut self.hold {
             Some(hold) if hold.token == token => {
-                let unchecked = world.is(Broken::FenceUnchecked) || world.is(Broken::UncountedAnswers);
+                let unchecked = world.has(Mutation::FenceUnchecked) || world.has(Mutation::UncountedAnswers);
                 if hold.fence > fence && !unchecked {
                     return Answer::Fence(hold.fence);
                 }
-                self.last = self.last.max(fence);
-                *hold = Hold { token, fence, left: world.ttl() };
+                self.greatest_fence = self.greatest_fence.max(fence);
+                *hold = Hold { token, fence, ticks_left: world.ttl() };
                 Answer::Fence(fence)
             }
-            _ if world.is(Broken::RaiseWithoutHold) => {
-                self.last = self.last.max(fence);
+            _ if world.has(Mutation::RaiseWithoutHold) => {
+                self.greatest_fence = self.greatest_fence.max(fence);
                 Answer::Fence(fence)
             }
             _ => Answer::NotHeld,
@@ -140,7 +146,7 @@ impl Master {
     fn extend(&mut self, world: &World, token: Token) -> Answer {
         match &mut self.hold {
             Some(hold) if hold.token == token => {
-                hold.left = world.ttl();
+                hold.ticks_left = world.ttl();
                 Answer::Done
             }
             _ => Answer::NotHeld,
@@ -159,58 +165,59 @@ impl Master {
         None
     }
 
-    /// Ends the hold, and grants the lock to the head of the queue in the same step. Until the head claims
-    /// it, the lease is as short as possible.
+    /// Ends the hold, and grants the lock to the head of the queue in the same step. Real leases after a
+    /// handoff can be short, so this one ends with the next tick unless the head sends ACQUIRE before.
     pub fn end_hold(&mut self, world: &World) {
         self.hold = None;
-        if self.grace == 0 && !self.queue.is_empty() {
+        if self.grace_left == 0 && !self.queue.is_empty() {
             let token = self.queue.remove(0);
             let answer = Some(self.grant(world, token));
-            self.hold.iter_mut().for_each(|hold| hold.left = 1);
-            let (round, what) = (token.round, Ask::Wait);
-            self.post(Message { token, round, what, answer });
+            self.hold.iter_mut().for_each(|hold| hold.ticks_left = 1);
+            let (acquisition, kind) = (token.acquisition, Kind::Wait);
+            self.post(Message { token, acquisition, kind, answer });
         }
     }
 
     pub fn tick(&mut self, world: &World) {
-        self.grace = self.grace.saturating_sub(1);
+        self.grace_left = self.grace_left.saturating_sub(1);
         if let Some(hold) = &mut self.hold {
-            hold.left -= 1;
-            if hold.left == 0 {
+            hold.ticks_left -= 1;
+            if hold.ticks_left == 0 {
                 self.end_hold(world);
             }
         }
     }
 
-    /// The master is killed and started again at once. It forgets its hold, but not its fence, which has a
-    /// mark on disk.
+    /// Kills the master and starts it again at once. It loses its hold and its queue, but not its greatest
+    /// fence, which `dlock.fence-mark` keeps on disk.
     pub fn crash(&mut self, world: &World) {
         self.hold = None;
         self.queue.clear();
-        self.grace = world.grace;
-        self.forgot = world.held;
-        if world.is(Broken::FenceForgotten) {
-            self.last = 0;
+        self.grace_left = world.grace;
+        self.crashed = world.first_client_holds;
+        if world.has(Mutation::FenceForgotten) {
+            self.greatest_fence = 0;
         }
     }
 
-    /// Removes messages without effect: answers that no client reads, and requests for a token that neither
-    /// holds nor waits here and never will again.
-    pub fn sweep(&mut self, is_current: impl Fn(&Message) -> bool) {
-        let mut active: SmallVec<[Token; 4]> =
+    /// Removes messages without effect: those for which `is_read` is false, except requests under a token
+    /// that has, or may still get, a hold or a position in the queue here.
+    pub fn sweep(&mut self, is_read: impl Fn(&Message) -> bool) {
+        let mut active_tokens: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();
         let acquires = |message: &&Message| {
-            message.answer.is_none() && matches!(message.what, Ask::Acquire | Ask::Wait | Ask::Restore)
+            message.answer.is_none() && matches!(message.kind, Kind::Acquire | Kind::Wait | Kind::Restore)
         };
-        active.extend(self.wire.iter().filter(acquires).map(|message| message.token));
+        active_tokens.extend(self.wire.iter().filter(acquires).map(|message| message.token));
         self.wire.retain(|message| {
-            is_current(message) || (message.answer.is_none() && active.contains(&message.token))
+            is_read(message) || (message.answer.is_none() && active_tokens.contains(&message.token))
         });
     }
 }
 
 impl World {
-    /// The ticks of a lease. Without a clock, the number has no meaning: a hold may end at any time.
+    /// The length of a lease in ticks. Without a clock it is 1, which has no meaning: holds end at any
+    /// moment.
     pub fn ttl(&self) -> u8 {
         match self.time {
             Time::Ticks { ttl } => ttl,
@@ -219,32 +226,32 @@ impl World {
     }
 }
 
-impl From<Ask> for Request {
-    fn from(ask: Ask) -> Self {
+impl From<Kind> for Request {
+    fn from(ask: Kind) -> Self {
         match ask {
-            Ask::Acquire => Request::Acquire,
-            Ask::Wait => Request::Wait,
-            Ask::Look => Request::Look,
-            Ask::Leave => Request::Leave,
-            Ask::Confirm { fence, phase } => Request::Confirm { fence: as_fence(fence), phase },
-            Ask::Extend(_) => Request::Extend,
-            Ask::Restore => Request::Restore,
-            Ask::Release => Request::Release,
+            Kind::Acquire => Request::Acquire,
+            Kind::Wait => Request::Wait,
+            Kind::HasWaiters => Request::HasWaiters,
+            Kind::Leave => Request::Leave,
+            Kind::Confirm { fence, phase } => Request::Confirm { fence: as_fence(fence), phase },
+            Kind::Extend(_) => Request::Extend,
+            Kind::Restore => Request::Restore,
+            Kind::Release => Request::Release,
         }
     }
 }
 
-impl Ask {
+impl Kind {
     pub fn new(request: Request, extension: u8) -> Self {
         match request {
-            Request::Acquire => Ask::Acquire,
-            Request::Wait => Ask::Wait,
-            Request::Look => Ask::Look,
-            Request::Leave => Ask::Leave,
-            Request::Confirm { fence, phase } => Ask::Confirm { fence: fence.get() as u8, phase },
-            Request::Extend => Ask::Extend(extension),
-            Request::Restore => Ask::Restore,
-            Request::Release => Ask::Release,
+            Request::Acquire => Kind::Acquire,
+            Request::Wait => Kind::Wait,
+            Request::HasWaiters => Kind::HasWaiters,
+            Request::Leave => Kind::Leave,
+            Request::Confirm { fence, phase } => Kind::Confirm { fence: fence.get() as u8, phase },
+            Request::Extend => Kind::Extend(extension),
+            Request::Restore => Kind::Restore,
+            Request::Release => Kind::Release,
         }
     }
 }

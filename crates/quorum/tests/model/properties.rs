@@ -1,28 +1,29 @@
-//! The properties that must always hold, and the events that must happen in some run: a property proves
-//! nothing where nothing happens.
+//! The properties that must be true in all states (`always`), and the events that must happen in some state
+//! (`sometimes`): without these events, a property would prove nothing.
 
 use super::client::{Client, Phase};
 use super::master::{Answer, Master, Message};
-use super::world::{MASTERS, Script, State, Time, World};
+use super::world::{Behaviour, MASTERS, State, Time, World};
 use dlock_quorum::{Refusal, Vote};
 use stateright::Property;
 
 pub const EXCLUSION: &str = "no two clients have valid holds";
 pub const UNIQUE: &str = "no two acquisitions have the same fence";
-pub const ORDER: &str = "a fence is greater than all that completed before its acquisition began";
-pub const STRICT_ORDER: &str = "a fence is greater than all that completed before it";
+pub const ORDER: &str = "a fence exceeds those of all acquisitions that completed before its own began";
+pub const STRICT_ORDER: &str = "a fence exceeds those of all acquisitions that completed before its own did";
 
-pub const NO_OVERTAKING: &str = "no newcomer acquires before an earlier waiter";
+pub const NO_OVERTAKING: &str = "no client overtakes a waiter of the queue that it respects";
 pub const NO_PARTIAL_HOLD: &str =
-    "a client that asks all masters at once keeps no grant after a refusal until it asks again";
-pub const BROKEN: &str = "a broken hold is not extended";
+    "a client that asks all masters at once keeps no grant during a pause if a master refused it";
+pub const NO_REVIVAL: &str = "no extension that begins after a BREAK gets a majority";
 pub const ONE_ACQUIRES: &str = "when all clients are done, one has acquired";
 
 pub fn of(world: &World) -> Vec<Property<World>> {
     let mut properties = vec![Property::<World>::sometimes("every client is done", |_, state: &State| {
         state.clients.iter().all(|client| client.phase == Phase::Done)
     })];
-    // After a BREAK, a client may acquire the lock before the old holder has noticed.
+    // Not with a BREAK: another client may acquire the lock before the holder notices that its hold was
+    // ended.
     if world.has_clock() && world.breaks == 0 {
         properties.push(Property::always(EXCLUSION, |_, state: &State| {
             state.clients.iter().filter(|client| client.holds()).count() <= 1
@@ -32,39 +33,40 @@ pub fn of(world: &World) -> Vec<Property<World>> {
         }));
     }
     if world.fenced {
-        properties.push(Property::always(UNIQUE, |_, state: &State| !state.history.same_fence));
-        properties
-            .push(Property::always(ORDER, |_, state: &State| !state.history.below_one_before_its_begin));
+        properties.push(Property::always(UNIQUE, |_, state: &State| !state.history.has_equal_fences));
+        properties.push(Property::always(ORDER, |_, state: &State| !state.history.violates_order));
         properties.push(Property::sometimes("two acquisitions are complete", |_, state: &State| {
             state.history.fences.len() >= 2
         }));
     }
+    // Follows from exclusion, which a world without a clock does not have.
     if world.fenced && world.has_clock() {
         properties
-            .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.below_one_before_its_end));
+            .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.violates_strict_order));
     }
     if world.breaks > 0 {
-        properties.push(Property::always(BROKEN, |_, state: &State| !state.history.revived));
+        properties.push(Property::always(NO_REVIVAL, |_, state: &State| !state.history.extended_after_break));
     }
-    if world.clients.iter().any(|script| script.looks) {
-        properties.push(Property::always(NO_OVERTAKING, |_, state: &State| !state.history.overtaken));
+    if world.clients.iter().any(|behaviour| behaviour.respects_queue) {
+        properties.push(Property::always(NO_OVERTAKING, |_, state: &State| !state.history.waiter_overtaken));
     }
-    if world.clients.iter().any(Script::retries_without_turn) {
+    if world.clients.iter().any(Behaviour::asks_all_again) {
         properties.push(Property::always(NO_PARTIAL_HOLD, |world: &World, state: &State| {
             let mut clients = state.clients.iter().zip(&world.clients);
-            !clients.any(|(client, script)| script.retries_without_turn() && client.keeps_partial_hold())
+            !clients.any(|(client, behaviour)| behaviour.asks_all_again() && client.keeps_partial_hold())
         }));
     }
-    if world.time == (Time::None { lapses: 0 }) {
+    // With an expiry, the only client with a majority could lose it.
+    if world.time == (Time::None { expiries: 0 }) {
         properties.push(Property::always(ONE_ACQUIRES, |_, state: &State| {
             !state.history.fences.is_empty() || state.clients.iter().any(|client| client.phase != Phase::Done)
         }));
     }
-    properties.extend(something_happens(world));
+    properties.extend(expected_events(world));
     properties
 }
 
-fn something_happens(world: &World) -> Vec<Property<World>> {
+fn expected_events(world: &World) -> Vec<Property<World>> {
     let mut properties = Vec::new();
     let is_contended = world.clients.len() > 1;
     if is_contended {
@@ -72,56 +74,59 @@ fn something_happens(world: &World) -> Vec<Property<World>> {
             state.clients.iter().any(|client| client.has_vote(&Vote::Refused(Refusal::Taken)))
         }));
     }
-    if world.clients.iter().any(|script| script.waits) {
+    if world.clients.iter().any(|behaviour| behaviour.waits) {
         properties.push(Property::sometimes("a client waits in a queue", |_, state: &State| {
             state.masters.iter().any(|master| !master.queue.is_empty())
         }));
     }
-    if world.clients.iter().any(|script| script.extensions > 0) {
-        properties.push(Property::sometimes("an extension counts", |_, state: &State| {
-            state.clients.iter().any(|client| matches!(client.phase, Phase::Holding { extended: true, .. }))
+    if world.clients.iter().any(|behaviour| behaviour.extensions > 0) {
+        properties.push(Property::sometimes("a majority extends a hold", |_, state: &State| {
+            let is_extended =
+                |client: &Client| matches!(&client.phase, Phase::Holding(holding) if holding.was_extended);
+            state.clients.iter().any(is_extended)
         }));
     }
     if world.crashes > 0 {
         properties.push(Property::sometimes(
             "a master crashes under a hold",
             |world: &World, state: &State| {
-                state.crashes < world.crashes && state.clients.iter().any(Client::holds)
+                state.crashes_left < world.crashes && state.clients.iter().any(Client::holds)
             },
         ));
     }
-    if world.held && world.crashes > 0 {
+    if world.first_client_holds && world.crashes > 0 {
         properties.push(Property::sometimes("a master has a restored hold", |_, state: &State| {
-            restored(state) > 0
+            restored_holds(state) > 0
         }));
     }
-    if world.held && usize::from(world.crashes) >= MASTERS {
-        // A majority of the masters has a restored hold.
+    if world.first_client_holds && usize::from(world.crashes) >= MASTERS {
+        // Two restored holds are a majority.
         properties.push(Property::sometimes("a hold outlives all its masters", |_, state: &State| {
-            let all_forgot = state.masters.iter().all(|master| master.forgot);
-            all_forgot && restored(state) >= 2 && state.clients[0].holds()
+            let all_crashed = state.masters.iter().all(|master| master.crashed);
+            all_crashed && restored_holds(state) >= 2 && state.clients[0].holds()
         }));
     }
     if world.breaks > 0 {
-        properties.push(Property::sometimes("a hold is broken", |_, state: &State| state.breaks == 0));
+        properties.push(Property::sometimes("a hold is broken", |_, state: &State| state.breaks_left == 0));
     }
     if world.grace > 0 && is_contended {
         properties.push(Property::sometimes("a master refuses in grace", |_, state: &State| {
             on_the_wire(state, |message| message.answer == Some(Answer::Grace))
         }));
     }
-    if world.fence_ahead > 1 {
+    // After one refusal, the other two masters can still confirm the fence.
+    if world.ahead_refusals > 1 {
         properties.push(Property::sometimes("a member with a clock ahead is dropped", |_, state: &State| {
-            state.clients.iter().any(Client::dropped_a_member_ahead)
+            state.clients.iter().any(Client::has_dropped_member)
         }));
     }
     properties
 }
 
-/// The number of masters with a restored hold of the first client.
-fn restored(state: &State) -> usize {
+/// Returns the number of masters with a restored hold of the first client.
+fn restored_holds(state: &State) -> usize {
     let is_restored =
-        |master: &&Master| master.forgot && master.hold.as_ref().is_some_and(|hold| hold.token.client == 0);
+        |master: &&Master| master.crashed && master.hold.as_ref().is_some_and(|hold| hold.token.client == 0);
     state.masters.iter().filter(is_restored).count()
 }
 

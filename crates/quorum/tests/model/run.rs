@@ -1,11 +1,11 @@
-//! Searches of one world, to the end or to the first violation.
+//! Searches one world: all its states, or those up to the first violation.
 
 use super::world::World;
 use stateright::{Checker, CheckerBuilder, Expectation, HasDiscoveries, Model, Property};
 use std::time::Instant;
 
-/// Searches the world to the end. Every property must hold, and every expected event must happen in some run.
-pub fn holds(name: &str, world: World) {
+/// Searches all states of the world. Every property must be true, and every expected event must happen.
+pub fn check(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     report(name, &found, begin);
@@ -13,20 +13,18 @@ pub fn holds(name: &str, world: World) {
     assert!(is_finished(&found), "{name}: more steps than DLOCK_MODEL_STEPS");
 }
 
-/// Like [`holds`], but without the expected events: in this world, two of three clients never acquire.
-pub fn holds_always(name: &str, world: World) {
+/// Like [`check`], but without the expected events. For a world in which some of them cannot happen, as two
+/// of three clients never acquire.
+pub fn check_without_events(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).spawn_bfs().join();
     report(name, &found, begin);
     assert!(is_finished(&found), "{name}: more steps than DLOCK_MODEL_STEPS");
-    let always = found.model().properties().into_iter();
-    always
-        .filter(|property| property.expectation == Expectation::Always)
-        .for_each(|property| found.assert_no_discovery(property.name));
+    assert_no_violation(&found);
 }
 
-/// Like [`holds`], but the search stops when every expected event has happened.
-pub fn holds_some(name: &str, world: World) {
+/// Like [`check`], but the search stops once every expected event has happened.
+pub fn check_until_events(name: &str, world: World) {
     let begin = Instant::now();
     let expected = |property: &Property<World>| property.expectation == Expectation::Sometimes;
     let all = world.properties().into_iter().filter(expected).map(|property| property.name).collect();
@@ -35,39 +33,36 @@ pub fn holds_some(name: &str, world: World) {
     found.assert_properties();
 }
 
-/// Like [`holds`], but for a world that may be too large to search to the end: no property may be violated in
-/// the searched part.
-pub fn holds_so_far(name: &str, world: World) {
+/// Like [`check`], but for a world that may have too many states. If the search reaches `limit`, the
+/// properties must be true in the searched part, and the expected events need not happen.
+pub fn check_part(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     report(name, &found, begin);
     if is_finished(&found) {
         return found.assert_properties();
     }
-    for property in found.model().properties() {
-        if property.expectation == Expectation::Always {
-            found.assert_no_discovery(property.name);
-        }
-    }
+    assert_no_violation(&found);
 }
 
-/// Checks that a broken rule violates `property`. Finds the shortest sequence of steps.
-pub fn violates(name: &str, property: &'static str, world: World) {
+/// Checks that the world violates `property`. Finds the shortest sequence of steps to a violation.
+pub fn expect_violation(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_bfs().join();
     report(name, &found, begin);
-    show(name, property, &found);
+    show_violation(name, property, &found);
 }
 
-/// Like [`violates`], but searches depth first, because the violation needs many steps.
-pub fn violates_deep(name: &str, property: &'static str, world: World) {
+/// Like [`expect_violation`], but searches depth first: a violation after many steps is found sooner, but not
+/// the shortest one.
+pub fn expect_deep_violation(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_dfs().join();
     report(name, &found, begin);
-    show(name, property, &found);
+    show_violation(name, property, &found);
 }
 
-fn show(name: &str, property: &'static str, found: &impl Checker<World>) {
+fn show_violation(name: &str, property: &'static str, found: &impl Checker<World>) {
     let path = found.discovery(property).unwrap_or_else(|| panic!("{name}: found no violation"));
     let steps = path.into_actions();
     println!("    violated after {} steps: {property}", steps.len());
@@ -76,12 +71,21 @@ fn show(name: &str, property: &'static str, found: &impl Checker<World>) {
     }
 }
 
-/// The limit is a number of steps, because memory runs out first: a state takes about 500 bytes, and one in
-/// five steps leads to a new state.
+/// Asserts that the properties are true in the searched states, whether or not the expected events happened.
+fn assert_no_violation(found: &impl Checker<World>) {
+    for property in found.model().properties() {
+        if property.expectation == Expectation::Always {
+            found.assert_no_discovery(property.name);
+        }
+    }
+}
+
 fn checker(world: World) -> CheckerBuilder<World> {
     world.checker().target_state_count(limit())
 }
 
+/// Returns the maximum number of steps. Without a limit, the search of a large world would use up the memory:
+/// a state has about 500 bytes, and one in five steps leads to a new state.
 fn limit() -> usize {
     std::env::var("DLOCK_MODEL_STEPS").ok().and_then(|limit| limit.parse().ok()).unwrap_or(20_000_000)
 }

@@ -1,7 +1,7 @@
-//! The steps of a world.
+//! The steps of a world: what can happen next, and the state after it. The checker tries every order.
 
 use super::client::Phase;
-use super::master::{Answer, Ask, Message};
+use super::master::{Answer, Kind, Message};
 use super::properties;
 use super::world::{MASTERS, State, TICK, World};
 use dlock_quorum::Vote;
@@ -12,13 +12,13 @@ pub enum Step {
     Begin {
         client: usize,
     },
-    /// A message arrives. If `again`, a copy stays on the wire.
+    /// A message arrives. If `is_duplicated`, it stays on the wire, too, and may arrive again.
     Deliver {
         master: usize,
         message: Message,
-        again: bool,
+        is_duplicated: bool,
     },
-    /// A CONFIRM is refused as too far ahead.
+    /// A master refuses a CONFIRM with FENCEAHEAD.
     RefuseAhead {
         master: usize,
         message: Message,
@@ -27,7 +27,7 @@ pub enum Step {
     TimeOut {
         client: usize,
         master: usize,
-        what: Ask,
+        kind: Kind,
     },
     AskAgain {
         client: usize,
@@ -39,8 +39,8 @@ pub enum Step {
     Release {
         client: usize,
     },
-    /// Without a clock: a hold ends, for example by its lease, an eviction or an operator.
-    Lapse {
+    /// A hold of a master ends, for example by its lease or an eviction. Only without a clock.
+    Expire {
         master: usize,
     },
     Crash {
@@ -66,7 +66,7 @@ impl Model for World {
         for client in 0..state.clients.len() {
             self.steps_at_client(state, client, steps);
         }
-        if state.breaks > 0 {
+        if state.breaks_left > 0 {
             steps.push(Step::Break);
         }
         if self.has_clock() {
@@ -78,9 +78,9 @@ impl Model for World {
         let mut state = before.clone();
         match step {
             Step::Begin { client } => state.begin(self, client),
-            Step::Deliver { master, message, again } => {
-                if again {
-                    state.duplicates -= 1;
+            Step::Deliver { master, message, is_duplicated } => {
+                if is_duplicated {
+                    state.duplicates_left -= 1;
                 } else {
                     state.masters[master].wire.retain(|other| *other != message);
                 }
@@ -90,35 +90,36 @@ impl Model for World {
                 }
             }
             Step::RefuseAhead { master, message } => {
-                state.fence_ahead -= 1;
+                state.ahead_refusals_left -= 1;
                 let refused = Message { answer: Some(Answer::FenceAhead), ..message };
                 state.masters[master].wire.retain(|other| *other != message);
                 state.masters[master].post(refused);
             }
-            Step::TimeOut { client, master, what } => {
-                let (token, round) = (state.token(self, client), state.clients[client].round);
-                let lost = Message { token, round, what, answer: None };
-                state.receive(self, master, lost, Vote::Unknown);
+            Step::TimeOut { client, master, kind } => {
+                let (token, acquisition) = (state.token(self, client), state.clients[client].acquisition);
+                let unanswered = Message { token, acquisition, kind, answer: None };
+                state.receive(self, master, unanswered, Vote::Unknown);
             }
             Step::AskAgain { client } => state.ask_again(self, client),
             Step::Extend { client } => state.extend(self, client),
             Step::Release { client } => state.release(self, client),
-            Step::Lapse { master } => {
-                state.lapses -= 1;
+            Step::Expire { master } => {
+                state.expiries_left -= 1;
                 state.masters[master].end_hold(self);
             }
             Step::Crash { master } => {
-                state.crashes -= 1;
+                state.crashes_left -= 1;
                 state.masters[master].crash(self);
             }
             Step::Break => {
-                state.breaks -= 1;
+                state.breaks_left -= 1;
                 state.break_holds(self);
             }
             Step::Tick => {
                 state.masters.iter_mut().for_each(|master| master.tick(self));
-                let scripts = self.clients.iter();
-                state.clients.iter_mut().zip(scripts).for_each(|(client, script)| client.age(*script, TICK));
+                for (client, behaviour) in state.clients.iter_mut().zip(&self.clients) {
+                    client.age(*behaviour, TICK);
+                }
             }
         }
         state.sweep();
@@ -135,19 +136,19 @@ impl World {
     fn steps_at_master(&self, state: &State, master: usize, steps: &mut Vec<Step>) {
         let at_master = &state.masters[master];
         for &message in &at_master.wire {
-            steps.push(Step::Deliver { master, message, again: false });
-            if state.duplicates > 0 {
-                steps.push(Step::Deliver { master, message, again: true });
+            steps.push(Step::Deliver { master, message, is_duplicated: false });
+            if state.duplicates_left > 0 {
+                steps.push(Step::Deliver { master, message, is_duplicated: true });
             }
-            let confirm = message.answer.is_none() && matches!(message.what, Ask::Confirm { .. });
-            if confirm && state.fence_ahead > 0 {
+            let is_confirm = message.answer.is_none() && matches!(message.kind, Kind::Confirm { .. });
+            if is_confirm && state.ahead_refusals_left > 0 {
                 steps.push(Step::RefuseAhead { master, message });
             }
         }
-        if state.lapses > 0 && at_master.hold.is_some() {
-            steps.push(Step::Lapse { master });
+        if state.expiries_left > 0 && at_master.hold.is_some() {
+            steps.push(Step::Expire { master });
         }
-        if state.crashes > 0 {
+        if state.crashes_left > 0 {
             steps.push(Step::Crash { master });
         }
     }
@@ -157,8 +158,8 @@ impl World {
             Phase::Idle => steps.push(Step::Begin { client }),
             Phase::Queueing | Phase::Done => {}
             Phase::Acquiring { asked, paused, .. } => {
-                for (master, what) in asked.iter().enumerate() {
-                    steps.extend(what.map(|what| Step::TimeOut { client, master, what }));
+                for (master, kind) in asked.iter().enumerate() {
+                    steps.extend(kind.map(|kind| Step::TimeOut { client, master, kind }));
                 }
                 if *paused {
                     steps.push(Step::AskAgain { client });
@@ -167,8 +168,8 @@ impl World {
                     steps.push(Step::Release { client });
                 }
             }
-            Phase::Holding { extensions, .. } => {
-                if *extensions < self.clients[client].extensions {
+            Phase::Holding(holding) => {
+                if holding.extensions_begun < self.clients[client].extensions {
                     steps.push(Step::Extend { client });
                 }
                 if self.clients[client].releases {

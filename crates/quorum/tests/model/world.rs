@@ -1,153 +1,159 @@
-//! A world of the model: its clients, and how often each fault may happen. Also the state that the checker
-//! explores.
+//! A world of the model: its clients, and how often each fault may happen. Also [`State`], of which the
+//! checker searches all that the world can reach.
 
 use super::client::Client;
 use super::master::Master;
-use dlock_quorum::{Instant, Lease};
-use dlock_quorum::{Plan, Quorum};
+use dlock_quorum::{Instant, Lease, Plan, Quorum};
 use smallvec::SmallVec;
 use std::time::Duration;
 
 pub const MASTERS: usize = 3;
+/// The unit of time in a world with a clock.
 pub const TICK: Duration = Duration::from_secs(1);
 
 /// The clients, and the faults that may happen.
 #[derive(Debug, Clone)]
 pub struct World {
-    pub clients: Vec<Script>,
-    /// The permutations that exchange clients with equal scripts: see [`super::names::client_orders`].
-    pub client_orders: Vec<Vec<usize>>,
-    /// Whether states that differ only in names are kept apart.
-    pub by_name: bool,
-    /// The greatest fence that each master has issued before, for other resources.
+    pub clients: Vec<Behaviour>,
+    /// See [`super::symmetry::client_permutations`].
+    pub client_permutations: Vec<Vec<usize>>,
+    /// Whether states that differ only in the numbers of clients and masters count as different ones.
+    pub without_symmetry: bool,
+    /// The greatest fence that each master has issued for other resources before the search begins.
     pub fences_before: [u8; MASTERS],
     pub time: Time,
+    /// See [`Plan::fenced`].
     pub fenced: bool,
-    /// Whether masters count their fences up. If false, every grant has fence 1, which keeps the states few:
-    /// a quorum that is not `fenced` ignores fences.
+    /// Whether each grant of a master has a greater fence than the one before. If false, every grant has
+    /// fence 1. This reduces the number of states of a quorum without `fenced`, which ignores fences.
     pub rising_fences: bool,
     /// How many messages may be delivered twice.
     pub duplicates: u8,
     /// How many times a master may crash and restart empty. All masters may crash at the same time.
     pub crashes: u8,
-    /// Ticks without grants after a crash.
+    /// The grace period after a crash, in ticks.
     pub grace: u8,
-    /// Whether the first client starts with a new hold on all masters. After an extension it asks the masters
-    /// that lost the hold to restore it.
-    pub held: bool,
+    /// Whether the first client starts with a hold on all masters, and asks masters that lose the hold to
+    /// restore it.
+    pub first_client_holds: bool,
     /// How often an operator may end all holds at once.
     pub breaks: u8,
-    /// How often a CONFIRM may be refused as too far ahead, with or without reason.
-    pub fence_ahead: u8,
-    /// A rule that is left out, to see that the checker finds the violation.
-    pub broken: Option<Broken>,
+    /// How often a master may refuse a CONFIRM with FENCEAHEAD. The model has no clocks of masters, so any
+    /// fence may be refused.
+    pub ahead_refusals: u8,
+    /// The rule that clients or masters break, if any.
+    pub mutation: Option<Mutation>,
 }
 
 /// The behaviour of one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Script {
+pub struct Behaviour {
     pub acquisitions: u8,
     /// Whether the client waits in the queue of the first master, or of the next if that one is silent.
     pub waits: bool,
     /// Whether the client asks all masters at once. If the first one refuses, the client acquires only if no
     /// client waits there.
-    pub looks: bool,
+    pub respects_queue: bool,
     /// Whether the client asks the first master before the others.
     pub in_order: bool,
     pub extensions: u8,
     pub retries: u8,
-    /// Whether the client may stop waiting for an answer that is still under way.
+    /// Whether the client may stop waiting for an answer before it arrives.
     pub timeouts: bool,
-    /// Whether the client may give up, and release its hold early.
+    /// Whether the client may give an acquisition up, and end a hold before its validity ends.
     pub releases: bool,
 }
 
-impl Script {
-    /// Whether the client asks again without a grant of the first master, which would give it priority.
-    pub fn retries_without_turn(&self) -> bool {
+impl Behaviour {
+    /// Whether the client asks all masters at once, and may ask them again after a pause.
+    pub fn asks_all_again(&self) -> bool {
         self.retries > 0 && !self.waits && !self.in_order
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
-    /// No clock: messages take any time, and this many holds may end at any moment, for any reason. A proof
-    /// in such a world applies to all clocks.
-    None { lapses: u8 },
-    /// Time goes on for ever, and every hold ends exactly `ttl` ticks after its last grant.
+    /// No clock: messages take any time, and holds may end at any moment, this many in all. A proof in such a
+    /// world applies to all clocks.
+    None { expiries: u8 },
+    /// Every hold of a master ends exactly `ttl` ticks after it was last granted, confirmed or extended. Time
+    /// has no end.
     Ticks { ttl: u8 },
 }
 
-/// Faulty clients and masters, each without one rule. The checker must find the violation.
+/// A rule that clients or masters break. The checker must find the violation of a property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Broken {
-    /// The greatest of the majority's fences is the result, but no hold is raised to it by CONFIRM.
+pub enum Mutation {
+    /// An acquisition ends without a confirm phase. Its fence is the greatest that a master granted.
     NoConfirmPhase,
-    /// A master raises its greatest fence on a CONFIRM for a token that holds nothing there.
+    /// A master accepts a CONFIRM for a token without a hold there, and raises its greatest fence.
     RaiseWithoutHold,
-    /// A master accepts a CONFIRM that is lower than the hold's fence.
+    /// A master accepts a CONFIRM with a lower fence than that of the hold.
     FenceUnchecked,
-    /// As `FenceUnchecked`. The client also sends CONFIRM to masters whose answers it has not counted, and
-    /// counts a confirmation as a grant.
+    /// Like `FenceUnchecked`. In addition, the client sends CONFIRM to masters that have not granted, too,
+    /// and counts their answers.
     UncountedAnswers,
     /// All acquisitions of a client use one token.
     TokenUsedAgain,
-    /// Validity counts from the retry.
+    /// Validity counts from the last retry instead of the first request.
     ValidFromRetry,
-    /// A client that was granted after a wait counts this as a vote, without asking the master again.
-    /// Validity counts from the receipt of the grant.
+    /// A client counts the grant of a queue as a vote, without asking the master again. Validity counts from
+    /// the receipt of this grant.
     ValidFromReceipt,
-    /// A client with `looks` does not check for waiters at the first master.
-    NoLook,
-    /// A client that asks all masters at once keeps a partial hold until it asks again.
+    /// A client with `respects_queue` does not check for waiters at the first master.
+    NoCheckForWaiters,
+    /// A client that should ask all masters at once asks them in order. So it keeps its grants when another
+    /// master refuses, and asks again.
     KeepsPartialHold,
-    /// One answer is enough for an extension.
+    /// One answer extends a hold, instead of a majority.
     ExtendedByOne,
-    /// In an extension, a master that lost the hold is asked at once to restore it, and its grant is a vote.
+    /// A client asks a master that lost the hold to restore it before a majority has extended the hold, and
+    /// counts the grant as a vote for the extension.
     RestoredAtOnce,
-    /// As `RestoredAtOnce`, and validity counts from that grant.
+    /// Like `RestoredAtOnce`. In addition, validity counts from that grant.
     ValidFromRestoration,
     /// A master forgets its greatest fence in a crash.
     FenceForgotten,
 }
 
+/// A state of a world. The fields `.._left` have the numbers of events that may still happen.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct State {
     pub masters: [Master; MASTERS],
     pub clients: SmallVec<[Client; 3]>,
-    pub lapses: u8,
-    pub duplicates: u8,
-    pub crashes: u8,
-    pub breaks: u8,
-    pub fence_ahead: u8,
+    pub expiries_left: u8,
+    pub duplicates_left: u8,
+    pub crashes_left: u8,
+    pub breaks_left: u8,
+    pub ahead_refusals_left: u8,
     pub history: History,
 }
 
-/// Facts about the past that only the checker sees.
+/// Facts about the past, for the properties. Clients and masters do not read them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct History {
-    /// The fences of the completed acquisitions.
+    /// The fences of the completed acquisitions, in ascending order.
     pub fences: SmallVec<[u8; 8]>,
     /// Two acquisitions had equal fences.
-    pub same_fence: bool,
-    /// An extension that began after the hold was broken has counted.
-    pub revived: bool,
-    /// A newcomer acquired the lock while an earlier waiter still waited.
-    pub overtaken: bool,
+    pub has_equal_fences: bool,
+    /// An extension that began after a BREAK of the hold got a majority.
+    pub extended_after_break: bool,
+    /// A client that respects the queue acquired the lock before a client that already waited there.
+    pub waiter_overtaken: bool,
     /// A fence was not greater than that of an acquisition that completed before this one began.
-    pub below_one_before_its_begin: bool,
+    pub violates_order: bool,
     /// A fence was not greater than that of an acquisition that completed before this one completed.
-    pub below_one_before_its_end: bool,
+    pub violates_strict_order: bool,
 }
 
 impl World {
-    pub fn is(&self, broken: Broken) -> bool {
-        self.broken == Some(broken)
+    pub fn has(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
     }
 
-    /// The present, which is a constant: a tick makes everything else older instead, so that time without end
-    /// needs finitely many states. It is one lease after the origin, so that instants up to one lease ago can
-    /// be represented; older ones do not matter.
+    /// The present. It is a constant: a tick moves all other instants into the past instead, so that time
+    /// without end has a finite number of states. The present is one lease after the origin, because the
+    /// checker needs no older instants than those of one lease ago.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }
@@ -159,7 +165,7 @@ impl World {
 
     /// Whether the grant of a restored hold is a vote.
     pub fn counts_restored(&self) -> bool {
-        self.is(Broken::RestoredAtOnce) || self.is(Broken::ValidFromRestoration)
+        self.has(Mutation::RestoredAtOnce) || self.has(Mutation::ValidFromRestoration)
     }
 
     pub fn has_clock(&self) -> bool {
@@ -175,7 +181,7 @@ impl World {
     }
 
     pub fn plan(&self, client: usize) -> Plan {
-        let fenced = self.fenced && !self.is(Broken::NoConfirmPhase);
+        let fenced = self.fenced && !self.has(Mutation::NoConfirmPhase);
         Plan { quorum: self.quorum(), lease: self.lease(), fenced, retries: self.clients[client].retries }
     }
 
@@ -183,36 +189,38 @@ impl World {
         let mut state = State {
             masters: self.fences_before.map(Master::new),
             clients: self.clients.iter().map(|_| Client::new()).collect(),
-            lapses: if let Time::None { lapses } = self.time { lapses } else { 0 },
-            duplicates: self.duplicates,
-            crashes: self.crashes,
-            breaks: self.breaks,
-            fence_ahead: self.fence_ahead,
+            expiries_left: if let Time::None { expiries } = self.time { expiries } else { 0 },
+            duplicates_left: self.duplicates,
+            crashes_left: self.crashes,
+            breaks_left: self.breaks,
+            ahead_refusals_left: self.ahead_refusals,
             history: History::default(),
         };
-        if self.held {
+        if self.first_client_holds {
             state.hold_everywhere(self);
         }
         state
     }
 
-    /// Returns the index from which on the masters are interchangeable. The first master is not, if clients
-    /// ask it first or wait there. None is ([`MASTERS`]) if clients move from one master to the next, or if
-    /// the first master's answer counts for all.
-    pub fn first_alike(&self) -> usize {
-        let waits = |script: &Script| script.waits || script.looks || script.in_order;
+    /// Returns the index from which on the masters are interchangeable:
+    /// * [`MASTERS`] (none of them) if clients move from one master to the next, or if the answer of the
+    ///   first master counts for all.
+    /// * 1 if clients ask the first master before the others, or wait there.
+    /// * 0 otherwise.
+    pub fn first_interchangeable_master(&self) -> usize {
+        let uses_queue = |client: &Behaviour| client.waits || client.respects_queue || client.in_order;
         let moves_on =
-            |script: &Script| (script.waits || script.in_order) && (script.timeouts || self.grace > 0);
-        if self.by_name || self.is(Broken::ExtendedByOne) || self.clients.iter().any(moves_on) {
+            |client: &Behaviour| (client.waits || client.in_order) && (client.timeouts || self.grace > 0);
+        if self.without_symmetry || self.has(Mutation::ExtendedByOne) || self.clients.iter().any(moves_on) {
             MASTERS
         } else {
-            usize::from(self.clients.iter().any(waits))
+            usize::from(self.clients.iter().any(uses_queue))
         }
     }
 }
 
 impl State {
-    /// Removes messages that can have no effect.
+    /// Removes messages without effect: see [`Master::sweep`].
     pub fn sweep(&mut self) {
         let clients = self.clients.clone();
         for master in &mut self.masters {
@@ -222,10 +230,10 @@ impl State {
 }
 
 impl History {
-    pub fn completed(&mut self, fence: u8, greatest_before: u8) {
-        self.same_fence |= self.fences.contains(&fence);
-        self.below_one_before_its_begin |= fence <= greatest_before;
-        self.below_one_before_its_end |= self.fences.iter().any(|&before| fence <= before);
+    pub fn record(&mut self, fence: u8, greatest_before: u8) {
+        self.has_equal_fences |= self.fences.contains(&fence);
+        self.violates_order |= fence <= greatest_before;
+        self.violates_strict_order |= self.fences.iter().any(|&before| fence <= before);
         let index = self.fences.partition_point(|&before| before < fence);
         self.fences.insert(index, fence);
     }

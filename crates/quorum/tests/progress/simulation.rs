@@ -1,4 +1,5 @@
-//! The simulation: an event queue in virtual time, members with one lock each, and tasks that drive attempts.
+//! The simulation: an event queue in virtual time, members with one lock each, and the tasks of clients, each
+//! of which drives one attempt after the other.
 
 use dlock_quorum::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ const MS: u64 = 1_000;
 const LENGTH: u64 = 60_000 * MS;
 /// The time that a message takes in one direction.
 const LATENCY: u64 = MS / 2;
-/// The time limit of one answer.
+/// How long a task waits for an answer.
 const NODE_TIMEOUT: u64 = 250 * MS;
 /// How long a task holds the lock.
 const HOLD: u64 = 3 * MS;
@@ -19,18 +20,18 @@ const HOLD: u64 = 3 * MS;
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub clients: usize,
-    /// The tasks of each client. They share its memory of the lock.
+    /// The number of tasks of each client. They share its [`Contention`].
     pub tasks: usize,
     pub members: u8,
     pub faults: Vec<Fault>,
-    /// The members with a hold that no client releases.
-    pub stale: Vec<u8>,
+    /// The members that have a hold from the start, which is never released.
+    pub stale_holds: Vec<u8>,
 }
 
-/// A fault of the links between one client, or all clients, and one member.
+/// A fault of the link between a client and a member.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
-    /// `None` means every client.
+    /// The client; `None` means every client.
     pub client: Option<usize>,
     pub member: u8,
     pub link: Link,
@@ -40,9 +41,9 @@ pub struct Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     Up,
-    /// Connections are refused.
+    /// The member refuses connections.
     Refused,
-    /// Nothing passes.
+    /// Requests do not arrive, and get no answer.
     Silent,
     /// Requests arrive, and answers do not.
     AnswersLost,
@@ -57,35 +58,38 @@ pub struct Simulation {
     members: Vec<Lock>,
     clients: Vec<Client>,
     tasks: Vec<Task>,
-    /// The task that holds the lock.
+    /// The task that has acquired the lock.
     holder: Option<usize>,
 }
 
 /// The lock at one member.
 #[derive(Default)]
 struct Lock {
+    /// The holder, and since when.
     holder: Option<(Token, u64)>,
     queue: Vec<Token>,
     fence: u64,
 }
 
-/// A task and the number of its round. Each round has holds of its own.
+/// A task and the number of its round: each round has a token of its own.
 type Token = (usize, u64);
 
 #[derive(Default)]
 struct Client {
-    memory: Contention,
+    contention: Contention,
+    /// The members that did not answer. The client does not ask them again.
     missing: BTreeSet<u8>,
 }
 
 struct Task {
     attempt: Option<Attempt>,
     round: u64,
-    /// The requests of the round without an answer.
-    open: Vec<Outgoing>,
-    /// The members that a request of the round was sent to.
+    /// The requests of the round that have no answer yet.
+    unanswered: Vec<Outgoing>,
+    /// The members to which the round has sent a request.
     asked: BTreeSet<u8>,
     watch: Option<QueueWatch>,
+    /// How often the task has acquired the lock.
     acquired: u64,
 }
 
@@ -94,22 +98,22 @@ enum Event {
     Arrives { token: Token, to: u8, what: Request },
     Answered { token: Token, from: u8, what: Request, vote: Vote },
     PauseEnds(Token),
-    Inspects { token: Token, queue: u8 },
-    LooksForOthers { token: Token, queue: u8, before: Option<Vec<Holder>> },
+    ChecksQueue { token: Token, queue: u8 },
+    ComparesHolders { token: Token, queue: u8, before: Option<Vec<Holder>> },
     Releases(usize),
 }
 
 impl Simulation {
     pub fn new(scenario: Scenario, seed: u64) -> Simulation {
         let members = (0..scenario.members).map(|member| Lock {
-            // No client has this task.
-            holder: scenario.stale.contains(&member).then_some(((usize::MAX, 0), 0)),
+            // A token of a task that does not exist.
+            holder: scenario.stale_holds.contains(&member).then_some(((usize::MAX, 0), 0)),
             ..Lock::default()
         });
         let tasks = (0..scenario.clients * scenario.tasks).map(|_| Task {
             attempt: None,
             round: 0,
-            open: Vec::new(),
+            unanswered: Vec::new(),
             asked: BTreeSet::new(),
             watch: None,
             acquired: 0,
@@ -149,8 +153,8 @@ impl Simulation {
             Event::Begin(task) => {
                 let client = self.client_of(task);
                 let (seed, order) = (self.random_number(), self.order(client));
-                let memory = self.clients[client].memory;
-                let attempt = Attempt::new(self.terms(), seed, &memory, &order, self.instant());
+                let contention = self.clients[client].contention;
+                let attempt = Attempt::new(self.options(), seed, &contention, &order, self.instant());
                 self.tasks[task].attempt = Some(attempt);
                 self.begin_round(task);
             }
@@ -161,15 +165,17 @@ impl Simulation {
                 let step = self.attempt(token.0).timed_out(now);
                 self.carry_out(token.0, step);
             }
-            Event::Inspects { token, queue } if self.is_waiting(token, queue) => self.inspect(token, queue),
-            Event::LooksForOthers { token, queue, before } => self.looks_for_others(token, queue, before),
+            Event::ChecksQueue { token, queue } if self.is_waiting(token, queue) => {
+                self.check_queue(token, queue)
+            }
+            Event::ComparesHolders { token, queue, before } => self.compare_holders(token, queue, before),
             Event::Releases(task) => {
                 assert_eq!(self.holder.take(), Some(task), "at most one task holds the lock");
                 self.release_round(task);
                 let pause = self.random_up_to(MS);
                 self.schedule(pause, Event::Begin(task));
             }
-            Event::PauseEnds(_) | Event::Inspects { .. } => {}
+            Event::PauseEnds(_) | Event::ChecksQueue { .. } => {}
         }
     }
 
@@ -188,7 +194,7 @@ impl Simulation {
                 self.send(token, send);
             }
         }
-        if let Some(queue) = step.met_at {
+        if let Some(queue) = step.moves_to {
             self.leave_other_queues(self.client_of(task), queue);
         }
         match step.next {
@@ -203,66 +209,66 @@ impl Simulation {
                 self.release_round(task);
                 let client = self.client_of(task);
                 let (now, order, holders) = (self.instant(), self.order(client), self.holders(client));
-                let mut memory = self.clients[client].memory;
+                let mut contention = self.clients[client].contention;
                 let holders = needs_holders.then_some(&holders);
-                let step = self.attempt(task).review(&mut memory, &order, holders, now);
-                self.clients[client].memory = memory;
+                let step = self.attempt(task).review(&mut contention, &order, holders, now);
+                self.clients[client].contention = contention;
                 self.carry_out(task, step);
             }
             Next::Acquired(acquired) => {
                 assert!(acquired.valid_until > self.instant());
                 assert_eq!(self.holder.replace(task), None, "at most one task holds the lock");
                 self.tasks[task].acquired += 1;
-                self.record_meeting(task);
+                self.choose_next_queue(task);
                 self.schedule(HOLD, Event::Releases(task));
             }
             Next::Failed(reason) => panic!("an attempt without a timeout failed: {reason:?}"),
         }
     }
 
-    /// Records where an attempt met other clients.
-    fn record_meeting(&mut self, task: usize) {
+    /// Chooses the queue for the client's next waits, after an attempt has acquired the lock.
+    fn choose_next_queue(&mut self, task: usize) {
         let token = (task, self.tasks[task].round);
-        match self.attempt(task).meeting() {
-            Meeting::None => {}
-            Meeting::At(queue) => self.meet(self.client_of(task), queue),
-            Meeting::LookAt(queue) => self.begin_look(token, queue),
+        match self.attempt(task).next_queue() {
+            NextQueue::First => {}
+            NextQueue::MoveTo(queue) => self.move_to_queue(self.client_of(task), queue),
+            NextQueue::LookForOthersAt(queue) => self.begin_looking_for_others(token, queue),
         }
     }
 
-    fn meet(&mut self, client: usize, queue: Member) {
+    fn move_to_queue(&mut self, client: usize, queue: Member) {
         let (order, now) = (self.order(client), self.instant());
-        if self.clients[client].memory.meet(queue, &order, now) {
+        if self.clients[client].contention.move_to(queue, &order, now) {
             self.leave_other_queues(client, queue);
         }
     }
 
-    fn begin_look(&mut self, token: Token, queue: Member) {
+    fn begin_looking_for_others(&mut self, token: Token, queue: Member) {
         let (client, now) = (self.client_of(token.0), self.instant());
-        if self.clients[client].memory.begin_look(now) {
-            self.schedule(MS, Event::LooksForOthers { token, queue: queue.0, before: None });
+        if self.clients[client].contention.begin_looking_for_others(now) {
+            self.schedule(MS, Event::ComparesHolders { token, queue: queue.0, before: None });
         }
     }
 
-    fn looks_for_others(&mut self, token: Token, queue: u8, before: Option<Vec<Holder>>) {
-        let (client, own) = (self.client_of(token.0), name(token));
+    fn compare_holders(&mut self, token: Token, queue: u8, before: Option<Vec<Holder>>) {
+        let (client, own) = (self.client_of(token.0), token_text(token));
         let partial = self.holders(client).partial_holders(self.quorum(), Member(queue), &own);
         let Some(before) = before else {
-            return self.schedule(MS, Event::LooksForOthers { token, queue, before: Some(partial) });
+            return self.schedule(MS, Event::ComparesHolders { token, queue, before: Some(partial) });
         };
-        match Others::of(&before, &partial) {
-            Others::Gone => self.clients[client].memory.end_look(),
-            Others::Leftover => {}
-            Others::Queue => self.meet(client, Member(queue)),
+        match OtherHolds::compare(&before, &partial) {
+            OtherHolds::None => self.clients[client].contention.allow_looking_again(),
+            OtherHolds::Stale => {}
+            OtherHolds::Young => self.move_to_queue(client, Member(queue)),
         }
     }
 
-    /// Ends the other waits of a client, except those in `queue`.
+    /// Ends the waits of a client in other queues than `queue`.
     fn leave_other_queues(&mut self, client: usize, queue: Member) {
         for task in 0..self.tasks.len() {
-            let waits = |send: &&Outgoing| send.what == Request::Wait && send.to != queue;
+            let waits_elsewhere = |send: &&Outgoing| send.what == Request::Wait && send.to != queue;
             if self.client_of(task) == client
-                && let Some(wait) = self.tasks[task].open.iter().find(waits)
+                && let Some(wait) = self.tasks[task].unanswered.iter().find(waits_elsewhere)
             {
                 let (token, from) = ((task, self.tasks[task].round), wait.to.0);
                 let vote = Vote::Refused(Refusal::Taken);
@@ -274,7 +280,7 @@ impl Simulation {
     fn send(&mut self, token: Token, Outgoing { to, what }: Outgoing) {
         let client = self.client_of(token.0);
         if !matches!(what, Request::Leave | Request::Release) {
-            self.tasks[token.0].open.push(Outgoing { to, what });
+            self.tasks[token.0].unanswered.push(Outgoing { to, what });
         }
         let is_missing = self.clients[client].missing.contains(&to.0);
         let link = self.link(client, to.0);
@@ -290,15 +296,15 @@ impl Simulation {
             self.schedule(NODE_TIMEOUT, Event::Answered { token, from: to.0, what, vote: Vote::Unknown });
         } else if what == Request::Wait {
             self.tasks[token.0].watch = None;
-            let pause = self.inspection_pause();
-            self.schedule(pause, Event::Inspects { token, queue: to.0 });
+            let pause = self.check_pause();
+            self.schedule(pause, Event::ChecksQueue { token, queue: to.0 });
         }
     }
 
-    /// Releases the grants and positions of the round on every member that was asked.
+    /// Sends a RELEASE to every member that the round has asked.
     fn release_round(&mut self, task: usize) {
         let token = (task, self.tasks[task].round);
-        self.tasks[task].open.clear();
+        self.tasks[task].unanswered.clear();
         for to in std::mem::take(&mut self.tasks[task].asked) {
             if self.link(self.client_of(task), to) != Link::Silent {
                 self.schedule(LATENCY, Event::Arrives { token, to, what: Request::Release });
@@ -326,8 +332,8 @@ impl Simulation {
                     Vote::Granted(Fence::from_outside(lock.fence).unwrap())
                 }
             },
-            Request::Look if lock.queue.is_empty() => Vote::Refused(Refusal::NotHeld),
-            Request::Look => Vote::Refused(Refusal::Taken),
+            Request::HasWaiters if lock.queue.is_empty() => Vote::Refused(Refusal::NotHeld),
+            Request::HasWaiters => Vote::Refused(Refusal::Taken),
             Request::Release | Request::Leave => return self.release(token, to, what),
             Request::Confirm { .. } | Request::Extend | Request::Restore => unreachable!("not sent"),
         };
@@ -358,15 +364,15 @@ impl Simulation {
     fn answered(&mut self, token: Token, from: u8, what: Request, vote: Vote) {
         let (task, client, now) = (token.0, self.client_of(token.0), self.instant());
         let asked = Outgoing { to: Member(from), what };
-        let open = self.tasks[task].open.iter().position(|open| *open == asked);
-        let Some(index) = open.filter(|_| self.is_current(token)) else { return };
-        self.tasks[task].open.swap_remove(index);
+        let index = self.tasks[task].unanswered.iter().position(|request| *request == asked);
+        let Some(index) = index.filter(|_| self.is_current(token)) else { return };
+        self.tasks[task].unanswered.swap_remove(index);
         if matches!(vote, Vote::Failed(_) | Vote::Unknown) {
             self.clients[client].missing.insert(from);
         }
         if self.holder == Some(task) {
             if self.attempt(task).answered_late(Member(from), &vote) {
-                self.begin_look(token, Member(from));
+                self.begin_looking_for_others(token, Member(from));
             }
             return;
         }
@@ -377,8 +383,8 @@ impl Simulation {
         self.carry_out(task, step);
     }
 
-    /// Checks whether a queue moves, and lets the waiter leave a stuck one.
-    fn inspect(&mut self, token: Token, queue: u8) {
+    /// Checks whether a queue moves. If not, the wait ends as if the member had refused.
+    fn check_queue(&mut self, token: Token, queue: u8) {
         let (task, quorum) = (token.0, self.quorum());
         let holders = self.holders(self.client_of(task));
         let stay = self.attempt(task).stay();
@@ -388,17 +394,17 @@ impl Simulation {
             let vote = Vote::Refused(Refusal::Taken);
             return self.answered(token, queue, Request::Wait, vote);
         }
-        let pause = self.inspection_pause();
-        self.schedule(pause, Event::Inspects { token, queue });
+        let pause = self.check_pause();
+        self.schedule(pause, Event::ChecksQueue { token, queue });
     }
 
-    /// The holders as a client sees them.
+    /// Returns the holders at the members that the client can reach.
     fn holders(&self, client: usize) -> Holders {
         let seen = self.members.iter().zip(0..).map(|(lock, member)| {
             let is_up = self.link(client, member) == Link::Up;
             is_up.then(|| {
                 let holder = lock.holder.map(|(token, since)| Holder {
-                    token: name(token),
+                    token: token_text(token),
                     age: Duration::from_micros(self.now - since),
                 });
                 holder.into_iter().collect()
@@ -412,15 +418,15 @@ impl Simulation {
             member: Member(member),
             is_missing: self.clients[client].missing.contains(&member),
             run_id: Some(member.to_string().into()),
-            name: "member".into(),
+            address: "member".into(),
         }))
     }
 
-    fn terms(&self) -> Terms {
+    fn options(&self) -> AttemptOptions {
         let lease = Lease::new(Duration::from_secs(30)).unwrap();
         let plan = Plan { quorum: self.quorum(), lease, fenced: false, retries: 3 };
         let first_pause = Duration::from_millis(50);
-        Terms { plan, first_pause, deadline: Deadline::Never, one_round: false, adopts: false }
+        AttemptOptions { plan, first_pause, deadline: Deadline::Never, one_round: false, adopts: false }
     }
 
     fn quorum(&self) -> Quorum {
@@ -446,7 +452,7 @@ impl Simulation {
 
     fn is_waiting(&self, token: Token, queue: u8) -> bool {
         let wait = Outgoing { to: Member(queue), what: Request::Wait };
-        self.is_current(token) && self.tasks[token.0].open.contains(&wait)
+        self.is_current(token) && self.tasks[token.0].unanswered.contains(&wait)
     }
 
     fn schedule(&mut self, pause: u64, event: Event) {
@@ -454,7 +460,7 @@ impl Simulation {
         self.events.insert((self.now + pause, self.next_event), event);
     }
 
-    fn inspection_pause(&mut self) -> u64 {
+    fn check_pause(&mut self) -> u64 {
         NODE_TIMEOUT / 8 + self.random_up_to(1_000 * MS)
     }
 
@@ -473,6 +479,6 @@ impl Simulation {
     }
 }
 
-fn name((task, round): Token) -> String {
+fn token_text((task, round): Token) -> String {
     format!("{task}/{round}")
 }

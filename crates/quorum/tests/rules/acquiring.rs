@@ -10,11 +10,11 @@ fn a_majority_is_more_than_half() {
 
 #[test]
 fn a_majority_acquires_with_validity_from_before_the_first_send() {
-    let (mut machine, sends) = Round::begin(plan(5, false), Start::AtOnce, &[], at(1_000));
+    let (mut round, sends) = Round::begin(plan(5, false), Start::AtOnce, &[], at(1_000));
     assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2, 3, 4]);
-    let after_two = vote(&mut machine, 1_500, &[(4, granted(7)), (1, granted(9))]);
+    let after_two = vote(&mut round, 1_500, &[(4, granted(7)), (1, granted(9))]);
     assert_eq!(after_two.verdict, Verdict::Open);
-    let after_three = vote(&mut machine, 1_600, &[(0, granted(8))]);
+    let after_three = vote(&mut round, 1_600, &[(0, granted(8))]);
     assert_eq!(after_three.verdict, acquired(None, 1_000 + TRUSTED), "a plain quorum has no fence");
     assert!(after_three.sends.is_empty());
 }
@@ -22,9 +22,9 @@ fn a_majority_acquires_with_validity_from_before_the_first_send() {
 #[test]
 fn a_majority_is_too_late_after_the_end_of_validity() {
     let second_grant_at = |now| {
-        let (mut machine, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(1_000));
-        vote(&mut machine, 1_001, &[(0, granted(1))]);
-        vote(&mut machine, now, &[(2, granted(1))])
+        let (mut round, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(1_000));
+        vote(&mut round, 1_001, &[(0, granted(1))]);
+        vote(&mut round, now, &[(2, granted(1))])
     };
     assert_eq!(second_grant_at(1_000 + TRUSTED - 1).verdict, acquired(None, 1_000 + TRUSTED));
     let late = second_grant_at(1_000 + TRUSTED);
@@ -34,26 +34,26 @@ fn a_majority_is_too_late_after_the_end_of_validity() {
 
 #[test]
 fn a_round_fails_with_the_answer_that_makes_a_majority_impossible() {
-    let (mut machine, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
-    let after_two = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
+    let (mut round, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
+    let after_two = vote(&mut round, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
     assert_eq!(after_two.verdict, Verdict::Open);
-    let after_three = vote(&mut machine, 4, &[(3, taken())]);
+    let after_three = vote(&mut round, 4, &[(3, taken())]);
     assert_eq!(after_three.verdict, Verdict::Failed(FailureReason::Taken));
     assert_eq!(
         sent(&after_three.sends, Request::Release),
         [0, 1, 2, 3, 4],
         "member 4 too, without an answer"
     );
-    assert_eq!(vote(&mut machine, 5, &[(4, granted(1))]).sends.len(), 0, "no second release");
-    let votes: Vec<_> = machine.votes().map(Option::<&Vote>::cloned).collect();
+    assert_eq!(vote(&mut round, 5, &[(4, granted(1))]).sends.len(), 0, "no second release");
+    let votes: Vec<_> = round.votes().map(Option::<&Vote>::cloned).collect();
     assert_eq!(votes[..4], [Some(granted(1)), Some(taken()), Some(taken()), Some(taken())]);
 }
 
 #[test]
 fn a_round_is_impossible_rather_than_taken_when_too_few_members_can_vote() {
     let failed = |votes: &[(u8, Vote)]| {
-        let (mut machine, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
-        vote(&mut machine, 1, votes).verdict
+        let (mut round, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
+        vote(&mut round, 1, votes).verdict
     };
     let grace = Vote::Refused(Refusal::Grace(TTL));
     assert_eq!(failed(&[(0, down()), (1, Vote::Unknown)]), Verdict::Failed(FailureReason::Impossible));
@@ -78,40 +78,40 @@ fn a_round_is_impossible_rather_than_taken_when_too_few_members_can_vote() {
 
 #[test]
 fn a_grant_counts_when_it_arrives_after_the_time_limit() {
-    let (mut machine, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
-    vote(&mut machine, 1, &[(0, granted(1)), (1, Vote::Unknown), (2, down())]);
-    let late = vote(&mut machine, 9, &[(1, granted(1)), (3, granted(1))]);
+    let (mut round, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
+    vote(&mut round, 1, &[(0, granted(1)), (1, Vote::Unknown), (2, down())]);
+    let late = vote(&mut round, 9, &[(1, granted(1)), (3, granted(1))]);
     assert_eq!(late.verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn a_grant_counts_when_other_answers_follow_it() {
-    let (mut machine, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
-    vote(&mut machine, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
-    assert_eq!(vote(&mut machine, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));
+    let (mut round, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
+    vote(&mut round, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
+    assert_eq!(vote(&mut round, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn a_single_server_acquires_with_its_own_fence() {
-    let (mut machine, _) = Round::begin(plan(1, true), Start::AtOnce, &[], at(0));
-    assert_eq!(vote(&mut machine, 1, &[(0, granted(5))]).verdict, acquired(Some(5), TRUSTED));
+    let (mut round, _) = Round::begin(plan(1, true), Start::AtOnce, &[], at(0));
+    assert_eq!(vote(&mut round, 1, &[(0, granted(5))]).verdict, acquired(Some(5), TRUSTED));
 }
 
 #[test]
 fn a_retry_keeps_the_validity_of_the_first_send() {
-    let (mut machine, _) = Round::begin(Plan { retries: 1, ..plan(3, false) }, Start::AtOnce, &[], at(0));
-    let no_grant = vote(&mut machine, 1, &[(0, taken()), (1, Vote::Unknown), (2, down())]);
+    let (mut round, _) = Round::begin(Plan { retries: 1, ..plan(3, false) }, Start::AtOnce, &[], at(0));
+    let no_grant = vote(&mut round, 1, &[(0, taken()), (1, Vote::Unknown), (2, down())]);
     assert_eq!(no_grant.verdict, Verdict::TryAgain);
-    assert_eq!(sent(&machine.ask_again(), Request::Acquire), [1, 2], "member 0 has refused");
-    assert!(machine.ask_again().is_empty());
-    let again = vote(&mut machine, 5_000, &[(1, granted(1)), (2, granted(1))]);
+    assert_eq!(sent(&round.ask_again(), Request::Acquire), [1, 2], "member 0 has refused");
+    assert!(round.ask_again().is_empty());
+    let again = vote(&mut round, 5_000, &[(1, granted(1)), (2, granted(1))]);
     assert_eq!(again.verdict, acquired(None, TRUSTED));
 }
 
 #[test]
 fn a_round_is_not_retried_when_too_many_members_refuse() {
-    let (mut machine, _) = Round::begin(Plan { retries: 1, ..plan(3, false) }, Start::AtOnce, &[], at(0));
-    let failed = vote(&mut machine, 1, &[(0, taken()), (1, taken())]);
+    let (mut round, _) = Round::begin(Plan { retries: 1, ..plan(3, false) }, Start::AtOnce, &[], at(0));
+    let failed = vote(&mut round, 1, &[(0, taken()), (1, taken())]);
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
 }
 
@@ -120,8 +120,8 @@ fn a_round_is_not_retried_when_too_many_members_refuse() {
 fn a_refused_client_keeps_no_grant_during_a_retry() {
     let retries = Plan { retries: 4, ..plan(3, false) };
     for missing in [down(), Vote::Unknown] {
-        let (mut machine, _) = Round::begin(retries, Start::AtOnce, &[Member(0), Member(1)], at(0));
-        let failed = vote(&mut machine, 1, &[(0, granted(1)), (1, taken()), (2, missing)]);
+        let (mut round, _) = Round::begin(retries, Start::AtOnce, &[Member(0), Member(1)], at(0));
+        let failed = vote(&mut round, 1, &[(0, granted(1)), (1, taken()), (2, missing)]);
         assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Taken));
         assert_eq!(sent(&failed.sends, Request::Release), [0, 1, 2]);
     }
@@ -129,10 +129,10 @@ fn a_refused_client_keeps_no_grant_during_a_retry() {
 
 #[test]
 fn giving_up_releases_once_on_every_member() {
-    let (mut machine, _) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
-    vote(&mut machine, 1, &[(0, granted(1)), (1, granted(1))]);
-    assert_eq!(sent(&machine.give_up(), Request::Release), [0, 1, 2]);
-    assert!(machine.give_up().is_empty());
-    let late = reply(&mut machine, 2, confirm(1, 0), &[(0, granted(1)), (1, granted(1))]);
+    let (mut round, _) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
+    vote(&mut round, 1, &[(0, granted(1)), (1, granted(1))]);
+    assert_eq!(sent(&round.give_up(), Request::Release), [0, 1, 2]);
+    assert!(round.give_up().is_empty());
+    let late = reply(&mut round, 2, confirm(1, 0), &[(0, granted(1)), (1, granted(1))]);
     assert_eq!(late.verdict, Verdict::Open);
 }

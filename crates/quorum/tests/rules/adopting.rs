@@ -7,11 +7,11 @@ fn not_held() -> Vote {
 
 #[test]
 fn an_adopted_hold_is_confirmed_on_a_single_server_too() {
-    let (mut machine, sends) = Round::begin(plan(1, true), Start::Adopting, &[], at(0));
+    let (mut round, sends) = Round::begin(plan(1, true), Start::Adopting, &[], at(0));
     assert_eq!(sent(&sends, Request::Acquire), [0]);
-    let found = vote(&mut machine, 100, &[(0, granted(5))]);
+    let found = vote(&mut round, 100, &[(0, granted(5))]);
     assert_eq!((found.verdict, sent(&found.sends, confirm(5, 0))), (Verdict::Open, vec![0]));
-    let confirmed = reply(&mut machine, 200, confirm(5, 0), &[(0, granted(5))]);
+    let confirmed = reply(&mut round, 200, confirm(5, 0), &[(0, granted(5))]);
     assert_eq!(
         confirmed.verdict,
         acquired(Some(5), 100 + TRUSTED),
@@ -21,22 +21,22 @@ fn an_adopted_hold_is_confirmed_on_a_single_server_too() {
 
 #[test]
 fn a_hold_is_adopted_when_a_majority_has_it() {
-    let (mut machine, _) = Round::begin(plan(3, true), Start::Adopting, &[], at(0));
-    let found = vote(&mut machine, 100, &[(0, not_held()), (1, granted(5)), (2, granted(8))]);
+    let (mut round, _) = Round::begin(plan(3, true), Start::Adopting, &[], at(0));
+    let found = vote(&mut round, 100, &[(0, not_held()), (1, granted(5)), (2, granted(8))]);
     assert_eq!(sent(&found.sends, confirm(8, 0)), [1, 2]);
-    let confirmed = reply(&mut machine, 200, confirm(8, 0), &[(1, granted(8)), (2, granted(8))]);
+    let confirmed = reply(&mut round, 200, confirm(8, 0), &[(1, granted(8)), (2, granted(8))]);
     assert_eq!(confirmed.verdict, acquired(Some(8), 102 + TRUSTED));
 }
 
 #[test]
 fn a_hold_is_not_adopted_when_a_majority_lacks_it() {
-    let (mut machine, _) = Round::begin(plan(3, true), Start::Adopting, &[], at(0));
-    let last = vote(&mut machine, 100, &[(0, granted(5)), (1, not_held()), (2, not_held())]);
+    let (mut round, _) = Round::begin(plan(3, true), Start::Adopting, &[], at(0));
+    let last = vote(&mut round, 100, &[(0, granted(5)), (1, not_held()), (2, not_held())]);
     assert!(matches!(last.verdict, Verdict::Failed(FailureReason::Taken)), "{last:?}");
-    let (mut machine, _) = Round::begin(plan(3, true), Start::Adopting, &[], at(0));
-    vote(&mut machine, 100, &[(0, granted(5)), (1, granted(5))]);
-    let gone = reply(&mut machine, 200, confirm(5, 0), &[(0, not_held())]);
+    let (mut round, _) = Round::begin(plan(3, true), Start::Adopting, &[], at(0));
+    vote(&mut round, 100, &[(0, granted(5)), (1, granted(5))]);
+    let gone = reply(&mut round, 200, confirm(5, 0), &[(0, not_held())]);
     assert_eq!(gone.verdict, Verdict::Open, "the third member may have the hold");
-    let last = vote(&mut machine, 300, &[(2, not_held())]);
+    let last = vote(&mut round, 300, &[(2, not_held())]);
     assert!(matches!(last.verdict, Verdict::Failed(_)), "{last:?}");
 }

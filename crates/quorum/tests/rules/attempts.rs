@@ -1,4 +1,4 @@
-//! Tests of whole attempts: the step after a failed round, and the end of an attempt.
+//! Whole attempts: what follows a failed round, and when an attempt ends.
 
 use super::helpers::*;
 use dlock_quorum::*;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 const PAUSE: Duration = Duration::from_millis(100);
 
-fn terms(deadline: Deadline) -> Terms {
-    Terms { plan: plan(3, false), first_pause: PAUSE, deadline, one_round: false, adopts: false }
+fn options(deadline: Deadline) -> AttemptOptions {
+    AttemptOptions { plan: plan(3, false), first_pause: PAUSE, deadline, one_round: false, adopts: false }
 }
 
 /// The queue order that follows the members' indices.
@@ -17,22 +17,22 @@ fn order(members: u8) -> QueueOrder {
         member: Member(member),
         is_missing: false,
         run_id: Some(member.to_string().into()),
-        name: "redis://any".into(),
+        address: "redis://any".into(),
     }))
 }
 
-/// An attempt with its memory.
+/// An attempt, and the client's record of the contention.
 struct Client {
     attempt: Attempt,
-    memory: Contention,
+    contention: Contention,
     order: QueueOrder,
 }
 
 impl Client {
-    fn new(terms: Terms, memory: Contention) -> Client {
+    fn new(options: AttemptOptions, contention: Contention) -> Client {
         let order = order(3);
-        let attempt = Attempt::new(terms, 7, &memory, &order, at(0));
-        Client { attempt, memory, order }
+        let attempt = Attempt::new(options, 7, &contention, &order, at(0));
+        Client { attempt, contention, order }
     }
 
     /// Runs a round in which members 0, 1, .. answer ACQUIRE with `votes`. Returns the next step.
@@ -54,7 +54,7 @@ impl Client {
     }
 
     fn review(&mut self, holders: Option<&Holders>, now: u64) -> Step {
-        self.attempt.review(&mut self.memory, &self.order, holders, at(now))
+        self.attempt.review(&mut self.contention, &self.order, holders, at(now))
     }
 }
 
@@ -70,14 +70,14 @@ fn held() -> Holders {
 
 #[test]
 fn an_attempt_without_a_wait_fails_if_another_client_holds_the_lock() {
-    let mut client = Client::new(terms(Deadline::NoWait), Contention::default());
+    let mut client = Client::new(options(Deadline::NoWait), Contention::default());
     assert_eq!(client.round(0, &[taken(), taken()]), Next::Review { needs_holders: true });
     assert_eq!(client.review(Some(&held()), 20).next, Next::Failed(FailureReason::Taken));
 }
 
 #[test]
 fn a_split_vote_is_repeated_in_queue_order_up_to_twenty_times() {
-    let mut client = Client::new(terms(Deadline::NoWait), Contention::default());
+    let mut client = Client::new(options(Deadline::NoWait), Contention::default());
     client.round(0, &[taken(), taken()]);
     let mut now = 10;
     for _ in 0..20 {
@@ -98,19 +98,19 @@ fn a_split_vote_is_repeated_in_queue_order_up_to_twenty_times() {
 
 #[test]
 fn a_refused_attempt_joins_the_queue_and_the_next_attempt_begins_there() {
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     assert_eq!(client.round(0, &[taken(), taken()]), REVIEW);
     assert_eq!(client.review(None, 20).next, Next::BeginRound);
-    assert!(client.memory.is_contended(at(1_019)) && !client.memory.is_contended(at(1_020)));
+    assert!(client.contention.is_contended(at(1_019)) && !client.contention.is_contended(at(1_020)));
     assert_eq!(client.queued_round(20, Vote::Refused(Refusal::Taken)), REVIEW);
 
-    let mut second = Client::new(terms(Deadline::Never), client.memory);
+    let mut second = Client::new(options(Deadline::Never), client.contention);
     assert_eq!(second.queued_round(30, Vote::Refused(Refusal::Taken)), REVIEW);
 }
 
 #[test]
 fn an_attempt_queues_at_the_first_member_that_answered() {
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     assert_eq!(client.round(0, &[down(), taken(), taken()]), REVIEW);
     client.review(None, 20);
     assert_eq!(sent(&client.attempt.begin_round(at(20)).sends, Request::Wait), [1]);
@@ -118,22 +118,22 @@ fn an_attempt_queues_at_the_first_member_that_answered() {
 
 #[test]
 fn an_attempt_leaves_a_stuck_queue_for_the_next_with_the_other_waits_of_its_client() {
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
     client.queued_round(20, Vote::Refused(Refusal::Taken));
     let moved = client.review(None, 40);
-    assert_eq!((moved.met_at, moved.next), (Some(Member(1)), Next::BeginRound));
+    assert_eq!((moved.moves_to, moved.next), (Some(Member(1)), Next::BeginRound));
     assert_eq!(sent(&client.attempt.begin_round(at(40)).sends, Request::Wait), [1]);
 }
 
 #[test]
 fn an_attempt_follows_other_attempts_of_its_client_to_their_queue() {
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
     let begun = client.attempt.begin_round(at(20));
-    client.memory.meet(Member(2), &client.order, at(25));
+    client.contention.move_to(Member(2), &client.order, at(25));
     client.attempt.waited(begun.sends[0].to, Vote::Refused(Refusal::Taken), at(30));
     assert_eq!(client.review(None, 30).next, Next::BeginRound);
     assert_eq!(sent(&client.attempt.begin_round(at(30)).sends, Request::Wait), [2]);
@@ -141,13 +141,13 @@ fn an_attempt_follows_other_attempts_of_its_client_to_their_queue() {
 
 #[test]
 fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
-    let mut memory = Contention::default();
-    let mut client = Client::new(terms(Deadline::Never), memory);
+    // The first attempt finds the lock contended, so the second one joins a queue at once: that of member 2.
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
-    memory = client.memory;
-    memory.meet(Member(2), &client.order, at(20));
-    let mut client = Client::new(terms(Deadline::Never), memory);
+    let mut contention = client.contention;
+    contention.move_to(Member(2), &client.order, at(20));
+    let mut client = Client::new(options(Deadline::Never), contention);
     let begun = client.attempt.begin_round(at(30));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
@@ -158,7 +158,7 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
 
 #[test]
 fn a_wait_without_a_timeout_fails_if_no_majority_ever_answered() {
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[down(), down()]);
     let failed = client.review(None, 20);
     assert_eq!((failed.next, failed.reports_outage), (Next::Failed(FailureReason::Impossible), false));
@@ -167,8 +167,10 @@ fn a_wait_without_a_timeout_fails_if_no_majority_ever_answered() {
 #[test]
 fn an_attempt_reports_an_outage_once_and_retries() {
     for deadline in [Deadline::At(at(10_000)), Deadline::Never] {
-        let mut client = Client::new(terms(deadline), Contention::default());
+        let mut client = Client::new(options(deadline), Contention::default());
         if deadline == Deadline::Never {
+            // Without a timeout, the attempt only waits for the end of an outage if a majority could vote
+            // before.
             client.round(0, &[taken(), taken()]);
             client.review(None, 20);
             client.queued_round(20, Vote::Refused(Refusal::Grace(TTL)));
@@ -191,7 +193,7 @@ fn an_attempt_reports_an_outage_once_and_retries() {
 
 #[test]
 fn an_attempt_ends_at_its_deadline() {
-    let mut client = Client::new(terms(Deadline::At(at(1_000))), Contention::default());
+    let mut client = Client::new(options(Deadline::At(at(1_000))), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
     assert_eq!(client.queued_round(20, Vote::Refused(Refusal::Taken)), REVIEW);
@@ -200,7 +202,7 @@ fn an_attempt_ends_at_its_deadline() {
     assert_eq!(client.review(None, 1_010).next, Next::Failed(FailureReason::Taken));
 }
 
-/// A refusal by the queue's member does not show that the lock is taken: the other members may be down.
+/// A refusal by the member of the queue does not show that the lock is taken: the other members may be down.
 #[test]
 fn a_wait_that_ends_in_a_queue_asks_all_members_before_the_lock_counts_as_taken() {
     for (votes, reason) in [
@@ -208,7 +210,7 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_before_the_lock_counts_as_taken(
         ([taken(), down(), down()], FailureReason::Impossible),
         ([taken(), Vote::Unknown, Vote::Refused(Refusal::Grace(TTL))], FailureReason::Impossible),
     ] {
-        let mut client = Client::new(terms(Deadline::At(at(1_000))), Contention::default());
+        let mut client = Client::new(options(Deadline::At(at(1_000))), Contention::default());
         client.round(0, &[taken(), taken()]);
         client.review(None, 20);
         client.queued_round(20, Vote::Refused(Refusal::Taken));
@@ -228,7 +230,7 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_before_the_lock_counts_as_taken(
 
 #[test]
 fn a_wait_that_ends_in_a_queue_asks_all_members_if_the_members_of_earlier_queues_did_not_answer() {
-    let mut client = Client::new(terms(Deadline::At(at(1_000))), Contention::default());
+    let mut client = Client::new(options(Deadline::At(at(1_000))), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
     assert_eq!(client.queued_round(20, Vote::Unknown), Next::Wait);
@@ -239,8 +241,8 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_if_the_members_of_earlier_queues
 
 #[test]
 fn an_attempt_with_the_token_of_the_caller_runs_one_round_in_the_queue() {
-    let terms = Terms { one_round: true, ..terms(Deadline::Never) };
-    let mut client = Client::new(terms, Contention::default());
+    let options = AttemptOptions { one_round: true, ..options(Deadline::Never) };
+    let mut client = Client::new(options, Contention::default());
     assert_eq!(client.queued_round(0, Vote::Refused(Refusal::Taken)), REVIEW);
     assert_eq!(client.attempt.stay(), Stay::Always);
     assert_eq!(client.review(None, 20).next, Next::BeginRound, "a last round asks all members");
@@ -255,20 +257,20 @@ fn a_full_queue_a_deadlock_and_an_invalid_request_end_an_attempt() {
         (Vote::Refused(Refusal::QueueFull), FailureReason::Taken),
         (Vote::Refused(Refusal::Deadlock("a".into())), FailureReason::Deadlock),
     ] {
-        let mut client = Client::new(terms(Deadline::Never), Contention::default());
+        let mut client = Client::new(options(Deadline::Never), Contention::default());
         client.round(0, &[taken(), taken()]);
         client.review(None, 20);
         assert_eq!(client.queued_round(20, ended), REVIEW);
         assert_eq!(client.review(None, 30).next, Next::Failed(reason));
     }
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[Vote::Failed(invalid.clone()), Vote::Failed(invalid)]);
     assert_eq!(client.review(None, 30).next, Next::Failed(FailureReason::Misuse));
 }
 
 #[test]
 fn a_retry_is_sent_at_the_end_of_the_pause() {
-    let retried = Terms { plan: Plan { retries: 1, ..plan(3, false) }, ..terms(Deadline::NoWait) };
+    let retried = AttemptOptions { plan: Plan { retries: 1, ..plan(3, false) }, ..options(Deadline::NoWait) };
     let mut client = Client::new(retried, Contention::default());
     assert_eq!(client.round(0, &[granted(1), down(), down()]), Next::Wait);
     let end = client.attempt.timeout().expect("the attempt pauses");
@@ -281,36 +283,36 @@ fn a_retry_is_sent_at_the_end_of_the_pause() {
 }
 
 #[test]
-fn a_client_looks_at_a_later_queue_after_a_late_refusal_there() {
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+fn a_client_looks_for_others_at_a_later_queue_after_a_late_refusal_there() {
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     let two = client.round(0, &[granted(1), granted(1)]);
     assert!(matches!(two, Next::Acquired(_)));
-    assert_eq!(client.attempt.meeting(), Meeting::None);
+    assert_eq!(client.attempt.next_queue(), NextQueue::First);
     assert!(client.attempt.answered_late(Member(2), &taken()));
     assert!(!client.attempt.answered_late(Member(2), &granted(1)));
     assert!(!client.attempt.answered_late(Member(0), &taken()), "member 0 has the first queue");
 
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.attempt.begin_round(at(0));
     for (member, vote) in [(2, taken()), (1, granted(1)), (0, granted(1))] {
         client.attempt.answered(Member(member), Request::Acquire, vote, at(5));
     }
-    assert_eq!(client.attempt.meeting(), Meeting::LookAt(Member(2)));
+    assert_eq!(client.attempt.next_queue(), NextQueue::LookForOthersAt(Member(2)));
 }
 
-/// The other clients may have moved to a still later queue.
+/// The clients that waited in the same queue may have moved to the still later one.
 #[test]
-fn a_client_that_waited_in_a_later_queue_looks_at_a_still_later_one_after_a_late_refusal() {
-    let mut client = Client::new(terms(Deadline::Never), Contention::default());
-    client.memory.meet(Member(1), &client.order, at(0));
-    let terms = Terms { one_round: true, ..terms(Deadline::Never) };
-    client.attempt = Attempt::new(terms, 7, &client.memory, &client.order, at(0));
+fn a_client_that_waited_in_a_later_queue_looks_for_others_at_a_still_later_one_after_a_late_refusal() {
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
+    client.contention.move_to(Member(1), &client.order, at(0));
+    let options = AttemptOptions { one_round: true, ..options(Deadline::Never) };
+    client.attempt = Attempt::new(options, 7, &client.contention, &client.order, at(0));
     client.attempt.begin_round(at(0));
     client.attempt.waited(Member(1), Vote::Granted(()), at(1));
     for member in [0, 1] {
         client.attempt.answered(Member(member), Request::Acquire, granted(1), at(2));
     }
-    assert_eq!(client.attempt.meeting(), Meeting::At(Member(1)));
+    assert_eq!(client.attempt.next_queue(), NextQueue::MoveTo(Member(1)));
     assert!(client.attempt.answered_late(Member(2), &taken()));
 }
 
@@ -361,12 +363,12 @@ proptest! {
         contended: bool, seed: u64, events in events(),
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
-        let terms = Terms { plan, first_pause: PAUSE, deadline, one_round, adopts: false };
-        let (order, mut memory, mut now) = (order(members), Contention::default(), 0);
+        let options = AttemptOptions { plan, first_pause: PAUSE, deadline, one_round, adopts: false };
+        let (order, mut contention, mut now) = (order(members), Contention::default(), 0);
         if contended {
-            memory.meet(Member(members - 1), &order, at(0));
+            contention.move_to(Member(members - 1), &order, at(0));
         }
-        let mut attempt = Attempt::new(terms, seed, &memory, &order, at(0));
+        let mut attempt = Attempt::new(options, seed, &contention, &order, at(0));
         let (mut step, mut begun) = (attempt.begin_round(at(0)), 0);
         let mut open: Vec<Outgoing> = Vec::new();
         let mut grants: Vec<Member> = Vec::new();
@@ -410,7 +412,7 @@ proptest! {
                     open.clear();
                     let free = events.next().is_none_or(|event| event.is_free);
                     let holders = if free { Holders(vec![Some(Vec::new()); members.into()]) } else { held() };
-                    attempt.review(&mut memory, &order, needs_holders.then_some(&holders), at(now))
+                    attempt.review(&mut contention, &order, needs_holders.then_some(&holders), at(now))
                 }
                 Next::Acquired(acquired) => {
                     prop_assert!(!one_round || rounds == 1, "the token of the caller is used once");

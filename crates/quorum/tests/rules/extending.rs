@@ -6,87 +6,91 @@ const NOT_HELD: Vote<()> = Vote::Refused(Refusal::NotHeld);
 
 /// Begins an extension at 1,000 ms. The hold has three members and is valid until 5,000 ms.
 fn extending() -> Extension {
-    let (machine, sends) =
+    let (extension, sends) =
         Extension::new(plan(3, false).quorum, Lease::new(TTL).unwrap(), at(5_000), at(1_000));
     assert_eq!(sent(&sends, Request::Extend), [0, 1, 2]);
-    machine
+    extension
 }
 
 #[test]
 fn a_majority_extends_and_validity_counts_from_before_the_send() {
-    let mut machine = extending();
-    assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open);
-    assert_eq!(machine.answered(Member(0), YES, at(2_000)), Extended::Open, "a member has one vote");
-    assert_eq!(machine.held_until(), at(5_000));
-    assert_eq!(machine.answered(Member(2), YES, at(2_000)), Extended::Until(at(1_000 + TRUSTED)));
-    assert_eq!(machine.held_until(), at(1_000 + TRUSTED));
+    let mut extension = extending();
+    assert_eq!(extension.answered(Member(0), YES, at(2_000)), Extended::Open);
+    assert_eq!(extension.answered(Member(0), YES, at(2_000)), Extended::Open, "a member has one vote");
+    assert_eq!(extension.held_until(), at(5_000));
+    assert_eq!(extension.answered(Member(2), YES, at(2_000)), Extended::Until(at(1_000 + TRUSTED)));
+    assert_eq!(extension.held_until(), at(1_000 + TRUSTED));
 }
 
 #[test]
 fn an_extension_keeps_the_old_validity_when_answers_are_missing() {
-    let mut machine = extending();
-    machine.answered(Member(0), YES, at(2_000));
-    machine.answered(Member(1), Vote::Unknown, at(2_000));
-    assert_eq!(machine.answered(Member(2), Vote::Unknown, at(2_000)), Extended::Unconfirmed);
-    assert_eq!(machine.held_until(), at(5_000));
-    let late = machine.answered(Member(1), YES, at(2_500));
+    let mut extension = extending();
+    extension.answered(Member(0), YES, at(2_000));
+    extension.answered(Member(1), Vote::Unknown, at(2_000));
+    assert_eq!(extension.answered(Member(2), Vote::Unknown, at(2_000)), Extended::Unconfirmed);
+    assert_eq!(extension.held_until(), at(5_000));
+    let late = extension.answered(Member(1), YES, at(2_500));
     assert_eq!(late, Extended::Until(at(1_000 + TRUSTED)));
 }
 
 #[test]
 fn a_hold_is_lost_when_a_majority_lacks_it() {
-    let mut machine = extending();
-    assert_eq!(machine.answered(Member(0), NOT_HELD, at(2_000)), Extended::Open);
-    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Lost);
+    let mut extension = extending();
+    assert_eq!(extension.answered(Member(0), NOT_HELD, at(2_000)), Extended::Open);
+    assert_eq!(extension.answered(Member(1), NOT_HELD, at(2_000)), Extended::Lost);
 }
 
 #[test]
 fn a_hold_is_not_extended_after_its_end() {
-    let mut machine = extending();
-    machine.answered(Member(0), YES, at(4_999));
-    assert_eq!(machine.answered(Member(1), YES, at(5_000)), Extended::Lost);
+    let mut extension = extending();
+    extension.answered(Member(0), YES, at(4_999));
+    assert_eq!(extension.answered(Member(1), YES, at(5_000)), Extended::Lost);
 }
 
 #[test]
 fn a_shorter_lease_shortens_the_validity_before_any_member_answers() {
     // Trusted for 988 ms.
     let one_second = Lease::new(std::time::Duration::from_secs(1)).unwrap();
-    let (mut machine, _) = Extension::new(plan(3, false).quorum, one_second, at(5_000), at(1_000));
-    assert_eq!(machine.held_until(), at(1_988));
+    let (mut extension, _) = Extension::new(plan(3, false).quorum, one_second, at(5_000), at(1_000));
+    assert_eq!(extension.held_until(), at(1_988));
     for member in 0..3 {
-        machine.answered(Member(member), Vote::Unknown, at(1_500));
+        extension.answered(Member(member), Vote::Unknown, at(1_500));
     }
-    assert_eq!(machine.held_until(), at(1_988));
+    assert_eq!(extension.held_until(), at(1_988));
 }
 
 #[test]
 fn a_hold_is_lost_when_a_majority_lacks_it_and_a_member_is_silent() {
-    let mut machine = extending();
-    machine.answered(Member(0), Vote::Unknown, at(2_000));
-    assert_eq!(machine.answered(Member(1), NOT_HELD, at(2_000)), Extended::Open, "the third member decides");
-    assert_eq!(machine.answered(Member(2), NOT_HELD, at(2_000)), Extended::Lost);
+    let mut extension = extending();
+    extension.answered(Member(0), Vote::Unknown, at(2_000));
+    assert_eq!(
+        extension.answered(Member(1), NOT_HELD, at(2_000)),
+        Extended::Open,
+        "the third member decides"
+    );
+    assert_eq!(extension.answered(Member(2), NOT_HELD, at(2_000)), Extended::Lost);
 }
 
 #[test]
 fn a_member_that_forgot_is_asked_to_restore_a_hold_that_a_majority_has() {
-    let mut machine = extending();
-    machine.answered(Member(0), NOT_HELD, at(2_000));
-    assert!(machine.restore(at(2_000)).is_empty(), "no other member has answered");
-    machine.answered(Member(1), YES, at(2_000));
-    assert!(machine.restore(at(2_000)).is_empty(), "one of three is no majority");
-    machine.answered(Member(2), YES, at(2_000));
-    assert_eq!(sent(&machine.restore(at(2_000)), Request::Restore), [0]);
-    assert!(machine.restore(at(2_000)).is_empty(), "the member is asked once");
-    assert_eq!(machine.held_until(), at(1_000 + TRUSTED), "the restored hold is no vote for the extension");
+    let mut extension = extending();
+    extension.answered(Member(0), NOT_HELD, at(2_000));
+    assert!(extension.restore(at(2_000)).is_empty(), "no other member has answered");
+    extension.answered(Member(1), YES, at(2_000));
+    assert!(extension.restore(at(2_000)).is_empty(), "one of three is no majority");
+    extension.answered(Member(2), YES, at(2_000));
+    assert_eq!(sent(&extension.restore(at(2_000)), Request::Restore), [0]);
+    assert!(extension.restore(at(2_000)).is_empty(), "the member is asked once");
+    assert_eq!(extension.held_until(), at(1_000 + TRUSTED), "the restored hold is no vote for the extension");
 }
 
 #[test]
 fn a_member_that_answers_last_is_asked_to_restore_the_hold_before_the_end_of_validity() {
-    let mut machine = extending();
-    machine.answered(Member(1), YES, at(2_000));
-    machine.answered(Member(2), YES, at(2_000));
-    assert!(machine.restore(at(2_000)).is_empty(), "member 0 may have the hold");
-    machine.answered(Member(0), NOT_HELD, at(3_000));
-    assert!(machine.clone().restore(at(1_000 + TRUSTED)).is_empty(), "the validity has ended");
-    assert_eq!(sent(&machine.restore(at(3_000)), Request::Restore), [0]);
+    let mut extension = extending();
+    extension.answered(Member(1), YES, at(2_000));
+    extension.answered(Member(2), YES, at(2_000));
+    assert!(extension.restore(at(2_000)).is_empty(), "member 0 may have the hold");
+    extension.answered(Member(0), NOT_HELD, at(3_000));
+    assert!(extension.clone().restore(at(1_000 + TRUSTED)).is_empty(), "the validity has ended");
+    assert_eq!(sent(&extension.restore(at(3_000)), Request::Restore), [0]);
 }

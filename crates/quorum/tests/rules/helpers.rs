@@ -6,8 +6,9 @@ use proptest::prelude::ProptestConfig;
 use proptest::test_runner::RngSeed;
 use std::time::Duration;
 
-/// 10 s, trusted for 9,898 ms.
+/// The length of the lease.
 pub const TTL: Duration = Duration::from_secs(10);
+/// The part of the lease that a client trusts, in ms.
 pub const TRUSTED: u64 = 9_898;
 
 pub fn at(ms: u64) -> Instant {
@@ -39,35 +40,35 @@ pub fn confirm(number: u64, phase: u8) -> Request {
     Request::Confirm { fence: fence(number), phase }
 }
 
-/// The members that `what` was sent to, in the order of the sends.
+/// Returns the members to which `what` is sent, in the order of `sends`.
 pub fn sent(sends: &Sends, what: Request) -> Vec<u8> {
     sends.iter().filter(|send| send.what == what).map(|send| send.to.0).collect()
 }
 
 /// Passes answers to ACQUIRE, one per millisecond from `now` on. Returns the progress after the last.
-pub fn vote(machine: &mut Round, now: u64, votes: &[(u8, Vote)]) -> Progress {
-    reply(machine, now, Request::Acquire, votes)
+pub fn vote(round: &mut Round, now: u64, votes: &[(u8, Vote)]) -> Progress {
+    reply(round, now, Request::Acquire, votes)
 }
 
 /// Passes answers to `what`, one per millisecond from `now` on. Returns the progress after the last.
-pub fn reply(machine: &mut Round, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
+pub fn reply(round: &mut Round, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
     let mut last = None;
     for ((member, vote), now) in votes.iter().zip(now..) {
-        last = Some(machine.answered(Member(*member), what, vote.clone(), at(now)));
+        last = Some(round.answered(Member(*member), what, vote.clone(), at(now)));
     }
     last.unwrap()
 }
 
-/// Passes the end of a wait.
-pub fn waited(machine: &mut Round, now: u64, at_member: u8, ended: Vote<()>) -> Progress {
-    machine.waited(Member(at_member), ended, at(now))
+/// Passes the outcome of a wait.
+pub fn waited(round: &mut Round, now: u64, at_member: u8, outcome: Vote<()>) -> Progress {
+    round.waited(Member(at_member), outcome, at(now))
 }
 
 pub fn acquired(number: Option<u64>, valid_until: u64) -> Verdict {
     Verdict::Acquired(Acquired { fence: number.map(fence), valid_until: at(valid_until) })
 }
 
-/// The configuration of a random test, with a seed that it prints.
+/// Returns the configuration of a random test, and prints its seed.
 pub fn config(cases: u32) -> ProptestConfig {
     let seed = seed();
     println!("DLOCK_SEED={seed} repeats this run");

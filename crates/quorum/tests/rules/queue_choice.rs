@@ -1,4 +1,5 @@
-//! Tests of the choice of a queue from the members' answers and the client's memory.
+//! The choice of the queue in which a client waits: by the run ids and the holders at the members, and by the
+//! client's record of the contention.
 
 use super::helpers::*;
 use dlock_quorum::*;
@@ -8,17 +9,18 @@ const FIRST: Member = Member(2);
 const SECOND: Member = Member(0);
 const THIRD: Member = Member(1);
 
-/// Three members in the order 2, 0, 1; `missing` comes last.
+/// Three members in the order 2, 0, 1, except that `missing` is the last one.
 fn order(missing: Option<u8>) -> QueueOrder {
     QueueOrder::new([(0, "b"), (1, "c"), (2, "a")].map(|(member, run_id)| Place {
         member: Member(member),
         is_missing: missing == Some(member),
         run_id: Some(run_id.into()),
-        name: "redis://any".into(),
+        address: "redis://any".into(),
     }))
 }
 
-/// The holders at three members, with holds of `age` ms. `""` means no hold, and `None` unknown holders.
+/// The tokens of the holders at three members, all with holds of `age` ms. `""` means that there is no hold,
+/// `None` that the holders are unknown.
 fn holders(seen: [Option<&str>; 3], age: u64) -> Holders {
     let holder = |token: &str| Holder { token: token.into(), age: Duration::from_millis(age) };
     Holders(
@@ -35,11 +37,11 @@ fn quorum() -> Quorum {
 fn members_are_ordered_by_run_id_and_missing_ones_come_last() {
     assert_eq!(order(None).starting_at(None), [FIRST, SECOND, THIRD]);
     assert_eq!(order(Some(2)).starting_at(None), [SECOND, THIRD, FIRST]);
-    let unknown = |member, name: &str| Place {
+    let unknown = |member, address: &str| Place {
         member: Member(member),
         is_missing: false,
         run_id: None,
-        name: name.into(),
+        address: address.into(),
     };
     let mixed = [
         unknown(0, "redis://b"),
@@ -50,42 +52,49 @@ fn members_are_ordered_by_run_id_and_missing_ones_come_last() {
 }
 
 #[test]
-fn a_client_starts_for_two_seconds_at_the_queue_where_it_met_others() {
-    let mut memory = Contention::default();
-    assert!(memory.meet(SECOND, &order(None), at(1_000)));
+fn waits_start_in_the_start_queue_for_two_seconds_unless_its_member_is_missing() {
+    let mut contention = Contention::default();
+    assert!(contention.move_to(SECOND, &order(None), at(1_000)));
     for (now, missing, expected) in [
         (2_999, None, vec![SECOND, THIRD]),
         (3_000, None, vec![FIRST, SECOND, THIRD]),
         (2_999, Some(0), vec![FIRST, THIRD, SECOND]),
     ] {
-        assert_eq!(order(missing).starting_at(memory.queue(at(now))), expected, "{now} {missing:?}");
+        assert_eq!(
+            order(missing).starting_at(contention.start_queue(at(now))),
+            expected,
+            "{now} {missing:?}"
+        );
     }
-    assert!(!memory.is_over(at(2_999)) && memory.is_over(at(3_000)));
+    assert!(!contention.is_expired(at(2_999)) && contention.is_expired(at(3_000)));
 }
 
 #[test]
-fn a_client_does_not_move_from_a_later_queue_in_use_to_an_earlier_one() {
-    let mut memory = Contention::default();
-    assert!(memory.meet(THIRD, &order(None), at(1_000)));
-    assert!(!memory.meet(SECOND, &order(None), at(2_999)));
-    assert_eq!(memory.queue(at(2_999)), Some(THIRD));
-    assert!(memory.meet(SECOND, &order(None), at(3_000)), "no client was met at the later queue for 2 s");
-    assert!(memory.meet(THIRD, &order(None), at(3_001)));
-    assert!(memory.meet(SECOND, &order(Some(1)), at(3_002)), "the member of the later queue is missing");
+fn a_client_does_not_move_to_an_earlier_queue_than_its_start_queue() {
+    let mut contention = Contention::default();
+    assert!(contention.move_to(THIRD, &order(None), at(1_000)));
+    assert!(!contention.move_to(SECOND, &order(None), at(2_999)));
+    assert_eq!(contention.start_queue(at(2_999)), Some(THIRD));
+    assert!(contention.move_to(SECOND, &order(None), at(3_000)), "the start queue has expired");
+    assert!(contention.move_to(THIRD, &order(None), at(3_001)));
+    assert!(
+        contention.move_to(SECOND, &order(Some(1)), at(3_002)),
+        "the member of the later queue is missing"
+    );
 }
 
 #[test]
-fn one_attempt_looks_for_others_once_a_second_unless_it_found_none() {
-    let mut memory = Contention::default();
-    assert!(memory.begin_look(at(1_000)));
-    assert!(!memory.begin_look(at(1_999)));
-    assert!(memory.begin_look(at(2_000)));
-    memory.end_look();
-    assert!(memory.begin_look(at(2_001)));
+fn a_client_looks_for_others_once_a_second_unless_it_found_none() {
+    let mut contention = Contention::default();
+    assert!(contention.begin_looking_for_others(at(1_000)));
+    assert!(!contention.begin_looking_for_others(at(1_999)));
+    assert!(contention.begin_looking_for_others(at(2_000)));
+    contention.allow_looking_again();
+    assert!(contention.begin_looking_for_others(at(2_001)));
 }
 
 #[test]
-fn a_refusal_shows_a_queue_if_a_young_hold_without_a_majority_stays() {
+fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
     let partial =
         |seen: [Option<&str>; 3], age| holders(seen, age).partial_holders(quorum(), Member(0), "own");
     let young = partial([Some("a"), Some("own"), Some("own")], 1_999);
@@ -93,12 +102,12 @@ fn a_refusal_shows_a_queue_if_a_young_hold_without_a_majority_stays() {
     let none = partial([Some("own"), Some(""), Some("b")], 0);
     assert_eq!(none, []);
     assert_eq!(partial([Some("a"), Some("a"), Some("own")], 0), [], "a hold on a majority is not partial");
-    assert_eq!(Others::of(&young, &none), Others::Gone);
-    assert_eq!(Others::of(&none, &young), Others::Gone, "the hold was not there at the first look");
-    assert_eq!(Others::of(&young, &young), Others::Queue);
-    assert_eq!(Others::of(&old, &old), Others::Leftover);
+    assert_eq!(OtherHolds::compare(&young, &none), OtherHolds::None);
+    assert_eq!(OtherHolds::compare(&none, &young), OtherHolds::None, "the hold is not in the first list");
+    assert_eq!(OtherHolds::compare(&young, &young), OtherHolds::Young);
+    assert_eq!(OtherHolds::compare(&old, &old), OtherHolds::Stale);
     let both = [old, young].concat();
-    assert_eq!(Others::of(&both, &both), Others::Queue, "the youngest hold decides");
+    assert_eq!(OtherHolds::compare(&both, &both), OtherHolds::Young, "the youngest hold decides");
 }
 
 #[test]
@@ -118,15 +127,15 @@ fn a_queue_can_move_unless_its_holders_have_no_majority() {
 }
 
 #[test]
-fn a_waiter_leaves_a_queue_when_two_looks_in_a_row_show_it_stuck() {
+fn a_waiter_leaves_a_queue_when_two_checks_in_a_row_find_it_stuck_with_the_same_holders() {
     let mut watch = QueueWatch::new(quorum(), Member(0), Stay::WhileItMoves);
     let stuck = holders([Some("a"), Some("b"), Some("b")], 0);
     let moving = holders([Some("a"), Some("a"), Some("b")], 0);
     let another = holders([Some("c"), Some("b"), Some("b")], 0);
-    for (look, leaves) in
+    for (found, leaves) in
         [(&stuck, false), (&moving, false), (&stuck, false), (&another, false), (&another, true)]
     {
-        assert_eq!(watch.must_leave(look), leaves);
+        assert_eq!(watch.must_leave(found), leaves);
     }
 }
 

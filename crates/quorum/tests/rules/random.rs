@@ -40,7 +40,7 @@ struct History {
 }
 
 /// Runs a round with `copies` of each answer. A request can get several answers.
-fn play(mut machine: Round, sends: Sends, events: &[Event], copies: usize) -> History {
+fn play(mut round: Round, sends: Sends, events: &[Event], copies: usize) -> History {
     let mut history = History::default();
     let mut now = 0;
     history.sends.extend(sends.into_iter().map(|send| (send, now)));
@@ -52,7 +52,7 @@ fn play(mut machine: Round, sends: Sends, events: &[Event], copies: usize) -> Hi
             continue;
         }
         for _ in 0..copies {
-            let progress = answer(&mut machine, send, event.vote.clone(), now);
+            let progress = answer(&mut round, send, event.vote.clone(), now);
             history.answers.push((send, event.vote.clone()));
             history.sends.extend(progress.sends.into_iter().map(|send| (send, now)));
             match progress.verdict {
@@ -61,7 +61,7 @@ fn play(mut machine: Round, sends: Sends, events: &[Event], copies: usize) -> Hi
                 }
                 Verdict::Failed(_) => assert!(!std::mem::replace(&mut history.failed, true), "failed twice"),
                 Verdict::TryAgain => {
-                    let again = machine.ask_again();
+                    let again = round.ask_again();
                     history.sends.extend(again.into_iter().map(|send| (send, now)));
                 }
                 Verdict::Open => {}
@@ -71,10 +71,10 @@ fn play(mut machine: Round, sends: Sends, events: &[Event], copies: usize) -> Hi
     history
 }
 
-fn answer(machine: &mut Round, send: Outgoing, vote: Vote, now: u64) -> Progress {
+fn answer(round: &mut Round, send: Outgoing, vote: Vote, now: u64) -> Progress {
     match send.what {
-        Request::Wait => machine.waited(send.to, vote.map(|_| ()), at(now)),
-        what => machine.answered(send.to, what, vote, at(now)),
+        Request::Wait => round.waited(send.to, vote.map(|_| ()), at(now)),
+        what => round.answered(send.to, what, vote, at(now)),
     }
 }
 
@@ -124,11 +124,11 @@ proptest! {
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
         let order: Vec<Member> = plan.quorum.members().collect();
-        let (machine, sends) = match waits {
+        let (round, sends) = match waits {
             true => Round::begin(plan, Start::Queued, &order, at(0)),
             false => Round::begin(plan, Start::AtOnce, &[], at(0)),
         };
-        play(machine, sends, &events, 1).check(plan);
+        play(round, sends, &events, 1).check(plan);
     }
 
     /// Every answer arrives three times.
@@ -136,8 +136,8 @@ proptest! {
     fn a_duplicate_answer_changes_nothing(members in 1..6_u8, fenced: bool, events in events()) {
         let plan = plan(members, fenced);
         let outcome = |copies| {
-            let (machine, sends) = Round::begin(plan, Start::AtOnce, &[], at(0));
-            let history = play(machine, sends, &events, copies);
+            let (round, sends) = Round::begin(plan, Start::AtOnce, &[], at(0));
+            let history = play(round, sends, &events, copies);
             (history.acquired, history.failed, history.sends)
         };
         prop_assert_eq!(outcome(1), outcome(3));
@@ -153,8 +153,8 @@ fn random_runs_acquire_fail_and_repeat_the_confirm_phase() {
     let (mut acquired, mut failed, mut repeated) = (0, 0, 0);
     for _ in 0..2_000 {
         let events = events().new_tree(&mut runner).unwrap().current();
-        let (machine, sends) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
-        let history = play(machine, sends, &events, 1);
+        let (round, sends) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
+        let history = play(round, sends, &events, 1);
         acquired += usize::from(history.acquired.is_some());
         failed += usize::from(history.failed);
         let in_second_phase =

@@ -1,42 +1,44 @@
-//! The terms of an attempt: its quorum, lease and deadline. Every instant is an argument.
+//! The options of an attempt and of its rounds, and their types for time: deadline, instant, lease.
 
 use crate::Quorum;
 use std::ops::Add;
 use std::time::Duration;
 
-/// The terms of an attempt.
+/// The options of an attempt, for all its rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// The terms of each round.
+pub struct AttemptOptions {
+    /// How to carry out each round.
     pub plan: Plan,
-    /// The first pause between two tries, and between two rounds.
+    /// The first pause before a round asks members again, and before another round. Later pauses grow.
     pub first_pause: Duration,
     /// The end of the wait.
     pub deadline: Deadline,
-    /// Whether there is no second round, because the caller chose the token.
+    /// Whether the attempt ends after one round. A round needs a token that was never used before, so this is
+    /// true if the caller chose the token.
     pub one_round: bool,
-    /// Whether to take over a hold of the token instead of acquiring a new one.
+    /// Whether to take over a hold that the token already has, instead of acquiring a new one:
+    /// [`Start::Adopting`](crate::Start::Adopting).
     pub adopts: bool,
 }
 
-/// The terms of a round.
+/// The plan of a round: what it asks for, and how often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Plan {
     /// The members.
     pub quorum: Quorum,
-    /// The lease to request from each.
+    /// The lease to request from each member.
     pub lease: Lease,
     /// Whether the hold needs a fence that rises over the whole quorum, which takes one more round trip.
     pub fenced: bool,
-    /// How many times the members that did not grant may be asked again. The grants of the others are kept
-    /// meanwhile.
+    /// How many times the round may ask the members that did not grant again. It keeps the grants of the
+    /// other members meanwhile.
     pub retries: u8,
 }
 
 /// The end of a wait for a lock that another client holds, or for members that are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deadline {
-    /// No wait: the number of tries is the limit.
+    /// No wait. The limits are `retries` and the number of rounds after split votes.
     NoWait,
     /// The wait ends at this instant.
     At(Instant),
@@ -54,7 +56,7 @@ impl Deadline {
         }
     }
 
-    /// Returns the instant of [`Deadline::At`].
+    /// Returns the instant of [`Deadline::At`]; `None` for the other variants.
     pub fn instant(self) -> Option<Instant> {
         match self {
             Deadline::At(end) => Some(end),
@@ -62,9 +64,9 @@ impl Deadline {
         }
     }
 
-    /// Cuts the pause before another try short, so that the last try starts at the deadline. Returns `None`
-    /// once the deadline has passed.
-    pub fn limit(self, pause: Duration, now: Instant) -> Option<Duration> {
+    /// Shortens a pause that would end after the deadline, so that the client asks once more at the deadline.
+    /// Returns `None` once the deadline has passed.
+    pub fn limit_pause(self, pause: Duration, now: Instant) -> Option<Duration> {
         match self {
             Deadline::At(end) => {
                 let left = end.saturating_since(now);
@@ -76,8 +78,8 @@ impl Deadline {
 }
 
 /// An instant of a clock that never jumps and keeps running while the machine is suspended: on Linux the
-/// boot-time clock (`CLOCK_BOOTTIME`). `std::time::Instant` stops during a suspend on Linux: a laptop that
-/// wakes up would believe that it still holds a lock that expired an hour ago.
+/// boot-time clock (`CLOCK_BOOTTIME`). The clock of `std::time::Instant` stops there: a laptop that wakes up
+/// would believe that it still holds a lock that expired an hour ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
 
@@ -100,19 +102,20 @@ impl Instant {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Returns the instant `by` earlier; the boot if that is before it.
+    /// Returns the instant `by` earlier, but not before the boot.
     pub fn saturating_sub(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(by))
     }
 
-    /// Returns the last whole multiple of `step` since the boot. Zero for `step` changes nothing.
+    /// Rounds the time since the boot down to a multiple of `step`. A `step` of zero changes nothing.
     pub fn round_down(self, step: Duration) -> Self {
-        let over = self.0.as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
-        Self(self.0.saturating_sub(u64::try_from(over).map_or(Duration::ZERO, Duration::from_nanos)))
+        let remainder = self.0.as_nanos().checked_rem(step.as_nanos()).unwrap_or(0);
+        Self(self.0.saturating_sub(u64::try_from(remainder).map_or(Duration::ZERO, Duration::from_nanos)))
     }
 }
 
-/// The lease that the servers are asked for, and the part of it that the client trusts.
+/// The lease that the client requests (`ttl`), and the part at its end that the client does not trust
+/// (`drift`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease {
     ttl: Duration,
@@ -121,27 +124,28 @@ pub struct Lease {
 
 impl Lease {
     /// Returns a lease of `ttl` with the drift of the Redlock algorithm: a hundredth of the ttl, because the
-    /// rates of clocks may differ by 1 %, and 2 ms for their resolution. `None` if nothing of the lease would
-    /// be left.
+    /// rates of two clocks may differ by 1 %, and 2 ms for their resolution. `None` if `ttl` is not longer
+    /// than the drift.
     pub fn new(ttl: Duration) -> Option<Self> {
         Self::with_drift(ttl, ttl / 100 + Duration::from_millis(2))
     }
 
-    /// Returns a lease of `ttl`, trusted for `drift` less than that. `None` if nothing of it would be left.
+    /// Returns a lease of `ttl` that the client trusts for `ttl - drift`. `None` if `ttl` is not longer than
+    /// `drift`.
     pub fn with_drift(ttl: Duration, drift: Duration) -> Option<Self> {
         (ttl > drift).then_some(Self { ttl, drift })
     }
 
-    /// Returns the lease as the servers count it.
+    /// Returns the length of the lease that the servers count.
     pub fn ttl(self) -> Duration {
         self.ttl
     }
 
     /// Returns the end of validity of a hold. `sent` is an instant before its first request was sent.
     ///
-    /// A server counts the whole ttl from the arrival of the request, so validity ends before the lease: by
-    /// the travel time of the request, and by the drift. Only an instant before the first send is sound, as a
-    /// reply can be late by any time (`tests/model.rs` has the counterexamples).
+    /// A server counts the ttl from the arrival of the request, so its lease ends later than the validity: by
+    /// the travel time of the request and by the drift. Validity must not count from the arrival of a reply,
+    /// which can be delayed for any time (`refuted_valid_from_receipt` in `tests/model.rs`).
     pub fn valid_until(self, sent: Instant) -> Instant {
         sent + (self.ttl - self.drift)
     }
