@@ -10,7 +10,7 @@ if [ "$part" != --slow ]; then
     cargo fmt --all --check
     say "comments within 110 columns"
     scripts/columns.sh
-    scripts/onlys.sh
+    scripts/restrictions.sh
 fi
 [ "$part" != --quick ] || exit 0
 

@@ -219,12 +219,25 @@ onEach(
       }
     });
 
+    /** Locks `a` and `b` by `acquire` while another client holds `b`, which it releases once `a` was renewed. */
+    async function acquireAfterRenewal(acquire) {
+      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 60_000);
+      const acquires = acquire();
+      let lease = 0;
+      await until("a is renewed", async () => {
+        const earlier = lease;
+        lease = await masters[0].ask("DLOCK.PTTL", "a");
+        return earlier > 0 && lease > earlier;
+      });
+      await masters[0].ask("DLOCK.RELEASE", "b", "other");
+      return acquires;
+    }
+
     test("a lock of several resources lasts for the whole duration after a long wait", async () => {
-      const redlock = new Ours(await clients([masters[0]]), { retryDelay: 20, retryCount: 500 });
-      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 5000);
-      const lock = await redlock.acquire(["a", "b"], 6000);
-      assert(lock.expiration > Date.now() + 3000);
-      for (const key of lock.resources) assert((await masters[0].ask("DLOCK.PTTL", key)) > 3000);
+      const redlock = new Ours(await clients([masters[0]]), { retryCount: -1 });
+      const lock = await acquireAfterRenewal(() => redlock.acquire(["a", "b"], 9000));
+      assert(lock.expiration > Date.now() + 4000);
+      for (const key of lock.resources) assert((await masters[0].ask("DLOCK.PTTL", key)) > 4000);
       // After acquire has returned, the lock is not renewed.
       for (const key of lock.resources)
         await until("the lease expires", async () => !(await masters[0].exists(key)));
@@ -233,13 +246,11 @@ onEach(
 
     test("the first resources are renewed during the wait for the others", async () => {
       const redlock = new Ours(await clients([masters[0]]), { retryCount: -1 });
-      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 4000);
-      const lock = await redlock.acquire(["a", "b"], 2000);
-      await lock.release();
-      await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 4000);
-      await redlock.using(["a", "b"], 2000, { automaticExtensionThreshold: 50 }, async (signal) => {
-        assert(!signal.aborted);
-      });
+      await acquireAfterRenewal(() =>
+        redlock.using(["a", "b"], 9000, { automaticExtensionThreshold: 50 }, async (signal) => {
+          assert(!signal.aborted);
+        }),
+      );
     });
 
     test("the loss of a resource ends the wait for the others", async () => {

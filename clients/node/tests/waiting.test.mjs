@@ -214,6 +214,7 @@ onEach((bench) => {
   });
 
   test("a wait outlasts a restart of the server", async () => {
+    times.answer = 30_000;
     const server = await bench.ownServer();
     await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
     const waits = new Lock(await bench.client(server.url), "foo").acquire();
@@ -224,6 +225,7 @@ onEach((bench) => {
   });
 
   test("a wait outlasts the loading of the server's data", async () => {
+    times.answer = 30_000;
     // The server answers LOADING for about a second.
     const slowly = ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
     const server = await bench.ownServer();

@@ -16,7 +16,7 @@ only() {
     fi
 }
 
-say "onlys"
+say "restrictions of ARCHITECTURE.md"
 only "unsafe code" "src/ffi/" '\bunsafe\b' src crates/*/src
 only "the module API" "src/ffi/" '\bredis_module\b|\brm::' src
 only "writing, replicating, announcing" "src/effects.rs|src/ffi/" \
