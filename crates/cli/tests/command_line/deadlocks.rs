@@ -5,8 +5,8 @@ use dlock_testkit::{ServerKind, each_server};
 
 /// Starts a run that holds `own` and, as soon as the other run holds its lock too, waits for `other`.
 fn crossing(stage: &Stage, own: &str, other: &str) -> Running {
-    let inner = "touch has-$1; until [ -e has-$2 ]; do sleep 0.02; done; exec $DLOCK run --node-timeout 5s $2 -- echo inside";
-    let mut run = stage.dlock(&format!("run --node-timeout 5s {own} -- sh -c"));
+    let inner = "touch has-$1; until [ -e has-$2 ]; do sleep 0.02; done; exec $DLOCK run $2 -- echo inside";
+    let mut run = stage.dlock(&format!("run {own} -- sh -c"));
     run.args([inner, "sh", own, other]);
     stage.start(run)
 }
@@ -40,8 +40,7 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
 /// deadlock. Orphans become children of the parent run's dlock process, and must not count as its command.
 #[each_server]
 fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
-    let inner =
-        "$DLOCK run --node-timeout 5s x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn >> turns'";
+    let inner = "$DLOCK run x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn >> turns'";
     let parallel = format!("{inner} & {inner} & wait");
     let orphaned = format!(
         "start() {{ (sh -c \"$1\" &); }}; start \"{inner}\"; start \"{inner}\"; \
@@ -62,7 +61,7 @@ fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
 #[each_server]
 fn a_nested_run_is_refused_when_it_waits_for_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    let inner = "unset DLOCK_TOKEN DLOCK_RESOURCE; exec $DLOCK run --node-timeout 5s r -- echo inside";
+    let inner = "unset DLOCK_TOKEN DLOCK_RESOURCE; exec $DLOCK run r -- echo inside";
     let done = stage.end(stage.run("", inner));
     assert_eq!((done.code, &*done.stdout), (Some(75), ""), "{}", done.stderr);
     done.assert_stderr("would be a deadlock");

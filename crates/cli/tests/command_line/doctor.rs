@@ -58,13 +58,13 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
     let mut conn = stage.connect();
     conn.ok("ACL SETUSER zoe on >s3cret ~other:* +dlock.acquire +ping +acl|whoami");
     let urls = stage.urls().replace("redis://", "redis://zoe:s3cret@");
-    let mut doctor = stage.dlock("doctor lock:1 --json --node-timeout 5s");
+    let mut doctor = stage.dlock("doctor lock:1 --json");
     doctor.env("DLOCK_SERVERS", &urls);
     let output = stage.end(doctor).stdout;
     assert!(output.contains("+info") && output.contains("NOPERM"), "{output}");
     conn.ok("ACL SETUSER zoe +info +config|get");
     let with_rights = || {
-        let mut doctor = stage.dlock("doctor lock:1 --json --node-timeout 5s");
+        let mut doctor = stage.dlock("doctor lock:1 --json");
         doctor.env("DLOCK_SERVERS", &urls);
         stage.end(doctor).stdout
     };
@@ -91,14 +91,14 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     assert!(skew.contains(" ahead of the others'"), "{skew}");
     assert_eq!(found.iter().filter(|finding| finding.contains("its clock")).count(), 1, "{found:?}");
 
-    let mut doctor = stage.dlock("doctor --json --node-timeout 5s");
+    let mut doctor = stage.dlock("doctor --json");
     let [first, second] = [0, 1].map(|server: usize| stage.servers[server].port());
     let twice = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
     doctor.env("DLOCK_SERVERS", twice);
     let output = stage.end(doctor).stdout;
     assert!(output.contains("it would vote twice") && output.contains("name each server once"), "{output}");
 
-    let mut doctor = stage.dlock("doctor --json --node-timeout 5s");
+    let mut doctor = stage.dlock("doctor --json");
     doctor.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{first},redis://127.0.0.1:{second}"));
     assert!(stage.end(doctor).stdout.contains("name 1 or 3 servers"));
 

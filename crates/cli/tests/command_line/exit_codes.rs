@@ -71,7 +71,7 @@ fn run_exits_with_69_for_an_unusable_server_and_64_for_an_invalid_address(kind: 
         (vec!["10.0.0.1:6379:x".to_owned()], 64, "--server number 1: ".to_owned()),
         (vec![stage.urls(), stage.urls()], 64, "twice".to_owned()),
     ] {
-        let mut command = stage.dlock("run --node-timeout 5s");
+        let mut command = stage.dlock("run");
         for url in urls {
             command.args(["--server", &url]);
         }
@@ -98,7 +98,7 @@ fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
     assert_eq!(stage.finish(run).code, Some(0));
 
     // Without --fenced, a run over a quorum has no fence, and does not show its parent's.
-    let inner = format!("$DLOCK run --node-timeout 5s inner -- sh -c '{report}'");
+    let inner = format!("$DLOCK run inner -- sh -c '{report}'");
     let done = stage.end(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(done.stdout.starts_with("inner ") && done.stdout.ends_with(" none\n"), "{}", done.stdout);
@@ -130,14 +130,14 @@ fn servers_and_passwords_come_from_a_file_or_the_environment(kind: &ServerKind) 
     std::fs::write(&list, format!("# ours\n\n  {}\n", url("se%2Ccret"))).expect("a file");
 
     let run = |name: &str, value: &str| {
-        let mut run = stage.dlock("run --node-timeout 5s r -- true");
+        let mut run = stage.dlock("run r -- true");
         run.env_remove("DLOCK_SERVERS").env(name, value);
         stage.end(run)
     };
     let file = list.to_str().expect("a path");
     assert_eq!(run("DLOCK_SERVERS", &url("se%2Ccret")).code, Some(0));
     assert_eq!(run("DLOCK_SERVERS_FILE", file).code, Some(0));
-    let mut by_option = stage.dlock("run --node-timeout 5s r --servers-file");
+    let mut by_option = stage.dlock("run r --servers-file");
     by_option.arg(file).args(["--", "true"]).env("DLOCK_SERVERS", "redis://nobody.invalid");
     assert_eq!(stage.end(by_option).code, Some(0), "an option overrides the environment");
 
@@ -156,7 +156,7 @@ fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind)
         dlock.env("DLOCK_SERVERS", &urls);
         stage.end(dlock)
     };
-    let done = end("run --node-timeout 5s r -- true");
+    let done = end("run r -- true");
     assert_eq!(done.code, Some(0), "{}", done.stderr);
     let message = format!("dlock: redis://127.0.0.1:{} cannot take part", without_module.port());
     assert!(done.stderr.starts_with(&message) && done.stderr.lines().count() == 1, "{}", done.stderr);
@@ -221,10 +221,10 @@ fn commands_exit_with_64_for_a_rejected_argument_and_69_for_a_missing_right(kind
 #[each_server]
 fn commands_report_each_server_that_is_down(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
-    let hold = stage.end(stage.dlock("acquire --node-timeout 5s other")).stdout;
+    let hold = stage.end(stage.dlock("acquire other")).stdout;
     stage.servers.iter().for_each(|server| server.kill9());
-    let release = format!("release --node-timeout 10s other {}", hold.trim());
-    for words in ["run --node-timeout 10s --no-wait r -- true", &release] {
+    let release = format!("release other {}", hold.trim());
+    for words in ["run --no-wait r -- true", &release] {
         let done = stage.end(stage.dlock(words));
         assert_eq!((done.code, done.stderr.matches(" down: ").count()), (Some(69), 5), "{}", done.stderr);
     }

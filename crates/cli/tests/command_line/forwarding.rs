@@ -175,7 +175,7 @@ fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
 #[each_server]
 fn a_waiting_run_ignores_signals_that_would_not_end_it(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let run = "\"$DLOCK\" run --node-timeout 5s r -- echo ran";
+    let run = "\"$DLOCK\" run r -- echo ran";
     for (before, signals) in [
         ("exec", &["WINCH", "CONT", "URG"][..]),
         ("exec setsid", &["TSTP"]),

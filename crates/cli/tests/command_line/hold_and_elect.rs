@@ -12,7 +12,7 @@ use dlock_testkit::wall_clock::{self, WallClock};
 const LEADS: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
 
 fn candidate(stage: &Stage, name: &str) -> Running {
-    let mut elect = stage.dlock("elect --node-timeout 5s --ttl 10m -k 1s scheduler --label");
+    let mut elect = stage.dlock("elect --ttl 10m -k 1s scheduler --label");
     elect.arg(name).env("NAME", name).args(["--", "sh", "-c", LEADS]);
     stage.start(elect)
 }
@@ -33,9 +33,9 @@ fn until_led_by(stage: &Stage, names: &[&str]) -> u32 {
 #[each_server]
 fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    let observer = stage.start(stage.dlock("elect scheduler --observe --node-timeout 5s"));
+    let observer = stage.start(stage.dlock("elect scheduler --observe"));
     until("the observer sees no leader", || observer.stdout().contains("scheduler has no leader"));
-    let json = stage.start(stage.dlock("elect scheduler --observe --json --node-timeout 5s"));
+    let json = stage.start(stage.dlock("elect scheduler --observe --json"));
     let first = candidate(&stage, "one");
     let process = until_led_by(&stage, &["one"]);
     let second = candidate(&stage, "two");
@@ -68,7 +68,7 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
 
 /// A script that holds the lock, writes its token into the file `held`, and runs until the file `go` exists.
 const SCRIPT: &str = "trap 'echo TERM > signals; exit 3' TERM; \
-    held=$(\"$DLOCK\" hold r --pid $$ --node-timeout 5s --ttl 6s) || exit; \
+    held=$(\"$DLOCK\" hold r --pid $$ --ttl 6s) || exit; \
     echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
 #[each_server]
@@ -82,7 +82,7 @@ fn hold_ends_when_its_script_ends(kind: &ServerKind) {
     assert_eq!(stage.file("held"), format!("{token} {fence}\n"));
     assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
     until_renewed(&mut conn, "r");
-    assert_eq!(stage.end(stage.dlock("hold --no-wait --node-timeout 5s r --pid 1")).code, Some(75));
+    assert_eq!(stage.end(stage.dlock("hold --no-wait r --pid 1")).code, Some(75));
     let done = stage.finish(script);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     until("the lock is released", || stage.held_on("r") == 0);
@@ -160,7 +160,7 @@ fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
         wall_clock::seconds(&mut conn) > acquired + 3
     });
     clock.set_offset(-wall_clock::seconds(&mut conn));
-    let mut elect = stage.dlock("elect scheduler --observe --node-timeout 5s");
+    let mut elect = stage.dlock("elect scheduler --observe");
     // Preloads the library with that clock into dlock.
     let variables = preloaded.command.iter().filter_map(|word| word.split_once('='));
     elect.envs(variables);

@@ -42,7 +42,7 @@ fn run_ends_its_command_and_exits_with_79_when_the_lock_is_broken(kind: &ServerK
 fn run_kills_a_command_that_ignores_sigterm_and_its_children(kind: &ServerKind) {
     for stopped in [false, true] {
         let stage = Stage::one(kind);
-        let run = stage.start(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+        let run = stage.start(stage.run("--ttl 1m --kill-after 100ms", IGNORES));
         let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
         pids.iter().filter(|_| stopped).for_each(|pid| signal(*pid, "STOP"));
         break_lock(&stage);
@@ -68,7 +68,7 @@ fn a_stopped_command_handles_sigterm_when_the_lock_is_lost(kind: &ServerKind) {
 /// The masters ignore renewals, as if the network were cut, while they still answer reads.
 #[each_server]
 fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind) {
-    for (servers, options, script) in [(3, "--ttl 6s", OBEYS), (1, "--ttl 9s --kill-after 1s", IGNORES)] {
+    for (servers, options, script) in [(3, "--ttl 20s", OBEYS), (1, "--ttl 20s --kill-after 1s", IGNORES)] {
         let stage = Stage::with(kind, servers);
         let run = stage.start(stage.run(options, script));
         let command = stage.process("ready");
@@ -216,7 +216,7 @@ fn start_with_full_stderr(mut command: Command) -> (Child, PipeReader) {
 #[each_server]
 fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let (mut run, mut reader) = start_with_full_stderr(stage.run("--ttl 2s --kill-after 100ms", IGNORES));
+    let (mut run, mut reader) = start_with_full_stderr(stage.run("--ttl 1m --kill-after 100ms", IGNORES));
     let pids = [stage.process("far"), stage.process("near"), break_lock(&stage)];
     until("the command and its children have ended", || pids.map(is_alive) == [false; 3]);
     let mut output = String::new();

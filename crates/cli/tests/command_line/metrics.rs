@@ -55,7 +55,7 @@ fn parse(text: &str) -> Samples {
 }
 
 fn metrics(stage: &Stage, options: &str, code: i32) -> Samples {
-    let done = stage.end(stage.dlock(&format!("metrics --node-timeout 5s {options}")));
+    let done = stage.end(stage.dlock(&format!("metrics {options}")));
     assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
     parse(&done.stdout)
 }
@@ -163,7 +163,7 @@ fn get(port: u16, request: &str) -> (String, String) {
 #[each_server]
 fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
     let mut stage = Stage::one(kind);
-    let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0 --node-timeout 5s"));
+    let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0"));
     let port = port(&exporter);
     // Clients that send nothing, or read nothing, do not delay others.
     let _silent = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
@@ -201,7 +201,7 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
 #[each_server]
 fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let few = "ulimit -n 64; exec \"$DLOCK\" exporter --listen 127.0.0.1:0 --node-timeout 5s";
+    let few = "ulimit -n 64; exec \"$DLOCK\" exporter --listen 127.0.0.1:0";
     let mut exporter = stage.start(stage.shell(few));
     let port = port(&exporter);
     let silent: Vec<TcpStream> =

@@ -5,7 +5,7 @@ use dlock_testkit::{ServerKind, each_server};
 use serde_json::Value;
 
 pub fn dlock(stage: &Stage, words: &str, code: i32) -> Done {
-    let done = stage.end(stage.dlock(&format!("{words} --node-timeout 5s")));
+    let done = stage.end(stage.dlock(words));
     assert_eq!(done.code, Some(code), "{words}: {}{}", done.stdout, done.stderr);
     done
 }
@@ -90,12 +90,12 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
 fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let name = "two\nlines";
-    let mut held = stage.dlock("acquire --ttl 10m --node-timeout 5s");
+    let mut held = stage.dlock("acquire --ttl 10m");
     held.arg(name);
     assert_eq!(stage.end(held).code, Some(0));
     assert!(dlock(&stage, "list", 0).stdout.contains("two\\nlines "));
     let listed = json(&stage, "list", 0);
-    let mut inspect = stage.dlock("inspect --node-timeout 5s --json");
+    let mut inspect = stage.dlock("inspect --json");
     inspect.arg(listed["locks"][0]["resource"].as_str().expect("a name"));
     let output: Value = serde_json::from_str(&stage.end(inspect).stdout).expect("JSON");
     assert_eq!((&output["resource"], &output["state"]), (&name.into(), &"held".into()));
@@ -115,9 +115,7 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     dlock(&stage, "acquire --ttl 10m --label ada r", 0);
     dlock(&stage, "acquire --ttl 10m --label ada --fenced fenced", 0);
     until("each server has both locks", || (stage.held_on("r"), stage.held_on("fenced")) == (3, 3));
-    let taken = |resource: &str| {
-        stage.end(stage.dlock(&format!("run --no-wait --node-timeout 5s {resource} -- true"))).stderr
-    };
+    let taken = |resource: &str| stage.end(stage.dlock(&format!("run --no-wait {resource} -- true"))).stderr;
     let [plain, fenced] = ["r", "fenced"].map(taken);
     assert!(plain.starts_with("dlock: r is taken by ada for ") && !plain.contains("fence"), "{plain}");
     assert!(fenced.contains(" (fence "), "{fenced}");
@@ -125,7 +123,7 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let fence = |at: usize| &locks["locks"][at]["holder"]["fence"];
     assert!(fence(0).is_u64() && fence(2).is_null(), "{locks}");
     for (resource, ending) in [("r", "r is led by ada\n"), ("fenced", ")\n")] {
-        let observer = stage.start(stage.dlock(&format!("elect {resource} --observe --node-timeout 5s")));
+        let observer = stage.start(stage.dlock(&format!("elect {resource} --observe")));
         until("the observer sees the leader", || observer.stdout().ends_with(ending));
     }
 }
@@ -134,14 +132,14 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
 fn server_errors_come_with_a_remedy(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("SET data x");
-    let done = stage.end(stage.dlock("run --node-timeout 5s data -- true"));
+    let done = stage.end(stage.dlock("run data -- true"));
     assert_eq!(done.code, Some(64));
     assert!(
         done.stderr.contains("WRONGTYPE: ") && done.stderr.contains("choose another name"),
         "{}",
         done.stderr
     );
-    let mut words = stage.dlock("run --node-timeout 5s r -- true");
+    let mut words = stage.dlock("run r -- true");
     words.env("DLOCK_SERVERS", format!("{}/999", stage.urls()));
     let done = stage.end(words);
     assert_eq!(done.code, Some(69));
@@ -198,7 +196,7 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     assert_eq!((&entry["resource"], &entry["what"]), (&"r2".into(), &"broken".into()));
     assert_eq!(entry["server"], format!("redis://127.0.0.1:{}", stage.servers[0].port()));
 
-    let log = stage.start(stage.dlock("log --follow --json --node-timeout 5s"));
+    let log = stage.start(stage.dlock("log --follow --json"));
     until("the old entries are shown", || log.stdout().lines().count() == 4);
     break_lock(1, "new");
     until("the new entry is shown", || log.stdout().lines().count() == 5);

@@ -98,7 +98,7 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
     let fence = stage.connect().ok("DLOCK.ACQUIRE r t 600000 LABEL nightly@host7").int();
     let conflict = |options: &str| {
         let run = stage.end(stage.run(&format!("--no-wait {options}"), "echo ran"));
-        let acquire = stage.end(stage.dlock(&format!("acquire --no-wait {options} --node-timeout 5s r")));
+        let acquire = stage.end(stage.dlock(&format!("acquire --no-wait {options} r")));
         assert_eq!((run.code, run.stdout.as_str()), (acquire.code, ""));
         (run.code, run.stderr)
     };
@@ -150,7 +150,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let report = "echo $DLOCK_RESOURCE $DLOCK_TOKEN $DLOCK_FENCE";
     let inner = format!(
-        "{report}; $DLOCK run --node-timeout 5s --fenced r -- sh -c '{report}; exit 7'; echo $?; $DLOCK inspect r --json"
+        "{report}; $DLOCK run --fenced r -- sh -c '{report}; exit 7'; echo $?; $DLOCK inspect r --json"
     );
     let done = stage.end(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
@@ -159,8 +159,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     assert!(lines[3].contains("\"state\":\"held\""), "{}", lines[3]);
 
     // For resources that the parent does not hold, the nested run acquires locks of its own.
-    let inner =
-        format!("$DLOCK run --node-timeout 5s a r b -- sh -c '{report}; $DLOCK list --json'; $DLOCK list");
+    let inner = format!("$DLOCK run a r b -- sh -c '{report}; $DLOCK list --json'; $DLOCK list");
     let done = stage.end(stage.run("", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(done.stdout.starts_with("r a b "), "{}", done.stdout);
@@ -168,9 +167,9 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     assert!(done.stdout.lines().last().expect("a row").starts_with(" r "), "{}", done.stdout);
 
     // A nested run that needs an exclusive lock cannot enter a shared hold.
-    let done = stage.end(stage.run("--shared", "$DLOCK run --node-timeout 5s r -- echo wrote"));
+    let done = stage.end(stage.run("--shared", "$DLOCK run r -- echo wrote"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
-    let done = stage.end(stage.run("", "$DLOCK run --node-timeout 5s --shared r -- echo read"));
+    let done = stage.end(stage.run("", "$DLOCK run --shared r -- echo read"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "read\n"), "{}", done.stderr);
 }
 

@@ -30,7 +30,7 @@ fn scripts_acquire_extend_and_release_a_hold(kind: &ServerKind) {
     assert!((1_740_000..=1_800_000).contains(&lease(&mut conn)));
     step(&stage, "acquire --no-wait r", 75);
     step(&stage, "release r wrong", 79);
-    let wrong = stage.end(stage.dlock("release --node-timeout 5s r wrong"));
+    let wrong = stage.end(stage.dlock("release r wrong"));
     assert!(!wrong.stderr.contains("no answer in time"), "no server was silent: {}", wrong.stderr);
     assert_eq!(step(&stage, &format!("release r {token}"), 0), "");
     assert_eq!(stage.held_on("r"), 0);
@@ -75,7 +75,7 @@ fn extend_takes_the_token_from_the_environment(kind: &ServerKind) {
 /// Without its token, the hold could not be released.
 #[each_server]
 fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
-    let acquire = "\"$DLOCK\" acquire --node-timeout 5s r";
+    let acquire = "\"$DLOCK\" acquire r";
     for (script, code, held, message) in [
         (format!("{acquire} > /dev/full"), 71, 0, "standard output"),
         (format!("{acquire} >&-"), 71, 0, "standard output"),
@@ -94,7 +94,7 @@ fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
 fn inspect_prints_json(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let inspect = |code: i32| -> serde_json::Value {
-        let done = stage.end(stage.dlock("inspect --json --node-timeout 5s r"));
+        let done = stage.end(stage.dlock("inspect --json r"));
         assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
         serde_json::from_str(&done.stdout).expect("JSON")
     };
@@ -181,13 +181,13 @@ fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for (fenced, words) in [("", 1), ("--fenced", 2)] {
         stage.on_each("DLOCK.ACQUIRE r other 600000");
-        let waiter = stage.start(stage.dlock(&format!("acquire --node-timeout 5s {fenced} r")));
+        let waiter = stage.start(stage.dlock(&format!("acquire {fenced} r")));
         stage.until_waiting("r", 1);
         stage.on_each("DLOCK.RELEASE r other");
         let done = waiter.end();
         assert_eq!(done.stdout.split_whitespace().count(), words, "{fenced}: {}", done.stdout);
         let token = done.stdout.split_whitespace().next().expect("a token");
-        step(&stage, &format!("release --node-timeout 5s r {token}"), 0);
+        step(&stage, &format!("release r {token}"), 0);
     }
 }
 

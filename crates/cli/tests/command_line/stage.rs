@@ -40,15 +40,16 @@ impl Stage {
         urls.join(",")
     }
 
-    /// Any program, in the folder, with DLOCK_SERVERS and no other variable of dlock. All signals have their
-    /// default action: in a test that runs in the background, Ctrl-C would be ignored.
+    /// Any program, in the folder, with DLOCK_SERVERS and a long node timeout, so that a slow server does not
+    /// count as silent, and no other variable of dlock. All signals have their default action: in a test that
+    /// runs in the background, Ctrl-C would be ignored.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("DLOCK_")) {
             command.env_remove(name);
         }
-        command.env("DLOCK_SERVERS", self.urls()).env("DLOCK", DLOCK);
+        command.env("DLOCK_SERVERS", self.urls()).env("DLOCK_NODE_TIMEOUT", "10s").env("DLOCK", DLOCK);
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command
     }
@@ -67,10 +68,9 @@ impl Stage {
         dlock
     }
 
-    /// `dlock run` of a shell script under the lock `r`, with these options. The node timeout is long, so
-    /// that a slow server does not count as silent.
+    /// `dlock run` of a shell script under the lock `r`, with these options.
     pub fn run(&self, options: &str, script: &str) -> Command {
-        let mut run = self.dlock(&format!("run --node-timeout 5s {options} r -- sh -c"));
+        let mut run = self.dlock(&format!("run {options} r -- sh -c"));
         run.arg(script);
         run
     }

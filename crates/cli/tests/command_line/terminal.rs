@@ -72,7 +72,7 @@ fn assert_interrupted_once(stage: &Stage, launcher: &str) {
     stage.write("script", COUNTS);
     // With exec, because a shell that receives Ctrl-C while it waits may end by it, whatever dlock's exit
     // code is.
-    let run = format!("exec \"$DLOCK\" run --node-timeout 5s r -- {launcher} sh script");
+    let run = format!("exec \"$DLOCK\" run r -- {launcher} sh script");
     let mut terminal = Terminal::with(stage, &run);
     stage.process("ready");
     terminal.types(CTRL_C);
@@ -207,7 +207,7 @@ fn break_asks_for_confirmation(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("DLOCK.ACQUIRE r somebody 600000 LABEL by-hand");
     for (answer, code, held) in [("n\n", 75, 1), ("\n", 75, 1), ("y\n", 0, 0)] {
-        let mut terminal = Terminal::with(&stage, "\"$DLOCK\" break --node-timeout 5s r");
+        let mut terminal = Terminal::with(&stage, "\"$DLOCK\" break r");
         until("the command asks", || terminal.output().contains("End every hold of r? [y/N]"));
         assert!(terminal.output().contains("by-hand"), "{}", terminal.output());
         terminal.types(answer);

@@ -9,7 +9,7 @@ const SIZE: (u16, u16) = (30, 120);
 
 /// Starts dlock top in a shell, which afterwards prints the exit code and the state of the terminal.
 const SHELL: &str = "stty rows 30 cols 120; tty > tty; \
-    sh -c 'echo $$ > pid; exec \"$DLOCK\" top --interval 100ms --node-timeout 5s'; \
+    sh -c 'echo $$ > pid; exec \"$DLOCK\" top --interval 100ms'; \
     echo code $?; stty -a | grep -ow -e '-*icanon' -e '-*echo'";
 
 struct Top(Terminal);

@@ -36,7 +36,7 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     conn.call(&["DLOCK.ACQUIRE", HOSTILE, &format!("t{HOSTILE}"), "600000", "LABEL", HOSTILE]).int();
     let end = |words: &[&str]| {
         let mut dlock = stage.command(DLOCK);
-        dlock.args(words).args(["--node-timeout", "5s", HOSTILE]);
+        dlock.args(words).arg(HOSTILE);
         match words[0] {
             "run" => dlock.args(["--", "true"]),
             "release" | "extend" => dlock.arg("wrong"),
@@ -109,7 +109,7 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     for words in ["inspect r", "inspect r --json", "acquire r --no-wait", "break r --yes", "release r t"] {
         // The server is one of three members, and then the only server.
         for servers in [servers.clone(), format!("redis://127.0.0.1:{port}")] {
-            let mut dlock = stage.dlock(&format!("{words} --node-timeout 5s"));
+            let mut dlock = stage.dlock(words);
             dlock.env("DLOCK_SERVERS", servers);
             let done = stage.end(dlock);
             let text = done.stdout + &done.stderr;
