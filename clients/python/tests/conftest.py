@@ -74,8 +74,9 @@ def expire(r, lock):
     hold.valid_until = now()
 
 
-def until_renewed(r, lock):
-    """Waits for two renewals of a hold whose lease is 60 s. Each time, it sets the lease to 30 s first."""
+def until_renewed_twice(r, lock):
+    """Waits for two renewals of a hold whose lease is 60 s. Before each, it sets the lease to 30 s: a renewal
+    is due once less than two thirds of 60 s are left."""
     hold = lock.local.hold
     for _ in range(2):
         assert r.execute_command("DLOCK.EXTEND", lock.name, hold.token, 30_000) == 1
@@ -86,11 +87,17 @@ def until_renewed(r, lock):
 
 @contextlib.contextmanager
 def stopped(server):
+    """Suspends the process of a server."""
     server.process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
         server.process.send_signal(signal.SIGCONT)
+
+
+def is_held(r):
+    """Returns whether the lock "foo" is held."""
+    return r.exists("foo") == 1
 
 
 def until(what, condition, limit=LIMIT):
@@ -162,8 +169,9 @@ def shared_server(request):
 
 @pytest.fixture(autouse=True)
 def fresh_client_state(monkeypatch):
-    """Removes what earlier tests left in the client: the contended resources, for which a wait begins in the
-    queue, and the owners of the threads, whose names change when a hold is lost."""
+    """Removes what earlier tests left in the client: the locks that it found taken a short while ago, for
+    which a wait begins in the queue, and the owners of the threads, whose names change when a hold is
+    lost."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
     monkeypatch.setattr("dlock._owners._threads", threading.local())
 
@@ -178,7 +186,7 @@ def server(shared_server):
 
 
 @pytest.fixture
-def own_server(request, shared_server):
+def own_server(shared_server):
     """A server that the test may kill."""
     server = Server(shared_server.program)
     yield server
@@ -187,6 +195,7 @@ def own_server(request, shared_server):
 
 @pytest.fixture
 def r(server):
+    """A client of the server."""
     with redis.Redis.from_url(server.url) as client:
         yield client
 
@@ -242,7 +251,7 @@ class Blocking:
 
 
 class Locks:
-    """Makes locks of one kind, over clients of one library."""
+    """Makes locks of one kind ("threads" or "asyncio"), over clients of one library."""
 
     def __init__(self, kind, library):
         self.kind = kind
@@ -251,7 +260,8 @@ class Locks:
         self.clients = []
 
     def retries(self, times):
-        """Returns the options of a client that sends a command again this number of times."""
+        """Returns the options of a client that sends a command again, up to this number of times, if its
+        connection fails."""
         module = "asyncio.retry" if self.kind == "asyncio" else "retry"
         retry = importlib.import_module(f"{self.library}.{module}").Retry
         backoff = importlib.import_module(f"{self.library}.backoff").NoBackoff()
@@ -318,8 +328,9 @@ def proxy(server):
 
 
 @pytest.fixture
-def through(locks, proxy):
-    """Locks through the proxy, over a client that does not retry."""
+def get_proxied_lock(locks, proxy):
+    """Returns a function that makes a lock "foo" through the proxy, over a client that sends each command
+    only once."""
 
     def make(**options):
         timeout = options.pop("socket_timeout", 5)
@@ -341,6 +352,7 @@ class Members:
     """A quorum of masters, each behind a proxy."""
 
     def __init__(self, masters, locks):
+        # Clients that reach the masters without the proxies.
         self.direct = [redis.Redis.from_url(master.url) for master in masters]
         for client in self.direct:
             client.flushall()
@@ -356,8 +368,10 @@ class Members:
     def lock(self, name="foo", quorum=None, **options):
         return self.locks.lock(quorum or self.quorum, name, redlock=True, **options)
 
-    def settle(self):
-        """Waits until no request to any member is under way."""
+    def until_idle(self):
+        """Waits until no request to any member is under way. The client sends its commands to one member one
+        after the other, so the answer to a PING follows those to earlier commands. The second PING follows
+        the commands that the client sends because of the first answer, such as one that sets its name."""
         for _ in range(2):
             steps = self.quorum.ask_all(("PING",))
             if self.locks.loop is None:
@@ -372,6 +386,7 @@ class Members:
         until("no member has a hold", lambda: not any(self.held()))
 
     def held(self):
+        """Returns for each member whether it has a hold of the lock "foo"."""
         return [client.execute_command("DLOCK.PTTL", "foo") != -2 for client in self.direct]
 
     def close(self):
@@ -382,7 +397,8 @@ class Members:
 
 
 def quorum_of(members, silent=()):
-    """Returns a quorum of this number of members without servers. All members have run ids."""
+    """Returns a quorum of this number of members, without servers. All members have run ids, and the `silent`
+    ones have not answered the last request."""
     quorum = dlock.Quorum([redis.Redis() for _ in range(members)])
     for member in quorum.all():
         quorum.record_answer(member, "anything", Peer(f"server {member}"))

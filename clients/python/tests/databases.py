@@ -49,8 +49,8 @@ class Database:
             connection.commit()
 
     def install(self, *tables, has_column=False):
-        """Installs the files of contrib/fencing as they say, with triggers for these tables. With
-        `has_column`, the tables have a column "fence"."""
+        """Installs the files of contrib/fencing as its README says, with triggers for these tables.
+        `has_column`: whether the tables already have a column "fence"."""
         raise NotImplementedError
 
     def triggers(self, file, table, has_column):
@@ -203,7 +203,7 @@ class MariaDB(Server):
             port=port or self.port,
             user=user,
             database="shop",
-            client_flag=CLIENT.FOUND_ROWS,
+            client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows that it finds, even if it changes none
         )
 
     def install(self, *tables, has_column=False):
@@ -234,7 +234,7 @@ class SQLite(Database):
     def connect(self):
         return sqlite3.connect(self.folder / "shop.db", timeout=0, isolation_level=None)
 
-    def write_ahead(self):
+    def use_write_ahead_log(self):
         """Sets the journal with which readers and a writer do not block each other."""
         with contextlib.closing(self.connect()) as connection:
             connection.execute("PRAGMA journal_mode = WAL")

@@ -2,7 +2,7 @@
 
 python faults.py PORT prints the proxy's port, and obeys each line of its input: a switch of `Proxy` and its
 value (`delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`, `cut_replies 1`), `drop`, `stall`, `resume`,
-or `lost`, which it answers. It ends with its input.
+or `lost`, which it answers with the number of lost replies. It ends with its input.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Proxy:
         self.silent = False  # no bytes pass; connections stay open
         self.refuse = False  # new connections are closed at once
         self.cut_replies = 0  # number of replies to lose, each with its connection
-        self.half_close = False  # a lost reply closes one direction only
+        self.half_close = False  # after a lost reply, only the client sees its connection end
         self.match = b""  # a reply is lost only if its request has this in it
-        self.lost = 0
-        self.accepted = 0
+        self.lost = 0  # number of lost replies
+        self.accepted = 0  # number of accepted connections
         self._pairs = set()
         self._stalled = set()
         self._breaks = False
@@ -44,8 +44,8 @@ class Proxy:
 
     def stall(self, *, breaks=False):
         """Stops passing bytes on the connections that are open now. New connections work. With ``breaks``,
-        the proxy closes a stalled connection for the client once the client has sent something. The server
-        receives those bytes after `resume`."""
+        the client sees a stalled connection end once it has sent something over it. The server receives those
+        bytes after `resume`."""
         self._breaks = breaks
         self._stalled = set(self._pairs)
 

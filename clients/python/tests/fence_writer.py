@@ -1,6 +1,9 @@
 """A process that adds 1 to a total under a lock, step by step: `fence_writer.py PORTS DATABASE`, both in
-JSON. It reads one step from each line of its input, and answers each with a line.
+JSON. It first prints the id of its database session. Then it reads one step from each line of its input, and
+answers each with a line: `ok`, `fence N`, or `refused` and the error. If a step has to wait for SQLite, a
+line `waits` comes before its answer.
 
+The process writes with one of the forms of contrib/fencing (column, triggers, gate), or without a fence.
 `test_fencing.py` stops this process between two steps, past the end of its lease."""
 
 from __future__ import annotations
@@ -28,18 +31,18 @@ class Overtaken(Exception):
 
 
 class Unfenced:
-    """How a holder writes without a fence."""
+    """Writes without a fence. Base class of the forms."""
 
     begin_sqlite = "BEGIN"
 
     def claim(self, cursor, row, fence):
-        """Begins the fenced part of a transaction, before it reads."""
+        """Raises the stored fence, or checks it, before the transaction reads."""
 
     def update(self, cursor, row, total, fence):
         cursor.execute(f"UPDATE account SET total = {total} WHERE id = {row}")
 
     def end(self):
-        """Ends the fenced part of a transaction, before it commits or rolls back."""
+        """Called before the transaction commits or rolls back."""
 
 
 class Column(Unfenced):
@@ -62,11 +65,12 @@ class Triggers(Unfenced):
     begin_sqlite = "BEGIN IMMEDIATE"
 
     def __init__(self):
+        # Removes the fence that the transaction carries.
         self.carried = contextlib.ExitStack()
 
     def claim(self, cursor, row, fence):
         self.carried.enter_context(fencing.carry(cursor, fence))
-        # The trigger raises the fence of the row.
+        # This update changes no total: the trigger raises the fence of the row.
         cursor.execute(f"UPDATE fenced_account SET total = total WHERE id = {row}")
 
     def update(self, cursor, row, total, fence):
@@ -166,6 +170,8 @@ class Writer:
                 return "ok"
             except (*ERRORS, Overtaken) as error:
                 busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+                # In SQLite, a transaction that has read cannot wait for another writer before it writes: that
+                # writer waits for its end or, with the write-ahead log, makes what it has read outdated.
                 if busy and (step != "write" or not self.has_read):
                     if not has_reported_wait:
                         print("waits", flush=True)

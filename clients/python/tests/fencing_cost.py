@@ -1,5 +1,5 @@
-"""Prints what each form of contrib/fencing costs: the time of a transaction with one UPDATE, in multiples
-of the same transaction without a fence."""
+"""Prints what each form of contrib/fencing (column, triggers, gate) costs: the time of a transaction with one
+UPDATE, in multiples of the same transaction without a fence."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def ratios(database):
         for _ in range(TRANSACTIONS):
             for form in random.sample(FORMS, len(FORMS)):
                 times[form].append(seconds(connection, form))
-    plain = statistics.median(times[none])
-    return {form.__name__: statistics.median(times[form]) / plain for form in FORMS}
+    without_fence = statistics.median(times[none])
+    return {form.__name__: statistics.median(times[form]) / without_fence for form in FORMS}
 
 
 def main():
@@ -81,7 +81,7 @@ def main():
         database = kind(*options)
         try:
             if kind is SQLite:
-                database.write_ahead()
+                database.use_write_ahead_log()
             found = ratios(database)
             print(
                 f"| {name} | " + " | ".join(f"{found[form.__name__]:.2f}" for form in FORMS[1:]) + " |",

@@ -9,16 +9,12 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import expire, until, until_renewed
+from conftest import expire, is_held, until, until_renewed_twice
 
 import dlock
 import dlock.asyncio
 from dlock import _tasks, _threads
 from dlock._clock import now
-
-
-def exists(r):
-    return r.exists("foo") == 1
 
 
 def test_other_holds_are_renewed_after_a_callback_that_exits(r, server):
@@ -34,7 +30,7 @@ def test_other_holds_are_renewed_after_a_callback_that_exits(r, server):
     lock.acquire()
     expire(r, lock)
     until("the callback is called", lambda: called)
-    until_renewed(r, other)
+    until_renewed_twice(r, other)
     other.release()
 
 
@@ -48,13 +44,15 @@ def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch
             raise RuntimeError("can't start new thread")
         return start(target, name, *args)
 
+    # In a cluster, each renewal has a thread of its own.
     monkeypatch.setattr(_threads, "is_cluster", lambda client: cluster)
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
     lock.acquire()
     monkeypatch.setattr(_threads, "_start", refuse)
+    # A renewal is due once less than two thirds of the lease are left.
     lock.local.hold.valid_until = now() + 30
-    until("no thread can be started", lambda: len(refused) == 2)
-    until_renewed(r, lock)
+    until("two threads are refused", lambda: len(refused) == 2)
+    until_renewed_twice(r, lock)
     lock.release()
 
 
@@ -67,7 +65,7 @@ def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkey
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
     with pytest.raises(RuntimeError):
         lock.acquire()
-    assert not exists(r)
+    assert not is_held(r)
     assert lock.local.token is None
 
 
@@ -99,6 +97,7 @@ def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypat
         lock = dlock.Lock(client, "foo", timeout=10, sleep=1000)
         with pytest.raises(RuntimeError):
             lock.acquire()
+        # With `sleep` and ASK of 1000 s, only a message ends the wait.
         monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
         waiting = threading.Thread(target=lock.acquire)
         waiting.start()
@@ -108,24 +107,24 @@ def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypat
         assert not waiting.is_alive()
 
 
-class Strange(Exception):
+class CredentialError(Exception):
     """An error of a class outside redis-py, as a credential provider may raise it."""
 
 
 @pytest.fixture
-def strange(locks, monkeypatch):
-    """A switch that makes every connection of the background raise `Strange`."""
+def credential_errors(locks, monkeypatch):
+    """A switch that makes every request of the background raise `CredentialError`."""
     factory = (_threads, "own_client") if locks.kind == "threads" else (_tasks, "own_async_client")
     make_client = getattr(*factory)
 
     class Switch:
         is_on = False
-        tries = 0
+        raised = 0  # number of errors
 
         def check(self):
-            self.tries += self.is_on
             if self.is_on:
-                raise Strange("no password today")
+                self.raised += 1
+                raise CredentialError("no password today")
 
     switch = Switch()
 
@@ -147,50 +146,54 @@ def strange(locks, monkeypatch):
     return switch
 
 
-def test_an_owed_release_is_sent_again_after_an_error_of_any_class(r, through, proxy, strange):
-    lock = through(timeout=60)
+def test_the_background_repeats_a_release_after_an_error_of_any_class(
+    r, get_proxied_lock, proxy, credential_errors
+):
+    lock = get_proxied_lock(timeout=60)
     lock.acquire()
-    strange.is_on = True
+    credential_errors.is_on = True
     proxy.match, proxy.cut_replies = b"RELEASE", 1
     proxy.refuse = True
     proxy.drop()
     with pytest.raises(redis.ConnectionError):
         lock.release()
-    until("a request fails", lambda: strange.tries)
-    assert exists(r)
-    proxy.refuse = strange.is_on = False
-    until("the hold is released", lambda: not exists(r))
+    until("a request fails", lambda: credential_errors.raised)
+    assert is_held(r)
+    proxy.refuse = credential_errors.is_on = False
+    until("the hold is released", lambda: not is_held(r))
 
 
-def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, strange):
+def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, credential_errors):
     lock = get_lock(timeout=60, auto_renew=True)
     lock.acquire()
     hold = lock.local.hold
-    strange.is_on = True
+    credential_errors.is_on = True
+    # A renewal is due once less than two thirds of the lease are left.
     hold.valid_until = now() + 30
-    until("a request fails", lambda: strange.tries)
+    until("a request fails", lambda: credential_errors.raised)
+    until("the renewal fails", lambda: "CredentialError" in hold._failure)
     # The background tries again after a pause.
-    until("the renewal fails", lambda: "Strange" in hold._failure)
     assert hold._retry_at > now()
     hold.valid_until = now()
     until("the hold is lost", lambda: lock.lost.is_set())
-    assert "Strange" in hold.loss
-    strange.is_on = False
+    assert "CredentialError" in hold.loss
+    credential_errors.is_on = False
     r.execute_command("DLOCK.RELEASE", "foo", hold.token, "ALL")
     lock.acquire()
-    until_renewed(r, lock)
+    until_renewed_twice(r, lock)
     lock.release()
 
 
-def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, strange, monkeypatch):
+def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, credential_errors, monkeypatch):
+    # With `sleep` and ASK of 1000 s, only a message ends the wait.
     monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
-    strange.is_on = True
+    credential_errors.is_on = True
     lock = get_lock(timeout=10, sleep=1000, thread_local=False)
     waiting = threading.Thread(target=lock.acquire)
     waiting.start()
-    until("a subscription fails", lambda: strange.tries)
-    strange.is_on = False
+    until("a subscription fails", lambda: credential_errors.raised)
+    credential_errors.is_on = False
     until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     waiting.join(20)

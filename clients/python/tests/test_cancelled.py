@@ -20,7 +20,7 @@ class Cancelling:
     wait for the reply to their request."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
-        self.left = 3
+        self.tasks_left = 3
         self.proxy = proxy
         self.begun = begun
         self.submit = _tasks.Background.submit
@@ -31,13 +31,13 @@ class Cancelling:
             before = set(background._tasks)
             self.submit(background, steps, task)
             (task,) = background._tasks - before
-            if self.left:
-                self.left -= 1
+            if self.tasks_left:
+                self.tasks_left -= 1
                 if self.begun:
                     asyncio.get_running_loop().call_later(0.02, task.cancel)
                 else:
                     task.cancel()
-            self.proxy.silent = self.begun and self.left > 0
+            self.proxy.silent = self.begun and self.tasks_left > 0
 
         return submit
 
@@ -60,14 +60,14 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
                 assert not lock.lost.is_set()
                 hold._retry_at = hold._retry_at and min(hold._retry_at, now() + 0.1)
                 await asyncio.sleep(0.01)
-            assert switch.left == 0
+            assert switch.tasks_left == 0
             await lock.extend(60, replace_ttl=True)
             await lock.release()
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_an_owed_release_that_is_cancelled_is_sent_again(server, r, proxy, cancelling):
+def test_a_release_in_the_background_that_is_cancelled_is_sent_again(server, r, proxy, cancelling):
     async def main():
         async with redis.asyncio.Redis.from_url(proxy.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
@@ -78,7 +78,7 @@ def test_an_owed_release_that_is_cancelled_is_sent_again(server, r, proxy, cance
                 await asyncio.wait_for(lock.release(), 0.1)
             while r.exists("foo"):
                 await asyncio.sleep(0.01)
-            assert switch.left == 0
+            assert switch.tasks_left == 0
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -86,11 +86,11 @@ def test_an_owed_release_that_is_cancelled_is_sent_again(server, r, proxy, cance
 def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
-    turn = lock.local.hold._extend_lock
+    extend_lock = lock.local.hold._extend_lock
 
-    # Interrupts the extension in the line after it took its turn, so that it never gives up its turn.
+    # Interrupts the extension in the line after it has locked `extend_lock`, so that it never unlocks it.
     def interrupt(frame, event, argument):
-        if event == "line" and turn.locked():
+        if event == "line" and extend_lock.locked():
             sys.settrace(None)
             raise KeyboardInterrupt
         return interrupt
@@ -101,7 +101,7 @@ def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
             lock.extend(60, replace_ttl=True)
     finally:
         sys.settrace(None)
-    assert turn.locked()
+    assert extend_lock.locked()
     lock.local.hold.valid_until = now()
     with pytest.raises(dlock.LockNotOwnedError):
         lock.extend(60, replace_ttl=True)

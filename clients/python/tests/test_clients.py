@@ -12,7 +12,7 @@ import pytest
 import redis
 import redis.asyncio
 import valkey
-from conftest import client_class, until, until_renewed
+from conftest import client_class, until, until_renewed_twice
 from redis.exceptions import InvalidResponse
 
 import dlock
@@ -80,6 +80,8 @@ def test_a_quorum_refuses_a_client_of_the_wrong_kind(make, text):
 
 def test_a_quorum_refuses_a_cluster_client(server):
     class Cluster(redis.RedisCluster):
+        """A cluster client that connects to no server."""
+
         def __init__(self):
             pass
 
@@ -204,11 +206,12 @@ def knows_library_names(client):
 def test_the_background_connection_to_a_single_server_has_the_library_name(r, get_lock):
     if not knows_library_names(r):
         pytest.skip("needs Redis 7.2 or Valkey 8")
+    # Connections of earlier tests have the name, too.
     for client in r.client_list():
         if client["lib-name"] == "dlock-client":
             r.client_kill_filter(_id=client["id"])
     with get_lock(timeout=60, auto_renew=True) as lock:
-        until_renewed(r, lock)
+        until_renewed_twice(r, lock)
         assert "dlock-client" in library_names(r)
 
 

@@ -60,6 +60,8 @@ class Connection:
 
 
 class Playing:
+    """Plays the steps of one file."""
+
     def __init__(self, port, protocol):
         self.port, self.protocol = port, protocol
         self.connections, self.names, self.marks = {}, {}, {}
@@ -91,15 +93,17 @@ class Playing:
             def answer_fits():
                 if self.fits(step["until"], connection.read()):
                     return True
-                return connection.send(command)
+                connection.send(command)
+                return False
 
             until(step, answer_fits)
-        for mark, least in step.get("after", {}).items():
-            assert time.monotonic() - self.marks[mark] >= least / 1000, f"{step}: too early"
+        for mark, least_ms in step.get("after", {}).items():
+            assert time.monotonic() - self.marks[mark] >= least_ms / 1000, f"{step}: too early"
         if step.get("close"):
             self.connections.pop(on).close()
 
     def filled(self, text):
+        """Returns the text with the saved values in place of their names."""
         for name, value in self.names.items():
             text = text.replace("{" + name + "}", str(value))
         return text

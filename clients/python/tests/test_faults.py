@@ -1,4 +1,5 @@
-"""Lost and late replies: no hold is left behind, and no client relies on a hold for too long."""
+"""Lost and late replies: no hold is left behind, and no client relies on a hold for too long. If a RELEASE
+has no answer, the background repeats it until the server confirms it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import faults
 import pytest
 import redis
 import redis.asyncio
-from conftest import expire, until
+from conftest import expire, is_held, until
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, LockNotOwnedError, TimeoutError
 from redis.retry import Retry
@@ -27,29 +28,26 @@ from dlock._single_attempt import SingleAttempt
 needs_cancelling = pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="needs Python 3.11")
 
 
-def exists(r):
-    return r.exists("foo") == 1
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_a_lost_answer_of_acquire_leaves_nothing_behind(r, through, proxy, half):
-    proxy.match, proxy.cut_replies, proxy.half_close = b"ACQUIRE", 1, half
-    lock = through(timeout=60)
+@pytest.mark.parametrize("half_close", [False, True])
+def test_a_lost_answer_of_acquire_leaves_nothing_behind(r, get_proxied_lock, proxy, half_close):
+    proxy.match, proxy.cut_replies, proxy.half_close = b"ACQUIRE", 1, half_close
+    lock = get_proxied_lock(timeout=60)
     with pytest.raises((ConnectionError, TimeoutError)):
         lock.acquire()
     assert proxy.lost == 1
-    until("the hold is released", lambda: not exists(r))
+    until("the hold is released", lambda: not is_held(r))
     assert lock.local.token is None
 
 
-def test_a_late_answer_of_acquire_leaves_nothing_behind(r, through, proxy):
-    lock = through(timeout=60, socket_timeout=1)
+def test_a_late_answer_of_acquire_leaves_nothing_behind(r, get_proxied_lock, proxy):
+    lock = get_proxied_lock(timeout=60, socket_timeout=1)
+    # Connects the client.
     assert lock.locked() is False
     proxy.delay = 2
     with pytest.raises(TimeoutError):
         lock.acquire()
     proxy.delay = 0
-    until("the hold is released", lambda: not exists(r))
+    until("the hold is released", lambda: not is_held(r))
 
 
 def test_acquire_is_granted_once_when_the_client_sends_it_again(r, locks, proxy):
@@ -60,28 +58,29 @@ def test_acquire_is_granted_once_when_the_client_sends_it_again(r, locks, proxy)
     assert proxy.lost == 2
     assert r.execute_command("DLOCK.HOLDS", "foo", lock.local.token) == 1
     lock.release()
-    assert not exists(r)
+    assert not is_held(r)
 
 
 @pytest.fixture
-def sends_again(r, locks, proxy):
-    """Locks whose client sends a command again after a lost reply."""
+def get_resending_lock(r, locks, proxy):
+    """Returns a function that makes a lock whose client sends a command again after a lost reply. The reply
+    to the first RELEASE is lost."""
     client = locks.client(proxy.url, **locks.retries(3))
     proxy.match, proxy.cut_replies = b"RELEASE", 1
     return lambda **options: locks.lock(client, "foo", **options)
 
 
-def test_release_raises_nothing_when_the_client_sends_it_again(r, sends_again, proxy):
-    lock = sends_again(timeout=60)
+def test_release_raises_nothing_when_the_client_sends_it_again(r, get_resending_lock, proxy):
+    lock = get_resending_lock(timeout=60)
     lock.acquire()
     lock.release()
     assert proxy.lost == 1
     assert lock.local.token is None
-    assert not exists(r)
+    assert not is_held(r)
 
 
-def test_release_raises_for_an_earlier_loss_when_the_client_sends_it_again(r, sends_again, proxy):
-    lock = sends_again(timeout=60)
+def test_release_raises_for_an_earlier_loss_when_the_client_sends_it_again(r, get_resending_lock, proxy):
+    lock = get_resending_lock(timeout=60)
     lock.acquire()
     expire(r, lock)
     with pytest.raises(LockNotOwnedError):
@@ -89,38 +88,38 @@ def test_release_raises_for_an_earlier_loss_when_the_client_sends_it_again(r, se
     assert proxy.lost == 1
 
 
-def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, through, proxy):
-    lock = through(timeout=0.1)
+def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, get_proxied_lock, proxy):
+    lock = get_proxied_lock(timeout=0.1)
     proxy.delay = 0.15
     with pytest.raises(dlock.LateError):
         lock.acquire()
-    until("no client has a hold", lambda: not exists(r))
+    until("no client has a hold", lambda: not is_held(r))
 
 
 def test_the_validity_of_a_hold_counts_from_before_its_request_is_sent(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("dlock._single_attempt.now", lambda: clock[0])
-    attempt = SingleAttempt(b"foo", "foo", None, 500, (), of_thread())
-    steps = attempt.run(0.1, True, None)
+    attempt = SingleAttempt(b"foo", "foo", token=None, lease=500, options=(), owner=of_thread())
+    steps = attempt.run(sleep=0.1, blocking=True, end=None)
     next(steps)
     clock[0] = 100.4
     with pytest.raises(StopIteration) as end:
-        steps.send(7)
+        steps.send(7)  # the reply: a fence
     assert end.value.value is True
     assert attempt.valid_until == 100 + validity(0.5)
 
 
-def test_a_release_is_owed_until_it_is_confirmed(r, through, proxy):
-    lock = through(timeout=60)
+def test_a_release_is_repeated_until_it_is_confirmed(r, get_proxied_lock, proxy):
+    lock = get_proxied_lock(timeout=60)
     lock.acquire()
     proxy.refuse = True
     proxy.drop()
     with pytest.raises(ConnectionError):
         lock.release()
-    assert exists(r)
+    assert is_held(r)
     proxy.refuse = False
-    until("the hold is released", lambda: not exists(r))
-    # A second release, after the one of the background, raises nothing.
+    until("the hold is released", lambda: not is_held(r))
+    # The background has released the hold. A further release raises nothing.
     lock.release()
     assert lock.local.token is None
 
@@ -132,31 +131,31 @@ def test_a_cancelled_acquire_leaves_nothing_behind(r, server, proxy):
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
             proxy.delay = 0.2
             task = asyncio.create_task(lock.acquire())
-            while not exists(r):
+            while not is_held(r):
                 await asyncio.sleep(0.005)
             task.cancel()
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
-            while exists(r):
+            while is_held(r):
                 await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
 class DropsCancellation(redis.asyncio.Redis):
-    """A client that cancels its own task during its ACQUIRE number `cancelled_with`, and then drops the
+    """A client that cancels its own task during its ACQUIRE number `cancelled_acquire`, and then drops the
     cancellation."""
 
-    asked = 0
-    cancelled_with = 0
-    fails = False
+    acquires_sent = 0
+    cancelled_acquire = 0
+    fails = False  # whether that ACQUIRE raises an error
 
     async def execute_command(self, *args, **options):
         outcome = await super().execute_command(*args, **options)
         if args[0] != "DLOCK.ACQUIRE":
             return outcome
-        self.asked += 1
-        if self.asked == self.cancelled_with:
+        self.acquires_sent += 1
+        if self.acquires_sent == self.cancelled_acquire:
             asyncio.current_task().cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
@@ -174,13 +173,14 @@ def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, 
 
     async def main():
         async with DropsCancellation.from_url(server.url) as client:
-            # The second request of a wait is cancelled, as a failed request does not end a wait.
-            client.cancelled_with, client.fails = 1 if free else 2, fails
+            # If the lock is taken, the second ACQUIRE is cancelled: the first one begins a wait, which does
+            # not end just because the second one fails.
+            client.cancelled_acquire, client.fails = 1 if free else 2, fails
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
-            assert client.asked == client.cancelled_with
-            while r.execute_command("DLOCK.WAITERS", "foo") or (free and exists(r)):
+            assert client.acquires_sent == client.cancelled_acquire
+            while r.execute_command("DLOCK.WAITERS", "foo") or (free and is_held(r)):
                 await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(main(), 20))
@@ -215,7 +215,7 @@ def test_a_cancellation_that_comes_with_a_message_ends_the_acquire(r, server, re
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_cancelled_release_is_owed(r, server, proxy):
+def test_the_background_completes_a_cancelled_release(r, server, proxy):
     async def main():
         async with redis.asyncio.Redis.from_url(proxy.url) as client:
             lock = dlock.asyncio.Lock(client, "foo")
@@ -227,7 +227,7 @@ def test_a_cancelled_release_is_owed(r, server, proxy):
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
             proxy.silent = False
-            while exists(r):
+            while is_held(r):
                 await asyncio.sleep(0.005)
             await lock.release()
 

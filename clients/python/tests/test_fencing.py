@@ -26,7 +26,7 @@ ROUNDS = int(os.environ.get("DLOCK_FENCING_ROUNDS", "4"))
 WRITER = pathlib.Path(__file__).parent / "fence_writer.py"
 FORMS = "none", "column", "triggers", "gate"
 
-# A holder reads and writes in one transaction, or in two.
+# A holder reads and writes in one transaction, or in two. The step "claim" raises the fence.
 ONE = "begin", "claim", "read", "write", "commit"
 TWO = "begin", "claim", "read", "commit", "begin", "claim", "write", "commit"
 # The steps of a holder, and after how many of them it is stopped: between its read and its last commit.
@@ -36,12 +36,13 @@ STOPS = [(ONE, 3), (ONE, 4), (TWO, 4), (TWO, 5), (TWO, 6), (TWO, 7)]
 class Writer:
     """A process that runs fence_writer.py."""
 
-    def __init__(self, locks, database):
+    def __init__(self, ports, database):
         self.process = subprocess.Popen(
-            [sys.executable, WRITER, json.dumps(locks), json.dumps(database)],
+            [sys.executable, WRITER, json.dumps(ports), json.dumps(database)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
         self.lines = queue.Queue()
+        # True once the writer has printed that its step has to wait for SQLite.
         self.says_it_waits = False
         threading.Thread(target=self.read, daemon=True).start()
         self.session = int(self.answer())
@@ -111,8 +112,11 @@ class Scene:
     def play(self, settings, stopped_plan, next_plan):
         """Plays a round: a holder is stopped, and the next holder acquires the lock and writes. The stopped
         holder continues after `continue_after` steps of the next holder, or earlier if the next holder waits
-        for the stopped holder's transaction. Returns the last answers of both."""
+        for the stopped holder's transaction. Returns the last answers of both.
+
+        ``settings``: "server" or "quorum", the form, the row and the isolation level."""
         (steps, stop_after), (next_steps, continue_after) = stopped_plan, next_plan
+        # The writers take turns.
         self.writers.append(self.writers.pop(0))
         overtaken, successor = self.writers[:2]
         for writer in overtaken, successor:
@@ -198,7 +202,7 @@ def test_a_fence_keeps_every_acknowledged_update(scene, record_property):
     print(f"DLOCK_SEED={seed}")
     for row, (topology, form) in enumerate(itertools.product(("server", "quorum"), FORMS)):
         if isinstance(scene.database, SQLite) and topology == "quorum":
-            scene.database.write_ahead()  # the rounds over one server use SQLite's default journal
+            scene.database.use_write_ahead_log()  # the rounds over one server use SQLite's default journal
         counted = collections.Counter()
         isolations = itertools.cycle(scene.database.isolations)
         for plan, isolation in zip(itertools.islice(plans(seed), ROUNDS), isolations):

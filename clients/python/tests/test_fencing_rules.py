@@ -1,4 +1,5 @@
-"""The rules of each form of contrib/fencing, on PostgreSQL, MariaDB and SQLite."""
+"""The rules of each form of contrib/fencing (column, triggers, gate), on PostgreSQL, MariaDB and SQLite. For
+the triggers, a transaction carries a fence: it sets the fence of its statements."""
 
 from __future__ import annotations
 
@@ -440,7 +441,7 @@ def test_only_cursors_of_known_libraries_pass_the_gate(database, connection):
 
 
 def test_the_gate_makes_the_next_holder_wait_for_an_open_transaction(database, connection):
-    """An equal fence also locks the row: another connection of the same holder uses it."""
+    """The open transaction has passed the gate with a fence that does not raise it, and still locks it."""
     if isinstance(database, SQLite):
         pytest.skip("BEGIN IMMEDIATE waits, before the gate")
     pass_gate(connection, 5)

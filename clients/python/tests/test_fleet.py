@@ -1,5 +1,6 @@
-"""Old and new clients use one key, each in a process that may be killed. There are never two holders, and
-every wait ends. The programs of the processes are in clients/fleet."""
+"""Old and new clients lock one key, each in a process that may be killed. There are never two holders, and
+every wait ends. Old clients set a string (SET NX PX), new ones use dlock. The programs of the processes are
+in clients/fleet."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ FLEET = pathlib.Path(__file__).parents[2] / "fleet"
 SECONDS = float(os.environ.get("DLOCK_SECONDS", "10"))
 KEY = "fleet"
 LEASE = 500
+# The kinds of clients in the fleet.
 OLD = ["redis-py", "redis-py", "redlock", "redlock", "set-nx"]
 NEW = ["dlock", "dlock", "ioredis", "ioredis", "commands"]
 
@@ -30,14 +32,17 @@ NEW = ["dlock", "dlock", "ioredis", "ioredis", "commands"]
 @dataclass
 class Hold:
     kind: str
+    # The start of the wait for the hold.
     waited_from: float
     entered: float
+    # The end of the lease, as the client counts it.
     until: float
-    # The time before the request to release it. None if the process was killed.
+    # The time before the request to release the hold. None if the process was killed.
     left: float | None = None
 
     def end(self):
-        """Returns the end of the hold: of its lease, if the process was killed or released it too late."""
+        """Returns the end of the hold: the end of the lease if the process was killed, or released the hold
+        later."""
         return self.until if self.left is None else min(self.left, self.until)
 
 
@@ -47,7 +52,9 @@ class FleetClient:
     def __init__(self, kind, port):
         self.kind = kind
         self.holds = []
+        # The start of the present wait. None if the process does not wait.
         self.waits_from = None
+        # Set while the process holds the lock.
         self.inside = threading.Event()
         self.killed_at = None
         node = kind in ("redlock", "ioredis")
@@ -98,7 +105,7 @@ class Fleet:
         self.ended = []
 
     def run(self, seconds):
-        """Lets the fleet run for `seconds`. Half of the processes that it kills are holders."""
+        """Lets the fleet run for `seconds`. Kills and replaces processes, half of the time the holder."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(random.uniform(0.1, 0.8), left))
@@ -152,8 +159,8 @@ def overlaps(holds):
 
 
 def served_after_strings(holds, waiters_killed_at):
-    """Returns the seconds between the end of each string and the next grant to a waiter of dlock. Leaves out
-    grants after a waiter was killed: its position is granted the lock first."""
+    """Returns the seconds between the end of each hold of an old client and the next grant to a waiter of
+    dlock. Leaves out grants after a waiter was killed: its position is granted the lock first."""
     return [
         b.entered - a.end()
         for a, b in zip(holds, holds[1:])
@@ -176,14 +183,16 @@ def check(holds, waiters_killed_at, capsys, what):
     with capsys.disabled():
         soon = bisect.bisect(served, 0.05) / len(served)
         print(
-            f"\n{what}: {kinds}; killed {killed}, late {late}; waits after a string's end: "
+            f"\n{what}: holds {kinds}; of killed processes {killed}, released late {late}; "
+            "waits after the hold of an old client: "
             f"p50 {statistics.median(served) * 1000:.0f} ms, max {served[-1] * 1000:.0f} ms, "
             f"{soon:.0%} of {len(served)} within 50 ms"
         )
 
 
 @pytest.fixture
-def mixed(shared_server):
+def honouring_server(shared_server):
+    """A server where any string at a key counts as a held lock."""
     server = Server(shared_server.program, "--dlock.honour-strings", "yes")
     yield server
     server.stop()
@@ -199,8 +208,8 @@ def fleet(server, kinds):
 
 
 @pytest.mark.timeout(SECONDS + 120)
-def test_a_mixed_fleet_never_has_two_holders(mixed, capsys):
-    with fleet(mixed, OLD + NEW) as running:
+def test_a_mixed_fleet_never_has_two_holders(honouring_server, capsys):
+    with fleet(honouring_server, OLD + NEW) as running:
         running.run(SECONDS)
         while not running.has_each_kind_held():
             running.run(1)  # old clients rarely get the lock while new clients queue
@@ -209,16 +218,16 @@ def test_a_mixed_fleet_never_has_two_holders(mixed, capsys):
 
 
 @pytest.mark.timeout(SECONDS + 120)
-def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(mixed, capsys):
+def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(honouring_server, capsys):
     step = SECONDS / (2 * len(OLD) + 2)
-    with fleet(mixed, OLD) as running, redis.Redis.from_url(mixed.url) as r:
+    with fleet(honouring_server, OLD) as running, redis.Redis.from_url(honouring_server.url) as r:
         for kinds in NEW, OLD:
             r.config_set("dlock.honour-strings", "yes")
             for place, kind in enumerate(kinds):
                 running.run(step)
                 running.replace(place, kind)
             if kinds is NEW:
-                until("the last string is gone", lambda: r.type(KEY) != b"string")
+                until("no old client holds the lock", lambda: r.type(KEY) != b"string")
                 r.config_set("dlock.honour-strings", "no")
             running.run(step)
         holds, waiters_killed_at = running.stop()

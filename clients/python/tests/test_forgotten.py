@@ -36,7 +36,9 @@ def held_on(members, lock):
 
 @pytest.fixture
 def pass_a_lease(monkeypatch):
-    """Returns a function that makes each confirmation by a member older than the lease."""
+    """Returns a function that lets a lease pass since each member last confirmed the hold. A member that no
+    longer has the hold gets it again only if it restarted, or if a lease has passed: otherwise the hold
+    counts as broken there."""
     passed = [0]
     monkeypatch.setattr("dlock._members.now", lambda: now() + passed[0])
 
@@ -47,10 +49,10 @@ def pass_a_lease(monkeypatch):
 
 
 def extend(members, lock):
-    """Extends the hold, and waits for the requests that follow. Returns whether a majority answered."""
+    """Extends the hold, and waits for the requests that restore it. Returns True if a majority answered."""
     with contextlib.suppress(dlock.NoQuorumError):
         assert lock.extend(LEASE, replace_ttl=True)
-        members.settle()
+        members.until_idle()
         return True
 
 
@@ -77,12 +79,14 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
 
-    # The first master restarts twice. At the last restart, the others have restored holds only.
+    # The first master restarts twice. At its second restart, the others have the hold only because it was
+    # restored there.
     for member in [0, 1, 2, 0]:
         masters[member].kill()
         masters[member].start()
         until_restored(members, lock, member)
     until("the restored holds are extended", lambda: extend(members, lock))
+    # The waiter has not acquired the lock.
     assert len(fences) == 1
     lock.release()
     waits.join(60)
@@ -110,6 +114,7 @@ def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired
     released = next(name for name in stats if name.lower() == "cmdstat_dlock.release")
     lock.release()
 
+    # The ACQUIRE that restored the hold could arrive after the first RELEASE, so the client sends two.
     def released_twice():
         later_stats = members.direct[0].info("commandstats")
         return later_stats[released]["calls"] >= stats[released]["calls"] + 2

@@ -24,7 +24,7 @@ def lock(members):
     with lock:
         members.until_held()
     members.until_free()
-    members.settle()
+    members.until_idle()
     return lock
 
 
@@ -33,7 +33,7 @@ def extend_late(members, lock, seconds):
     member 2 no longer answers."""
     lock.acquire()
     members.until_held()
-    members.settle()
+    members.until_idle()
     members.proxies[0].stall()
     assert lock.extend(seconds, replace_ttl=True)
     until("the member is silent", lambda: members.quorum.is_silent(0))
@@ -57,7 +57,9 @@ def test_a_member_with_an_unanswered_shorter_extend_does_not_count_for_a_longer_
 def test_an_unanswered_shorter_extend_also_limits_another_object_with_the_token(members, lock):
     elsewhere = members.lock(timeout=600)
 
-    class Adopted:
+    class TwoObjects:
+        """Acquires with one object, and extends with another object that has its token."""
+
         owned, extend = elsewhere.owned, elsewhere.extend
 
         @staticmethod
@@ -65,7 +67,7 @@ def test_an_unanswered_shorter_extend_also_limits_another_object_with_the_token(
             lock.acquire()
             elsewhere.local.token = lock.local.token
 
-    extend_late(members, Adopted, 15)
+    extend_late(members, TwoObjects, 15)
     with pytest.raises(dlock.NoQuorumError):
         elsewhere.extend(60, replace_ttl=True)
     assert elsewhere.extend(15, replace_ttl=True)
@@ -76,8 +78,8 @@ def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members, lock):
     assert lock.extend(60, replace_ttl=True)
 
 
-def test_a_late_shorter_extend_at_a_single_server_limits_the_validity(through, proxy):
-    lock = through(timeout=60, socket_timeout=1)
+def test_a_late_shorter_extend_at_a_single_server_limits_the_validity(get_proxied_lock, proxy):
+    lock = get_proxied_lock(timeout=60, socket_timeout=1)
     lock.acquire()
     proxy.silent = True
     with pytest.raises(TimeoutError):
@@ -94,18 +96,19 @@ def test_a_late_copy_of_a_shorter_extend_limits_the_validity(r, locks, proxy):
     lock = locks.lock(client, "foo", timeout=60)
     lock.acquire()
     proxy.stall(breaks=True)
-    # The client sends the EXTEND again over a new connection.
+    # The connection ends after the EXTEND, so the client sends the EXTEND again over a new one.
     assert lock.extend(15, replace_ttl=True)
     with pytest.raises(TimeoutError, match="Only 15 s are certain"):
         lock.extend(60, replace_ttl=True)
     assert lock.local.hold.valid_until <= now() + 15
+    # The server has set the 60 s, but may still execute the first copy.
     assert r.execute_command("DLOCK.PTTL", "foo") > 30_000
     proxy.resume()
     until("the first copy arrives", lambda: r.execute_command("DLOCK.PTTL", "foo") <= 15_000)
 
 
-def test_a_renewal_is_not_due_at_once_while_a_shorter_lease_is_unanswered(through, proxy):
-    lock = through(timeout=60, socket_timeout=1, auto_renew=True)
+def test_a_renewal_is_not_due_at_once_while_a_shorter_lease_is_unanswered(get_proxied_lock, proxy):
+    lock = get_proxied_lock(timeout=60, socket_timeout=1, auto_renew=True)
     lock.acquire()
     hold = lock.local.hold
     proxy.silent = True
@@ -120,7 +123,7 @@ def test_a_renewal_is_not_due_at_once_while_a_shorter_lease_is_unanswered(throug
 def test_renewals_ask_for_no_longer_lease_than_an_unanswered_extend():
     """A member that may still set the shorter lease would not count for a longer one."""
     leases, asked = UnansweredLeases(), []
-    unanswered = leases.send(1, "DLOCK.EXTEND", request, 5000)
+    unanswered = leases.send(1, "DLOCK.EXTEND", extend_command, 5000)
     next(unanswered)
 
     def ask(hold, lease):
@@ -128,15 +131,33 @@ def test_renewals_ask_for_no_longer_lease_than_an_unanswered_extend():
         yield from ()
         return 1
 
-    hold = Hold(b"token", 9000, None, now() + 9, of_thread(), (), True, None, ask, leases)
+    hold = Hold(
+        b"token",
+        lease=9000,
+        fence=None,
+        valid_until=now() + 9,
+        owner=of_thread(),
+        options=(),
+        renewed=True,
+        on_lost=None,
+        ask_extend=ask,
+        unanswered=leases,
+    )
+    # Carries out a renewal.
     assert list(hold.wake()) == []
     hold.steps_ended()
     assert asked == [5000]
     assert hold.wake_at() > now()
 
 
-def request(name):
+def extend_command(name):
     return (name, b"foo", b"token", 5000)
+
+
+def send_copy(command):
+    """Does what redis-py does when it sends a copy of a command: encodes its name, which counts the
+    copies."""
+    command[0].encode()
 
 
 @pytest.mark.parametrize(
@@ -152,11 +173,11 @@ def request(name):
 )
 def test_a_lease_is_unanswered_after_a_request_that_may_have_arrived(failure, is_sent, shortest):
     leases = UnansweredLeases()
-    steps = leases.send(1, "DLOCK.EXTEND", request, 5000)
+    steps = leases.send(1, "DLOCK.EXTEND", extend_command, 5000)
     command = next(steps)
     assert leases.shortest(1) == 5000
     if is_sent:
-        command[0].encode()
+        send_copy(command)
     with pytest.raises(type(failure)):
         steps.throw(failure)
     assert leases.shortest(1) == shortest
@@ -169,10 +190,10 @@ def test_an_answer_to_the_last_copy_of_a_request_leaves_the_lease_of_the_first_u
     error, copies, shortest
 ):
     leases = UnansweredLeases()
-    steps = leases.send(1, "DLOCK.EXTEND", request, 5000)
+    steps = leases.send(1, "DLOCK.EXTEND", extend_command, 5000)
     command = next(steps)
     for _ in range(copies):
-        command[0].encode()
+        send_copy(command)
     with pytest.raises(StopIteration if error is None else ResponseError):
         steps.send(1) if error is None else steps.throw(error)
     assert leases.shortest(1) == shortest
@@ -180,7 +201,7 @@ def test_an_answer_to_the_last_copy_of_a_request_leaves_the_lease_of_the_first_u
 
 def test_an_answer_to_one_extend_leaves_the_lease_of_the_other_unanswered():
     leases = UnansweredLeases()
-    steps = [leases.send(1, "DLOCK.EXTEND", request, lease) for lease in (5000, 9000)]
+    steps = [leases.send(1, "DLOCK.EXTEND", extend_command, lease) for lease in (5000, 9000)]
     for each in steps:
         next(each)
     with pytest.raises(StopIteration):
@@ -188,44 +209,48 @@ def test_an_answer_to_one_extend_leaves_the_lease_of_the_other_unanswered():
     assert leases.shortest(1) == 9000
 
 
-def confirming():
-    """Returns a round in its confirm phase, the steps that ask member 1, and their CONFIRM command."""
-    round_ = Round(quorum_of(3), Request(b"foo", "foo", 5000, (), True), b"token", [])
+def confirm_phase():
+    """Returns a fenced round in its confirm phase, the steps that ask member 1, and their CONFIRM command."""
+    round_ = Round(
+        quorum_of(3), Request(key=b"foo", name="foo", lease=5000, options=(), fenced=True), b"token", []
+    )
     steps = round_.at_once()
     next(steps)
-    question = steps.send({0: 7, 1: 7}).questions[1]
+    grants = {0: 7, 1: 7}
+    question = steps.send(grants).questions[1]
     command = next(question)
     assert command[0] == "DLOCK.CONFIRM"
     return round_, question, command
 
 
 def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
-    round_, question, command = confirming()
-    command[0].encode()
+    round_, question, command = confirm_phase()
+    send_copy(command)
     with pytest.raises(StopIteration):
         question.throw(TimeoutError())
     assert round_.unanswered.shortest(1) == 5000
 
 
 def test_an_answer_to_the_last_copy_of_a_confirm_leaves_the_lease_of_the_first_unanswered():
-    round_, question, command = confirming()
+    round_, question, command = confirm_phase()
     for _ in range(2):
-        command[0].encode()
+        send_copy(command)
     with pytest.raises(StopIteration):
         question.send(7)
     assert round_.unanswered.shortest(1) == 5000
 
 
 def test_a_release_follows_a_stalled_acquire_on_its_connection(members, lock):
+    """The client sends the RELEASE over a new connection and over that of the ACQUIRE."""
     stalled, direct = members.proxies[0], members.direct[0]
-    acquired, released = calls(direct, "dlock.acquire"), calls(direct, "dlock.release")
+    acquires_before, releases_before = calls(direct, "dlock.acquire"), calls(direct, "dlock.release")
     stalled.stall()
     with lock:
         pass
-    until("another connection carries the RELEASE", lambda: calls(direct, "dlock.release") > released)
-    assert calls(direct, "dlock.acquire") == acquired
+    until("another connection carries the RELEASE", lambda: calls(direct, "dlock.release") > releases_before)
+    assert calls(direct, "dlock.acquire") == acquires_before
     stalled.resume()
-    until("the ACQUIRE arrives", lambda: calls(direct, "dlock.acquire") > acquired)
+    until("the ACQUIRE arrives", lambda: calls(direct, "dlock.acquire") > acquires_before)
     members.until_free()
 
 
@@ -245,8 +270,9 @@ def test_a_failed_round_leaves_no_hold_at_members_where_its_acquire_stalled(memb
     members.until_free()
 
 
-def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy):
-    lock = through(timeout=60, socket_timeout=1)
+def test_a_late_acquire_at_a_single_server_is_released(r, server, get_proxied_lock, proxy):
+    lock = get_proxied_lock(timeout=60, socket_timeout=1)
+    # Connects the client.
     assert lock.locked() is False
     proxy.stall()
     with pytest.raises(TimeoutError):
@@ -262,11 +288,13 @@ def test_a_late_acquire_at_a_single_server_is_released(r, server, through, proxy
 def test_a_late_copy_of_an_acquire_at_a_single_server_is_released(r, locks, proxy):
     client = locks.client(proxy.url, **locks.retries(3))
     lock = locks.lock(client, "foo", timeout=60)
+    # Connects the client.
     assert lock.locked() is False
     proxy.stall(breaks=True)
-    # The client sends the ACQUIRE again over a new connection.
+    # The connection ends after the ACQUIRE, so the client sends the ACQUIRE again over a new one.
     lock.acquire()
     lock.release()
+    # The background repeats the RELEASE, as the first copy of the ACQUIRE may arrive later.
     until("three RELEASEs arrive", lambda: calls(r, "dlock.release") >= 3)
     assert calls(r, "dlock.acquire") == 1
     proxy.resume()
@@ -278,11 +306,14 @@ def test_a_late_copy_of_an_acquire_that_was_refused_is_released(r, locks, proxy)
     client = locks.client(proxy.url, **locks.retries(3))
     lock = locks.lock(client, "foo", timeout=60)
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000) is not None
+    # Connects the client.
     assert lock.locked() is True
     proxy.stall(breaks=True)
+    # The connection ends after the ACQUIRE, so the client sends the ACQUIRE again over a new one.
     assert lock.acquire(blocking=False) is False
     assert r.execute_command("DLOCK.RELEASE", "foo", "another") == 1
     proxy.resume()
+    # The server has executed the ACQUIRE of the other client, and both copies.
     until("the first copy arrives", lambda: calls(r, "dlock.acquire") == 3)
     until("the hold is released", lambda: not r.exists("foo"))
 
@@ -296,31 +327,32 @@ def test_a_late_acquire_of_a_broken_connection_is_released_after_its_round(membe
     def counts(command):
         return [calls(members.direct[member], command) for member in broken]
 
-    acquired, released = counts("dlock.acquire"), counts("dlock.release")
+    acquires_before, releases_before = counts("dlock.acquire"), counts("dlock.release")
     if is_granted:
         with lock:
             pass
     else:
         with pytest.raises(dlock.NoQuorumError):
             lock.acquire(blocking=False)
+    # The background repeats the RELEASE, as the ACQUIRE may arrive later.
     until(
         "three RELEASEs arrive",
-        lambda: all(after >= before + 3 for before, after in zip(released, counts("dlock.release"))),
+        lambda: all(after >= before + 3 for before, after in zip(releases_before, counts("dlock.release"))),
     )
-    assert counts("dlock.acquire") == acquired
+    assert counts("dlock.acquire") == acquires_before
     for member in broken:
         members.proxies[member].resume()
     until(
         "the late ACQUIRE arrives",
-        lambda: all(after > before for before, after in zip(acquired, counts("dlock.acquire"))),
+        lambda: all(after > before for before, after in zip(acquires_before, counts("dlock.acquire"))),
     )
     members.until_free()
 
 
 def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, masters, lock):
     direct = members.direct[0]
-    acquired = calls(direct, "dlock.acquire")
+    acquires_before = calls(direct, "dlock.acquire")
     with stopped(masters[0]), lock:
         pass
-    until("the ACQUIRE arrives", lambda: calls(direct, "dlock.acquire") > acquired)
+    until("the ACQUIRE arrives", lambda: calls(direct, "dlock.acquire") > acquires_before)
     members.until_free()

@@ -26,6 +26,8 @@ class Caller:
     def __init__(self, playing):
         self.playing = playing
         self.direct = Connection(playing.port, playing.protocol)
+        # For each command without a reply: the future of the call, and the function that turns its outcome
+        # into the reply. None for a command that was sent to the server.
         self.calls = deque()
         self.renew = False
 
@@ -46,6 +48,7 @@ class Caller:
         try:
             outcome = future.result(LIMIT)
         except LockError as why:
+            # An error of the server begins with a word in capitals. Any other error means "not held".
             outcome, answer = why, lambda why: Error(why) if str(why)[:5].isupper() else 0
         except RedisError as why:
             outcome, answer = why, lambda why: Error(f"NOANSWER {why}")
@@ -58,12 +61,12 @@ class Caller:
             if call is not None and not call[0].done():
                 call[0].cancel()
 
-    def acquire(self, owner, ttl, *terms):
+    def acquire(self, owner, ttl, *arguments):
         lock = self.playing.owners.get(owner)
         if lock is not None and lock.fence is not None and not lock.lost.is_set():
-            return done(lock.fence)
+            return finished_call(lock.fence)
         wanted = dict(timeout=int(ttl) / 1000, auto_renew=self.renew, blocking=False, blocking_timeout=None)
-        words = deque(terms)
+        words = deque(arguments)
         while words:
             word = words.popleft()
             if word == "SHARED":
@@ -72,6 +75,7 @@ class Caller:
                 wanted["permits"] = int(words.popleft())
             else:
                 assert word == "BLOCK", f"the library has no {word}"
+                # BLOCK 0 waits without a limit.
                 wanted["blocking"], wanted["blocking_timeout"] = True, int(words.popleft()) / 1000 or None
         lock = self.playing.lock(owner, **wanted)
         return self.playing.start(lock, "acquire"), lambda granted: lock.fence if granted else None
@@ -87,13 +91,16 @@ class Caller:
 
     def call(self, owner, answer, method, *arguments):
         lock = self.playing.owners.get(owner)
-        return done(0) if lock is None else (self.playing.start(lock, method, *arguments), answer)
+        if lock is None:
+            return finished_call(0)
+        return self.playing.start(lock, method, *arguments), answer
 
 
-def done(answer):
+def finished_call(reply):
+    """Returns an entry of `Caller.calls` with this reply."""
     future = Future()
-    future.set_result(answer)
-    return future, lambda answer: answer
+    future.set_result(reply)
+    return future, lambda outcome: outcome
 
 
 class LibraryPlaying(Playing):
@@ -103,7 +110,10 @@ class LibraryPlaying(Playing):
         super().__init__(proxy.target, protocol)
         self.locks, self.proxy = locks, proxy
         self.client = locks.client(proxy.url, protocol=protocol)
-        self.owners, self.lost = {}, {}
+        # By owner (its key and its name): its lock.
+        self.owners = {}
+        # By name of an owner: the event that is set once its hold is lost.
+        self.lost = {}
         self.threads = ThreadPoolExecutor()
 
     def connect(self):
@@ -129,14 +139,18 @@ class LibraryPlaying(Playing):
         caller = self.connections.setdefault(on, self.connect())
         caller.renew = renew
         for name, value in step.pop("fault", {}).items():
-            self.proxy.drop() if name == "drop" else setattr(self.proxy, name, value)
+            if name == "drop":
+                self.proxy.drop()
+            else:
+                setattr(self.proxy, name, value)
         if lost_command is not None:
-            lost, self.proxy.match, self.proxy.cut_replies = self.proxy.lost, lost_command.encode(), 1
+            lost_before = self.proxy.lost
+            self.proxy.match, self.proxy.cut_replies = lost_command.encode(), 1
         owner = step.pop("lost", None)
         if step.keys() & STEP_KEYS:
             super().step(step)
         if lost_command is not None:
-            until("a reply is lost", lambda: self.proxy.lost > lost)
+            until("a reply is lost", lambda: self.proxy.lost > lost_before)
             # The outcome of the call is not compared.
             while caller.calls:
                 caller.read()

@@ -162,6 +162,7 @@ def test_release_raises_for_a_lock_that_is_not_held(get_lock):
 def test_release_raises_for_a_lost_hold_and_clears_the_token(r, get_lock):
     lock = get_lock()
     lock.acquire(blocking=False)
+    # Ends the hold.
     r.set("foo", "a")
     with pytest.raises(LockNotOwnedError):
         lock.release()
@@ -274,8 +275,11 @@ def test_do_release_ends_the_hold_and_reports_no_loss(r, get_lock):
     assert reasons == []
 
 
-def test_an_unanswered_shorter_extend_limits_other_extensions_of_its_token(through, proxy):
-    lock, elsewhere = through(timeout=60, socket_timeout=1), through(timeout=60, socket_timeout=1)
+def test_an_unanswered_shorter_extend_limits_other_extensions_of_its_token(get_proxied_lock, proxy):
+    lock, elsewhere = (
+        get_proxied_lock(timeout=60, socket_timeout=1),
+        get_proxied_lock(timeout=60, socket_timeout=1),
+    )
     assert lock.acquire(blocking=False)
     elsewhere.local.token = lock.local.token
     assert elsewhere.owned()

@@ -14,17 +14,13 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import FOREIGN_TOKEN, LIMIT, expire, until, until_renewed
+from conftest import FOREIGN_TOKEN, LIMIT, expire, is_held, until, until_renewed_twice
 from redis.exceptions import LockError, LockNotOwnedError
 
 import dlock
 import dlock.asyncio
 from dlock import _tasks
 from dlock._clock import now
-
-
-def exists(r):
-    return r.exists("foo") == 1
 
 
 @pytest.mark.parametrize("value, error", [(float("nan"), ValueError), ("5", TypeError)], ids=["nan", "text"])
@@ -95,7 +91,7 @@ def test_a_reentrant_hold_ends_with_its_last_release(r, server):
         thread.start()
         thread.join()
         assert others == [False]
-    assert not exists(r)
+    assert not is_held(r)
 
 
 def test_a_reentrant_hold_belongs_to_a_task(server):
@@ -127,10 +123,10 @@ def test_a_lost_reentrant_hold_must_be_released_before_the_next_acquire(r, serve
 def test_a_renewed_hold_lasts_longer_than_its_lease(r, get_lock):
     lock = get_lock(timeout=60, auto_renew=True)
     lock.acquire()
-    until_renewed(r, lock)
+    until_renewed_twice(r, lock)
     assert lock.owned()
     lock.release()
-    assert not exists(r)
+    assert not is_held(r)
 
 
 def test_a_hold_without_renewal_ends_with_its_lease(r, get_lock):
@@ -151,6 +147,7 @@ def test_a_broken_hold_is_lost_at_the_next_renewal(r, get_lock):
     lock.acquire()
     assert not lock.lost.is_set()
     r.execute_command("DLOCK.BREAK", "foo")
+    # A renewal is due once less than two thirds of the lease are left.
     lock.local.hold.valid_until = now() + 30
     until("on_lost is called", lambda: lost)
     assert lost == ["taken away"]
@@ -160,12 +157,12 @@ def test_a_broken_hold_is_lost_at_the_next_renewal(r, get_lock):
         lock.extend(1)
 
 
-def test_on_lost_is_called_before_the_lease_ends_when_the_server_is_silent(r, through, proxy):
+def test_on_lost_is_called_before_the_lease_ends_when_the_server_is_silent(r, get_proxied_lock, proxy):
     seen = []
-    lock = through(timeout=60, auto_renew=True, on_lost=lambda why: seen.append((why, exists(r))))
+    lock = get_proxied_lock(timeout=60, auto_renew=True, on_lost=lambda why: seen.append((why, is_held(r))))
     lock.acquire()
     proxy.silent = True
-    # A tenth of the lease is left.
+    # A renewed hold is lost once only a tenth of its lease is left.
     lock.local.hold.valid_until = now() + 6
     until("on_lost is called", lambda: seen)
     assert seen[0][0].startswith("not renewed in time")
@@ -173,11 +170,12 @@ def test_on_lost_is_called_before_the_lease_ends_when_the_server_is_silent(r, th
     proxy.silent = False
 
 
-def test_a_renewal_whose_reply_is_lost_is_repeated(r, through, proxy):
-    lock = through(timeout=60, auto_renew=True)
+def test_a_renewal_whose_reply_is_lost_is_repeated(r, get_proxied_lock, proxy):
+    lock = get_proxied_lock(timeout=60, auto_renew=True)
     lock.acquire()
     proxy.match, proxy.cut_replies = b"EXTEND", 2
     hold = lock.local.hold
+    # A renewal is due once less than two thirds of the lease are left.
     hold.valid_until = now() + 30
     for lost in 1, 2:
         until(
@@ -205,19 +203,21 @@ def test_lost_is_set_before_any_task_notices_the_end_of_the_lease(server):
 
 
 def test_a_connection_that_does_not_close_in_time_logs_no_error(server, monkeypatch, caplog):
-    async def hangs(pool):
+    async def times_out(pool):
         raise redis.TimeoutError("Timed out closing connection")
 
     async def main():
         client = redis.asyncio.Redis.from_url(server.url)
         lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
         await lock.acquire()
+        # A renewal is due: it opens the background's connection.
         lock.local.hold.valid_until = now() + 30
         while lock.local.hold.valid_until < now() + 40:
             await asyncio.sleep(0.01)
-        monkeypatch.setattr(redis.asyncio.ConnectionPool, "disconnect", hangs)
+        monkeypatch.setattr(redis.asyncio.ConnectionPool, "disconnect", times_out)
         background = _tasks.background(client)
         await lock.release()
+        # The background ends once it has tried to close its connections.
         while background in _tasks._backgrounds.values():
             await asyncio.sleep(0.01)
 
@@ -267,7 +267,7 @@ def test_a_forked_process_neither_owns_nor_releases_the_hold(r, server):
         own = dlock.Lock(client, "bar", timeout=60, auto_renew=True)
         held = own.acquire()
         # The child has a background of its own.
-        until_renewed(client, own)
+        until_renewed_twice(client, own)
         answers.put((lock.owned(), held, own.owned()))
         own.release()
 
@@ -277,7 +277,7 @@ def test_a_forked_process_neither_owns_nor_releases_the_hold(r, server):
     process.start()
     assert answers.get(timeout=2 * LIMIT) == (False, True, True)
     process.join()
-    until_renewed(r, lock)
+    until_renewed_twice(r, lock)
     assert lock.owned()
     lock.release()
 
@@ -292,12 +292,12 @@ def test_a_renewed_hold_ends_after_its_process_is_killed(r, server):
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    until("the process has the hold", lambda: exists(r))
+    until("the process has the hold", lambda: is_held(r))
     until("the lease goes down", lambda: 0 < left() < 13_000)
     until("the hold is renewed", lambda: left() > 13_000)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    until("the lock is free", lambda: not exists(r))
+    until("the lock is free", lambda: not is_held(r))
 
 
 def test_a_thread_sees_only_its_own_hold(r, server):
@@ -319,6 +319,7 @@ def test_a_thread_sees_only_its_own_hold(r, server):
 
 
 def test_acquire_raises_in_a_grace_period_without_waiting(r, get_lock):
+    # A flush that ends a hold begins a grace period.
     r.config_set("dlock.restart-grace", 60_000)
     get_lock("forgotten", timeout=60).acquire()
     r.flushall()
@@ -331,6 +332,7 @@ def test_acquire_raises_in_a_grace_period_without_waiting(r, get_lock):
 
 
 def test_acquire_waits_for_the_end_of_a_grace_period(r, get_lock):
+    # A flush that ends a hold begins a grace period.
     r.config_set("dlock.restart-grace", 1000)
     get_lock("forgotten", timeout=1).acquire()
     r.flushall()
@@ -342,6 +344,7 @@ def test_acquire_waits_for_the_end_of_a_grace_period(r, get_lock):
 
 
 def test_acquire_asks_again_before_the_announced_end_of_a_grace_period(r, get_lock):
+    # A flush that ends a hold begins a grace period.
     r.config_set("dlock.restart-grace", 600_000)
     try:
         get_lock("forgotten", timeout=1).acquire()
@@ -352,12 +355,13 @@ def test_acquire_asks_again_before_the_announced_end_of_a_grace_period(r, get_lo
         waiting.start()
         until("the first request arrives", lambda: "dlock.acquire" in str(r.info("commandstats")).lower())
     finally:
+        # Ends the grace period.
         r.config_set("dlock.restart-grace", 0)
     until("the acquire returns", lambda: not waiting.is_alive())
     lock.release()
 
 
-def test_a_release_that_the_server_refuses_is_owed(r, get_lock):
+def test_the_background_repeats_a_release_that_the_server_refuses(r, get_lock):
     lock = get_lock(timeout=600)
     lock.acquire()
     r.config_set("min-replicas-to-write", 1)

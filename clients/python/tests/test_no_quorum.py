@@ -1,5 +1,5 @@
-"""An acquire raises an error if no majority could vote, or if each majority came too late. It must not return
-False, which means that another client has the lock."""
+"""An acquire raises an error if no majority could vote, or if a majority granted the lock, but each time
+after the end of the lease. It must not return False, which means that another client has the lock."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def test_an_acquire_raises_at_once_if_its_user_has_no_right_at_a_majority(member
 @pytest.mark.parametrize("fenced", [False, True], ids=["plain", "fenced"])
 @pytest.mark.parametrize("options", [{"blocking": False}, {}], ids=["try", "wait"])
 def test_an_acquire_raises_when_each_majority_arrives_after_its_lease(members, options, fenced):
+    # Connects the client.
     with members.lock(timeout=10):
         pass
     for proxy in members.proxies:
@@ -80,14 +81,15 @@ def test_an_acquire_raises_when_each_majority_arrives_after_its_lease(members, o
 @pytest.mark.parametrize("place", [0, 1], ids=["first queue", "second queue"])
 def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, place, is_own):
     """Another client holds the lock at the member of the queue; the other members cannot vote."""
+    # Tells the client the run ids of the members, which decide the order of the queues.
     with members.lock(timeout=10):
         pass
     members.until_free()
     # Unique, as a CANCEL that a member refused is repeated after the test.
     token = fresh_token() if is_own else None
     others = members.quorum.order(b"foo")
-    held = others.pop(place)
-    members.direct[held].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
+    holding_member = others.pop(place)
+    members.direct[holding_member].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
     for member in others:
         members.direct[member].config_set("min-replicas-to-write", 1)
     try:
@@ -104,7 +106,7 @@ def test_a_wait_that_ends_in_the_queue_of_a_minority_raises(members, token):
     for client in members.direct:
         client.execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
     lock = members.lock(timeout=10, thread_local=False)
-    # The next wait begins in the queue.
+    # The client finds the lock taken, so its next wait begins in the queue.
     assert lock.acquire(blocking_timeout=0.1) is False
     for member in members.quorum.order(b"foo")[1:]:
         members.proxies[member].refuse = True
@@ -122,9 +124,9 @@ def test_a_wait_for_a_lock_that_another_client_has_returns_false(members, token)
         )
 
 
-def test_a_wait_at_a_single_server_raises_when_its_last_request_has_no_answer(r, through, proxy):
+def test_a_wait_at_a_single_server_raises_when_its_last_request_has_no_answer(r, get_proxied_lock, proxy):
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
-    lock = through(timeout=10, socket_timeout=1, thread_local=False)
+    lock = get_proxied_lock(timeout=10, socket_timeout=1, thread_local=False)
     outcome = []
 
     def wait():

@@ -1,5 +1,8 @@
-"""Owners: by default a cycle of waits raises an error. An owner that only seems to wait for itself gets
-none."""
+"""Owners: by default a cycle of waits raises an error.
+
+The server detects cycles by the names of owners. If a client gives up a hold that the server may still have,
+it changes the name of the owner: otherwise the owner would seem to wait for itself when it waits for the lock
+again."""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ def release_when_waited_for(r, token):
 
 @contextlib.contextmanager
 def release_refused_until_a_client_waits(r):
-    """The server refuses RELEASE. The given function permits it in another thread once a client waits."""
-    left = threading.Event()
+    """The server refuses RELEASE. Yields a function that starts a thread, which permits RELEASE once a client
+    waits."""
+    is_over = threading.Event()
 
     def permit_release():
-        until("a client waits", lambda: waiters(r, "foo") or left.is_set())
+        until("a client waits", lambda: waiters(r, "foo") or is_over.is_set())
         r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
 
     thread = threading.Thread(target=permit_release)
@@ -43,7 +47,7 @@ def release_refused_until_a_client_waits(r):
     try:
         yield thread.start
     finally:
-        left.set()
+        is_over.set()
         if thread.ident is not None:
             thread.join()
         r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
@@ -236,6 +240,7 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
 def test_a_release_that_a_late_acquire_may_follow_changes_the_name_of_the_owner(r, server, monkeypatch):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
+    # As if a copy of the ACQUIRE had no answer.
     lock.local.hold.repeat_release_at.add(SINGLE)
     # The background repeats the release for 1 ms only.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 0)

@@ -1,5 +1,5 @@
-"""The decisions of a quorum, tested without servers: the answers that a question awaits, and the choice of
-the queue."""
+"""The decisions of a quorum, tested without servers: the members whose answers a request awaits, and the
+choice of the queue. A member answers ACQUIRE with the fence of its grant, or with None if it refuses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dlock._queue import QueueWatch
 from dlock._round import Request, Round
 from dlock._steps import Begin, Listen, Peer
 
-REQUEST = Request(b"foo", "foo", 10_000, (), False)
+REQUEST = Request(key=b"foo", name="foo", lease=10_000, options=(), fenced=False)
 
 
 def asking(quorum):
-    """Returns the steps that ask all members, and the first of them."""
+    """Returns the steps that ask all members, and the first of them, which is an `Ask`."""
     steps = quorum.ask_all(("PING",))
     return steps, next(steps)
 
@@ -47,6 +47,7 @@ def test_silent_members_are_awaited_without_a_majority_of_the_others():
 
 def test_a_member_that_was_never_asked_is_awaited_once():
     quorum = quorum_of(5)
+    # A member that was never asked has no run id.
     for member in 3, 4:
         del quorum.run_ids[member]
     steps = quorum.identify_members()
@@ -77,7 +78,7 @@ def test_a_round_in_order_asks_the_others_after_the_first_grant():
 
 
 def test_a_round_records_the_members_that_did_not_answer_its_acquire():
-    round_ = Round(quorum_of(3), REQUEST, b"token", [])
+    round_ = Round(quorum_of(3), REQUEST, b"token", order=[])
     steps = round_.at_once()
     step = next(steps)
     for member in 1, 2:
@@ -93,30 +94,32 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
 
 
 @pytest.mark.parametrize(
-    "order, answers, queue",
+    "order, answers, next_queue",
     [
         ([0, 1, 2], {0: 5, 1: 6, 2: 7}, None),
         # A later member refuses: other clients queue there.
         ([0, 1, 2], {0: 5, 1: 6, 2: None}, 2),
         ([0, 1, 2], {0: 5, 1: None, 2: None}, 1),
-        # The queue of member 0 does not move.
+        # Member 0 refuses at the end of the wait: its queue does not move.
         ([0, 1, 2], {0: None}, 1),
+        # There is no later queue.
         ([2], {2: None}, None),
         # A wait in a later queue stays there.
         ([1, 2], {0: None, 1: 6, 2: 7}, 1),
     ],
 )
-def test_next_queue_follows_the_answers(order, answers, queue):
-    round_ = Round(quorum_of(3), REQUEST, b"token", order)
-    next(round_.queued(0.1, None, True))
+def test_next_queue_follows_the_answers(order, answers, next_queue):
+    round_ = Round(quorum_of(3), REQUEST, b"token", order=order)
+    # The round waits in the first queue of the order.
+    next(round_.queued(sleep=0.1, end=None, may_move_on=True))
     round_.answers = answers
-    assert round_.next_queue() == queue
+    assert round_.next_queue() == next_queue
 
 
 def test_silent_members_are_last_in_the_order_of_the_queues():
     quorum = quorum_of(3, silent=[0])
     assert quorum.order(b"foo") == [1, 2, 0]
-    # The client has met other clients in the queue of member 2.
+    # The client has found other clients in the queue of member 2.
     quorum.move_to_queue(b"foo", 2)
     assert quorum.order(b"foo") == [2, 0]
     assert quorum.order(b"bar") == [1, 2, 0]
@@ -127,6 +130,7 @@ def test_all_waits_move_to_a_later_queue_together_and_never_back():
     watches = [QueueWatch(quorum, member, b"foo") for member in quorum.all()]
     quorum.queue_watches.update({(member, b"foo"): watch for member, watch in enumerate(watches)})
     quorum.move_to_queue(b"foo", 1)
+    # The waits at the members 0 and 2 were made to leave their queues once.
     assert [watch.departures for watch in watches] == [1, 0, 1]
     quorum.move_to_queue(b"foo", 0)
     assert quorum.order(b"foo") == [1, 2]
@@ -144,13 +148,17 @@ def test_all_waits_move_to_a_later_queue_together_and_never_back():
     ],
 )
 def test_young_partial_holds_that_are_seen_twice_mark_the_queue_of_other_clients(before, after, order):
+    """A partial hold is a hold without a majority. ``before`` and ``after``: those at member 2 when the
+    client asks twice, by token, with the ms since the grant."""
     quorum = quorum_of(3)
-    won = Round(quorum, REQUEST, b"own", quorum.order(b"foo"))
-    won.answers = {0: 5, 1: 6, 2: None}
-    (begun,) = won.move_to_next_queue()
+    winning_round = Round(quorum, REQUEST, b"own", quorum.order(b"foo"))
+    winning_round.answers = {0: 5, 1: 6, 2: None}
+    (begun,) = winning_round.move_to_next_queue()
+    # The background asks all members.
     assert begun.member is None
-    # Only one look runs at a time. The next look may follow at once if this one finds no other clients.
-    assert list(won.move_to_next_queue()) == []
+    # While the client looks for other clients, it does not begin to look a second time. It may look again at
+    # once if it has found none.
+    assert list(winning_round.move_to_next_queue()) == []
     steps = begun.steps
     next(steps)
     steps.send(inspected({2: before}))
@@ -161,8 +169,9 @@ def test_young_partial_holds_that_are_seen_twice_mark_the_queue_of_other_clients
     assert quorum.contention.begin_looking_for_others(b"foo") == (not (set(before) & set(after) - {b"own"}))
 
 
-def looks(step, member, answer):
-    """Returns the looks that an answer begins."""
+def background_work_after(step, member, answer):
+    """Returns the work that an answer begins in the background: the client looks for other clients in a later
+    queue."""
     steps = step.on_answer(member, answer, Peer(f"server {member}")) or ()
     return [each for each in steps if isinstance(each, Begin)]
 
@@ -173,28 +182,28 @@ def test_a_late_refusal_by_the_member_of_a_later_queue_makes_the_client_look_for
     steps = round_.at_once()
     step = next(steps)
     # A refusal before the decision is not late.
-    assert looks(step, 2, None) == []
+    assert background_work_after(step, 2, None) == []
     with pytest.raises(StopIteration):
         steps.send({0: 7, 1: 7})
     assert list(round_.move_to_next_queue()) == []
-    assert looks(step, 2, 7) == []
+    assert background_work_after(step, 2, 7) == []
     # Member 0 is not in a later queue.
-    assert looks(step, 0, None) == []
-    assert len(looks(step, 2, None)) == 1
-    # The first look is still under way.
-    assert looks(step, 2, None) == []
+    assert background_work_after(step, 0, None) == []
+    assert len(background_work_after(step, 2, None)) == 1
+    # The client is still looking.
+    assert background_work_after(step, 2, None) == []
 
 
-def test_a_late_refusal_starts_no_look_after_a_round_that_gave_its_majority_back():
+def test_a_late_refusal_does_not_make_a_client_look_for_others_when_its_round_let_a_waiter_go_first():
     quorum = quorum_of(5)
     round_ = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
     steps = round_.at_once()
     step = next(steps)
-    # The first member refuses, and has a waiter.
+    # The first member refuses, and has a waiter: the round fails, although it has a majority.
     steps.send({0: None, 1: 7, 2: 7, 3: 7})
     with pytest.raises(StopIteration):
         steps.send({0: [b"waiter"]})
-    assert looks(step, 4, None) == []
+    assert background_work_after(step, 4, None) == []
 
 
 def test_a_refusal_during_the_confirm_phase_makes_the_client_look_for_others():
@@ -203,12 +212,12 @@ def test_a_refusal_during_the_confirm_phase_makes_the_client_look_for_others():
     steps = round_.at_once()
     step = next(steps)
     steps.send({0: 7, 1: 7})
-    assert len(looks(step, 2, None)) == 1
+    assert len(background_work_after(step, 2, None)) == 1
 
 
 def test_a_late_refusal_makes_a_client_that_waited_in_a_later_queue_look_for_others():
-    round_ = Round(quorum_of(3), REQUEST, b"token", [1, 2])
-    steps = round_.queued(0.1, None, True)
+    round_ = Round(quorum_of(3), REQUEST, b"token", order=[1, 2])
+    steps = round_.queued(sleep=0.1, end=None, may_move_on=True)
     assert isinstance(next(steps), Listen)
     round_.answers = {0: 7, 1: 7}
     assert round_.next_queue() == 1
@@ -217,7 +226,8 @@ def test_a_late_refusal_makes_a_client_that_waited_in_a_later_queue_look_for_oth
 
 
 def inspected(tokens):
-    """Returns answers to INSPECT."""
+    """Returns the answers of all members to INSPECT. ``tokens``: by member, the holders with the ms since
+    each grant."""
 
     def holder(token, held):
         return {b"token": token, b"held": held}
@@ -271,6 +281,7 @@ def test_waits_leave_a_queue_that_does_not_move_and_the_last_queue_if_its_hold_i
     monkeypatch.setattr(quorum, "holders", holders)
     watch = QueueWatch(quorum, 2, b"foo")
     for _ in range(2):
+        # The check is due.
         watch._check_at = 0
         assert list(watch.check(is_last)) == []
     assert watch.departures == departures
@@ -278,14 +289,14 @@ def test_waits_leave_a_queue_that_does_not_move_and_the_last_queue_if_its_hold_i
 
 def test_a_member_that_does_not_answer_a_release_is_silent():
     quorum = quorum_of(3)
-    owed = OwedRelease(b"foo", b"token", 10)
+    owed = OwedRelease(b"foo", b"token", expires_after=10)
     quorum.owe({1: owed}, lambda: True)
     _, step = asking(quorum)
     steps = owed.wake()
     next(steps)
     with pytest.raises(StopIteration):
         steps.throw(redis.TimeoutError())
-    # The question that was asked before, and is not sent yet, gets the error of the release as its answer.
+    # The PING, which is not sent yet, gets the error of the release as its answer.
     with pytest.raises(StopIteration) as end:
         next(step.questions[1])
     assert isinstance(end.value.value, redis.TimeoutError)

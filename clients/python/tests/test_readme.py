@@ -28,6 +28,7 @@ def test_the_examples_of_the_readme_run(server):
             program = program.replace("client.aclose()", "client.close()")
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+        # A fence is about the Unix time in µs, which begins with 17 until 2027.
         assert "held, with the fence 17" in done.stdout
     assert "held by a majority, with the fence 17" in done.stdout
 

@@ -91,7 +91,7 @@ def test_the_celery_recipe_runs_a_task_once(once, r):
         assert charge.delay("43").get(timeout=20) == "charged 43"
     assert len(fences) == 2
     assert fences[0] < fences[1]
-    assert r.dbsize() == 2, "two marks are left, and no locks"
+    assert r.dbsize() == 2, "the recipe leaves a mark for each of the two tasks that ran, and no locks"
 
 
 def test_the_celery_recipe_leaves_no_mark_after_a_lost_lock(once, r):
@@ -135,6 +135,7 @@ def leader(server):
 
 
 def test_the_leader_recipe_hands_the_lead_to_the_next_in_the_queue(leader, r):
+    # The term is a fence: about the Unix time in µs, which begins with 17 until 2027.
     def expect_lead(process):
         assert process.stdout.readline().startswith(f"{process.pid} leads, term 17")
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import redis
-from conftest import until, until_renewed
+from conftest import until, until_renewed_twice
 from redis.exceptions import LockNotOwnedError
 
 import dlock
@@ -54,7 +54,7 @@ def test_release_raises_nothing_when_its_answers_are_lost(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()
-    members.settle()
+    members.until_idle()
     for proxy in members.proxies[:2]:
         proxy.match, proxy.cut_replies = b"RELEASE", 1
     # The client sends the RELEASE again, which finds no hold.
@@ -114,7 +114,8 @@ def test_a_name_can_be_any_kind_of_bytes(members):
         members.until_free()
 
 
-def test_positions_last_no_longer_than_the_max_ttl_of_the_masters(members):
+def test_a_wait_succeeds_when_the_max_ttl_of_the_masters_is_shorter_than_a_position(members):
+    # By default a client asks for a position of 10 s.
     for client in members.direct:
         client.config_set("dlock.max-ttl", 5000)
     try:
@@ -122,8 +123,10 @@ def test_positions_last_no_longer_than_the_max_ttl_of_the_masters(members):
         first.acquire()
         waits = threading.Thread(target=second.acquire)
         waits.start()
-        queues = [client.execute_command for client in members.direct]
-        until("a client waits", lambda: any(ask("DLOCK.WAITERS", "foo") for ask in queues))
+        until(
+            "a client waits",
+            lambda: any(client.execute_command("DLOCK.WAITERS", "foo") for client in members.direct),
+        )
         first.release()
         waits.join(30)
         assert any(members.held())
@@ -149,7 +152,7 @@ def test_a_hold_is_renewed_on_a_majority(members):
     lock.acquire()
     members.until_held()
     members.proxies[1].silent = True
-    until_renewed(members.direct[0], lock)
+    until_renewed_twice(members.direct[0], lock)
     assert not lock.lost.is_set()
     members.proxies[1].silent = False
     lock.release()
@@ -163,7 +166,7 @@ def test_a_hold_without_a_majority_is_lost_before_its_lease_ends(members):
     for proxy in members.proxies[:2]:
         proxy.refuse = True
         proxy.drop()
-    # A tenth of the lease is left.
+    # A renewed hold is lost once only a tenth of its lease is left.
     lock.local.hold.valid_until = now() + 6
     until("on_lost is called", lambda: seen)
     assert seen[0][0].startswith("not renewed in time")
@@ -193,7 +196,7 @@ def test_an_acquire_whose_answers_are_lost_leaves_no_hold(members):
     members.until_free()
 
 
-def test_a_release_is_owed_to_a_master_that_is_away(members):
+def test_a_release_is_repeated_until_a_master_that_is_away_confirms_it(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()
@@ -238,7 +241,7 @@ def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()
-    members.settle()
+    members.until_idle()
     # The last address now leads to the first server.
     members.proxies[2].target = members.proxies[0].target
     members.proxies[2].drop()
@@ -248,7 +251,8 @@ def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
     members.proxies[1].drop()
     with pytest.raises(dlock.NoQuorumError, match="the same server as another member"):
         lock.extend(60, replace_ttl=True)
-    # Another client can acquire the lock from the other two servers, once their leases end.
+    # The first server alone still has the hold. Its two addresses must not count as a majority: another
+    # client can acquire the lock from the other two servers.
     for client in members.direct[1:]:
         client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
     with pytest.raises(dlock.NoQuorumError):
@@ -259,7 +263,7 @@ def test_an_address_that_leads_to_its_member_again_votes_again(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()
-    members.settle()
+    members.until_idle()
     own = members.proxies[2].target
     members.proxies[2].target = members.proxies[0].target
     members.proxies[2].drop()
@@ -330,16 +334,17 @@ def test_one_of_several_simultaneous_tries_wins(members, is_silent):
 
 
 def test_the_holds_of_waiting_clients_never_overlap(members):
-    inside, counts = [], []
+    # The fences of the holds that last now, and of those that have ended.
+    present, ended = [], []
 
     def work():
         lock = members.lock(timeout=30, fenced=True, thread_local=False)
         for _ in range(5):
             assert lock.acquire()
-            inside.append(lock.fence)
-            assert len(inside) == 1
+            present.append(lock.fence)
+            assert len(present) == 1
             time.sleep(0.001)
-            counts.append(inside.pop())
+            ended.append(present.pop())
             lock.release()
 
     threads = [threading.Thread(target=work) for _ in range(6)]
@@ -347,5 +352,5 @@ def test_the_holds_of_waiting_clients_never_overlap(members):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(counts) == 30
-    assert counts == sorted(set(counts))
+    assert len(ended) == 30
+    assert ended == sorted(set(ended))

@@ -1,5 +1,5 @@
 """One round of an acquisition, tested without servers: which answers count, and from which time the validity
-counts."""
+counts. A member answers ACQUIRE with the fence of its grant, or with None if it refuses."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from dlock._round import Request, Round
 from dlock._steps import Ask, Owe, Peer, Sleep
 
 LEASE = 10_000
+REQUEST = Request(key=b"foo", name="foo", lease=LEASE, options=(), fenced=False)
+# Answer to CONFIRM of a fence that is too far ahead of the member's clock.
 AHEAD = ResponseError("FENCEAHEAD its clock is behind")
 
 
@@ -23,7 +25,7 @@ class ConfirmPhases:
 
     def __init__(self, grants):
         quorum = quorum_of(len(grants))
-        self.round = Round(quorum, Request(b"foo", "foo", LEASE, (), True), b"token", [])
+        self.round = Round(quorum, REQUEST._replace(fenced=True), b"token", order=[])
         self.steps = self.round.at_once()
         next(self.steps)
         self.step = self.steps.send(grants)
@@ -42,7 +44,7 @@ class ConfirmPhases:
 
 def test_an_address_that_leads_to_another_members_server_does_not_vote():
     quorum = quorum_of(3)
-    round_ = Round(quorum, Request(b"foo", "foo", LEASE, (), False), b"token", [])
+    round_ = Round(quorum, REQUEST, b"token", order=[])
     steps = round_.at_once()
     step = next(steps)
     step.on_answer(0, 5, Peer("server 0"))
@@ -57,7 +59,7 @@ def test_an_address_that_leads_to_another_members_server_does_not_vote():
     "last, is_taken", [(None, True), (ConnectionError("down"), False)], ids=["taken", "outage"]
 )
 def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_an_outage(last, is_taken):
-    round_ = Round(quorum_of(3), Request(b"foo", "foo", LEASE, (), False), b"token", [])
+    round_ = Round(quorum_of(3), REQUEST, b"token", order=[])
     steps = round_.at_once()
     answers = {}
 
@@ -76,7 +78,8 @@ def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_a
 
 
 def carry_out(steps, reply, member=None):
-    """Carries out steps. ``reply`` returns the reply of a member to a command, which may be an error."""
+    """Carries out steps. ``reply`` returns the reply of a member to a command, which may be an error.
+    ``member``: the member that receives the commands among the steps."""
 
     def outcome_of(step):
         if isinstance(step, Ask):
@@ -110,6 +113,8 @@ def test_a_try_asks_all_members_after_its_last_split_vote(is_down):
     )
     commands = []
 
+    # Each member refuses, and has another holder: a split vote. In an outage, two members fail from the
+    # second round on.
     def reply(member, command):
         commands.append(command[0])
         if command[0] == "DLOCK.INSPECT":
@@ -118,7 +123,7 @@ def test_a_try_asks_all_members_after_its_last_split_vote(is_down):
             return ResponseError("MISCONF cannot write")
         return None
 
-    tried = attempt.run(0.1, False, None)
+    tried = attempt.run(sleep=0.1, blocking=False, end=None)
     if is_down:
         with pytest.raises(NoQuorumError, match="MISCONF"):
             carry_out(tried, reply)

@@ -8,17 +8,13 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import expire, until
+from conftest import expire, is_held, until
 from redis.exceptions import LockError
 
 import dlock
 import dlock.asyncio
 from dlock import _threads
 from dlock._clock import now
-
-
-def exists(r):
-    return r.exists("foo") == 1
 
 
 class DelayedReplies(redis.asyncio.Redis):
@@ -51,7 +47,7 @@ def test_an_acquire_before_the_answer_of_a_release_keeps_the_lock(r, server):
             await releasing
             assert await lock.owned()
             await lock.release()
-            assert not exists(r)
+            assert not is_held(r)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -81,7 +77,7 @@ def test_an_acquire_with_the_same_token_loses_nothing(r, get_lock):
     assert "taken away" not in reasons
 
 
-def test_extensions_at_the_same_time_take_turns(r, server):
+def test_extensions_at_the_same_time_are_sent_one_after_the_other(r, server):
     async def main():
         async with DelayedReplies.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=10)
@@ -128,9 +124,9 @@ def test_on_lost_is_called_in_the_event_loop_when_another_thread_finds_the_loss(
             waiting = asyncio.create_task(lost.wait())
             await asyncio.sleep(0)
             # `join` blocks the event loop until the other thread has found the loss.
-            looking = threading.Thread(target=until, args=("the hold is lost", lost.is_set))
-            looking.start()
-            looking.join()
+            finder = threading.Thread(target=until, args=("the hold is lost", lost.is_set))
+            finder.start()
+            finder.join()
             assert callers == []
             assert await waiting
             while not callers:
@@ -153,7 +149,7 @@ def test_a_coroutine_function_is_refused_as_on_lost(get_lock):
 def test_lost_raises_in_another_thread(r, server, kind):
     seen = []
 
-    def look(lock):
+    def read_lost(lock):
         with pytest.raises(LockError, match="pass the event on"):
             lock.lost.is_set()
         seen.append(True)
@@ -161,35 +157,36 @@ def test_lost_raises_in_another_thread(r, server, kind):
     async def main():
         async with redis.asyncio.Redis.from_url(server.url) as client:
             async with dlock.asyncio.Lock(client, "foo", timeout=10) as lock:
-                await asyncio.get_running_loop().run_in_executor(None, look, lock)
+                await asyncio.get_running_loop().run_in_executor(None, read_lost, lock)
             assert not lock.lost.is_set()
 
     if kind == "asyncio":
         asyncio.run(main())
     else:
         with dlock.Lock(r, "foo", timeout=10) as lock:
-            thread = threading.Thread(target=look, args=[lock])
+            thread = threading.Thread(target=read_lost, args=[lock])
             thread.start()
             thread.join()
         assert not lock.lost.is_set()
     assert seen == [True]
 
 
-def test_a_thread_with_a_reused_number_is_another_owner(r, server):
+def test_a_thread_with_a_reused_id_is_another_owner(r, server):
     lock = dlock.Lock(r, "foo", timeout=60, thread_local=False, reentrant=True)
     owner = threading.Thread(target=lock.acquire)
     owner.start()
-    number = owner.ident
+    owner_id = owner.ident
     owner.join()
     entered = {}
 
     def enter():
         entered[threading.get_ident()] = lock.acquire(blocking=False)
 
+    # A later thread can get the id of the first one, which has ended.
     for _ in range(200):
         thread = threading.Thread(target=enter)
         thread.start()
         thread.join()
     assert set(entered.values()) == {False}
-    if number not in entered:
-        pytest.skip("no thread got the number of the first thread")
+    if owner_id not in entered:
+        pytest.skip("no thread got the id of the first thread")

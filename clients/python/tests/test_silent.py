@@ -1,5 +1,5 @@
-"""Members that are missing, silent or stopped. No client waits for their answers while a majority answers. If
-the member of the common queue fails, all clients move to the queue of the same other member."""
+"""Members that are missing, silent or stopped. No client waits for their answers while a majority answers.
+All clients queue at one member. If it fails, they all move to the queue of the same other member."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def five(five_masters, locks):
     made.close()
 
 
-def in_order(members, masters):
+def queue_order(members, masters):
     """Returns the members in the order in which all clients try their queues."""
     run_ids = [redis.Redis.from_url(master.url).info("server")["run_id"] for master in masters]
     return sorted(range(len(masters)), key=run_ids.__getitem__)
@@ -42,6 +42,7 @@ class Contenders:
     """Threads that acquire and release one lock in a loop. Each is a client, with its own connections."""
 
     def __init__(self, members, quorums):
+        # How often each client has acquired the lock.
         self.counts = [0] * len(quorums)
         self.fences = []
         self.over = threading.Event()
@@ -66,14 +67,14 @@ class Contenders:
         except Exception as why:
             self.failures.append(why)
 
-    def until_each_has(self, more):
+    def until_each_acquires(self, times):
         before = list(self.counts)
 
-        def have():
+        def have_acquired():
             assert not self.failures, self.failures
-            return all(now >= then + more for now, then in zip(self.counts, before))
+            return all(count >= earlier + times for count, earlier in zip(self.counts, before))
 
-        until(f"each client gets the lock {more} times", have)
+        until(f"each client gets the lock {times} times", have_acquired)
 
     def end(self):
         self.over.set()
@@ -93,11 +94,11 @@ def contending(members, quorums):
     contenders.end()
 
 
-@pytest.mark.parametrize("how", ["silent", "refuse"])
-def test_two_missing_members_of_five_delay_no_acquisition(five, how):
+@pytest.mark.parametrize("fault", ["silent", "refuse"])
+def test_two_missing_members_of_five_delay_no_acquisition(five, fault):
     missing = five.proxies[1], five.proxies[3]
     for proxy in missing:
-        setattr(proxy, how, True)
+        setattr(proxy, fault, True)
     # The first acquisition finds out which members are silent.
     with five.lock(timeout=10):
         pass
@@ -110,15 +111,15 @@ def test_two_missing_members_of_five_delay_no_acquisition(five, how):
     # Each acquisition asks each answering member at most once.
     for client, before in zip(answering, asked):
         assert calls(client, "dlock.acquire") - before <= 30
-    if how == "silent":
+    if fault == "silent":
         # A connection attempt to a silent member ends after a time limit. If all 30 acquisitions waited for
         # both members, there would be 60 attempts.
         assert sum(proxy.accepted for proxy in missing) - attempts < 30
     quorums = [five.make_quorum([proxy.url for proxy in five.proxies]) for _ in range(3)]
     with contending(five, quorums) as contenders:
-        contenders.until_each_has(10)
+        contenders.until_each_acquires(10)
     for proxy in missing:
-        setattr(proxy, how, False)
+        setattr(proxy, fault, False)
 
     def all_hold():
         with five.lock(timeout=10):
@@ -129,45 +130,47 @@ def test_two_missing_members_of_five_delay_no_acquisition(five, how):
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_member_that_falls_silent_delays_no_acquisition(members, masters, place):
-    silent = members.proxies[in_order(members, masters)[place]]
+    silent = members.proxies[queue_order(members, masters)[place]]
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(3)]
     with contending(members, quorums) as contenders:
-        contenders.until_each_has(3)
+        contenders.until_each_acquires(3)
         silent.silent = True
-        contenders.until_each_has(2)
+        contenders.until_each_acquires(2)
         # Each client has found the member silent, and no longer waits for it.
         attempts, before = silent.accepted, sum(contenders.counts)
-        contenders.until_each_has(20)
+        contenders.until_each_acquires(20)
         assert silent.accepted - attempts < sum(contenders.counts) - before
         silent.silent = False
-        contenders.until_each_has(3)
+        contenders.until_each_acquires(3)
     members.until_free()
 
 
 def test_all_waiters_move_to_one_other_queue_when_the_first_master_is_stopped(members, masters):
-    first, *rest = in_order(members, masters)
+    first, *rest = queue_order(members, masters)
     others = [members.direct[member] for member in rest]
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(4)]
     with contending(members, quorums) as contenders:
-        contenders.until_each_has(3)
+        contenders.until_each_acquires(3)
         with stopped(masters[first]):
-            contenders.until_each_has(5)
-            # Checked repeatedly: on a busy machine another member may seem silent for a moment, and clients
-            # then queue elsewhere.
+            contenders.until_each_acquires(5)
+            # One client holds the lock, or is between two holds; the others wait in one queue. Checked
+            # repeatedly: on a busy machine another member may seem silent for a moment, and clients then
+            # queue elsewhere.
             until("the clients meet in one queue", lambda: sorted(map(waiters, others)) in ([0, 2], [0, 3]))
-            contenders.until_each_has(5)
-        contenders.until_each_has(5)
+            contenders.until_each_acquires(5)
+        contenders.until_each_acquires(5)
     # No client retains a position in the earlier queue.
     until("no client waits", lambda: not any(waiters(client) for client in members.direct))
     members.until_free()
 
 
 def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(members, masters):
-    first, second, third = in_order(members, masters)
+    first, second, third = queue_order(members, masters)
     members.proxies[third].silent = True
 
-    def asked(holders):
-        """Returns how often an acquisition that does not wait asks the first member."""
+    def requests_with(holders):
+        """Lets these tokens hold the lock at the first two members. Returns how often an acquisition that
+        does not wait asks the first member."""
         for member, token in zip((first, second), holders):
             assert members.direct[member].execute_command("DLOCK.ACQUIRE", "foo", token, 60_000)
         before = calls(members.direct[first], "dlock.acquire")
@@ -176,19 +179,19 @@ def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(membe
             assert members.direct[member].execute_command("DLOCK.RELEASE", "foo", token)
         return calls(members.direct[first], "dlock.acquire") - before
 
-    assert asked(["one", "one"]) == 1
+    assert requests_with(["one", "one"]) == 1
     # Each of two tokens has one vote. A split vote usually ends soon, so the client asks again several times
     # before it returns False.
-    assert asked(["one", "two"]) > 10
+    assert requests_with(["one", "two"]) > 10
 
 
 def test_a_waiter_gives_up_its_position_in_an_earlier_queue(members, masters, monkeypatch):
     # The position must not expire during the test.
     monkeypatch.setattr("dlock._waits.KEEP", 600)
-    first, second, _ = in_order(members, masters)
-    held, awaited = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
+    first, second, _ = queue_order(members, masters)
+    held, waiting_lock = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
     held.acquire()
-    waiting = threading.Thread(target=awaited.acquire)
+    waiting = threading.Thread(target=waiting_lock.acquire)
     waiting.start()
     until("a client waits", lambda: waiters(members.direct[first]) == 1)
     with stopped(masters[first]):
@@ -197,32 +200,32 @@ def test_a_waiter_gives_up_its_position_in_an_earlier_queue(members, masters, mo
     assert waiters(members.direct[second]) == 1
     held.release()
     waiting.join(30)
-    awaited.release()
+    waiting_lock.release()
     members.until_free()
 
 
 def test_a_client_that_cannot_reach_the_queue_gets_its_share(members, masters):
-    first = in_order(members, masters)[0]
+    first = queue_order(members, masters)[0]
     members.proxies[first].refuse = True
     direct = [master.url for master in masters]
     quorums = [members.make_quorum(urls) for urls in (direct, direct, [p.url for p in members.proxies])]
     with contending(members, quorums) as contenders:
-        contenders.until_each_has(10)
+        contenders.until_each_acquires(10)
 
 
 def test_a_hold_on_one_master_alone_delays_no_client(members, masters):
-    first = in_order(members, masters)[0]
+    first = queue_order(members, masters)[0]
     assert members.direct[first].execute_command("DLOCK.ACQUIRE", "foo", "stale", 600_000)
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(2)]
     with contending(members, quorums) as contenders:
-        contenders.until_each_has(5)
+        contenders.until_each_acquires(5)
     assert members.held()[first]
 
 
 def test_a_late_refusal_by_the_last_member_shows_where_other_clients_wait(members, masters, monkeypatch):
     # The hold of the other client must count as young for the whole test.
     monkeypatch.setattr("dlock._round.PARTIAL_HOLD_MAX_AGE", 600_000)
-    last = in_order(members, masters)[2]
+    last = queue_order(members, masters)[2]
     assert members.direct[last].execute_command("DLOCK.ACQUIRE", "foo", "other", 600_000)
     # The refusals of this member arrive after the grants of the other two.
     members.proxies[last].delay = 0.1
@@ -230,7 +233,7 @@ def test_a_late_refusal_by_the_last_member_shows_where_other_clients_wait(member
     def chooses_last():
         with members.lock(timeout=10):
             pass
-        members.settle()
+        members.until_idle()
         return members.quorum.order(b"foo") == [last]
 
     until("the client chooses the queue of the other client", chooses_last)

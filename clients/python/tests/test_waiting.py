@@ -96,10 +96,11 @@ def test_a_wait_that_times_out_leaves_the_queue(r, get_lock, holder):
     assert lock.local.token is None
 
 
-@pytest.mark.parametrize("limit", [None, LIMIT])
-def test_a_wait_continues_with_a_sleep_of_zero(r, get_lock, limit):
+@pytest.mark.parametrize("blocking_timeout", [None, LIMIT])
+def test_a_wait_continues_with_a_sleep_of_zero(r, get_lock, blocking_timeout):
     r.set("foo", FOREIGN_TOKEN)
-    waiter = Waiter(get_lock(timeout=10, sleep=0, blocking_timeout=limit, thread_local=False))
+    lock = get_lock(timeout=10, sleep=0, blocking_timeout=blocking_timeout, thread_local=False)
+    waiter = Waiter(lock)
 
     def asked():
         stats = r.info("commandstats").items()
@@ -110,7 +111,7 @@ def test_a_wait_continues_with_a_sleep_of_zero(r, get_lock, limit):
     r.delete("foo")
     waiter.join(20)
     assert waiter.outcome is True
-    waiter.lock.release()
+    lock.release()
 
 
 def test_acquire_returns_false_when_an_operator_cancels_the_wait(r, get_lock, holder):
@@ -126,7 +127,8 @@ def test_acquire_returns_false_when_an_operator_cancels_the_wait(r, get_lock, ho
     assert waiters(r) == 0
 
 
-def test_a_position_lasts_no_longer_than_the_max_ttl_of_the_server(r, get_lock):
+def test_a_wait_succeeds_when_the_max_ttl_of_the_server_is_shorter_than_a_position(r, get_lock):
+    # By default a client asks for a position of 10 s.
     r.config_set("dlock.max-ttl", 5000)
     try:
         first, second = get_lock(timeout=4), get_lock(timeout=4, thread_local=False)
@@ -176,6 +178,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
 
 
 def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
+    # With `sleep` and ASK of 1000 s, the wait does not ask again by itself.
     monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30, sleep=1000))
     until("a client waits", lambda: waiters(r) == 1)
@@ -185,6 +188,7 @@ def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
 
 
 def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch):
+    # The wait asks again every 0.2 s.
     monkeypatch.setattr("dlock._single_attempt.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
@@ -206,6 +210,7 @@ def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
 
 
 def test_a_wait_raises_when_the_server_stays_down(own_server, locks, monkeypatch):
+    # During an outage, a wait continues for as long as the server may retain its position.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 1.0)
     with redis.Redis.from_url(own_server.url) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
