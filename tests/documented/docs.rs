@@ -29,7 +29,8 @@ const COMMANDS: [(&str, i64, &str, &str); 17] = [
     ("DLOCK._SET", 3, "write noscript skip_slowlog skip_monitor", "key change"),
 ];
 
-/// The command of the write probe, which only servers without dry-run calls need.
+/// The command by which the module checks whether the server would accept a write. Only on servers without
+/// dry-run calls: Redis before 7.2.
 const MAY: (&str, i64, &str, &str) = ("DLOCK._MAY", 2, "write denyoom skip_slowlog skip_monitor", "key");
 
 /// Returns the flags of COMMAND INFO, except for the flags that every module command has.
@@ -78,9 +79,9 @@ fn docs(conn: &mut Conn, name: &str) -> Value {
 #[each_server]
 fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
-    let probe = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
-    let commands: Vec<_> = COMMANDS.into_iter().chain(probe).collect();
-    for &(name, arity, wanted, arguments) in &commands {
+    let may = (!kind.is_valkey && !kind.is_at_least(7, 2)).then_some(MAY);
+    let commands: Vec<_> = COMMANDS.into_iter().chain(may).collect();
+    for &(name, arity, wanted_flags, arguments) in &commands {
         let docs = docs(&mut conn, name);
         assert!(docs.field("summary").text().len() > 8, "{docs:?}");
         assert!(docs.field("complexity").text().starts_with("O("), "{docs:?}");
@@ -96,9 +97,9 @@ fn command_docs_describe_every_command_and_its_arguments(kind: &ServerKind) {
         let info = conn.ok(&format!("COMMAND INFO {name}"));
         let info = &info.items()[0];
         assert_eq!((info.items()[0].text().as_str(), &info.items()[1]), (name, &arity.into()));
-        let mut wanted: Vec<&str> = wanted.split(' ').collect();
-        wanted.sort_unstable();
-        assert_eq!(flags(info), wanted, "{name}");
+        let mut wanted_flags: Vec<&str> = wanted_flags.split(' ').collect();
+        wanted_flags.sort_unstable();
+        assert_eq!(flags(info), wanted_flags, "{name}");
     }
     let loaded = conn.ok("COMMAND LIST FILTERBY MODULE dlock");
     assert_eq!(loaded.items().len(), commands.len());
@@ -129,24 +130,25 @@ fn command_docs_and_help_show_the_same_syntax(kind: &ServerKind) {
 #[each_server]
 fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
+    let (reads, writes) = (&["RO", "access"][..], &["RW", "access", "update"][..]);
     for (command, access) in [
-        ("DLOCK.ACQUIRE my:key t 1000 BLOCK 0 LABEL other", &["RW", "access", "update"][..]),
-        ("DLOCK.RELEASE my:key t", &["RW", "access", "update"]),
-        ("DLOCK.EXTEND my:key t 1000", &["RW", "access", "update"]),
-        ("DLOCK.CONFIRM my:key t 5 1000", &["RW", "access", "update"]),
-        ("DLOCK.CANCEL my:key CLIENT 5", &["RW", "access", "update"]),
-        ("DLOCK.BREAK my:key", &["RW", "access", "update"]),
-        ("DLOCK._SET my:key x", &["RW", "access", "update"]),
-        ("DLOCK.HOLDS my:key t", &["RO", "access"]),
-        ("DLOCK.PTTL my:key", &["RO", "access"]),
-        ("DLOCK.INSPECT my:key", &["RO", "access"]),
-        ("DLOCK.WAITERS my:key COUNT 5", &["RO", "access"]),
+        ("DLOCK.ACQUIRE my:key t 1000 BLOCK 0 LABEL other", writes),
+        ("DLOCK.RELEASE my:key t", writes),
+        ("DLOCK.EXTEND my:key t 1000", writes),
+        ("DLOCK.CONFIRM my:key t 5 1000", writes),
+        ("DLOCK.CANCEL my:key CLIENT 5", writes),
+        ("DLOCK.BREAK my:key", writes),
+        ("DLOCK._SET my:key x", writes),
+        ("DLOCK.HOLDS my:key t", reads),
+        ("DLOCK.PTTL my:key", reads),
+        ("DLOCK.INSPECT my:key", reads),
+        ("DLOCK.WAITERS my:key COUNT 5", reads),
     ] {
         assert_eq!(conn.ok(&format!("COMMAND GETKEYS {command}")), ["my:key"], "{command}");
         let shown = conn.ok(&format!("COMMAND GETKEYSANDFLAGS {command}"));
-        assert_eq!(shown.items().len(), 1, "{command}");
-        assert_eq!(shown.items()[0].items()[0], "my:key");
-        let flags: Vec<String> = shown.items()[0].items()[1].items().iter().map(Value::text).collect();
+        let [key] = shown.items() else { panic!("{command}: {shown:?}") };
+        assert_eq!(key.items()[0], "my:key");
+        let flags: Vec<String> = key.items()[1].items().iter().map(Value::text).collect();
         assert_eq!(flags, access, "{command}");
     }
     for keyless in ["DLOCK.LIST 0", "DLOCK.LOG KEY k", "DLOCK.TOKEN", "DLOCK.HELP"] {
@@ -158,7 +160,8 @@ fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
 #[each_server]
 fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
-    for (command, key, keys) in [
+    // The access is that of the first key.
+    for (command, access, keys) in [
         ("GUARD k t GET a", "RO access", &["k", "a"][..]),
         ("guard k t mset a 1 b 2", "RO access", &["k", "a", "b"]),
         ("GUARD k t EVAL return 2 a b x", "RO access", &["k", "a", "b"]),
@@ -175,8 +178,9 @@ fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
         assert_eq!(named.items().iter().map(Value::text).collect::<Vec<_>>(), keys, "{command}");
         let shown = conn.ok(&format!("COMMAND GETKEYSANDFLAGS DLOCK.{command}"));
         let flags: Vec<_> = shown.items()[0].items()[1].items().iter().map(Value::text).collect();
-        assert_eq!(flags.join(" "), key, "{command}");
+        assert_eq!(flags.join(" "), access, "{command}");
     }
+    // The module does not follow nested guards, so a chain of any length overflows no stack.
     let chain = ["DLOCK.GUARD", "k", "t"].repeat(100_000);
     let getkeys = [&["COMMAND", "GETKEYS"][..], &chain, &["PING"]].concat();
     assert_eq!(conn.call(&getkeys), ["k", "k"]);

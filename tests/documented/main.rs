@@ -4,8 +4,8 @@
 mod acl;
 mod built;
 mod docs;
+mod info;
 mod links;
-mod observed;
 mod options;
 mod quorum_rules;
 mod sessions;

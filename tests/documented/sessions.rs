@@ -11,6 +11,8 @@ use dlock_testkit::{
 };
 
 const EXAMPLE: &str = include_str!("../../redis.conf.example");
+const RUN: &str = include_str!("../../scripts/run.sh");
+const COMMON: &str = include_str!("../../scripts/common.sh");
 
 /// Formats a reply as redis-cli prints it. A number above 10^15 becomes "a fence", because fences differ each
 /// time.
@@ -41,11 +43,11 @@ fn words(line: &str) -> Vec<String> {
 /// Runs the redis-cli sessions of the documents, each document in a database of its own, on a server as `make
 /// run` starts it.
 fn run_sessions(conn: &mut Conn) {
-    let mut shown = Vec::new();
-    let sessions = documents::all().into_iter().map(|path| (documents::blocks(&path, "text"), path));
-    for (database, (lines, path)) in
-        sessions.filter(|(lines, _)| lines.iter().any(|line| line.starts_with("> "))).enumerate()
-    {
+    // The document of each command that was run.
+    let mut sources = Vec::new();
+    let blocks = documents::all().into_iter().map(|path| (documents::blocks(&path, "text"), path));
+    let sessions = blocks.filter(|(lines, _)| lines.iter().any(|line| line.starts_with("> ")));
+    for (database, (lines, path)) in sessions.enumerate() {
         assert_eq!(conn.ok(&format!("SELECT {database}")), "OK");
         for pair in lines.windows(2) {
             let Some(command) = pair[0].strip_prefix("> ") else { continue };
@@ -55,12 +57,12 @@ fn run_sessions(conn: &mut Conn) {
                 _ => pair[1].clone(),
             };
             assert_eq!(reply, expected, "{path}: {command}");
-            shown.push(path.clone());
+            sources.push(path.clone());
         }
     }
-    assert!(shown.len() >= 16, "only {} commands were run", shown.len());
-    shown.dedup();
-    assert_eq!(shown, ["README.md", "docs/commands.md", "docs/getting-started.md"]);
+    assert!(sources.len() >= 16, "only {} commands were run", sources.len());
+    sources.dedup();
+    assert_eq!(sources, ["README.md", "docs/commands.md", "docs/getting-started.md"]);
 }
 
 /// Returns a folder that looks like the project after a build.
@@ -91,7 +93,7 @@ fn logged(folder: &Folder) -> String {
     fs::read_to_string(folder.path().join("log")).unwrap_or_default()
 }
 
-/// `make run` after `make setup`.
+/// A running `make run` in a copy of the built project.
 struct MakeRun {
     server: Child,
     folder: Folder,
@@ -105,12 +107,12 @@ impl MakeRun {
         for folder in [&bin, &scripts] {
             fs::create_dir(folder).expect("the folder can be created");
         }
-        // This cargo builds nothing.
+        // run.sh calls `cargo build`. This cargo builds nothing.
         symlink("/bin/true", bin.join("cargo")).expect("the link can be created");
         let server = format!("#!/bin/sh\nexec {} \"$@\"\n", kind.command.join(" "));
         fs::write(bin.join("server"), server).expect("the file can be written");
         fs::set_permissions(bin.join("server"), Permissions::from_mode(0o755)).expect("the mode can be set");
-        for (name, text) in [("run.sh", include_str!("../../scripts/run.sh")), ("common.sh", COMMON)] {
+        for (name, text) in [("run.sh", RUN), ("common.sh", COMMON)] {
             fs::write(scripts.join(name), text).expect("the file can be written");
         }
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("a PATH"));
@@ -139,8 +141,6 @@ impl Drop for MakeRun {
     }
 }
 
-const COMMON: &str = include_str!("../../scripts/common.sh");
-
 #[each_server]
 fn make_run_and_the_documented_sessions_run_as_shown(kind: &ServerKind) {
     let run = MakeRun::start(kind, &[]);
@@ -163,25 +163,22 @@ fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind:
     run_sessions(&mut conn);
 }
 
-/// Starts the example as its own comment says. Only the port differs.
+/// Starts the server as the comment at the top of the example says. Only the port differs.
 #[each_server]
-fn the_example_configuration_starts_a_server(kind: &ServerKind) {
+fn the_example_configuration_keeps_holds_over_a_crash_and_starts_with_grace(kind: &ServerKind) {
     let (folder, port) = (built_project(), Port::claim());
     let start_example = || {
         let mut command = Command::new(&kind.command[0]);
         command.args(&kind.command[1..]).args(["redis.conf.example", "--port", &port.number().to_string()]);
-        start(command.current_dir(folder.path()), &folder, || {
-            TcpStream::connect(("127.0.0.1", port.number())).is_ok()
-        })
+        let is_ready = || TcpStream::connect(("127.0.0.1", port.number())).is_ok();
+        start(command.current_dir(folder.path()), &folder, is_ready)
     };
     let mut server = start_example();
     let mut conn = Conn::open(port.number());
     // The server cannot distinguish a first start from a loss of all data.
     let refused = conn.say("DLOCK.ACQUIRE k a 60000");
-    assert!(
-        refused.error().starts_with("GRACE ") && refused.error().contains("grants no new"),
-        "{refused:?}"
-    );
+    let error = refused.error();
+    assert!(error.starts_with("GRACE ") && error.contains("grants no new"), "{error}");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
     let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();

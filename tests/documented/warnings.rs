@@ -2,7 +2,7 @@
 
 use dlock_testkit::{Conn, Server, ServerKind, each_server, until};
 
-/// Returns the number of warnings and their words.
+/// Returns the number of warnings and their words, as `1 fence-mark`.
 fn warnings(conn: &mut Conn) -> String {
     let info = conn.ok("INFO dlock").text();
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned));
@@ -47,18 +47,17 @@ fn a_warning_is_shown_until_an_unwritable_mark_is_written(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     until("the mark is written", || server.info("dlock_fence_mark_status") == "ok");
-    // A folder blocks the path of the next mark.
-    let file = std::fs::read_dir(server.dir()).expect("the folder").map(|file| file.expect("a file").path());
-    let file = file.into_iter().find(|file| file.to_string_lossy().contains("fence")).expect("the mark");
+    // A folder in place of the file blocks the next mark.
+    let file = server.dir().join(format!("dlock-{}.fence", server.port()));
     std::fs::remove_file(&file).expect("the file can be removed");
-    std::fs::create_dir_all(file.join("in-the-way")).expect("the folder can be created");
+    std::fs::create_dir(&file).expect("the folder can be created");
     until("the mark cannot be written", || warnings(&mut conn) == "1 fence-mark");
-    std::fs::remove_dir_all(&file).expect("the file can be removed");
+    std::fs::remove_dir(&file).expect("the folder can be removed");
     until("the mark can be written again", || warnings(&mut conn) == "0 ");
 }
 
 #[each_server]
-fn a_default_server_starts_with_warnings_and_the_example_configuration_with_none(kind: &ServerKind) {
+fn warnings_are_logged_at_the_start_and_the_example_configuration_has_none(kind: &ServerKind) {
     let conf = "maxmemory-policy allkeys-random";
     let server = Server::options(kind).conf(conf).conf("dlock.fence-mark no").start();
     let words = "3 maxmemory-policy,notify-keyspace-events,fence-mark";

@@ -59,7 +59,8 @@ fn failover_loses_no_hold(kind: &ServerKind) {
 
 /// Options with a grace period, because the last grants of a master may not have reached its replica.
 fn with_grace(kind: &ServerKind) -> Options {
-    // A restarted old master would issue fences above its mark, and the test compares the two servers.
+    // With a fence mark, a restarted old master would have a greater last fence than the new master, and the
+    // tests compare the two servers.
     Server::options(kind).conf("dlock.restart-grace 300").conf("dlock.fence-mark no")
 }
 
@@ -111,7 +112,7 @@ fn an_isolated_old_master_grants_no_lock_to_its_waiters(kind: &ServerKind) {
     let options = || with_grace(kind).conf("dlock.restart-grace 1000");
     let mut servers = [options().start(), options().start()];
     servers[1].replicate(&servers[0]);
-    let mut load = with_short_leases(&mut random).waiting(vec!["", "BLOCK 3000"]);
+    let mut load = with_short_leases(&mut random).with_waits(vec!["", "BLOCK 3000"]);
     let mut left_waiting = 0;
     for _ in 0..rounds() {
         let [master, replica] = &servers;
@@ -127,7 +128,7 @@ fn an_isolated_old_master_grants_no_lock_to_its_waiters(kind: &ServerKind) {
             conn.until_error("DLOCK.ACQUIRE other x 1", "NOREPLICAS");
             left_waiting += master.number("dlock_waiting");
             let before = master.number("dlock_grants");
-            // When more locks are granted, grace and the leases on the old master have ended.
+            // Once the new master grants locks, its grace period and the leases on the old master are over.
             until_more_grants(granted);
             assert_eq!(master.number("dlock_grants"), before);
         });
@@ -141,7 +142,7 @@ fn an_isolated_old_master_grants_no_lock_to_its_waiters(kind: &ServerKind) {
     assert!(left_waiting > 0, "no client was left waiting");
 }
 
-/// Acquires locks of every kind with long leases.
+/// Ends the grace period, and acquires locks of every kind with long leases.
 fn acquire_long_leases(master: &Server) {
     let mut conn = master.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
@@ -151,7 +152,7 @@ fn acquire_long_leases(master: &Server) {
     }
 }
 
-/// The sentinels check each second, and agree with each other before they act.
+/// The sentinels check once a second, and agree with each other before they act.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Starts three sentinels that watch `master`.

@@ -1,5 +1,6 @@
-//! A server builds effects only while it has a follower: a replica or the append only file. A new follower
-//! must miss no change, and must get an effect before any grant that is logged verbatim.
+//! A server builds effects (log entries with the changed lock) only while it has a follower: a replica or the
+//! append only file. A new follower must miss no change, and must get an effect before any grant that is
+//! logged verbatim.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,7 +25,7 @@ fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
                 let mut round = 0;
                 while !stop.load(Ordering::Relaxed) {
                     for key in 0..8 {
-                        conn.ok(&format!("DLOCK.RELEASE {n}:{key} t{}", round));
+                        conn.ok(&format!("DLOCK.RELEASE {n}:{key} t{round}"));
                         conn.ok(&format!("DLOCK.ACQUIRE {n}:{key} t{} 600000", round + 1));
                     }
                     round += 1;
@@ -56,8 +57,7 @@ fn a_replica_that_attaches_under_load_misses_no_change(kind: &ServerKind) {
     for diskless in ["yes", "no"] {
         let master = server_without_followers(kind);
         master.connect().ok(&format!("CONFIG SET repl-diskless-sync {diskless}"));
-        // Lengthens the time between the request and the fork, in which the replica does not receive the
-        // stream.
+        // Lengthens the time between the replica's request and the snapshot, in which it gets no commands.
         master.connect().ok("CONFIG SET repl-diskless-sync-delay 1");
         let replica = Server::start(kind);
         under_load(&master, || replica.replicate(&master));
@@ -109,7 +109,7 @@ fn a_reconnected_replica_misses_no_change(kind: &ServerKind) {
     replica.pause();
     conn.ok("CLIENT KILL TYPE replica");
     until("the replica is disconnected", || master.number("connected_slaves") == 0);
-    // The module checks for replicas in each tick.
+    // In this tick, the module looks for followers. The replication backlog still counts as one.
     master.wait_for_tick();
     conn.ok("DLOCK.ACQUIRE late t 600000");
     conn.ok("DLOCK.RELEASE early t");
@@ -131,9 +131,9 @@ fn a_replica_of_a_promoted_replica_misses_no_change(kind: &ServerKind) {
     assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
 }
 
-/// A replica ends no lease, so a waiter there would wait for ever.
+/// A replica ends no hold by itself, so a waiter there would wait for ever.
 #[each_server]
-fn a_writable_replica_refuses_waits(kind: &ServerKind) {
+fn a_writable_replica_refuses_waits_and_ephemeral_holds(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::options(kind).conf("replica-read-only no").start());
     replica.replicate(&master);
     let mut conn = replica.connect();
@@ -153,6 +153,5 @@ fn save_points_count_commands_without_followers(kind: &ServerKind) {
     let server = server_without_followers(kind);
     let before = server.number("rdb_changes_since_last_save");
     server.connect().ok("DLOCK.ACQUIRE k a 60000");
-    let after = server.number("rdb_changes_since_last_save");
-    assert!(after > before);
+    assert!(server.number("rdb_changes_since_last_save") > before);
 }

@@ -16,7 +16,7 @@ fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
         let _ = conn.say(command);
         stream.drain().iter().map(|command| line(command)).collect::<Vec<_>>()
     };
-    for (command, effects) in [
+    for (command, replicated) in [
         ("SET x 1", &["SET x 1"][..]),
         ("INCR x", &["INCR x"]),
         ("SPOP set", &[]),
@@ -34,9 +34,9 @@ fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
             assert_eq!(sent(&format!("DLOCK.GUARD k t {command}")), alone, "{command}");
             continue;
         }
-        assert_eq!(sent(&format!("DLOCK.GUARD k t {command}")), effects, "{command}");
+        assert_eq!(sent(&format!("DLOCK.GUARD k t {command}")), replicated, "{command}");
         assert!(sent(&format!("DLOCK.GUARD k other {command}")).is_empty(), "{command}");
-        assert_eq!(sent(&format!("DLOCK.FENCED g 4 {command}")), effects, "{command}");
+        assert_eq!(sent(&format!("DLOCK.FENCED g 4 {command}")), replicated, "{command}");
     }
     assert_eq!(sent("DLOCK.FENCED g 5 SET x 1"), ["MULTI", "SET g 5", "SET x 1", "EXEC"]);
     assert_eq!(sent("DLOCK.FENCED g 6 GET x"), ["SET g 6"]);

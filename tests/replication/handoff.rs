@@ -4,7 +4,7 @@
 use dlock_testkit::queue::{holders, waiter};
 use dlock_testkit::{Server, ServerKind, each_server, locks, until};
 
-/// Acquires `count` locks, and sends the commands `then` in the same write.
+/// Acquires `count` locks, and sends the commands `then` in the same write, before the leases can end.
 #[track_caller]
 fn acquire_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     let mut conn = server.connect();
@@ -15,14 +15,22 @@ fn acquire_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     assert!(replies[count..].iter().all(|reply| reply == "OK"), "{:?}", &replies[count..]);
 }
 
+/// Waits until the leases of `acquire_many` have expired. The server has ended no hold yet.
+#[track_caller]
+fn until_all_expired(server: &Server, count: usize) {
+    let mut conn = server.connect();
+    let mut has_expired = |n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0;
+    until("all leases have expired", || (0..count).all(&mut has_expired));
+    assert_eq!((conn.ok("DBSIZE"), server.number("dlock_expiries")), ((count as i64).into(), 0));
+}
+
 #[each_server]
 fn leases_that_end_during_a_pause_are_removed_after_it_on_both_servers(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
     replica.replicate(&master);
     acquire_many(&master, 100, 50, &["CLIENT PAUSE 600000 WRITE"]);
+    until_all_expired(&master, 100);
     let mut conn = master.connect();
-    until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
-    assert_eq!((conn.ok("DBSIZE"), master.number("dlock_expiries")), (100.into(), 0));
     conn.ok("CLIENT UNPAUSE");
     until("the holds have ended", || conn.ok("DBSIZE") == 0);
     replica.wait_in_sync(&master);
@@ -37,10 +45,8 @@ fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &Server
     // The failover waits for a stopped replica: all leases end while it pauses the master.
     replica.pause();
     acquire_many(&master, 100, 50, &["FAILOVER"]);
-    let mut conn = master.connect();
-    until("all leases have expired", || (0..100).all(|n| conn.ok(&format!("DLOCK.HOLDS k{n} t")) == 0));
+    until_all_expired(&master, 100);
     assert_eq!(master.info("master_failover_state"), "waiting-for-sync");
-    assert_eq!((conn.ok("DBSIZE"), master.number("dlock_expiries")), (100.into(), 0));
     replica.resume();
     master.wait_failed_over(&replica);
     let mut new = replica.connect();
@@ -87,8 +93,9 @@ fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     assert!(server.number("dlock_fence") >= master.number("dlock_fence"));
 }
 
-/// The demotion ends the wait before the grant is delivered. The waiter claims the grant at the new master,
-/// and the old one does not learn of that. So it must not withdraw the grant when it is master again.
+/// The demotion ends the wait before the grant is delivered. The waiter then claims the grant at the new
+/// master, and the old master receives no notice of the claim. So the old master must not withdraw the grant
+/// when it is master again.
 #[each_server]
 fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind) {
     let (first, second) = Server::with_replica(kind);

@@ -12,7 +12,9 @@ pub struct Load {
     random: Random,
     /// Records of finished clients.
     history: History,
+    /// Extensions that a server refused although the client still relied on the hold.
     denied: Vec<String>,
+    /// Number of calls of [`Load::during`]: part of the clients' names, which must be unique.
     generation: usize,
 }
 
@@ -44,8 +46,8 @@ impl Load {
         }
     }
 
-    /// Sets the wait options of the last command in each write.
-    pub fn waiting(mut self, waits: Vec<&'static str>) -> Load {
+    /// Replaces the wait options of the plan.
+    pub fn with_waits(mut self, waits: Vec<&'static str>) -> Load {
         self.plan.waits = waits;
         self
     }
@@ -87,8 +89,7 @@ impl Load {
     /// Asserts that the history breaks no promise.
     #[track_caller]
     pub fn assert_sound(&self) {
-        let History { holds, .. } = &self.history;
-        let grants = holds.iter().filter(|hold| hold.grant.is_some()).count();
+        let grants = self.history.holds.iter().filter(|hold| hold.grant.is_some()).count();
         assert!(grants > 50, "the clients got only {grants} grants");
         let faults = [self.history.exclusion(), self.history.fences(), self.history.forged()].concat();
         assert!(faults.is_empty(), "{faults:#?}");

@@ -22,7 +22,7 @@ impl Master {
         let (send, replicas) = channel();
         thread::spawn(move || {
             for stream in listener.incoming() {
-                if let Some(stream) = stream.ok().and_then(welcome) {
+                if let Some(stream) = stream.ok().and_then(answer_handshake) {
                     let _ = send.send(stream);
                 }
             }
@@ -45,8 +45,8 @@ fn until_skipped(replica: &Server, count: i64) {
     until(&format!("{count} effects are skipped"), || replica.number("dlock_effects_skipped") == count);
 }
 
-/// Answers a replica's handshake up to the snapshot.
-fn welcome(mut stream: TcpStream) -> Option<TcpStream> {
+/// Answers a replica's handshake, up to and including the snapshot. `None` if the replica disconnects.
+fn answer_handshake(mut stream: TcpStream) -> Option<TcpStream> {
     let (mut received, mut bytes) = (Vec::new(), [0; 1024]);
     loop {
         let count = stream.read(&mut bytes).ok().filter(|count| *count > 0)?;
@@ -137,7 +137,8 @@ fn a_verbatim_grant_is_skipped_and_counted_when_the_effect_before_it_is_missing(
     // The replica has skipped grants, so it cannot derive the fence of this one.
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
     until_skipped(&replica, 4);
-    // After another effect it could, but not after an effect that it cannot read.
+    // After a further effect the replica could derive fences again. It cannot after an effect that it cannot
+    // read.
     send(&[b"DLOCK._SET", b"k", &effect]);
     let newer = [&effect[..8], &[0x91, 2, 3]].concat();
     send(&[b"DLOCK._SET", b"m", &newer]);

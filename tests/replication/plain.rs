@@ -1,6 +1,7 @@
-//! A plain ACQUIRE or RELEASE is logged verbatim if readers (replicas and append only files) derive the same
-//! hold, fence and deadline from the effect before it. For a new reader the next grant is an effect. The
-//! clocks of these masters are stopped, so that all grants fall into one millisecond.
+//! Replicas and the append only file get each change as an effect: a `DLOCK._SET` with the new state as
+//! bytes. A plain ACQUIRE or RELEASE is logged verbatim instead if these readers derive the same hold, fence
+//! and deadline from the effect before it. For a new reader the next grant is an effect. The clocks of these
+//! masters are stopped, so that all grants fall into one millisecond.
 
 mod nested;
 mod readers;
@@ -30,6 +31,7 @@ fn grant_both(conn: &mut Conn, keys: [&str; 2]) {
     assert_eq!(second, first + 1);
 }
 
+/// Returns the number of log entries that the server could not apply.
 fn skipped(server: &Server) -> i64 {
     server.number("dlock_effects_skipped")
 }
@@ -40,8 +42,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
     let mut conn = master.connect();
     let mut stream = Stream::of(&master);
     let first = grant(&mut conn, "a");
-    let fences: Vec<i64> = ["b", "c"].map(|key| grant(&mut conn, key)).to_vec();
-    assert_eq!(fences, [first + 1, first + 2]);
+    assert_eq!(["b", "c"].map(|key| grant(&mut conn, key)), [first + 1, first + 2]);
     for command in [
         "DLOCK.RELEASE a t",
         "dlock.acquire a u 600000",
@@ -73,7 +74,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
             "DLOCK.RELEASE g t ALL",
         ]
     );
-    // The commands after an effect take their time and fence from it.
+    // The effect contains the time and the fence from which readers derive the commands after it.
     let effect = sent.iter().find(|command| command[0] == b"DLOCK._SET").expect("an effect");
     let (last, change) = effect[2].split_first_chunk().expect("a fence");
     assert_eq!(u64::from_le_bytes(*last), first as u64);
@@ -81,7 +82,7 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
     assert_eq!((change.put[0].granted, change.put[0].deadline), (change.at, change.at + 600_001));
 }
 
-/// A node has one log position for all slots, and slots move one by one.
+/// In a cluster the log is also sent slot by slot, so a reader may lack the effect before a verbatim grant.
 #[each_server(shimmed)]
 fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
     let node = with_frozen_clock(kind).conf("cluster-enabled yes").start();

@@ -3,7 +3,9 @@
 
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Stream, each_server, line, until};
 
-/// Formats a command verbatim, an effect as `k whole exclusive [t x1 #123 600000 host] last 123`.
+/// Formats a command verbatim, an effect as `k whole exclusive [t x1 #123 600000 host] last 123`: the key,
+/// whether the effect has all holds of the lock or the changed ones (`part`), the mode, the holds (token,
+/// count, fence, ttl, label), and the last fence of the server.
 fn effect(command: &[Vec<u8>]) -> String {
     let [name, key, bytes] = command else { return line(command) };
     if name != b"DLOCK._SET" {
@@ -17,7 +19,7 @@ fn effect(command: &[Vec<u8>]) -> String {
     let mut words = vec![String::from_utf8_lossy(key).into_owned(), extent.into(), mode.into()];
     words.extend(change.dropped.iter().map(|token| format!("-{}", token.escape_ascii())));
     for hold in &change.put {
-        // The lease began a while ago, and its deadline is rounded up to the next ms.
+        // The lease may have begun some time ago, and its deadline is rounded up to the next ms.
         let (left, ttl) = (hold.deadline - change.at, hold.ttl);
         assert!((ttl.saturating_sub(20_000)..=ttl + 1).contains(&left), "{left} ms left of {ttl} ms");
         let (token, label) = (hold.token.escape_ascii(), hold.label.escape_ascii());
@@ -162,7 +164,7 @@ fn transactions_and_scripts_send_their_effects_as_one_unit(kind: &ServerKind) {
         "redis.call('DLOCK.ACQUIRE', KEYS[1], 't', 600000) return redis.call('DLOCK.RELEASE', KEYS[1], 't')";
     assert_eq!(conn.call(&["EVAL", script, "1", "k"]), 1);
     let sent = stream.drain();
-    // An effect without its hold, which has another fence in each run.
+    // Leaves out the holds of the effects, because their fences differ in each run.
     let without_hold = |text: &str| text.split(" [").next().map(str::to_owned);
     let shown: Vec<String> = sent
         .iter()

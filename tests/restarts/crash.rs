@@ -4,11 +4,11 @@
 
 #![allow(clippy::disallowed_methods, reason = "clients measure their leases")]
 
+mod damaged;
 mod disk;
 mod full;
 mod killed;
 mod rounds;
-mod tails;
 
 use dlock_testkit::{Options, Server, ServerKind};
 

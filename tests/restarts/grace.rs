@@ -15,7 +15,7 @@ fn with_grace(kind: &ServerKind) -> Options {
     Server::options(kind).conf(LONG)
 }
 
-/// Asserts a GRACE reply with a plausible time in ms.
+/// Asserts that the reply is GRACE with the remaining ms and the advice to operators.
 #[track_caller]
 fn assert_grace(conn: &mut Conn, command: &str) {
     let answer = conn.say(command);
@@ -44,13 +44,22 @@ fn end_grace(server: &Server) {
     assert_eq!(grace_left(server), 0, "a change of the option begins no grace period");
 }
 
-/// Returns the number of begun and ended grace periods, and the reason of the last.
-fn logged_grace(server: &Server) -> (usize, usize, String) {
+/// The grace periods in the log of a server.
+struct LoggedGrace {
+    begun: usize,
+    ended: usize,
+    /// Why the last one began. Empty if none has.
+    last_reason: String,
+}
+
+fn logged_grace(server: &Server) -> LoggedGrace {
     let log = server.log();
-    let begun: Vec<&str> =
-        log.lines().filter_map(|line| Some(line.split_once("restart-grace begins: ")?.1)).collect();
-    let over = log.lines().filter(|line| line.contains("restart-grace is over: ")).count();
-    (begun.len(), over, begun.last().unwrap_or(&"").to_string())
+    let begins = log.lines().filter_map(|line| Some(line.split_once("restart-grace begins: ")?.1));
+    LoggedGrace {
+        begun: begins.clone().count(),
+        ended: log.matches("restart-grace is over: ").count(),
+        last_reason: begins.last().unwrap_or_default().to_string(),
+    }
 }
 
 #[track_caller]

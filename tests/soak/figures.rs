@@ -73,14 +73,17 @@ impl Figures {
         }
     }
 
-    /// Prints the figures to stderr, because the output of a passing test is not shown.
+    /// Prints the figures. Writes to stderr itself, because the test harness hides what a passing test prints
+    /// with `eprintln!`.
     pub fn show(&self, server: &Server, passed: Duration, before: &Size, after: &Size) {
-        let (kind, counts, passed) = (server.kind(), &self.counts, passed.as_secs());
-        let end = if io::stderr().is_terminal() { "\n" } else { "" };
-        let (name, version) = (&kind.name, &kind.version);
-        let report =
-            format!("{end}soak, {name} {version}, {passed} s: {counts:?}; {before:?} then {after:?}\n");
-        io::stderr().write_all(report.as_bytes()).expect("stderr can be written");
+        let end_of_progress = if io::stderr().is_terminal() { "\n" } else { "" };
+        let (name, version, passed) = (&server.kind().name, &server.kind().version, passed.as_secs());
+        let counts = &self.counts;
+        writeln!(
+            io::stderr(),
+            "{end_of_progress}soak, {name} {version}, {passed} s: {counts:?}; {before:?} then {after:?}"
+        )
+        .expect("stderr can be written");
     }
 }
 
@@ -99,35 +102,31 @@ impl Size {
         Size { used_memory, rss, open_files }
     }
 
-    /// Measures until two results agree, because the server frees closed resources a moment later.
+    /// Measures until used memory changes by less than 0.5 % between two measurements, because the server
+    /// frees closed resources a moment later.
     pub fn settled(server: &Server) -> Size {
         let mut last = Size::of(server);
         until_some("the server's memory has settled", || {
             let size = Size::of(server);
-            let settled =
-                (size.used_memory - last.used_memory).abs() * 200 < size.used_memory && is_quiet(server);
+            let change = (size.used_memory - last.used_memory).abs();
+            let settled = change * 200 < size.used_memory && has_no_child(server);
             last = Size::of(server);
             settled.then_some(size)
         })
     }
 
-    /// Waits until used memory is within 5 % of `before`, resident memory, whose pages are never quite full,
-    /// within 25 %, and no more files are open.
+    /// Waits until the server uses at most 5 % more memory than `before` and has no more open files. Allows
+    /// 25 % more resident memory, because its pages are never quite full.
     pub fn small_again(server: &Server, before: &Size) -> Size {
-        let mut last = None;
-        let wait = || {
+        until_some(&format!("the server is as small as {before:?}"), || {
             let size = Size::of(server);
             let small = size.used_memory * 20 <= before.used_memory * 21 && size.rss * 4 <= before.rss * 5;
-            let found = (small && size.open_files <= before.open_files && is_quiet(server)).then_some(());
-            last = Some(size);
-            found
-        };
-        until_some(&format!("the server is as small as {before:?}"), wait);
-        last.expect("the size was measured")
+            (small && size.open_files <= before.open_files && has_no_child(server)).then_some(size)
+        })
     }
 }
 
-/// Returns true if no child rewrites a file.
-fn is_quiet(server: &Server) -> bool {
+/// Returns true if no child process writes a snapshot or rewrites the append only file.
+fn has_no_child(server: &Server) -> bool {
     server.numbers(["aof_rewrite_in_progress", "rdb_bgsave_in_progress"]) == [0, 0]
 }

@@ -11,7 +11,7 @@ mod operator;
 use std::time::{Duration, Instant};
 
 use dlock_testkit::history::History;
-use dlock_testkit::workers::{Clock, Plan, Worker, during};
+use dlock_testkit::workers::{Clock, Plan, Worker, during, history};
 use dlock_testkit::{Random, Server, ServerKind, Wire, each_server, run_time, until};
 use figures::{Figures, Size};
 use operator::Operator;
@@ -95,8 +95,7 @@ fn run(server: &Server, clock: Clock, random: &mut Random, time: Duration) -> Fi
     });
     let figures = Figures::of(&workers, &operator);
     let Operator { reports, breaks, .. } = operator;
-    let holds = workers.into_iter().flat_map(|worker| worker.holds).collect();
-    let history = History { holds, reports, breaks };
+    let history = History { breaks, ..history(workers, reports) };
     let faults =
         [history.exclusion(), history.fences(), history.queue(), history.reported_holders()].concat();
     assert!(faults.is_empty(), "{:#?}", &faults[..faults.len().min(20)]);

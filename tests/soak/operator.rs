@@ -17,6 +17,7 @@ pub struct Operator<'a> {
     pub breaks: Vec<Break>,
     /// Number of flushes, pauses and configuration changes.
     pub disturbances: usize,
+    /// Number of waits that the operator cancelled.
     pub cancelled: usize,
 }
 
@@ -44,28 +45,30 @@ impl<'a> Operator<'a> {
             4 => self.flush(),
             5..8 => self.cancel(&key),
             8..12 => self.configure(),
-            12 => self.pause(),
-            13 => self.stop(),
+            12 => self.pause_clients(),
+            13 => self.stop_process(),
             _ => self.read(&key),
         }
         sleep(Duration::from_millis(self.random.below(40) as u64));
     }
 
+    /// Records a report on a key. The checker rejects a report on a free lock with waiters. But the server
+    /// hides an expired hold a moment before it grants the lock to the head of the queue, so such a report is
+    /// repeated until the head is granted the lock.
     fn read(&mut self, key: &str) {
-        let free =
+        let is_unserved =
             |report: &Report| report.holders.is_empty() && !report.queue.is_empty() && !report.held_back;
         let mut report = report_on(&mut self.conn, key, self.clock);
-        // An expired hold is hidden a moment before the head of the queue is granted the lock.
         let head = report.queue.first().cloned();
         for _ in 0..50 {
-            if !free(&report) || report.queue.first() != head.as_ref() {
+            if !is_unserved(&report) || report.queue.first() != head.as_ref() {
                 break;
             }
             sleep(Duration::from_millis(5));
             report = report_on(&mut self.conn, key, self.clock);
         }
-        // Meanwhile the head was granted the lock, and its lease has ended too.
-        report.held_back |= free(&report) && report.queue.first() != head.as_ref();
+        // If the queue has another head, the earlier head was granted the lock, and its lease has ended too.
+        report.held_back |= is_unserved(&report) && report.queue.first() != head.as_ref();
         self.reports.push(report);
     }
 
@@ -98,7 +101,7 @@ impl<'a> Operator<'a> {
 
     /// Changes an option for a moment.
     fn configure(&mut self) {
-        let (other, back) = *self.random.of(&[
+        let (change, restore) = *self.random.of(&[
             ("CONFIG SET dlock.max-waiters 3", "CONFIG SET dlock.max-waiters 10000"),
             ("CONFIG SET dlock.max-waiters-per-key 1", "CONFIG SET dlock.max-waiters-per-key 10000"),
             ("CONFIG SET dlock.max-ttl 300", "CONFIG SET dlock.max-ttl 86400000"),
@@ -106,24 +109,24 @@ impl<'a> Operator<'a> {
             ("CONFIG SET appendfsync no", "CONFIG SET appendfsync everysec"),
             ("CONFIG SET hz 100", "CONFIG SET hz 10"),
         ]);
-        assert_eq!(self.conn.ok(other), "OK");
+        assert_eq!(self.conn.ok(change), "OK");
         for _ in 0..5 {
             let key = self.random.of(&self.plan.keys).0.clone();
             self.read(&key);
         }
-        assert_eq!(self.conn.ok(back), "OK");
+        assert_eq!(self.conn.ok(restore), "OK");
         self.disturbances += 1;
     }
 
-    fn pause(&mut self) {
+    fn pause_clients(&mut self) {
         let kind = *self.random.of(&["WRITE", "ALL"]);
         assert_eq!(self.conn.ok(&format!("CLIENT PAUSE 300 {kind}")), "OK");
-        // A write waits for the end of the pause.
+        // The server delays this write until the pause ends.
         assert_eq!(self.conn.ok("DLOCK.BREAK nothing"), 0);
         self.disturbances += 1;
     }
 
-    fn stop(&mut self) {
+    fn stop_process(&mut self) {
         self.server.pause();
         sleep(Duration::from_millis(self.random.below(700) as u64));
         self.server.resume();

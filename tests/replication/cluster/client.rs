@@ -15,7 +15,7 @@ pub struct Client<'a> {
     wires: HashMap<u16, Wire>,
     /// Last known port of the node of each key.
     nodes: HashMap<String, u16>,
-    /// Port of the first node to ask.
+    /// Port of the node to ask for a key whose node is not known.
     first: u16,
     /// Holds with the port of the node that granted each.
     pub holds: Vec<(u16, Hold)>,
@@ -31,6 +31,7 @@ pub struct Answer {
     pub answer: Value,
     /// Time just before the request to the node that answered.
     sent: At,
+    /// Port of the node that answered.
     node: u16,
 }
 

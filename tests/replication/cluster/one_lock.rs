@@ -42,12 +42,11 @@ fn a_waiter_is_told_to_ask_the_new_node_when_its_slot_moves(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_release_serves_the_queue_in_a_cluster(kind: &ServerKind) {
+fn an_expiry_and_a_deletion_of_the_key_serve_the_queue_in_a_cluster(kind: &ServerKind) {
     let [_, node, _] = cluster(kind, EQUAL_SLOTS);
     let mut a = node.connect();
     a.ok("DLOCK.ACQUIRE k a 2000");
-    let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    granted(&mut b);
+    granted(&mut waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 0"));
     let mut c = waiter(&node, "DLOCK.ACQUIRE k c 60000 BLOCK 0");
     a.ok("DEL k");
     granted(&mut c);
@@ -216,7 +215,7 @@ fn an_isolated_node_grants_no_lock_in_the_background(kind: &ServerKind) {
     let mut conn = node.connect();
     let since = Instant::now();
     conn.ok("DLOCK.ACQUIRE k a 10000");
-    // The wait times out after the end of the lease.
+    // The lease of a ends during this wait.
     let mut b = waiter(&node, "DLOCK.ACQUIRE k b 60000 BLOCK 12000");
     let mut events = Events::subscribe(&node, "__keyspace@0__:k");
     for other in [&one, &two] {

@@ -13,20 +13,12 @@ use dlock_testkit::{Random, Server, ServerKind, each_server, locks, rounds, unti
 /// Number of slots that move.
 const SLOTS: usize = 60;
 
-/// Returns `count` names with this prefix in the slots that move.
-fn names(node: &Server, prefix: &str, count: usize) -> Vec<String> {
+/// Returns `count` keys with this prefix in the slots that move, which are the lowest ones.
+fn keys(node: &Server, prefix: &str, count: usize) -> Vec<String> {
     let mut conn = node.connect();
-    let mut found = Vec::new();
-    for n in 0.. {
-        let name = format!("{prefix}:{n}");
-        if conn.ok(&format!("CLUSTER KEYSLOT {name}")).int() < SLOTS as i64 {
-            found.push(name);
-        }
-        if found.len() == count {
-            break;
-        }
-    }
-    found
+    let mut slot = |key: &String| conn.ok(&format!("CLUSTER KEYSLOT {key}")).int();
+    let keys = (0..).map(|n| format!("{prefix}:{n}"));
+    keys.filter(|key| slot(key) < SLOTS as i64).take(count).collect()
 }
 
 /// Acquires locks of every kind for longer than the test.
@@ -41,9 +33,9 @@ fn acquire_all(node: &Server, keys: &[String]) {
     }
 }
 
-/// Returns the locks of the node, with their deadlines.
-fn kept(node: &Server) -> Vec<String> {
-    locks(node).into_iter().filter(|line| line.contains("kept:")).collect()
+/// Describes the locks that [`acquire_all`] has acquired, with their deadlines.
+fn long_locks(node: &Server) -> Vec<String> {
+    locks(node).into_iter().filter(|line| line.contains("long:")).collect()
 }
 
 #[each_server]
@@ -53,16 +45,16 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     // Some slots stay, because a node without slots becomes a replica of their new node.
     let slots = [format!("0 {}", SLOTS + 9), format!("{} 8191", SLOTS + 10), "8192 16383".to_string()];
     let [here, there, other] = cluster(kind, [&slots[0], &slots[1], &slots[2]]);
-    let (hot, long) = (names(&here, "hot", 4), names(&here, "kept", 20));
+    let (contended, long) = (keys(&here, "contended", 4), keys(&here, "long", 20));
     acquire_all(&here, &long);
-    let before = kept(&here);
+    let before = long_locks(&here);
     let (granted, over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let until_more_grants = || {
         let before = granted.load(Ordering::Relaxed);
         until("20 more locks are granted", || granted.load(Ordering::Relaxed) > before + 20);
     };
     let mut clients: Vec<Client<'_>> = (0..6)
-        .map(|n| Client::new(format!("client{n}"), &hot, other.port(), clock, random.branch()))
+        .map(|n| Client::new(format!("client{n}"), &contended, other.port(), clock, random.branch()))
         .collect();
     // Each of these clients waits for one long hold, and follows it to its new node.
     let mut waiting: Vec<Client<'_>> = (0..4)
@@ -88,13 +80,13 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
             let [from, to] = sides;
             until_more_grants();
             reshard(from, to, SLOTS);
-            assert_eq!(kept(to), before);
-            assert!(kept(from).is_empty());
+            assert_eq!(long_locks(to), before);
+            assert!(long_locks(from).is_empty());
             sides.reverse();
         }
         until_more_grants();
         over.store(true, Ordering::Relaxed);
-        // The new nodes grant the moved locks to these waiters once the long holds are released.
+        // The node that has the slots grants the locks to these waiters once the long holds are released.
         let mut conn = sides[0].connect();
         until("the waiters have followed their locks", || {
             let waiters = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
 use super::{GRACE_MS, attempts};
-use dlock_testkit::history::{History, Report};
+use dlock_testkit::history::Report;
 use dlock_testkit::workers::{Clock, Plan, Worker, during, history, report_all};
 use dlock_testkit::{Random, Server, Wire, until};
 
@@ -48,8 +48,7 @@ impl Rounds {
                 &mut workers,
                 || server.port(),
                 |granted| {
-                    let enough = || granted.load(Ordering::Relaxed) >= wanted;
-                    until("the clients have made some grants", enough);
+                    until("some locks are granted", || granted.load(Ordering::Relaxed) >= wanted);
                     fault(&server, &mut random);
                 },
             );
@@ -57,10 +56,14 @@ impl Rounds {
             server.restart();
             reports.append(&mut report_all(&mut server.connect(), &plan, clock));
             if self.releases_all {
-                release_all(&server, &mut workers);
+                for worker in &mut workers {
+                    let mut wire = Wire::connect(server.port()).expect("the server answers");
+                    worker.release_everything(&mut wire).expect("the server accepts the release");
+                }
                 let mut conn = server.connect();
-                // A short lease may still run, because the server counts it from the grant, which is later
-                // than the client's request. A released hold that came back has a long lease and stays.
+                // A short hold may remain: its client took the lease for ended, but the server counts the
+                // lease from the grant, which is later than the request. A released hold that came back has a
+                // long lease and stays.
                 until("the server has no hold any more", || {
                     report_all(&mut conn, &plan, clock).iter().all(|report| report.holders.is_empty())
                 });
@@ -73,16 +76,10 @@ impl Rounds {
     }
 }
 
-fn release_all(server: &Server, workers: &mut [Worker<'_>]) {
-    for worker in workers {
-        let mut wire = Wire::connect(server.port()).expect("the server answers");
-        worker.release_everything(&mut wire).expect("the server accepts the release");
-    }
-}
-
 /// Results of all rounds.
 pub struct Tally {
     rounds: usize,
+    /// Number of holds that the server may have while the client does not know.
     unanswered: usize,
     pub grants: usize,
     releases: usize,
@@ -92,7 +89,7 @@ pub struct Tally {
     pub reappeared: Vec<String>,
     /// Number of GRACE replies.
     pub grace: usize,
-    /// Violations: two holders, a falling fence, a holder that never asked.
+    /// Faults that no setting allows: two holders, a falling fence, a holder that never asked for the lock.
     violations: Vec<String>,
 }
 
@@ -102,7 +99,7 @@ impl Tally {
         let (grants, releases) = (sum(&|worker| worker.granted), sum(&|worker| worker.released));
         let grace = sum(&|worker| worker.errors.get("GRACE").copied().unwrap_or(0));
         let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.iter().cloned()).collect();
-        let history: History = history(workers, reports);
+        let history = history(workers, reports);
         Tally {
             rounds,
             unanswered,

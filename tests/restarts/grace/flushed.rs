@@ -1,4 +1,4 @@
-//! FLUSHALL, FLUSHDB and SWAPDB end holds without notifying the holders.
+//! FLUSHALL, FLUSHDB and SWAPDB end holds, which begins a grace period: the holders may still run.
 
 #![allow(clippy::disallowed_methods, reason = "measures the time as a client does")]
 
@@ -27,9 +27,10 @@ fn a_flush_of_held_locks_begins_grace(kind: &ServerKind) {
         for token in ["t", "other"] {
             assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
         }
-        let (begun, _, why) = logged_grace(&server);
-        assert_eq!(begun, 2, "{flush}");
-        assert!(why.contains(if flush.starts_with("SWAP") { "swapped" } else { "flushed" }), "{why}");
+        let logged = logged_grace(&server);
+        assert_eq!(logged.begun, 2, "{flush}");
+        let reason = if flush.starts_with("SWAP") { "swapped" } else { "flushed" };
+        assert!(logged.last_reason.contains(reason), "{flush}: {}", logged.last_reason);
         end_grace(&server);
         assert!(conn.ok("DLOCK.ACQUIRE k other 1000").int() > before);
     }
@@ -47,7 +48,7 @@ fn a_flush_that_ends_no_hold_begins_no_grace(kind: &ServerKind) {
     conn.ok("DLOCK.RELEASE k t");
     conn.ok("FLUSHDB");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    assert_eq!(logged_grace(&server).0, 1, "{}", server.log());
+    assert_eq!(logged_grace(&server).begun, 1, "{}", server.log());
 }
 
 #[each_server]
@@ -68,11 +69,11 @@ fn waiters_stay_queued_after_a_flush_and_are_served_when_grace_ends(kind: &Serve
         assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
         assert!(granted(&mut second) > fence);
         until_no_waiters(&server);
-        until("the log reports the end of grace", || logged_grace(&server).1 == 2);
+        until("the log reports the end of grace", || logged_grace(&server).ended == 2);
     }
 }
 
-/// Begins a grace period by the loss of a hold in database 3.
+/// Begins a grace period by flushing a hold in database 3.
 fn begin_grace(conn: &mut Conn) {
     for command in ["SELECT 3", "DLOCK.ACQUIRE lost t 600000", "FLUSHDB", "SELECT 0"] {
         conn.ok(command);

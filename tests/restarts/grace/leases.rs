@@ -67,7 +67,7 @@ fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &Serv
     conn.ok("DLOCK.ACQUIRE before t 600000");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    assert_eq!((grace_left(&server), logged_grace(&server).0), (0, 0));
+    assert_eq!((grace_left(&server), logged_grace(&server).begun), (0, 0));
     assert_eq!(conn.ok("SELECT 3"), "OK");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("FLUSHDB"), "OK");
@@ -77,7 +77,7 @@ fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &Serv
     assert!(grace_left(&server) > 500_000, "the grace period covers the holds that were lost first");
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 100");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
-    assert_eq!((grace_left(&server), logged_grace(&server).1), (0, 1));
+    assert_eq!((grace_left(&server), logged_grace(&server).ended), (0, 1));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
 }
 

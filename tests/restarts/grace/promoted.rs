@@ -9,7 +9,7 @@ fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
     let mut conn = master.connect();
     conn.ok("DLOCK.ACQUIRE before t 600000");
     replica.replicate(&master);
-    let begun = logged_grace(&replica).0;
+    let begun = logged_grace(&replica).begun;
     assert_eq!(grace_left(&replica), 0, "a replica has no grace period");
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     replica.wait_in_sync(&master);
@@ -17,9 +17,9 @@ fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
     replica.promote();
     let mut conn = replica.connect();
     assert!(grace_left(&replica) > 500_000);
-    let (after, _, why) = logged_grace(&replica);
-    assert_eq!(after, begun + 1);
-    assert!(why.contains("became a master"), "{why}");
+    let logged = logged_grace(&replica);
+    assert_eq!(logged.begun, begun + 1);
+    assert!(logged.last_reason.contains("became a master"), "{}", logged.last_reason);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
     assert_eq!(conn.ok("DLOCK.RELEASE before t"), 1);
     assert_grace(&mut conn, "DLOCK.ACQUIRE before t 1000");
@@ -35,12 +35,12 @@ fn a_replica_that_starts_or_loads_from_its_master_has_no_grace(kind: &ServerKind
     let mut replica = with_grace(kind).synced().start();
     end_grace(&replica);
     replica.replicate(&master);
-    let begun = logged_grace(&replica).0;
+    let begun = logged_grace(&replica).begun;
     replica.kill9();
     replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {}", master.port())));
     replica.wait_in_sync(&master);
     assert_eq!(replica.connect().ok("DLOCK.HOLDS k t"), 1);
-    assert_eq!((grace_left(&replica), logged_grace(&replica).0), (0, begun), "{}", replica.log());
+    assert_eq!((grace_left(&replica), logged_grace(&replica).begun), (0, begun), "{}", replica.log());
 }
 
 #[each_server]

@@ -5,7 +5,7 @@
 use std::fs::{self, OpenOptions};
 use std::time::{Duration, Instant};
 
-use super::{assert_grace, end_grace, grace_left, logged_grace, until_granted, with_grace};
+use super::{LoggedGrace, assert_grace, end_grace, grace_left, logged_grace, until_granted, with_grace};
 use dlock_testkit::{Options, Server, ServerKind, Value, aof, each_server, module_path, until};
 
 #[each_server]
@@ -25,12 +25,12 @@ fn a_start_without_data_begins_a_grace_period(kind: &ServerKind) {
     assert!(conn.ok("DLOCK.CONFIRM k t 1 1000").is_nil());
     assert!((500_000..=600_000).contains(&grace_left(&server)));
     assert_eq!(server.number("dlock_grace_refusals"), 4);
-    let (begun, over, why) = logged_grace(&server);
-    assert_eq!((begun, over), (1, 0), "{}", server.log());
-    assert!(why.contains("nothing to load") && why.contains("600000 ms"), "{why}");
+    let LoggedGrace { begun, ended, last_reason } = logged_grace(&server);
+    assert_eq!((begun, ended), (1, 0), "{}", server.log());
+    assert!(last_reason.contains("nothing to load") && last_reason.contains("600000 ms"), "{last_reason}");
     end_grace(&server);
     assert!(conn.ok("DLOCK.ACQUIRE k t 1000").int() > 0);
-    assert_eq!(logged_grace(&server).1, 1);
+    assert_eq!(logged_grace(&server).ended, 1);
 }
 
 #[each_server]
@@ -38,9 +38,10 @@ fn a_lost_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
     let mut server = Server::options(kind).conf("dlock.restart-grace 1500").start();
     let mut conn = server.connect();
     until_granted(&mut conn, "DLOCK.ACQUIRE probe t 1");
-    // Grants resume by the clock; the background job logs the end of grace later.
+    // The server grants again as soon as the grace period is over; the background job logs its end later.
     let until_logged = |server: &Server| {
-        until("the end of the grace period is logged", || logged_grace(server).1 == logged_grace(server).0)
+        let is_logged = |LoggedGrace { begun, ended, .. }| begun == ended;
+        until("the end of the grace period is logged", || is_logged(logged_grace(server)))
     };
     until_logged(&server);
     for ttl in [1500, 700] {
@@ -55,7 +56,7 @@ fn a_lost_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
         assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
         until_logged(&server);
     }
-    assert_eq!(logged_grace(&server).0, 3);
+    assert_eq!(logged_grace(&server).begun, 3);
 }
 
 /// Acquires one lock in each mode, and restarts the server after a crash. Returns the fences.
@@ -78,7 +79,7 @@ fn a_loaded_hold_stays_valid_in_grace_and_other_requests_are_refused(kind: &Serv
     let mut server = with_grace(kind).conf("appendonly yes").start();
     let [alone, shared, permits] = acquire_and_crash(&mut server);
     let mut conn = server.connect();
-    // The loaded hold works as before.
+    // The loaded holds work as before.
     assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 REENTRANT"), alone);
     assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 600000 DEPTH 4 BLOCK 0"), alone);
     assert_eq!(conn.ok("DLOCK.ACQUIRE shared t 600000 SHARED"), shared);
@@ -145,9 +146,9 @@ fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKi
         let mut conn = server.connect();
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the hold was loaded");
         assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
-        let (begun, _, why) = logged_grace(&server);
+        let LoggedGrace { begun, last_reason, .. } = logged_grace(&server);
         assert_eq!(begun, starts, "{}", server.log());
-        assert!(why.starts_with("the server started;"), "{why}");
+        assert!(last_reason.starts_with("the server started;"), "{last_reason}");
         // A clean shutdown is followed by a grace period too.
         assert!(server.terminate().success());
     }
@@ -174,7 +175,7 @@ fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
         let mut conn = server.connect();
         assert_eq!(conn.ok("DLOCK.HOLDS k t"), 0, "the grant was lost");
         assert_grace(&mut conn, "DLOCK.ACQUIRE k other 1000");
-        assert_eq!(logged_grace(&server).0, 2, "{}", server.log());
+        assert_eq!(logged_grace(&server).begun, 2, "{}", server.log());
     }
 }
 
@@ -186,5 +187,5 @@ fn a_module_that_is_loaded_into_a_running_server_begins_a_grace_period(kind: &Se
     let load = ["MODULE", "LOADEX", module, "CONFIG", "dlock.restart-grace", "600000"];
     assert_eq!(conn.call(&load), Value::Simple("OK".into()));
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 1000");
-    until("the grace period has begun", || logged_grace(&server).0 == 1);
+    until("the grace period has begun", || logged_grace(&server).begun == 1);
 }

@@ -11,8 +11,8 @@ fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &Se
     let server = Server::start(kind);
     let first = stored(&path(&server));
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
+    // A mark is 7 s ahead of the clock. The server writes another one every 5 s, even without grants.
     assert!((1..=7_000_000).contains(&(first - fence)), "mark {first}, fence {fence}");
-    // The mark rises without grants.
     until("another mark is written", || stored(&path(&server)) > first);
     let further = stored(&path(&server));
     until("INFO shows the mark", || server.number("dlock_fence_mark") >= further);
@@ -43,9 +43,9 @@ fn a_planted_link_is_not_followed_and_does_not_block_the_mark(kind: &ServerKind)
     server.kill9();
     let (precious, mark) = (server.dir().join("precious"), path(&server));
     fs::write(&precious, "precious").expect("the file can be written");
-    let by_name = |ending: &str| server.dir().join(format!("dlock-{}.{ending}", server.port()));
-    let (earlier_name, temporary) = (by_name("tmp"), by_name("fence.tmp"));
-    for link in [&earlier_name, &temporary] {
+    // Temporary names of an earlier version and of this one.
+    let (earlier, temporary) = (mark.with_extension("tmp"), mark.with_extension("fence.tmp"));
+    for link in [&earlier, &temporary] {
         symlink(&precious, link).expect("the link can be created");
     }
     server.restart();
@@ -83,16 +83,16 @@ fn restart_with_mark(server: &mut Server, bytes: &[u8]) {
 #[each_server]
 fn an_invalid_mark_is_logged_and_replaced(kind: &ServerKind) {
     let mut server = Server::start(kind);
-    let garbage: [&[u8]; 7] = [
+    let invalid: [&[u8]; 7] = [
         b"",
-        b"dlock-fence-mark 1 17952791706617",
-        b"dlock-fence-mark 1 1795279170661712 7211920084079270\n",
-        b"dlock-fence-mark 1 9007199254740992 0\n",
-        b"dlock-fence-mark 1 99999999999999999999999999 1\n",
+        b"dlock-fence-mark 1 17952791706617", // truncated
+        b"dlock-fence-mark 1 1795279170661712 7211920084079270\n", // the mark and its check have a wrong sum
+        b"dlock-fence-mark 1 9007199254740992 0\n", // 2^53
+        b"dlock-fence-mark 1 99999999999999999999999999 1\n", // beyond 64 bits
         &[0xff; 100],
         &[b'1'; 1 << 20],
     ];
-    for (n, bytes) in garbage.into_iter().enumerate() {
+    for (n, bytes) in invalid.into_iter().enumerate() {
         restart_with_mark(&mut server, bytes);
         assert_eq!(logged(&server, "was damaged: fences go on from the clock alone"), n + 1);
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
@@ -135,9 +135,9 @@ fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &Serv
     }
 }
 
-/// Returns the contents of a mark file.
-fn mark_file(number: u64) -> Vec<u8> {
-    format!("dlock-fence-mark 1 {number} {}\n", (1 << 53) - 1 - number).into_bytes()
+/// Returns the contents of a mark file: the mark and, as a check, its difference from 2^53 - 1.
+fn mark_file(mark: u64) -> Vec<u8> {
+    format!("dlock-fence-mark 1 {mark} {}\n", (1 << 53) - 1 - mark).into_bytes()
 }
 
 #[each_server]

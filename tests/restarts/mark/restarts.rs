@@ -20,7 +20,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
             assert!(fence > last, "fence {fence} after {last}, at restart {restart}");
             last = fence;
             if random.once_in(3) {
-                // A fence from another server with a clock slightly ahead.
+                // A fence as of another server of a quorum, whose clock is slightly ahead.
                 let raised = fence + 4_000;
                 if conn.say(&format!("DLOCK.CONFIRM k t {raised} 600000")) == raised {
                     last = raised;
@@ -31,14 +31,14 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
         }
         server.kill9();
         assert!(stored(&path(&server)) >= last, "the mark is below the fence {last}");
-        // Up to three days back; correct in every fifth round.
+        // The clock is up to three days back; in every fifth round it is correct.
         let days = [0, -1, -2, -1, -3][(restart + 1) % 5];
         clock.set_offset(days * DAY);
         server.restart();
         assert_eq!(server.connect().ok("DBSIZE"), 0, "all data is lost");
     }
     assert!(fences >= restarts(RESTARTS));
-    // The fences of these starts came from the mark, because the clock was behind it.
+    // In these starts the clock was behind the mark, so the fences came from the mark.
     assert!(logged(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
 }
 
@@ -56,7 +56,7 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
     assert!(next < fence - (DAY - 3600) * 1_000_000, "{next} after {fence}");
 }
 
-/// A file without preamble contains only keys. After the release, no key contains the last fence.
+/// A rewritten file without a preamble contains only keys. After the release, no key contains the last fence.
 #[each_server(shimmed)]
 fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     let mut server = Server::options(kind).synced().conf("aof-use-rdb-preamble no").start();

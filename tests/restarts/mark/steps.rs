@@ -1,4 +1,4 @@
-//! Crashes, disk errors and a silent disk at each step of writing the mark.
+//! Crashes, disk errors and a disk that does not answer, at the steps of writing the mark.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -68,7 +68,7 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     faults.wait_before("fsync");
     until("the next mark is written and renamed", || faults.done().len() == 2 * STEPS.len() - 1);
     assert!(stored(&path(&server)) > first, "the file has its final name");
-    // The background job ends this lease. It also looks at the unfinished write, ten times a second.
+    // Before this lease ends, the module has checked the unfinished write, which it does ten times a second.
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
     until("the background job has run", || conn.ok("EXISTS mark") == 0);
@@ -125,7 +125,7 @@ fn each_failing_step_is_logged_once_and_retried(kind: &ServerKind) {
         ("rename", EACCES, "Permission denied"),
         ("fsync", EIO, "Input/output error"),
     ] {
-        // The fault exists before the start.
+        // The first write of the mark, at the start, fails.
         faults.inject(step, error);
         let server = Server::start(&kind);
         assert_eq!((status(&server), server.number("dlock_fence_mark")), ("failing".into(), 0), "{step}");

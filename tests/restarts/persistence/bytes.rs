@@ -131,8 +131,8 @@ fn restore_refuses_every_truncated_payload(kind: &ServerKind) {
     let dumped = Dumped::of(&mut conn, "k");
     let whole = Dumped::body(&dumped.lock);
     assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the undamaged bytes are valid");
-    // Bodies that lack more bytes than the foot has (fewer would be read from the foot), truncated locks in
-    // complete bodies, and a lock with one byte too many.
+    // Bodies that lack more bytes than the foot has (the server would read fewer missing bytes from the
+    // foot), truncated locks in complete bodies, and a lock with one byte too many.
     let bodies = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
     let longer = [dumped.lock.clone(), vec![0]].concat();
@@ -220,7 +220,8 @@ fn restore_refuses_values_beyond_the_bounds_and_logs_the_reason(kind: &ServerKin
     let dumped = Dumped::of(&mut conn, "k");
     let valid = Layout::of(&dumped.lock);
     let bound = fence as u64 + 60_000_000;
-    // One example of each kind: the core's tests cover every field.
+    // One example of each kind: the core's tests cover every field. Modes: 2 is shared, 6 a change of a
+    // shared lock, 8 does not exist. The second of the counts is the number of holds.
     let forgeries: &[Forgery<'_>] = &[
         ("version 5, this module reads 4", &|lock| lock.version = 5),
         ("impossible mode", &|lock| lock.mode = 8),

@@ -1,4 +1,5 @@
-//! Effects in an append only file: replayed, malformed and forged.
+//! Effects in an append only file: replayed, malformed and forged. An effect is the command `DLOCK._SET` with
+//! the new state of a lock as bytes.
 
 use std::fs;
 
@@ -67,7 +68,7 @@ fn a_malformed_effect_is_reported_and_ends_no_hold(kind: &ServerKind) {
         other[at] = byte;
         other
     };
-    // From an effect of a newer version, the server takes the last fence only.
+    // From an effect in the layout of a newer version, the server reads the last fence only.
     let later = fence + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let malformed = [

@@ -6,7 +6,7 @@ use super::{acquire_all_kinds, all_states, state};
 use dlock_testkit::queue::first_hold;
 use dlock_testkit::{Options, Server, ServerKind, Value, each_server, until};
 
-/// Options without a fence mark, which would hide the fences of the server's files.
+/// Options without a fence mark, which would raise the fences above those in the server's files.
 fn unmarked(kind: &ServerKind) -> Options {
     Server::options(kind).conf("dlock.fence-mark no")
 }
