@@ -316,12 +316,14 @@ def locks(request):
 
 @pytest.fixture
 def get_lock(locks, server):
+    """Returns a function that makes a lock at the server, by default "foo"."""
     client = locks.client(server.url)
     return lambda name="foo", **options: locks.lock(client, name, **options)
 
 
 @pytest.fixture
 def proxy(server):
+    """A proxy in front of the server."""
     proxy = Proxy(server.port)
     yield proxy
     proxy.close()

@@ -33,6 +33,7 @@ class Overtaken(Exception):
 class Unfenced:
     """Writes without a fence. Base class of the forms."""
 
+    # How a transaction begins in SQLite. With IMMEDIATE, it has the write lock from the start.
     begin_sqlite = "BEGIN"
 
     def claim(self, cursor, row, fence):

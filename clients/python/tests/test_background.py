@@ -1,5 +1,6 @@
 """The background work continues after callbacks that fail, threads that cannot be started, and errors of
-classes outside redis-py."""
+classes outside redis-py. The background of a client renews and releases, and has a listener, which receives
+messages about the client's waits."""
 
 from __future__ import annotations
 
@@ -60,6 +61,7 @@ def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkey
     def refuse(target, name, *args):
         raise RuntimeError("can't start new thread")
 
+    # The new clock, which wakes the background, has no thread yet.
     monkeypatch.setattr(_threads, "_clock", _threads.Clock())
     monkeypatch.setattr(_threads, "_start", refuse)
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
@@ -77,6 +79,7 @@ def test_the_end_of_a_hold_calls_every_waker_when_one_removes_itself(r):
     def first():
         hold.wakers.remove(first)
 
+    # The end of a hold calls these functions.
     hold.wakers += [first, lambda: woken.append(1)]
     lock.release()
     assert woken == [1]
@@ -152,7 +155,6 @@ def test_the_background_repeats_a_release_after_an_error_of_any_class(
     lock = get_proxied_lock(timeout=60)
     lock.acquire()
     credential_errors.is_on = True
-    proxy.match, proxy.cut_replies = b"RELEASE", 1
     proxy.refuse = True
     proxy.drop()
     with pytest.raises(redis.ConnectionError):

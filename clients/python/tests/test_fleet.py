@@ -23,7 +23,7 @@ from conftest import LIMIT, Server, until
 FLEET = pathlib.Path(__file__).parents[2] / "fleet"
 SECONDS = float(os.environ.get("DLOCK_SECONDS", "10"))
 KEY = "fleet"
-LEASE = 500
+LEASE = 500  # ms
 # The kinds of clients in the fleet.
 OLD = ["redis-py", "redis-py", "redlock", "redlock", "set-nx"]
 NEW = ["dlock", "dlock", "ioredis", "ioredis", "commands"]
@@ -34,16 +34,16 @@ class Hold:
     kind: str
     # The start of the wait for the hold.
     waited_from: float
-    entered: float
+    acquired_at: float
     # The end of the lease, as the client counts it.
-    until: float
+    lease_end: float
     # The time before the request to release the hold. None if the process was killed.
-    left: float | None = None
+    released_at: float | None = None
 
     def end(self):
         """Returns the end of the hold: the end of the lease if the process was killed, or released the hold
         later."""
-        return self.until if self.left is None else min(self.left, self.until)
+        return self.lease_end if self.released_at is None else min(self.released_at, self.lease_end)
 
 
 class FleetClient:
@@ -55,7 +55,7 @@ class FleetClient:
         # The start of the present wait. None if the process does not wait.
         self.waits_from = None
         # Set while the process holds the lock.
-        self.inside = threading.Event()
+        self.holds_lock = threading.Event()
         self.killed_at = None
         node = kind in ("redlock", "ioredis")
         program = ["node", FLEET / "member.js"] if node else [sys.executable, FLEET / "member.py"]
@@ -79,10 +79,10 @@ class FleetClient:
             elif what == "holds":
                 self.holds.append(Hold(self.kind, self.waits_from, at, rest[0]))
                 self.waits_from = None
-                self.inside.set()
+                self.holds_lock.set()
             elif what == "leaves":
-                self.inside.clear()
-                self.holds[-1].left = at
+                self.holds_lock.clear()
+                self.holds[-1].released_at = at
 
     def kill(self):
         self.process.kill()
@@ -127,24 +127,26 @@ class Fleet:
     def has_each_kind_held(self):
         """Returns whether each kind has held the lock, and a holder was killed."""
         holds = [hold for client in self.ended + self.clients for hold in client.holds]
-        killed = any(hold.left is None for client in self.ended for hold in client.holds)
+        killed = any(hold.released_at is None for client in self.ended for hold in client.holds)
         return killed and {hold.kind for hold in holds} == {*OLD, *NEW}
 
     def holder(self):
-        return next((client for client in self.clients if client.inside.is_set()), None)
+        return next((client for client in self.clients if client.holds_lock.is_set()), None)
 
-    def replace(self, place, kind):
-        if self.clients[place].killed_at is None:
-            self.clients[place].stop()
-        self.ended.append(self.clients[place])
-        self.clients[place] = FleetClient(kind, self.port)
+    def replace(self, index, kind):
+        if self.clients[index].killed_at is None:
+            self.clients[index].stop()
+        self.ended.append(self.clients[index])
+        self.clients[index] = FleetClient(kind, self.port)
 
     def stop(self):
         """Returns all holds in their order, and the times at which waiters were killed."""
         for client in self.clients:
             client.stop()
         processes = self.ended + self.clients
-        holds = sorted((hold for client in processes for hold in client.holds), key=lambda hold: hold.entered)
+        holds = sorted(
+            (hold for client in processes for hold in client.holds), key=lambda hold: hold.acquired_at
+        )
         return holds, [client.killed_at for client in processes if client.waits_from is not None]
 
     def close(self):
@@ -154,18 +156,19 @@ class Fleet:
 
 def overlaps(holds):
     # A process that was delayed past the end of its lease before it entered has held nothing.
-    held = [hold for hold in holds if hold.entered < hold.end()]
-    return [(a, b) for a, b in zip(held, held[1:]) if b.entered < a.end()]
+    held = [hold for hold in holds if hold.acquired_at < hold.end()]
+    return [(a, b) for a, b in zip(held, held[1:]) if b.acquired_at < a.end()]
 
 
 def served_after_strings(holds, waiters_killed_at):
     """Returns the seconds between the end of each hold of an old client and the next grant to a waiter of
-    dlock. Leaves out grants after a waiter was killed: its position is granted the lock first."""
+    dlock. Leaves out a grant if a waiter was killed less than 1 s before the old client's hold, or later: the
+    position of the killed waiter is granted the lock first."""
     return [
-        b.entered - a.end()
+        b.acquired_at - a.end()
         for a, b in zip(holds, holds[1:])
         if a.kind in OLD and b.kind in NEW and b.waited_from < a.end()
-        if not any(a.entered - 1 < killed_at < b.entered for killed_at in waiters_killed_at)
+        if not any(a.acquired_at - 1 < killed_at < b.acquired_at for killed_at in waiters_killed_at)
     ]
 
 
@@ -174,8 +177,8 @@ def check(holds, waiters_killed_at, capsys, what):
     kinds = {kind: sum(hold.kind == kind for hold in holds) for kind in sorted({*OLD, *NEW})}
     # Every kind has held the lock, a holder was killed, and a release came too late.
     assert all(kinds.values()), kinds
-    killed = sum(hold.left is None for hold in holds)
-    late = sum(hold.left is not None and hold.left > hold.until for hold in holds)
+    killed = sum(hold.released_at is None for hold in holds)
+    late = sum(hold.released_at is not None and hold.released_at > hold.lease_end for hold in holds)
     assert killed
     assert late
     served = sorted(served_after_strings(holds, waiters_killed_at))
@@ -223,9 +226,9 @@ def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(honouring_se
     with fleet(honouring_server, OLD) as running, redis.Redis.from_url(honouring_server.url) as r:
         for kinds in NEW, OLD:
             r.config_set("dlock.honour-strings", "yes")
-            for place, kind in enumerate(kinds):
+            for index, kind in enumerate(kinds):
                 running.run(step)
-                running.replace(place, kind)
+                running.replace(index, kind)
             if kinds is NEW:
                 until("no old client holds the lock", lambda: r.type(KEY) != b"string")
                 r.config_set("dlock.honour-strings", "no")
@@ -248,8 +251,8 @@ def test_a_late_call_of_an_old_holder_changes_nothing(r):
 
 
 def test_overlaps_finds_two_holders():
-    def hold(entered, until, left):
-        return Hold("dlock", 0, entered, until, left)
+    def hold(acquired_at, lease_end, released_at):
+        return Hold("dlock", 0, acquired_at, lease_end, released_at)
 
     assert overlaps([hold(1, 9, 2), hold(2, 9, 3), hold(4, 5, 8), hold(5, 9, None)]) == []
     delayed_past_lease = hold(2, 1, 3)

@@ -55,22 +55,22 @@ def test_a_member_with_an_unanswered_shorter_extend_does_not_count_for_a_longer_
 
 
 def test_an_unanswered_shorter_extend_also_limits_another_object_with_the_token(members, lock):
-    elsewhere = members.lock(timeout=600)
+    other_object = members.lock(timeout=600)
 
     class TwoObjects:
         """Acquires with one object, and extends with another object that has its token."""
 
-        owned, extend = elsewhere.owned, elsewhere.extend
+        owned, extend = other_object.owned, other_object.extend
 
         @staticmethod
         def acquire():
             lock.acquire()
-            elsewhere.local.token = lock.local.token
+            other_object.local.token = lock.local.token
 
     extend_late(members, TwoObjects, 15)
     with pytest.raises(dlock.NoQuorumError):
-        elsewhere.extend(60, replace_ttl=True)
-    assert elsewhere.extend(15, replace_ttl=True)
+        other_object.extend(60, replace_ttl=True)
+    assert other_object.extend(15, replace_ttl=True)
 
 
 def test_a_late_extend_does_not_prevent_a_lease_of_its_length(members, lock):

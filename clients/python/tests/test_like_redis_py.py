@@ -248,18 +248,18 @@ def test_a_lock_of_redis_py_and_a_lock_of_dlock_exclude_each_other(r, get_lock):
 
 
 def test_the_do_methods_of_redis_py_acquire_extend_and_release(r, get_lock):
-    lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
+    lock, other_object = get_lock(timeout=10), get_lock(timeout=10)
     assert lock.do_acquire("mine")
-    assert not elsewhere.do_acquire("other")
+    assert not other_object.do_acquire("other")
     lock.local.token = "mine"
     assert lock.do_extend(10, False)
     assert 16000 < pttl(r) <= 20000
     assert lock.do_reacquire()
     assert pttl(r) <= 10000
-    elsewhere.do_release("mine")
+    other_object.do_release("mine")
     assert r.exists("foo") == 0
     with pytest.raises(LockNotOwnedError):
-        elsewhere.do_release("mine")
+        other_object.do_release("mine")
 
 
 def test_do_release_ends_the_hold_and_reports_no_loss(r, get_lock):
@@ -276,26 +276,26 @@ def test_do_release_ends_the_hold_and_reports_no_loss(r, get_lock):
 
 
 def test_an_unanswered_shorter_extend_limits_other_extensions_of_its_token(get_proxied_lock, proxy):
-    lock, elsewhere = (
+    lock, other_object = (
         get_proxied_lock(timeout=60, socket_timeout=1),
         get_proxied_lock(timeout=60, socket_timeout=1),
     )
     assert lock.acquire(blocking=False)
-    elsewhere.local.token = lock.local.token
-    assert elsewhere.owned()
+    other_object.local.token = lock.local.token
+    assert other_object.owned()
     proxy.silent = True
     with pytest.raises(redis.TimeoutError):
-        elsewhere.extend(15, replace_ttl=True)
+        other_object.extend(15, replace_ttl=True)
     proxy.silent = False
     with pytest.raises(redis.TimeoutError, match="Only 15 s are certain"):
-        elsewhere.extend(60, replace_ttl=True)
+        other_object.extend(60, replace_ttl=True)
 
 
 def test_a_lock_object_with_the_token_of_another_object_owns_its_hold(r, get_lock):
-    lock, elsewhere = get_lock(timeout=10), get_lock(timeout=10)
+    lock, other_object = get_lock(timeout=10), get_lock(timeout=10)
     assert lock.acquire(blocking=False)
-    elsewhere.local.token = lock.local.token
-    assert elsewhere.owned()
-    assert elsewhere.extend(10)
-    elsewhere.release()
+    other_object.local.token = lock.local.token
+    assert other_object.owned()
+    assert other_object.extend(10)
+    other_object.release()
     assert not lock.owned()

@@ -296,12 +296,12 @@ def test_a_member_that_was_restarted_has_a_new_place_in_the_order(members, maste
         before = quorum.run_ids[0]
     masters[0].kill()
     masters[0].start()
-    fresh = redis.Redis.from_url(masters[0].url, decode_responses=True).info("server")["run_id"]
-    assert fresh != before
+    new_run_id = redis.Redis.from_url(masters[0].url, decode_responses=True).info("server")["run_id"]
+    assert new_run_id != before
 
     def is_known():
         with members.lock(timeout=10):
-            return quorum.run_ids[0] == fresh
+            return quorum.run_ids[0] == new_run_id
 
     until("the new run id is known", is_known)
     assert [quorum.run_ids[member] for member in quorum.order(b"foo")] == sorted(quorum.run_ids.values())

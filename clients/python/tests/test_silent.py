@@ -207,6 +207,7 @@ def test_a_waiter_gives_up_its_position_in_an_earlier_queue(members, masters, mo
 def test_a_client_that_cannot_reach_the_queue_gets_its_share(members, masters):
     first = queue_order(members, masters)[0]
     members.proxies[first].refuse = True
+    # Only the third client uses the proxies, and so cannot reach the first member.
     direct = [master.url for master in masters]
     quorums = [members.make_quorum(urls) for urls in (direct, direct, [p.url for p in members.proxies])]
     with contending(members, quorums) as contenders:

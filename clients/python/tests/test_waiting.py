@@ -80,7 +80,7 @@ def test_all_waits_share_one_listening_connection(r, locks, server, holder):
     ]
     until("all clients wait", lambda: waiters(r) == 20)
     assert listeners(r, name) == 1
-    r.delete("foo")
+    r.delete("foo")  # ends the hold
     until("the first waiter has the lock", lambda: any(waiter.outcome for waiter in started))
     for _ in started:
         (waiter,) = until("a waiter has the lock", lambda: [w for w in started if w.outcome is True])
@@ -98,6 +98,7 @@ def test_a_wait_that_times_out_leaves_the_queue(r, get_lock, holder):
 
 @pytest.mark.parametrize("blocking_timeout", [None, LIMIT])
 def test_a_wait_continues_with_a_sleep_of_zero(r, get_lock, blocking_timeout):
+    # While a lock of redis-py is at the key, the wait asks again after each `sleep`.
     r.set("foo", FOREIGN_TOKEN)
     lock = get_lock(timeout=10, sleep=0, blocking_timeout=blocking_timeout, thread_local=False)
     waiter = Waiter(lock)
