@@ -1,7 +1,7 @@
 """A client of a quorum under faults: it locks, writes and releases repeatedly until its input ends.
 
-python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. The names of its holds begin
-with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads its output.
+python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. In the output, the names of its
+holds begin with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def micros(seconds: float) -> int:
 
 
 class Attempt:
-    """One acquisition, and the output about it. The reader of the output carries out the writes."""
+    """One acquisition, and the output about it. The client only prints each write: the test that reads the
+    output carries it out."""
 
     count = 0
 

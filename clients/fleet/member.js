@@ -1,5 +1,5 @@
-// One process of a fleet, as member.py: holds one key again and again until its input ends, and prints its
-// actions. `clients/python/tests/test_fleet.py` starts it.
+// One process of a fleet, as member.py: locks and releases one key repeatedly until its input ends, and prints
+// its actions. `clients/python/tests/test_fleet.py` starts it.
 //
 // node member.js redlock|ioredis PORT KEY LEASE, with the lease in ms. `redlock` is node-redlock, and `ioredis`
 // sends DLOCK.ACQUIRE without a library for locks.
@@ -51,7 +51,8 @@ const kinds = {
         token = randomBytes(20).toString("base64url");
         for (;;) {
           const sent = now();
-          // QUEUE keeps the position from one call to the next. With NOTIFY, a client would not need to poll.
+          // QUEUE keeps the queue position from one call to the next. With NOTIFY, the client would not need to
+          // poll.
           if (await client.call("DLOCK.ACQUIRE", key, token, lease, "QUEUE", 10 * lease)) return sent;
           await sleep(5);
         }
@@ -69,7 +70,7 @@ async function work(locker) {
     // The validity as every client of dlock computes it.
     const validUntil = (await locker.acquire()) + (lease - lease / 100 - 2) / 1000;
     say("holds", now(), validUntil);
-    // One hold of ten outlasts its validity, another one lasts for 80 ms, the others are short.
+    // Of ten holds, one outlasts its validity, one lasts for 80 ms, and the others are short.
     const draw = Math.random();
     if (draw < 0.1) await sleep(Math.max((validUntil - now()) * 1000 + 50, 0));
     else await sleep(draw < 0.2 ? 80 : between(1, 5));

@@ -1,7 +1,8 @@
-"""One process of a fleet: holds one key again and again until its input ends, and prints its actions.
+"""One process of a fleet: processes that lock the same key, with old libraries and with dlock. Locks and
+releases the key repeatedly until its input ends, and prints its actions.
 
-python member.py KIND PORT KEY LEASE, with the lease in ms. Each line of its output has an action and its
-time: `waits`, `holds` (with the end of its validity), `leaves` (before the request to release), `left`. The
+python member.py KIND PORT KEY LEASE, with the lease in ms. Each line of the output has an action and its
+time: `waits`, `holds` (with the end of the validity), `leaves` (before the request to release), `left`. The
 time is of the monotonic clock, which all processes of a machine share.
 """
 
@@ -34,7 +35,7 @@ class Library:
 
     def acquire(self) -> float:
         self.lock.acquire()
-        # The time at which a lease began after a wait is unknown, so the lease is set again.
+        # The lease began at an unknown time during the call, so it is set again.
         sent = time.monotonic()
         self.lock.reacquire()
         return sent
@@ -95,7 +96,7 @@ def work(locker: Library | SetNx | Commands, lease: float) -> None:
         # The validity as every client of dlock computes it.
         valid_until = sent + lease - lease / 100 - 0.002
         say("holds", time.monotonic(), valid_until)
-        # One hold of ten outlasts its validity, another one lasts for 80 ms, the others are short.
+        # Of ten holds, one outlasts its validity, one lasts for 80 ms, and the others are short.
         draw = random.random()
         if draw < 0.1:
             time.sleep(max(valid_until + 0.05 - time.monotonic(), 0))

@@ -1,4 +1,4 @@
-"""Compares dlock.Lock with redis.lock.Lock on one server. Measures the two in turns.
+"""Compares dlock.Lock with redis.lock.Lock on one server.
 
 python bench.py redis://127.0.0.1:6379 [--seconds 10]
 """
@@ -18,15 +18,14 @@ import redis.lock
 import dlock
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
-# Loads: the number of clients, the ms for which each holds the lock, and the ms until it asks again. If
-# clients ask again after 5 ms, the lock is never free. If they ask again later, most of them find it free:
-# then the others wait for the rest of a hold in dlock's queue, but for a whole sleep (100 ms) with redis-py,
-# which polls.
+# Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again. If
+# clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. A client
+# that does not waits for the rest of a hold with dlock, but for a whole pause with a library that polls.
 LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (8, 1, 200), (64, 1, 200), (64, 1, 400), (64, 5, 1000)
 PROCESSES = 8
 # Each round measures both kinds, one after the other.
 ROUNDS = 3
-# All clients connect in this time at the start of a run, in seconds. Its waits do not count.
+# Time at the start of a run that does not count, in seconds: all clients begin at the same moment.
 WARM_UP = 2
 
 
@@ -64,8 +63,7 @@ def work(
             lock.acquire()
             acquired = time.perf_counter()
             time.sleep(hold_ms / 1000)
-            # A wait that began in the run counts even if it ends later. Otherwise the longest would be left
-            # out.
+            # A wait that outlasts the run counts, too: otherwise the longest waits would be left out.
             if asked_at > start + WARM_UP:
                 waits.append(acquired - began)
                 held += time.perf_counter() - acquired
@@ -113,10 +111,10 @@ def contend(url: str, clients: int, hold_ms: int, pause_ms: int, seconds: float)
         print(
             f"  {kind}: {len(waits) / total:.0f} grants/s, held {held / total * 100:.0f} % of the time, "
             f"wait p50, p99, max {statistics.median(waits) * 1e3:.0f}, {p99[kind] * 1e3:.0f}, "
-            f"{waits[-1] * 1e3:.0f} ms, least Jain's index {min(map(fairness, rounds)):.3f}"
+            f"{waits[-1] * 1e3:.0f} ms, lowest Jain's index of a round {min(map(fairness, rounds)):.3f}"
         )
-    # A fair lock lets each other client hold it once before a client has it again. The first of these holds
-    # pass while that client pauses, and the rest are its wait, if handoffs take no time.
+    # Between two holds of one client, a fair lock that is never free lets each other client hold it once. The
+    # client pauses during the first of these holds. The rest is its wait, if handoffs take no time.
     holds_of_others = max((clients - 1) * mean_hold["dlock"] - pause_ms / 1000, 0)
     print(
         f"  p99 of dlock / p99 of redis-py: {p99['dlock'] / p99['redis-py']:.3f}; "
@@ -125,7 +123,7 @@ def contend(url: str, clients: int, hold_ms: int, pause_ms: int, seconds: float)
 
 
 def fairness(found: list[tuple[list[float], float]]) -> float:
-    """Returns Jain's index of the grants: 1 if all clients had the same number, less otherwise."""
+    """Returns Jain's index of the clients' numbers of grants: 1 if all are equal, less otherwise."""
     counts = [len(waits) for waits, _ in found]
     return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
 

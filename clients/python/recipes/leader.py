@@ -29,8 +29,8 @@ def main(url: str, name: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     client = redis.Redis.from_url(url)
     while True:
-        # If a leader dies, the next one leads within 10 s. A leader that cannot renew the lock stops 1 s
-        # earlier.
+        # If a leader dies, the next one leads within 10 s. A leader that cannot renew its lease loses the
+        # lock 1 s before the lease ends, so that it stops in time.
         lock = dlock.Lock(client, f"leader:{name}", timeout=10, auto_renew=True)
         try:
             with lock:

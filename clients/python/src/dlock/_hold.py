@@ -38,17 +38,18 @@ class UnansweredLeases:
         """Sends a command that sets the lease, and records the lease until every copy of the command is
         answered. If redis-py has sent an earlier copy over a connection that broke, the lease stays recorded:
         the answer to that copy never arrives."""
-        counted, answers = Counted(name), 0
+        counted_name, answers = Counted(name), 0
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
         try:
-            reply = yield from _protocol.send(command(counted))
+            reply = yield from _protocol.send(command(counted_name))
             answers = 1
         except ResponseError:
             answers = 1  # the server did nothing
             raise
         finally:
-            if counted.sent <= answers:
+            # redis-py has sent no copy, or only one, which has its answer.
+            if counted_name.sent <= answers:
                 leases.remove(lease)
         return reply
 
@@ -103,7 +104,7 @@ class Hold:
         self.pid = os.getpid()
         # Number of times that a reentrant hold was entered.
         self.depth = 1
-        # True once the hold was released, or replaced in its lock object.
+        # True once the hold was released, or a later acquisition with the same token has taken its place.
         self.over = False
         # The reason of the loss.
         self.loss: str | None = None
@@ -146,13 +147,14 @@ class Hold:
         self._wake_all()
 
     def rename_owner(self) -> None:
-        """Called when the owner has given up the hold, and the server may still have it: see
-        `Owner.rename`."""
+        """Called when the owner has given up the hold, and the server may still have it. Under its old name,
+        the owner could get a deadlock error if it waited for this lock again: see `Owner.rename`."""
         self.owner.rename(self._options)
 
     def end(self) -> None:
-        """Marks the hold as released, or as replaced in its lock object. If it was lost before, the
-        background still calls `on_lost`."""
+        """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was
+        lost before, the background still calls `on_lost`."""
+        # Records a loss that the clock shows: `is_lost` records none once `over` is set.
         self.is_lost()
         self.over = True
         if self.forget is not None and self.finished():
@@ -196,7 +198,7 @@ class Hold:
         return self._renewal()
 
     def steps_ended(self) -> None:
-        # A successful renewal has cleared `_retry_at`. Otherwise it failed or was cancelled.
+        # A successful renewal has cleared `_retry_at`. Otherwise the renewal failed or was cancelled.
         if self._retry_at is not None:
             self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
         self._extend_lock.release()
@@ -211,8 +213,8 @@ class Hold:
             logger.exception("on_lost failed")
 
     def _renewed_lease(self) -> int:
-        """Returns the lease of a renewal, in ms: no longer than the shortest unanswered one. A member that
-        may still set a shorter lease has no vote for a longer one."""
+        """Returns the lease of a renewal, in ms: at most the shortest lease that an unanswered request may
+        still set. If a renewal asked for more, the answer of that member would not count as a vote."""
         return int(min(self.lease, self.unanswered.shortest_of_all()))
 
     def _renewal(self) -> Steps:
@@ -228,8 +230,8 @@ class Hold:
         """Sets the lease at the owner's request, after the end of any renewal under way. Returns whether the
         token holds the lock. Raises `TimeoutError` if an unanswered request may still shorten the lease."""
         while not self._extend_lock.acquire(blocking=False):
-            # The wait for the lock ends with the hold: an exception (such as KeyboardInterrupt) between
-            # `acquire` and `try` leaves it locked for ever.
+            # This loop also ends with the hold: if an exception (such as KeyboardInterrupt) came between
+            # `acquire` and `try` in an earlier call, `_extend_lock` stays locked for ever.
             if self.is_lost():
                 return False
             yield Sleep(0.005)
@@ -244,19 +246,22 @@ class Hold:
     def _set_lease(self, lease: int) -> Steps:
         """Sets the lease, in ms from now. Returns whether the token holds the lock."""
         sent = now()
-        # The validity ends no later than the new lease, whether or not a reply arrives: a server may set a
-        # shorter lease, and its reply be lost. Servers refuse a lease of 0.
+        # The validity ends with the new lease at the latest, even if no reply arrives: the server may have
+        # set a shorter lease. Servers refuse a lease of 0.
         if lease > 0:
             self.valid_until = min(self.valid_until, sent + validity(lease / 1000))
         held = yield from self._ask_extend(self, lease)
         if self.is_lost():
-            # Also if the server has extended it: the owner may have seen the loss, and stopped its work.
+            # Even if the server has extended the hold: the owner may have seen the loss, and stopped its
+            # work.
             return False
         if not held:
             self.lose("taken away")
             return False
-        certain = min(lease, self.unanswered.shortest(SINGLE))
-        self.valid_until = sent + validity(certain / 1000)
+        # A single server may still carry out an earlier request for a shorter lease. A member of a quorum
+        # that may do so had no vote.
+        certain_lease = min(lease, self.unanswered.shortest(SINGLE))
+        self.valid_until = sent + validity(certain_lease / 1000)
         self._next_lease = self._renewed_lease()
         return True
 
@@ -277,16 +282,16 @@ class Owed:
         ``answers_needed``: the number of answers that confirm the command. ``repeats``: returns whether the
         command is repeated for all of that time, even after these answers."""
         # Number of holds or positions that the command has removed. None before the first reply.
-        self.ended: int | None = None
-        # True after a request without an answer, which may have ended a hold that `ended` does not count.
+        self.removed: int | None = None
+        # True after a request without an answer: it may have removed a hold that `removed` does not count.
         self.unanswered = False
         # See `OwedTask`.
         self.forget: Callable[[], object] | None = None
-        self.answered: Callable[[], object] | None = None
+        self.on_answer: Callable[[], object] | None = None
         # Called after each request that fails.
-        self.failed: Callable[[Exception], object] | None = None
+        self.on_failure: Callable[[Exception], object] | None = None
         self._command = command
-        self._answers_needed = answers_needed
+        self._missing_answers = answers_needed
         self._repeats = repeats
         self._expires_at = now() + expires_after
         self._next_send_at = now()
@@ -294,7 +299,7 @@ class Owed:
         self._longest_pause = max(2.0, expires_after / 20)
 
     def finished(self) -> bool:
-        return now() > self._expires_at or (self._answers_needed <= 0 and not self._repeats())
+        return now() > self._expires_at or (self._missing_answers <= 0 and not self._repeats())
 
     def wake_at(self) -> float:
         return self._next_send_at
@@ -310,16 +315,16 @@ class Owed:
 
     def _send(self) -> Steps:
         try:
-            ended = yield from _protocol.send_or(self._command, 0)
-            self.ended = (self.ended or 0) + ended
-            self._answers_needed -= 1
-            if self.answered is not None:
-                self.answered()
+            removed = yield from _protocol.send_or(self._command, 0)
+            self.removed = (self.removed or 0) + removed
+            self._missing_answers -= 1
+            if self.on_answer is not None:
+                self.on_answer()
         except Exception as why:
             self.unanswered |= not isinstance(why, ResponseError)
             self._slow_down()
-            if self.failed is not None:
-                self.failed(why)
+            if self.on_failure is not None:
+                self.on_failure(why)
 
     def _slow_down(self) -> None:
         self._pause = min(self._pause * 2, self._longest_pause)
@@ -343,7 +348,7 @@ class OwedRelease(Owed):
 
 
 def _forked() -> None:
-    # Without a new lock, the child would wait for ever if another thread of the parent held the lock.
+    # If another thread of the parent held the lock at the fork, it stays locked for ever in the child.
     global _LOSS_LOCK
     _LOSS_LOCK = threading.Lock()
 

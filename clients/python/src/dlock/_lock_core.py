@@ -293,7 +293,7 @@ class Core(Generic[C]):
             if hold is not None:
                 hold.rename_owner()
             again = owed()
-            yield Owe({SINGLE: again}, lambda: again.ended is not None)
+            yield Owe({SINGLE: again}, lambda: again.removed is not None)
             raise
         if hold is not None and repeats:
             # An ACQUIRE without a reply may arrive after this RELEASE, and create the hold again.

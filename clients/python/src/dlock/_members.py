@@ -39,6 +39,7 @@ DIGEST_LENGTH = 8
 
 # A function that returns the steps for a request to the member with this number.
 Question = Callable[[int], Steps]
+# A function that receives a member's answer, and returns the steps to carry out at that member next, or None.
 OnAnswer = Callable[[int, Any], "Steps | None"]
 C_co = TypeVar("C_co", covariant=True)
 
@@ -102,26 +103,27 @@ class Quorum(Generic[C_co]):
     # The order of the queues.
 
     def order(self, key: bytes) -> list[int]:
-        """Returns the members in the order in which this client tries their queues. The first is the member
-        at which it has found other clients, otherwise the first of all members that answer."""
-        order, queue_of_others = self._common_order(), self._queue_of_others(key)
-        return order if queue_of_others is None else order[order.index(queue_of_others) :]
+        """Returns the members in the order in which this client tries their queues: from the start queue on
+        (see `Contention`), or all members if there is none."""
+        order, start_queue = self._common_order(), self._start_queue(key)
+        return order if start_queue is None else order[order.index(start_queue) :]
 
     def move_to_queue(self, key: bytes, queue: int) -> None:
-        """Records that other clients queue at the member `queue`, and makes this client's waits in other
-        queues move there. All waits move at once: the heads of two queues would each hold a part of the
-        members, and keep each other from a majority. Does nothing if a later queue is recorded already: while
-        clients wait in both, waits move only from the earlier queue to the later one."""
-        order, queue_of_others = self._common_order(), self._queue_of_others(key)
-        if queue_of_others is not None and order.index(queue_of_others) > order.index(queue):
+        """Makes the queue of the member `queue` the start queue, as other clients wait there, and makes this
+        client's waits in other queues move there. All waits move at once: the heads of two queues would each
+        hold a part of the members, and keep each other from a majority. Does nothing if the start queue is a
+        later one: while clients wait in both, waits move only from the earlier queue to the later one."""
+        order, start_queue = self._common_order(), self._start_queue(key)
+        if start_queue is not None and order.index(start_queue) > order.index(queue):
             return
         self.contention.move_to(key, queue)
         for (member, name), watch in list(self.queue_watches.items()):
             if name == key and member != queue:
                 watch.make_waits_leave()
 
-    def _queue_of_others(self, key: bytes) -> int | None:
-        queue = self.contention.queue(key)
+    def _start_queue(self, key: bytes) -> int | None:
+        """Returns the member of the start queue. None if there is none, or that member is silent."""
+        queue = self.contention.start_queue(key)
         return None if queue is None or self.is_silent(queue) else queue
 
     def _common_order(self) -> list[int]:
@@ -168,8 +170,8 @@ class Quorum(Generic[C_co]):
                 not_counted[member] = LockError("the same server as another member")
             elif peer.run_id is None and len(self.members) > 1 and not isinstance(answer, Exception):
                 not_counted[member] = NoPermissionError(UNIDENTIFIED)
-            then = None if member in not_counted else on_answer(member, answer)
-            return self._then_set_name(member, answer, peer, then)
+            next_steps = None if member in not_counted else on_answer(member, answer)
+            return self._with_library_name(member, answer, peer, next_steps)
 
         def with_errors(found: Answers) -> Answers:
             return {**answers, **{member: not_counted.get(member, found[member]) for member in found}}
@@ -188,8 +190,8 @@ class Quorum(Generic[C_co]):
         return self.ask(self.all(), lambda member: _protocol.send(command), all_answered)
 
     def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
-        # Commands to one member wait for each other. If the member fell silent before it was this command's
-        # turn, the caller no longer waits for the answer, and the command is not sent.
+        # Commands to one member are sent one after the other. If the member has fallen silent meanwhile, the
+        # caller no longer waits for the answer to this command, so it is not sent.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why
@@ -224,14 +226,16 @@ class Quorum(Generic[C_co]):
         if isinstance(why, NO_ANSWER):
             self._silent.setdefault(member, (now(), why))
 
-    def _then_set_name(self, member: int, answer: Any, peer: Peer, then: Steps | None) -> Steps | None:
-        """Returns the steps after an answer: `then`, and the command that sets the library name if the server
-        has not received the present name."""
+    def _with_library_name(
+        self, member: int, answer: Any, peer: Peer, next_steps: Steps | None
+    ) -> Steps | None:
+        """Returns the steps after an answer: `next_steps`, and the command that sets the library name if the
+        server has not received the present name."""
         name = self.library_name()
         if isinstance(answer, NO_ANSWER) or self._sent_names.get(member) == (peer, name):
-            return then
+            return next_steps
         self._sent_names[member] = peer, name
-        return _set_name(name, then)
+        return _set_name(name, next_steps)
 
     def owe(
         self,
@@ -247,7 +251,7 @@ class Quorum(Generic[C_co]):
             failed()
 
         for member, each in owed.items():
-            each.failed = functools.partial(on_failure, member)
+            each.on_failure = functools.partial(on_failure, member)
         return Owe(owed, enough)
 
     def identify_members(self) -> Steps:
@@ -324,9 +328,9 @@ def report(quorum: Quorum[Any], answers: Answers) -> str:
     return "; ".join(f"{address(each)}: {state(member)}" for member, each in enumerate(quorum.members))
 
 
-def _set_name(name: str, then: Steps | None) -> Steps:
-    if then is not None:
-        yield from then
+def _set_name(name: str, steps: Steps | None) -> Steps:
+    if steps is not None:
+        yield from steps
     # Servers before Redis 7.2 and Valkey 8 refuse the command, and ACLs may, too.
     with contextlib.suppress(Exception):
         yield _protocol.set_library_name(name)

@@ -135,7 +135,7 @@ def queue_options(keep: int, channel: str, message: str, *, notify: bool) -> Arg
 
 class Counted(str):
     """A command name that counts how often redis-py packs it for sending: redis-py may resend a command after
-    a lost reply, and does not report it. Pass it to one of these functions as ``name``."""
+    a lost reply, and does not report it. Pass it as ``name`` to a function of this module."""
 
     sent = 0
 

@@ -23,29 +23,32 @@ from ._waits import QueuePosition, Wait
 # FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 0.5
-# First and longest pause between two checks whether a queue moves, in seconds.
+# First and longest pause between two checks whether a queue moves (see `QueueWatch`), in seconds.
 FIRST_CHECK_PAUSE = 0.125
 LONGEST_CHECK_PAUSE = 1.0
 # The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
 # are the releases that would move the queue.
 CHECK_FACTOR = 8
-# A partial hold is a hold without a majority. A client whose queue has granted it the lock has a partial hold
-# for less than this time, in ms, while the other members refuse it. An older partial hold was left behind.
+# A client that was granted the lock by the member of its queue has a partial hold (one without a majority)
+# for less than this time, in ms, while other members refuse it. An older partial hold was left behind by a
+# client that died.
 PARTIAL_HOLD_MAX_AGE = 2000
 
 
 class QueueWatch:
-    """Checks whether the queue of one member moves, on behalf of all waits of this client in it. One wait at
-    a time carries out the check. All waits leave the queue together: the heads of two queues would each hold
-    a part of the members, and keep each other from a majority."""
+    """Checks whether the queue of one member moves, on behalf of all waits of this client in it. It does not
+    move if no holder at the member can have a majority, so that none of them will release the lock there.
+
+    One wait at a time carries out the check. All waits leave the queue together: the heads of two queues
+    would each hold a part of the members, and keep each other from a majority."""
 
     def __init__(self, quorum: Quorum[object], queue: int, key: bytes) -> None:
         self.waits: set[Wait] = set()
         # Number of times that the waits were made to leave.
         self.departures = 0
         self._quorum = quorum
-        # The key in `Quorum.queue_watches`.
-        self._name = queue, key
+        # The key of this object in `Quorum.queue_watches`.
+        self._watch_key = queue, key
         self._pause = FIRST_CHECK_PAUSE
         # The holders at the last check if the queue could not move then. Otherwise None.
         self._stuck_before: set[bytes] | None = None
@@ -61,7 +64,7 @@ class QueueWatch:
         ``is_last``: whether this is the last queue in the order."""
         if now() < self._check_at:
             return
-        queue, key = self._name
+        queue, key = self._watch_key
         self._check_at, began = math.inf, now()
         try:
             holders = yield from self._quorum.holders(key)
@@ -69,7 +72,7 @@ class QueueWatch:
             self._pause = min(2 * self._pause, LONGEST_CHECK_PAUSE)
             self._check_at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
         stuck_holders = None if holders.queue_can_move(queue) else holders.at(queue)
-        # The waits leave the last queue only if every hold there was left behind.
+        # The waits leave the last queue only if every hold there is old, and so was left behind.
         if stuck_holders is not None and is_last and min(stuck_holders.values()) < PARTIAL_HOLD_MAX_AGE:
             stuck_holders = None
         if stuck_holders is not None and set(stuck_holders) == self._stuck_before:
@@ -84,7 +87,7 @@ class QueueWatch:
     def leave(self, wait: Wait) -> None:
         self.waits.discard(wait)
         if not self.waits:
-            self._quorum.queue_watches.pop(self._name, None)
+            self._quorum.queue_watches.pop(self._watch_key, None)
 
 
 class Waiter:
@@ -144,7 +147,7 @@ class Waiter:
             if position.ask_differently(answer):
                 continue
             if isinstance(answer, NO_ANSWER):
-                # The other waits at this member then ask it, and find it silent, too.
+                # Wakes the other waits at this member, which then find it silent, too.
                 wait.registry.wake_all()
                 failures += 1
                 # After one broken connection the wait asks again, as the member retains the position.

@@ -1,7 +1,7 @@
 """One acquisition from a quorum: a sequence of rounds. After a failed round, the acquisition waits in the
 queue of one member, or for a random time. A wrong decision in this module costs time, but cannot make a
-second holder: each round has a token of its own, and only a round acquires the lock. The rules are those of
-`crates/quorum`. This module yields steps and does no I/O."""
+second holder: each round has a token of its own, and `Round` alone decides whether it acquires the lock. The
+rules are those of `crates/quorum`. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_SPLIT_VOTES = 20
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
-# How a round asks the members: see the methods of `Round` with these names.
+# How a round begins: see `at_once`, `in_order` and `queued` of `Round`.
 AT_ONCE, IN_ORDER, QUEUED = "at once", "in order", "queued"
 
 
@@ -61,7 +61,7 @@ class QuorumAttempt:
         self._fenced = fenced
         self._token = token
         self._pause = FIRST_PAUSE
-        self._begin_round([])
+        self._round = self._new_round([])
 
     # The state of the last round. If the round acquired the lock, `Core` makes the hold from it.
 
@@ -105,7 +105,8 @@ class QuorumAttempt:
         key, token = self._key, self._round.token
         expires_after = time_until_expired(self.lease / 1000)
         answers_needed = 1 if self.token_given else 2
-        # Read at each repetition: if an ACQUIRE that is still under way gets no answer, its member is added.
+        # `repeats` reads this set before each repetition: if an ACQUIRE that is still under way gets no
+        # answer, its member is added.
         repeat_at = self.repeat_release_at
 
         def release(member: int) -> OwedRelease:
@@ -114,8 +115,8 @@ class QuorumAttempt:
             )
 
         owed = {member: release(member) for member in self._round.members_asked}
-        # Waits for the releases at the members that answered the round, so that the next round finds them
-        # free.
+        # Waits for the releases at the members that answered the round, so that the next round finds these
+        # members free.
         answers = self._round.answers.items()
         answered = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
@@ -124,7 +125,7 @@ class QuorumAttempt:
         rename = functools.partial(self._owner.rename, self.options)
         if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
             rename()
-        yield self._quorum.owe(owed, lambda: all(owed[m].ended is not None for m in answered), rename)
+        yield self._quorum.owe(owed, lambda: all(owed[m].removed is not None for m in answered), rename)
 
     def close(self) -> None:
         """Does nothing: each round closes its wait itself."""
@@ -134,16 +135,17 @@ class QuorumAttempt:
         `LateError` if a majority granted the lock several times, each time after the end of the lease."""
         quorum, key = self._quorum, self._key
         yield from quorum.identify_members()
-        # An acquisition that does not wait may overtake waiters, so its order is empty.
+        # With an empty order, a round may overtake waiters. An acquisition that does not wait may do so, as
+        # it competes only for a moment.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
-        method = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
+        start = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
         split_votes = late_grants = 0
         while True:
             began = now()
-            round_ = self._begin_round(order)
+            round_ = self._round = self._new_round(order)
             self.request_sent = True
-            won = yield from self._run_round(round_, method, sleep, end)
+            won = yield from self._run_round(round_, start, sleep, end)
             if won:
                 yield from round_.move_to_next_queue()
                 return True
@@ -161,70 +163,72 @@ class QuorumAttempt:
                 continue
             if not blocking and may_be_taken and (yield from self._is_split_vote(round_, split_votes)):
                 split_votes += 1
-                method, order = IN_ORDER, quorum.order(key)
+                start, order = IN_ORDER, quorum.order(key)
                 yield Sleep(random.uniform(0, duration))
                 continue
-            if method == IN_ORDER and may_be_taken and not round_.has_majority_answered():
-                # Only the first members were asked, and one of them refused. Asks all members once more, as
-                # the lock must only be reported as taken if a majority can vote.
-                method, order = AT_ONCE, []
+            if start == IN_ORDER and may_be_taken and not round_.has_majority_answered():
+                # Only the first members were asked, and one of them refused. Asks all members once more: the
+                # lock must only be reported as taken if a majority can vote.
+                start, order = AT_ONCE, []
                 continue
             is_over = not blocking or self.token_given or (end is not None and now() >= end)
             if is_over and not may_be_taken:
                 raise round_.no_quorum()
             if is_over:
                 return False
-            method, order = yield from self._after_failed_round(
-                round_, method == QUEUED, may_be_taken, duration, end
+            start, order = yield from self._after_failed_round(
+                round_, start == QUEUED, may_be_taken, duration, end
             )
 
-    def _run_round(self, round_: Round, method: str, sleep: float, end: float | None) -> Steps:
+    def _run_round(self, round_: Round, start: str, sleep: float, end: float | None) -> Steps:
         """Runs a round. Returns whether the lock is acquired."""
-        if method == IN_ORDER:
+        if start == IN_ORDER:
             return (yield from round_.in_order())
-        if method == AT_ONCE:
+        if start == AT_ONCE:
             return (yield from round_.at_once())
         won = yield from round_.queued(sleep, end, may_move_on=not self.token_given)
         has_ended = end is not None and now() >= end
         if not won and has_ended and not round_.has_majority_answered():
-            # Only one member was asked. Asks all members once more, as the lock must only be reported as
-            # taken if a majority can vote.
+            # Only one member was asked. Asks all members once more: the lock must only be reported as taken
+            # if a majority can vote.
             won = yield from round_.at_once()
         return won
 
     def _after_failed_round(
         self, round_: Round, was_queued: bool, may_be_taken: bool, duration: float, end: float | None
     ) -> Steps:
-        """Called after a failed round of an acquisition that waits. Returns how the next round asks the
-        members, and in which order. Pauses first if the next round asks all members at once. ``duration``:
-        that of the failed round, in seconds."""
+        """Called after a failed round of an acquisition that waits. Returns how the next round begins, and
+        the order of its queues. Pauses first if the next round asks all members at once. ``duration``: that
+        of the failed round, in seconds."""
         quorum, key = self._quorum, self._key
         queue, next_queue = round_.queue(), round_.next_queue()
-        # While this round waited, another wait of this client may have recorded a queue in which other
-        # clients wait.
-        recorded_queue = quorum.contention.queue(key, age=duration)
-        was_moved = was_queued and recorded_queue not in (None, queue)
-        if was_queued and not was_moved and next_queue is not None:
-            quorum.move_to_queue(key, next_queue)
-        # True if the member of this queue refused the lock, and no later queue is left.
-        starts_over = was_queued and not was_moved and next_queue is None
-        starts_over = starts_over and queue is not None and round_.has_refused(queue)
-        if starts_over:
-            quorum.contention.forget_queue(key)
+        waits_again = False
+        if was_queued:
+            start_queue = quorum.contention.start_queue(key, age=duration)
+            if start_queue not in (None, queue):
+                # Another wait of this client has moved to another queue meanwhile. This wait follows it
+                # there.
+                waits_again = True
+            elif next_queue is not None:
+                quorum.move_to_queue(key, next_queue)
+                waits_again = True
+            elif queue is not None and round_.is_refused_by(queue):
+                # The last queue does not move either. The client starts over with the first one.
+                quorum.contention.forget_start_queue(key)
+                waits_again = quorum.order(key)[0] != queue
         order = quorum.order(key)
         if may_be_taken and not was_queued:
             quorum.contention.note_taken(key)
             return QUEUED, [member for member in order if round_.is_reachable(member)] or order
-        if may_be_taken and (was_moved or next_queue is not None or (starts_over and order[0] != queue)):
+        if may_be_taken and waits_again:
             return QUEUED, order
         yield self._backoff(end)
         return AT_ONCE, order
 
-    def _begin_round(self, order: list[int]) -> Round:
+    def _new_round(self, order: list[int]) -> Round:
         token = _protocol.fresh_token() if self._token is None else self._token
         request = Request(self._key, self._name, self.lease, self._next_options(), self._fenced)
-        self._round = Round(self._quorum, request, token, order)
-        return self._round
+        return Round(self._quorum, request, token, order)
 
     def _is_split_vote(self, round_: Round, split_votes: int) -> Steps:
         """Returns whether the round failed although no client has the lock: clients that tried at the same
@@ -234,10 +238,10 @@ class QuorumAttempt:
         if self.token_given or quorum.majority == 1 or split_votes == MAX_SPLIT_VOTES:
             return False
         holders = yield from quorum.holders(self._key)
-        # If a member does not show its holders, another client is assumed to have a majority, unless a member
-        # has granted this round.
-        is_known = all(holders.at(member) is not None or quorum.is_silent(member) for member in quorum.all())
-        return not holders.has_majority() and (is_known or round_.grants() > 0)
+        # If a member does not show its holders, this is a guess by the grants of this round: a client with a
+        # majority usually holds the lock at all members, so that none of them grants it to this round.
+        are_known = all(holders.at(member) is not None or quorum.is_silent(member) for member in quorum.all())
+        return not holders.has_majority() and (are_known or round_.grants() > 0)
 
     def _backoff(self, end: float | None) -> Any:
         """Returns a random pause: clients that took votes from each other would do so again if they all asked

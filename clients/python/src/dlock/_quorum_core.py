@@ -83,8 +83,8 @@ class QuorumCore(Core[C]):
         )
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
-        # If the caller gave the token, another object may release the hold, and asking for the hold again
-        # would bring it back: then there are no confirmations, and the hold is not restored.
+        # If the caller gave the token, another object may release the hold at any time, and restoring would
+        # revive it. Without confirmations, the hold is not restored.
         confirmations = None if attempt.token_given else attempt.confirmations
         return Extension(self.redis, self._key, self._mode, confirmations, self._ask_majority).ask
 
@@ -118,7 +118,8 @@ class QuorumCore(Core[C]):
         return bool((yield from self._ask_majority(question, lambda member, answer: bool(answer))))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
-        # Read at each repetition: if an ACQUIRE that is still under way gets no answer, its member is added.
+        # `repeats` reads this set before each repetition: if an ACQUIRE that is still under way gets no
+        # answer, its member is added.
         repeat_at = set() if hold is None else hold.repeat_release_at
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
@@ -156,9 +157,9 @@ class QuorumCore(Core[C]):
             if member not in owed:
                 return False
             release = owed[member]
-            if release.ended is None:
+            if release.removed is None:
                 return None
-            return release.ended > 0 or (release.unanswered and not only_certain)
+            return release.removed > 0 or (release.unanswered and not only_certain)
 
         return self._majority([vote(member) for member in self.redis.all()])
 

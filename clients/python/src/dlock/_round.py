@@ -19,12 +19,12 @@ from ._single_attempt import MAX_LATE
 from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP
 
-# Number of times that a round asks the other members once the member of its queue has granted: the RELEASEs
-# of the previous holder may still be in flight.
+# Once the member at which the client queues has granted, the round asks the other members this many times:
+# the RELEASEs of the previous holder may still be in flight.
 TRIES = 12
-# Number of these tries if other clients wait in another queue: then the round ends, and the client moves
-# there.
-BRIEF_TRIES = 5
+# If other clients wait in another queue, the round asks members that refuse it again this many times, before
+# the client moves to that queue.
+RETRIES_BEFORE_NEXT_QUEUE = 5
 # Longest pause between two of these tries, in seconds.
 LONGEST_PAUSE = 0.032
 
@@ -58,7 +58,7 @@ class Round:
         self.options = request.options
         self.fence: int | None = None
         self.valid_until = 0.0
-        # True if a majority granted the lock, but its validity ended before the round, or no majority
+        # True if a majority granted the lock, but the validity ended before the round did, or no majority
         # confirmed a fence.
         self.is_late = False
         # The last answer of each member to ACQUIRE: the fence, None, `FOREIGN` or an error.
@@ -72,11 +72,11 @@ class Round:
         self._quorum = quorum
         self._request = request
         self._order = order
-        # Index in the order of the current queue: the queue in which the round waits, or whose waiters it
-        # respects.
+        # Index in `_order` of the current queue: the queue in which the round waits, or whose waiters it does
+        # not overtake.
         self._queue_index = 0
         self._has_waited = False
-        # Whether the round had a majority, but fails because clients wait in the queue.
+        # Whether the round had a majority, and gives it back because clients wait in the current queue.
         self._waiters_are_ahead = False
 
     def at_once(self) -> Steps:
@@ -89,7 +89,7 @@ class Round:
         yield from self._ask(list(self._quorum.all()), first)
         if self.grants() < self._quorum.majority:
             return False
-        if first is not None and self.has_refused(first):
+        if first is not None and self.is_refused_by(first):
             has_waiters = yield from self._quorum.has_waiters(self._request.key, first)
             self._waiters_are_ahead = has_waiters is not False
             if self._waiters_are_ahead:
@@ -103,9 +103,9 @@ class Round:
         for queue in self._order:
             since = now()
             yield from self._ask([queue], queue)
-            if self._has_granted(queue):
+            if self._is_granted_by(queue):
                 return (yield from self._ask_others(since, None))
-            if self.has_refused(queue):
+            if self.is_refused_by(queue):
                 return False
             self._queue_index += 1
         return False
@@ -114,9 +114,9 @@ class Round:
         """Waits in the queue of the first reachable member of the order, and asks all members once that
         member has granted. Returns whether the lock is acquired. For the arguments, see `Waiter.wait`.
 
-        The grant after the wait does not count as a vote, as its time is unknown, and its lease can be short.
-        So the member is asked again together with the others: this request renews the lease, and the validity
-        counts from before its send."""
+        The grant after the wait does not count as a vote: its time is unknown, so its lease may be almost
+        over. So the member is asked again together with the others: this request renews the lease, and the
+        validity counts from just before it is sent."""
         key, name, lease, options, _ = self._request
         self._has_waited = True
         for queue in self._order:
@@ -131,8 +131,8 @@ class Round:
                 return False
             # The wait ended with an error. Its last request may have no answer.
             self.unanswered_acquires.add(queue)
-            # Gives up the position before it waits in the next queue. A RELEASE could arrive late, and end a
-            # hold that this member grants to a later request of this round, so this is a CANCEL.
+            # A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold
+            # that this member grants to a later request of this round.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue_index += 1
         return False
@@ -142,33 +142,34 @@ class Round:
         return self._order[self._queue_index] if self._queue_index < len(self._order) else None
 
     def next_queue(self) -> int | None:
-        """Returns the member whose queue this client must join next. None for the first member that answers.
+        """Returns the member in whose queue this client's next waits for the lock start. None for the first
+        queue of all.
 
-        1. The next member of the order, if the member of the current queue refused the token: its queue does
+        1. The next member of the order, if the member of the current queue refused the token: that queue does
            not move.
         2. A later member that refused the token: clients that cannot reach the current member queue there.
         3. The current member again, if the order leaves out earlier members, and this round has waited or one
-           of them refused the token: other clients queue at the current member, too."""
+           of them refused the token: other clients still queue at the current member."""
         if self._queue_index >= len(self._order):
             return None
         queue, later = self._order[self._queue_index], self._order[self._queue_index + 1 :]
-        if self.has_refused(queue):
+        if self.is_refused_by(queue):
             return later[0] if later else None
-        refusing = next((member for member in later if self.has_refused(member)), None)
+        refusing = next((member for member in later if self.is_refused_by(member)), None)
         if refusing is not None:
             return refusing
         earlier = [member for member in self._quorum.all() if member not in self._order]
-        stays = any(self._has_waited or self.has_refused(member) for member in earlier)
+        stays = any(self._has_waited or self.is_refused_by(member) for member in earlier)
         return queue if stays else None
 
     def move_to_next_queue(self) -> Steps:
         """Called once the lock is acquired. Makes this client's waits move to the next queue, if there is
-        one. If its member refused the token, first looks for other clients there, in the background: the
-        reason may be the previous holder, if its RELEASE had not arrived yet."""
+        one. If the member of that queue refused the token, first looks for other clients there, in the
+        background: it may have refused only because the RELEASE of the previous holder had not arrived."""
         queue = self.next_queue()
         if queue is None:
             return
-        if self.has_refused(queue):
+        if self.is_refused_by(queue):
             yield from self._look_for_others(queue)
         else:
             self._quorum.move_to_queue(self._request.key, queue)
@@ -189,8 +190,8 @@ class Round:
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
 
     def final_error(self) -> Exception | None:
-        """Returns an error if the request can never succeed, as too few members for a majority are left
-        without those that call the request invalid, forbid it, or have data at the key. Otherwise None."""
+        """Returns an error if the members that call the request invalid, forbid it, or have data at the key
+        leave too few others for a majority. Otherwise returns None."""
         answers = self.answers.values()
         invalid = [answer for answer in answers if is_misuse(answer) or isinstance(answer, DataError)]
         forbidden = [answer for answer in answers if isinstance(answer, NoPermissionError)]
@@ -202,31 +203,32 @@ class Round:
         text = "No majority can grant: " + report(self._quorum, self.answers)
         return error(NoQuorumError, text, self._request.name)
 
-    def has_refused(self, member: int) -> bool:
+    def is_refused_by(self, member: int) -> bool:
         return member in self.answers and self.answers[member] in REFUSED
 
     def grants(self) -> int:
-        return sum(self._has_granted(member) for member in self.answers)
+        return sum(self._is_granted_by(member) for member in self.answers)
 
     def _ask_others(self, since: float, end: float | None) -> Steps:
-        """Asks the members that have not granted yet, after the member of the queue has, up to `TRIES` times.
-        Returns whether the lock is acquired. The validity counts from `since`."""
+        """Called once the member of the current queue has granted. Asks the members that have not granted
+        yet, up to `TRIES` times. Returns whether the lock is acquired. The validity counts from `since`."""
         for tries in range(TRIES):
-            yield from self._ask([m for m in self._quorum.all() if not self._has_granted(m)])
+            yield from self._ask([m for m in self._quorum.all() if not self._is_granted_by(m)])
             if (yield from self._win(since)):
                 return True
             # If other clients wait in another queue, the round gives up early: this client and the head of
             # that queue each hold a part of the members, and keep each other from a majority.
             moves_on = self._has_waited and self.next_queue() not in (None, self._order[self._queue_index])
             has_ended = end is not None and now() >= end
-            if self.is_late or has_ended or (moves_on and tries >= BRIEF_TRIES):
+            if self.is_late or has_ended or (moves_on and tries >= RETRIES_BEFORE_NEXT_QUEUE):
                 return False
             yield Sleep(random.uniform(0.5, 1) * min(0.001 * 2**tries, LONGEST_PAUSE))
         return False
 
     def _ask(self, members: list[int], first: int | None = None) -> Steps:
-        """Asks members for the lock until a majority has granted, or can no longer grant. Waits for the
-        answer of `first` in any case."""
+        """Asks members for their votes. Returns once a majority has granted, or the answers show why none
+        can: another client may hold the lock, or too few members can vote. Waits for the answer of `first` in
+        any case."""
         key, name, lease, options, _ = self._request
         self.members_asked.update(members)
         other_answers = {member: answer for member, answer in self.answers.items() if member not in members}
@@ -237,10 +239,11 @@ class Round:
             grants, majority = self.grants(), self._quorum.majority
             if first in awaited:
                 return False
-            if grants >= majority or grants + len(awaited) >= majority:
-                return grants >= majority
-            # This round cannot get a majority. The other answers may show whether another client can have
-            # one.
+            if grants >= majority:
+                return True
+            if grants + len(awaited) >= majority:
+                return False
+            # This round cannot get a majority. Further answers may show whether another client can have one.
             return self.has_majority_answered() or not self.may_be_taken() or not awaited
 
         def on_answer(member: int, answer: Any) -> Steps | None:
@@ -275,10 +278,10 @@ class Round:
             yield Begin(self._compare_holders(queue), self._quorum)
 
     def _compare_holders(self, queue: int) -> Steps:
-        """Asks twice for the partial holds (without a majority) at the member `queue`, one round trip apart.
-        If the same young one is there both times, clients use that queue, and this client's waits move there.
-        An old one was left behind: the queue there does not move, so this client does not join the waiters in
-        it."""
+        """Asks twice for the partial holds (those without a majority) at the member `queue`, one round trip
+        apart: a RELEASE that was in flight has arrived by the second time. A young hold that is there both
+        times shows that other clients use the queue, and this client's waits move there. If all holds are
+        old, the queue does not move, and this client does not join it."""
         quorum, key = self._quorum, self._request.key
         began = now()
         before = (yield from quorum.holders(key)).partial_holders(queue, self.token)
@@ -312,9 +315,10 @@ class Round:
         """Sets one fence, the greatest that was granted, at a majority of the members: the confirm phase.
         Returns the time from which the validity counts; None if no majority confirms a fence."""
         key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
+        # Each phase either confirms, tries a greater fence, or drops members.
         max_phases = MAX_LATE + len(self._quorum.members)
         for _ in range(max_phases):
-            counted = {m: self.answers[m] for m in self.answers if self._has_granted(m)}
+            counted = {m: self.answers[m] for m in self.answers if self._is_granted_by(m)}
             if len(counted) < majority:
                 return None
             fence = max(counted.values())
@@ -338,19 +342,20 @@ class Round:
                 return since
             ahead = any(error_word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # The next phase uses the greatest of these fences. A member that failed, or no longer has the
-                # hold (None), does not count there. A member that answered FENCEAHEAD still counts, with the
-                # fence that it granted: for its clock, the fence of this phase is too far ahead.
+                # The next phase counts the members with a fence in `answers`, and tries the greatest of these
+                # fences. A member that failed, or that no longer has the hold (None), does not count. A
+                # member that calls the fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
                 if error_word(answer) != "FENCEAHEAD":
                     self.answers[member] = answer
             if ahead:
-                # The members that granted that fence have a clock that is ahead. They no longer count.
+                # The clocks of the members that granted this fence or a greater one are ahead of the others.
+                # These members no longer count.
                 for member in counted:
-                    if self._has_granted(member) and self.answers[member] >= fence:
+                    if self._is_granted_by(member) and self.answers[member] >= fence:
                         self.answers[member] = ResponseError("FENCEAHEAD its clock is ahead of the others'")
         return None
 
-    def _has_granted(self, member: int) -> bool:
+    def _is_granted_by(self, member: int) -> bool:
         return isinstance(self.answers.get(member), int)
 
     def _is_unavailable(self, member: int) -> bool:

@@ -25,7 +25,7 @@ GRACE_CHECK = 2.0
 # Longest time for which a wait is delayed until its client has subscribed for the first time, in seconds.
 SUBSCRIBING = 1.0
 
-# The locks that this process found taken a short while ago.
+# The locks that this process found taken within the last second, on any server.
 _contended = Contention()
 
 
@@ -77,8 +77,8 @@ class SingleAttempt:
         repeats = bool(self.repeat_release_at)
         expires_after = time_until_expired(self.lease / 1000)
         owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
-        yield Owe({SINGLE: owed}, lambda: owed.ended is not None)
-        if self._outstanding or owed.ended is None:
+        yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
+        if self._outstanding or owed.removed is None:
             # The server may still have the hold.
             self._owner.rename(self.options)
 
@@ -197,7 +197,7 @@ class SingleAttempt:
         self._position = QueuePosition(wait, self.lease)
         # Waits for the subscription, as a message that the server sends earlier is lost. Only the first wait
         # of a client does so: if the client cannot subscribe, the other waits are not delayed.
-        if not wait.registry.tried:
+        if not wait.registry.has_tried_to_subscribe:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 
     def _pause_after_error(self, answer: ResponseError, blocking: bool, end: float | None) -> float:

@@ -48,10 +48,10 @@ class Task(Protocol):
 
 
 class OwedTask(Task, Protocol):
-    """A command that the background repeats until the server has confirmed it: see `_hold.Owed`."""
+    """A RELEASE or CANCEL that the background repeats until the server has confirmed it: see `_hold.Owed`."""
 
     # The driver sets this function, and the task calls it after each answer.
-    answered: Callable[[], object] | None
+    on_answer: Callable[[], object] | None
 
 
 class Sleep:
@@ -78,7 +78,8 @@ class Pause:
 
 
 class Watch:
-    """Wakes the hold in the background, which renews the hold and reports its loss."""
+    """Wakes the hold in the background whenever it is due: `Hold.wake` renews the lease, and reports a
+    loss."""
 
     def __init__(self, hold: Task) -> None:
         self.hold = hold
@@ -95,7 +96,7 @@ class Owe:
 
 
 class Begin:
-    """Carries out these steps in the background."""
+    """Carries out `steps` in the background."""
 
     def __init__(self, steps: Steps, quorum: Any, member: int | None = None) -> None:
         self.steps = steps
@@ -106,8 +107,8 @@ class Begin:
 
 
 class Ask:
-    """Asks members in parallel. The outcome is the `Answers` so far, once `enough` accepts them or all are
-    there.
+    """Asks members in parallel. The outcome is the `Answers` so far, once `enough` accepts them or all have
+    arrived.
 
     `questions` has the steps for each member, which return a reply or an error. `on_answer` is called with
     every answer, even after the outcome: with the member, the answer and the `Peer` that sent it. It returns
@@ -136,6 +137,6 @@ class Peer:
 def reporting(question: Steps, report: Callable[[Any], Steps | None]) -> Steps:
     """Carries out one of the `questions` of an `Ask`, passes the answer to `report`, and carries out the
     steps that `report` returns."""
-    then = report((yield from question))
-    if then is not None:
-        yield from then
+    next_steps = report((yield from question))
+    if next_steps is not None:
+        yield from next_steps

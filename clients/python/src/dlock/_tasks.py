@@ -1,5 +1,5 @@
-"""Carries out steps in an event loop. The background work of each client (renewals, owed commands, messages)
-has connections of its own with short time limits, as in `_threads.py`."""
+"""Carries out steps (see `_steps.py`) in an event loop. The background work of each client (renewals, owed
+commands, messages) has connections of its own with short time limits, as in `_threads.py`."""
 
 from __future__ import annotations
 
@@ -86,33 +86,33 @@ async def _perform(step: Any, client: Any) -> Any:
         else:
             background(step.quorum.members[step.member], is_member=True).submit(step.steps)
     elif isinstance(step, Owe):
-        answered = asyncio.Event()
+        answer_arrived = asyncio.Event()
         for member, owed in step.owed.items():
-            owed.answered = answered.set
+            owed.on_answer = answer_arrived.set
             if member == SINGLE:
                 background(client).watch(owed)
             else:
                 background(client.members[member], is_member=True).watch(owed)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_wait_until(answered, step.enough), PATIENCE)
+            await asyncio.wait_for(_wait_until(answer_arrived, step.enough), PATIENCE)
 
 
 async def _ask(step: Ask, client: Any) -> Answers:
     answers: Answers = {}
-    answered = asyncio.Event()
+    answer_arrived = asyncio.Event()
 
     def report(member: int, member_background: Background, answer: Any) -> Steps | None:
-        then = step.on_answer(member, answer, member_background.peer())
+        next_steps = step.on_answer(member, answer, member_background.peer())
         answers[member] = answer
-        answered.set()
-        return then
+        answer_arrived.set()
+        return next_steps
 
     for member, question in step.questions.items():
         member_background = background(client.members[member], is_member=True)
         member_background.submit(reporting(question, functools.partial(report, member, member_background)))
     with contextlib.suppress(asyncio.TimeoutError):
         decided = _wait_until(
-            answered, lambda: len(answers) == len(step.questions) or step.enough(dict(answers))
+            answer_arrived, lambda: len(answers) == len(step.questions) or step.enough(dict(answers))
         )
         await asyncio.wait_for(decided, ASK_LIMIT)
     return dict(answers)
@@ -240,7 +240,7 @@ class Background:
             # A node that hangs must not delay requests to other nodes.
             await run(steps, self._get_background_client())
         else:
-            # One command at a time, so that a RELEASE follows the ACQUIRE that it takes back.
+            # One command at a time, so that a RELEASE follows the ACQUIRE whose grant it ends.
             async with self._command_lock:
                 await run(steps, self._get_background_client())
 
@@ -270,11 +270,11 @@ class Background:
                     if getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)
-                    registry.disconnected()
+                    registry.on_disconnected()
                     await asyncio.sleep(LIMIT / 2)
         finally:
             self._registry = None
-            registry.disconnected()
+            registry.on_disconnected()
 
     async def _subscription(self, registry: WaitRegistry) -> None:
         client = own_async_client(self.client, subscribes=True)
@@ -283,13 +283,13 @@ class Background:
             await pubsub.subscribe(registry.channel)
             while not registry.is_idle():
                 registry.on_message(await pubsub.get_message(timeout=LIMIT))
-                action = registry.on_silence()
+                action = registry.action_if_silent()
                 if action == "ping":
                     await pubsub.ping()
                 elif action == "reconnect":
                     break
         finally:
-            registry.disconnected()
+            registry.on_disconnected()
             await _close(pubsub)
             with contextlib.suppress(Exception):
                 await client.connection_pool.disconnect()

@@ -1,9 +1,9 @@
-"""Carries out steps with threads.
+"""Carries out steps (see `_steps.py`) with threads.
 
-While there is background work, it has threads of its own: one for the whole process, which wakes tasks
-(`Clock`), and for each client one that renews and releases, and one that receives messages (`Background`).
-The threads of a client have connections of their own, with short time limits, so that neither a hung server
-nor a full pool delays them for long. All are daemon threads."""
+Background work has threads of its own: one for the whole process, which wakes tasks (`Clock`), and for each
+client one that renews and releases, and one that receives messages (`Background`). The threads of a client
+end when they are idle. They have connections of their own, with short time limits, so that neither a hung
+server nor a full pool delays them for long. All are daemon threads."""
 
 from __future__ import annotations
 
@@ -70,22 +70,24 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, Begin):
         if step.member is None:
-            # The steps ask members and wait for the answers, so they need a thread besides those of the
-            # members.
+            # These steps ask members, and wait while the members' threads send the questions. So the steps
+            # need another thread.
             _start(run, "dlock-steps", step.steps, step.quorum)
             return None
         return _clock.background(step.quorum.members[step.member], is_member=True).submit(step.steps)
     assert isinstance(step, Owe)
-    answered = threading.Event()
+    # The clock wakes each owed command until the server has confirmed it. This thread waits for the first
+    # answers.
+    answer_arrived = threading.Event()
     for member, owed in step.owed.items():
-        owed.answered = answered.set
+        owed.on_answer = answer_arrived.set
         if member == SINGLE:
             _clock.watch(owed, client)
         else:
             _clock.watch(owed, client.members[member], is_member=True)
     end = now() + PATIENCE
-    while not step.enough() and answered.wait(max(end - now(), 0)):
-        answered.clear()
+    while not step.enough() and answer_arrived.wait(max(end - now(), 0)):
+        answer_arrived.clear()
     return None
 
 
@@ -109,14 +111,14 @@ def _ask(step: Ask, client: Any) -> Answers:
 def _report_answer(
     step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], background: Background, member: int, answer: Any
 ) -> Steps | None:
-    then = step.on_answer(member, answer, background.peer())
+    next_steps = step.on_answer(member, answer, background.peer())
     inbox.put((member, answer))
-    return then
+    return next_steps
 
 
 class Background:
     """The background work of one client. Except in a cluster, its commands are sent one after the other, so
-    that a RELEASE follows the ACQUIRE that it takes back. `is_member`: whether the client is a member of a
+    that a RELEASE follows the ACQUIRE whose grant it ends. `is_member`: whether the client is a member of a
     quorum."""
 
     def __init__(self, client: Any, is_member: bool) -> None:
@@ -207,31 +209,33 @@ class Background:
             return self._registry.open()
 
     def _listen(self, registry: WaitRegistry) -> None:
-        while not self._is_done(registry):
+        while not self._close_if_idle(registry):
             pubsub = None
             try:
                 client = own_client(self.client)
                 pubsub = client.pubsub()
                 pubsub.subscribe(registry.channel)
-                while not self._is_done(registry):
+                while not self._close_if_idle(registry):
                     registry.on_message(pubsub.get_message(timeout=LIMIT))
-                    action = registry.on_silence()
+                    action = registry.action_if_silent()
                     if action == "ping":
                         pubsub.ping()
                     elif action == "reconnect":
                         break
             except Exception as why:
                 logger.debug("not listening: %s", why)
-                registry.disconnected()
+                registry.on_disconnected()
                 time.sleep(LIMIT / 2)
             finally:
-                registry.disconnected()
+                registry.on_disconnected()
                 if pubsub is not None:
                     with contextlib.suppress(Exception):
                         pubsub.close()
         _clock.recheck()
 
-    def _is_done(self, registry: WaitRegistry) -> bool:
+    def _close_if_idle(self, registry: WaitRegistry) -> bool:
+        """Closes an idle registry: the next wait opens another one. Returns whether the registry is
+        closed."""
         with self._lock:
             if registry.is_idle() and self._registry is registry:
                 self._registry = None
@@ -239,8 +243,8 @@ class Background:
 
 
 class Clock:
-    """The thread that wakes each background task of the process when it is due. It does no I/O, so that
-    nothing delays it."""
+    """The thread that wakes each background task of the process when the task is due. This thread does no
+    I/O, so that nothing delays it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -288,7 +292,7 @@ class Clock:
                     try:
                         background.ensure_worker()
                     except RuntimeError:
-                        # No thread could be started: tries again soon.
+                        # No thread could be started. The clock tries again soon.
                         self._next_check = min(self._next_check, now() + TICK / 10)
                     for task_id, task in list(background.tasks.items()):
                         if task.finished():
@@ -297,8 +301,8 @@ class Clock:
                             due.append((task, background))
                         else:
                             self._next_check = min(self._next_check, task.wake_at())
-                    # An idle background that was used since the last check stays until the next one, so that
-                    # a loop of acquisitions does not create one each time.
+                    # A background that was used since the last check stays until the next check, even if it
+                    # is idle: otherwise each acquisition of a loop would create a new background.
                     self._next_check = min(self._next_check, now() + TICK)
                     if background.is_idle() and not background.used:
                         del self._backgrounds[key]

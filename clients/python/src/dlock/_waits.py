@@ -1,4 +1,4 @@
-"""The waits of one client, and its memory of contended locks.
+"""The waits of one client, and its record of contended locks.
 
 One subscription serves every wait of a client: each wait has a number, and the server publishes the number
 with the outcome of the wait. Messages can be lost, so a wait also repeats its request after a pause. This
@@ -28,12 +28,12 @@ SILENCE = 3.0
 # Time that the subscriber stays connected after the last wait, in seconds.
 IDLE = 10.0
 
-# Time for which a lock counts as contended after it was found taken, in seconds. Also the pause before a
-# client looks again for other clients at a later queue.
+# Time for which a lock counts as contended after it was found taken, in seconds.
 CONTENDED_FOR = 1.0
-# Time for which a client continues to queue at a later member of a quorum without finding other clients there
-# again, in seconds. Then it queues at the first member that answers.
-QUEUE_KEPT_FOR = 2.0
+# Least time from one look for other clients in a later queue to the next, in seconds.
+LOOK_INTERVAL = 1.0
+# Time for which a start queue lasts after the client has last noticed other clients there, in seconds.
+START_QUEUE_KEPT_FOR = 2.0
 # Greatest number of entries in each dict of `Contention`. A full dict is cleared.
 MAX_ENTRIES = 1000
 
@@ -71,7 +71,7 @@ class QueuePosition:
         return _protocol.queue_options(int(self.keep * 1000), channel, number, notify=self._notify)
 
     def receives_messages(self) -> bool:
-        return self._notify and self.wait.registry.subscribed
+        return self._notify and self.wait.registry.is_subscribed
 
     def ask_differently(self, answer: Any) -> bool:
         """Changes the options if the answer is an error that other options may avoid. Returns whether it
@@ -94,14 +94,14 @@ class WaitRegistry:
         self.channel = "dlock:" + secrets.token_urlsafe(15)
         self.waits: dict[str, Wait] = {}
         # Whether the client is subscribed.
-        self.subscribed = False
+        self.is_subscribed = False
         # Whether the first attempt to subscribe has ended, in success or failure.
-        self.tried = False
+        self.has_tried_to_subscribe = False
         # When the subscriber last received something.
         self.received_at = now()
         # True after a PING without an answer.
         self.ping_sent = False
-        # The end of the last wait.
+        # When the last wait ended.
         self.idle_since = now()
         self._event_class = event_class
         self._numbers = itertools.count(1)
@@ -121,7 +121,7 @@ class WaitRegistry:
         self.received_at = now()
         self.ping_sent = False
         if message["type"] in ("subscribe", "ssubscribe"):
-            self.subscribed = self.tried = True
+            self.is_subscribed = self.has_tried_to_subscribe = True
             # Messages that were sent before the subscription are lost, so every wait asks the server.
             self.wake_all()
         elif message["type"] in ("message", "smessage"):
@@ -134,20 +134,20 @@ class WaitRegistry:
                 wait.cancelled = word == "cancelled"
                 wait.event.set()
 
-    def on_silence(self) -> str:
-        """Returns the next action of a subscriber that receives nothing: "ping", "reconnect" or an empty
-        string for none."""
-        quiet = now() - self.received_at
-        if quiet > 2 * SILENCE and self.ping_sent:
+    def action_if_silent(self) -> str:
+        """Returns what the subscriber must do if it has received nothing for too long: "ping" or "reconnect".
+        Otherwise returns an empty string."""
+        silence = now() - self.received_at
+        if silence > 2 * SILENCE and self.ping_sent:
             return "reconnect"
-        if quiet > SILENCE and not self.ping_sent:
+        if silence > SILENCE and not self.ping_sent:
             self.ping_sent = True
             return "ping"
         return ""
 
-    def disconnected(self) -> None:
-        self.subscribed = False
-        self.tried = True
+    def on_disconnected(self) -> None:
+        self.is_subscribed = False
+        self.has_tried_to_subscribe = True
         self.ping_sent = False
         self.received_at = now()
         self.wake_all()
@@ -158,18 +158,21 @@ class WaitRegistry:
 
 
 class Contention:
-    """The locks that this client found taken a short while ago, and the members of a quorum at which other
-    clients queue for them.
+    """The locks that this client found taken a short while ago, and their start queues in a quorum.
 
     A client that may wait for a contended lock queues at once: if it asked all members first, it would
-    briefly take votes from the waiter that has just been granted the lock."""
+    briefly take votes from the waiter that has just been granted the lock.
+
+    The start queue of a lock is the one in which this client's next waits for it start: the queue of a later
+    member, where the client has noticed other clients. Without a start queue, waits start at the first
+    member."""
 
     def __init__(self) -> None:
         self._contended_until: dict[bytes, float] = {}
-        # By key: the member at which other clients queue, and the time of the record.
-        self._queues: dict[bytes, tuple[int, float]] = {}
-        # By key: the time until which the client does not look again for other clients at a later queue.
-        self._looked_until: dict[bytes, float] = {}
+        # By key: the member of the start queue, and the time when it was set.
+        self._start_queues: dict[bytes, tuple[int, float]] = {}
+        # By key: the time before which the client does not look again for other clients in a later queue.
+        self._next_look: dict[bytes, float] = {}
 
     def note_taken(self, key: bytes) -> None:
         if len(self._contended_until) >= MAX_ENTRIES:
@@ -181,31 +184,29 @@ class Contention:
         return now() < self._contended_until.get(key, 0.0)
 
     def move_to(self, key: bytes, queue: int) -> None:
-        """Records that other clients wait in the queue of the member `queue`, so that new waits of this
-        client begin there."""
-        if len(self._queues) >= MAX_ENTRIES:
-            self._queues.clear()
-        self._queues[key] = queue, now()
+        """Makes the queue of the member `queue` the start queue."""
+        if len(self._start_queues) >= MAX_ENTRIES:
+            self._start_queues.clear()
+        self._start_queues[key] = queue, now()
 
-    def forget_queue(self, key: bytes) -> None:
-        self._queues.pop(key, None)
+    def forget_start_queue(self, key: bytes) -> None:
+        self._start_queues.pop(key, None)
 
-    def queue(self, key: bytes, age: float = QUEUE_KEPT_FOR) -> int | None:
-        """Returns the member at which other clients queue. None unless it was recorded within the last `age`
-        seconds."""
-        queue, recorded_at = self._queues.get(key, (None, -math.inf))
-        return queue if now() < recorded_at + age else None
+    def start_queue(self, key: bytes, age: float = START_QUEUE_KEPT_FOR) -> int | None:
+        """Returns the member of the start queue. None unless it was set within the last `age` seconds."""
+        queue, set_at = self._start_queues.get(key, (None, -math.inf))
+        return queue if now() < set_at + age else None
 
     def begin_looking_for_others(self, key: bytes) -> bool:
-        """Returns whether the caller must look for other clients at a later queue now. Returns True at most
-        once in `CONTENDED_FOR` seconds, unless `allow_looking_again` is called."""
-        if now() < self._looked_until.get(key, 0.0):
+        """Returns whether the caller must look for other clients in a later queue now. Returns True at most
+        once in `LOOK_INTERVAL` seconds, unless `allow_looking_again` is called."""
+        if now() < self._next_look.get(key, 0.0):
             return False
-        if len(self._looked_until) >= MAX_ENTRIES:
-            self._looked_until.clear()
-        self._looked_until[key] = now() + CONTENDED_FOR
+        if len(self._next_look) >= MAX_ENTRIES:
+            self._next_look.clear()
+        self._next_look[key] = now() + LOOK_INTERVAL
         return True
 
     def allow_looking_again(self, key: bytes) -> None:
-        """Called when the look has found no hold of other clients: the next look may begin at once."""
-        self._looked_until.pop(key, None)
+        """Called when a look has found no hold of other clients: the next look may begin at once."""
+        self._next_look.pop(key, None)
