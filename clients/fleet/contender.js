@@ -1,8 +1,8 @@
-// A client of a quorum under faults, as contender.py: it locks, writes and releases repeatedly until its input
-// ends.
+// A client of a quorum under faults, as contender.py: it locks, writes and releases repeatedly until its
+// input ends.
 //
-// node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms. In the output, the names of its
-// holds begin with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
+// node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms. In the output, the names of
+// its holds begin with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
 "use strict";
 const { setTimeout: sleep } = require("node:timers/promises");
 const { Lock, LockError, Quorum } = require("../node/dist/index.js");
@@ -34,8 +34,8 @@ const kinds = {
   },
 };
 
-/** Acquires the lock once, and prints what happens. The client only prints each write: the test that reads the
- * output carries it out. */
+/** Acquires the lock once, and prints what happens. The client only prints each write: the test that reads
+ * the output carries it out. */
 async function acquireOnce(quorum, name) {
   const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
   // A contender that will pause does not renew its lease.

@@ -1,8 +1,8 @@
-// One process of a fleet, as member.py: locks and releases one key repeatedly until its input ends, and prints
-// its actions. `clients/python/tests/test_fleet.py` starts it.
+// One process of a fleet, as member.py: locks and releases one key repeatedly until its input ends, and
+// prints its actions. `clients/python/tests/test_fleet.py` starts it.
 //
-// node member.js redlock|ioredis PORT KEY LEASE, with the lease in ms. `redlock` is node-redlock, and `ioredis`
-// sends DLOCK.ACQUIRE without a library for locks.
+// node member.js redlock|ioredis PORT KEY LEASE, with the lease in ms. `redlock` is node-redlock, and
+// `ioredis` sends DLOCK.ACQUIRE without a library for locks.
 "use strict";
 const { randomBytes } = require("node:crypto");
 const { setTimeout: sleep } = require("node:timers/promises");
@@ -51,8 +51,8 @@ const kinds = {
         token = randomBytes(20).toString("base64url");
         for (;;) {
           const sent = now();
-          // QUEUE keeps the queue position from one call to the next. With NOTIFY, the client would not need to
-          // poll.
+          // QUEUE keeps the queue position from one call to the next. With NOTIFY, the client would not need
+          // to poll.
           if (await client.call("DLOCK.ACQUIRE", key, token, lease, "QUEUE", 10 * lease)) return sent;
           await sleep(5);
         }

@@ -6,9 +6,10 @@ import { Lock } from "dlock";
 import { Redis } from "ioredis";
 import Redlock from "redlock";
 
-// Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again. If
-// clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. A client
-// that does not would wait only for the rest of a hold, but by polling it waits for a whole pause.
+// Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again.
+// If clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. A
+// client that does not waits for the rest of a hold with dlock, but for a whole pause with a library that
+// polls.
 const LOADS = [
   [8, 1, 5],
   [64, 1, 5],
@@ -77,7 +78,7 @@ async function work(url, kind, clients, hold, pause, seconds) {
       const lock = await acquire("bench:contended");
       const acquired = performance.now();
       await sleep(hold);
-      // A wait that outlasts the run counts too, or polling would hide the clients that starve.
+      // A wait that outlasts the run counts, too: otherwise the longest waits would be left out.
       if (now > start + WARM_UP) {
         waits.push(acquired - began);
         held += performance.now() - acquired;
@@ -126,8 +127,8 @@ async function compare(url, [clients, hold, pause], seconds) {
         `wait p50, p99, max ${shown} ms, lowest Jain's index of a round ${jain.toFixed(3)}`,
     );
   }
-  // If the lock is always taken, and fair, each other client holds it once during the pause and the wait of a
-  // client. So no wait can be shorter than this.
+  // Between two holds of one client, a fair lock that is never free lets each other client hold it once. The
+  // client pauses during the first of these holds. The rest is its wait, if handoffs take no time.
   const holdsOfOthers = Math.max((clients - 1) * meanHold.dlock - pause, 0);
   const ratio = (ms) => (ms / p99["node-redlock"]).toFixed(3);
   console.log(
@@ -136,7 +137,7 @@ async function compare(url, [clients, hold, pause], seconds) {
   );
 }
 
-/** Returns Jain's index of the clients' numbers of grants. */
+/** Returns Jain's index of the clients' numbers of grants: 1 if all are equal, less otherwise. */
 function fairness(found) {
   const counts = found.map(({ waits }) => waits.length);
   return sum(counts) ** 2 / (counts.length * sum(counts.map((count) => count ** 2)));

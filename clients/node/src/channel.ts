@@ -28,7 +28,7 @@ function explained(why: Error, address: string): Error {
 const channels = new WeakMap<Client, Channel>();
 
 export class Channel {
-  /** Makes a channel a `Servers` of `run.ts`, with one server. */
+  /** A channel is itself a `Servers` (see `run.ts`), with one server. */
   readonly channels: readonly Channel[] = [this];
   /** Set when an answer is overdue or a command could not be sent; cleared by the next answer. */
   isSilent = false;
@@ -154,8 +154,8 @@ export class Channel {
     return this.#registry.open();
   }
 
-  /** Subscribes for the registry, reconnects if the subscriber is silent, and closes the subscription once the
-   * registry is idle. */
+  /** Subscribes for the registry, reconnects if the subscriber is silent, and closes the subscription once
+   * the registry is idle. */
   #keepSubscribed(registry: WaitRegistry): WaitRegistry {
     let subscription = this.link.subscribe(registry);
     let isChecking = false;

@@ -9,8 +9,8 @@ import { times } from "./waits.js";
 // First and longest pause between two tries, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
-// While an earlier ACQUIRE is unanswered, the longest pause is this fraction of `expiresAfter` if that is more
-// than LONGEST_PAUSE.
+// While an earlier ACQUIRE is unanswered, the longest pause is this fraction of `expiresAfter` if that is
+// more than LONGEST_PAUSE.
 const LONGEST_FRACTION = 1 / 20;
 
 /** Returns the time in ms after which a server retains neither a hold nor a queue position of an ACQUIRE for
@@ -19,19 +19,19 @@ export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }
 
-/** Number of answers that confirm a RELEASE if an ACQUIRE may be under way over an earlier, broken connection:
- * the server may read that ACQUIRE after the first RELEASE. */
+/** Number of answers that confirm a RELEASE if an ACQUIRE may be under way over an earlier, broken
+ * connection: the server may read that ACQUIRE after the first RELEASE. */
 export const ANSWERS_TO_RELEASE = 2;
 
 /** One owed request to one server. */
 export class Owed implements Task {
   /** See `Task`. */
-  changed: (() => void) | undefined;
-  /** Called after each reply. */
-  answered: (() => void) | undefined;
-  /** Sum of the replies (holds or positions that were removed); undefined before the first reply. */
+  onChange: (() => void) | undefined;
+  /** Set by `run.ts`, and called after each reply. */
+  onAnswer: (() => void) | undefined;
+  /** Number of holds or positions that the request has removed; undefined before the first reply. */
   removed: number | undefined;
-  /** Whether a try had no answer. It may have removed a hold that `removed` does not count. */
+  /** True after a try without an answer: it may have removed a hold that `removed` does not count. */
   isUnanswered = false;
   readonly #expiresAt: number;
   #wakeAt = now();
@@ -42,7 +42,7 @@ export class Owed implements Task {
     private readonly request: () => Steps<number>,
     /** Time after which the hold or position has expired by itself, ms. */
     private readonly expiresAfter: number,
-    /** Number of answers that are needed until the request is confirmed. */
+    /** Number of answers that are still needed to confirm the request. */
     private missingAnswers: number,
     /** Returns false while an earlier ACQUIRE without an answer may reach the server after the request. Then
      * an answer confirms nothing, and the request is sent again. */
@@ -73,7 +73,7 @@ export class Owed implements Task {
         const longest = Math.max(LONGEST_PAUSE, this.expiresAfter * LONGEST_FRACTION);
         this.#pause = Math.min(this.#pause * 2, longest);
       }
-      this.answered?.();
+      this.onAnswer?.();
     } catch (why) {
       this.isUnanswered ||= !errorWord(why);
       this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);

@@ -14,9 +14,10 @@ import { freshToken } from "./protocol.js";
 /** The name of an owner, 1 to 255 bytes. */
 export class Owner {
   readonly id: string;
-  /** Set once a hold of this owner is lost, or once a hold or a wait of this owner may outlast the routine that
-   * began it. No later acquisition uses a retired owner: if it waited for what is left of an earlier one, the
-   * server would report a deadlock of the owner with itself. */
+  /** Set once a hold of this owner is lost, or once a hold or a wait of this owner may outlast the routine
+   * that began it. No later acquisition uses a retired owner: if the owner then waited for the same lock, the
+   * server would report a deadlock of the owner with itself, although the hold ends soon without the owner's
+   * help. */
   isRetired = false;
 
   constructor(id: string = freshToken()) {

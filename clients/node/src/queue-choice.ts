@@ -2,12 +2,14 @@
 //
 // All clients sort the members by run id, with those that may not vote last, and wait in the queue of the
 // first member, so that all wait in one queue. A client moves to a later queue in two cases:
-// - Its queue granted it the lock, but the member of the later queue refuses it: clients that cannot reach the
-//   first member wait there.
-// - Its queue does not move, as no holder there can have a majority.
-// In both cases it expects the other clients in the later queue, too: it "meets" them there. Its other waits for
-// the lock move with it, and for 2 s after each meeting its new waits start in that queue. If the last queue
-// does not move either, and its holds are older than 2 s, the client returns to the first queue.
+// - Its queue granted it the lock, but the member of the later queue refuses it: clients that cannot reach
+//   the first member wait there.
+// - Its queue does not move: no holder at its member can have a majority, so none of them will release the
+//   lock there.
+//
+// The client's other waits for the lock move along, and its next waits start in that queue (the start queue)
+// until it has noticed no other client there for 2 s. If the last queue does not move either, and its holds
+// are older than 2 s, the client starts over with the first queue.
 //
 // Safety does not depend on the choice: a wrong queue costs time.
 
@@ -17,18 +19,19 @@ import type { Key } from "./protocol.js";
 import { Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, KeyMemory, type Wait } from "./waits.js";
 
-// Time for which a client starts at the queue where it met others, ms.
-const QUEUE_KEPT_FOR = 2000;
-// Least time from one look for other clients to the next, ms: see `lookForOthers`.
-const LOOK_PAUSE = 1000;
+// Time for which a start queue lasts after the client has last noticed other clients there, ms.
+const START_QUEUE_KEPT_FOR = 2000;
+// Least time from one look for other clients in a later queue to the next, ms.
+const LOOK_INTERVAL = 1000;
 // First and longest pause between two checks whether a queue moves, ms.
-const FIRST_CHECK = 30;
-const LONGEST_CHECK = 1000;
-// The pause is at least this multiple of the duration of the check: if answers are late, the releases that
-// would move the queue are late, too.
+const FIRST_CHECK_PAUSE = 30;
+const LONGEST_CHECK_PAUSE = 1000;
+// The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
+// are the releases that would move the queue.
 const CHECK_FACTOR = 8;
-// Age in ms from which a partial hold (a hold on a minority of the members) counts as left behind by a dead
-// client: a living one gives its hold back earlier if other members refuse the lock.
+// A client that was granted the lock by the member of its queue has a partial hold (one without a majority)
+// for less than this time, in ms, while other members refuse it. An older partial hold was left behind by a
+// client that died.
 const PARTIAL_HOLD_MAX_AGE = 2000;
 
 /** The key of a request, also as text. */
@@ -38,22 +41,22 @@ interface NamedKey {
 }
 
 export class QueueChoice {
-  /** The keys that were found taken within the last second. */
+  /** The locks that this client found taken within the last second. */
   readonly contended = new ContendedKeys();
-  /** The queue where other clients were met, and when. */
-  readonly #met = new KeyMemory<{ queue: number; when: number }>();
-  /** The time until which the client does not look for other clients again. */
-  readonly #lookedUntil = new KeyMemory<number>();
+  /** By key: the member of the start queue, and the time when it was set. */
+  readonly #startQueues = new KeyMemory<{ queue: number; setAt: number }>();
+  /** By key: the time before which the client does not look again for other clients in a later queue. */
+  readonly #nextLook = new KeyMemory<number>();
   readonly #watches = new Map<string, QueueWatch>();
 
   constructor(private readonly members: Members) {}
 
-  /** Returns the members in the order in which their queues are tried, from the queue where other clients were
-   * met, or else from the first one. */
+  /** Returns the members in the order in which this client tries their queues: from the start queue on, or
+   * all members if there is none. */
   order(name: string): readonly number[] {
     const order = this.#commonOrder();
-    const met = this.#queueInUse(name);
-    return met === undefined ? order : order.slice(order.indexOf(met));
+    const startQueue = this.#startQueue(name);
+    return startQueue === undefined ? order : order.slice(order.indexOf(startQueue));
   }
 
   /** Returns all members by run id, so that the order is the same for all clients, however they spell the
@@ -67,31 +70,33 @@ export class QueueChoice {
     return [...members.all()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
   }
 
-  /** Returns the queue where other clients were met within the last `age` ms; undefined for none. */
-  queueMetWithin(name: string, age: number): number | undefined {
-    const met = this.#met.get(name);
-    return met !== undefined && now() < met.when + age ? met.queue : undefined;
+  /** Returns the member of the start queue; undefined unless it was set within the last `age` ms. */
+  startQueueSetWithin(name: string, age: number): number | undefined {
+    const found = this.#startQueues.get(name);
+    return found !== undefined && now() < found.setAt + age ? found.queue : undefined;
   }
 
-  /** Records that other clients wait at the member `queue`, and makes this client's waits in other queues move
-   * there. Does nothing if the client has met others in a later queue within `QUEUE_KEPT_FOR`. */
-  meet(name: string, queue: number): void {
+  /** Makes the queue of the member `queue` the start queue, as other clients wait there, and makes this
+   * client's waits in other queues move there. All waits move at once: the heads of two queues would each
+   * hold a part of the members, and keep each other from a majority. Does nothing if the start queue is a
+   * later one: while clients wait in both, waits move only from the earlier queue to the later one. */
+  moveToQueue(name: string, queue: number): void {
     const order = this.#commonOrder();
-    const met = this.#queueInUse(name);
-    if (met !== undefined && order.indexOf(met) > order.indexOf(queue)) return;
-    this.#met.set(name, { queue, when: now() });
+    const startQueue = this.#startQueue(name);
+    if (startQueue !== undefined && order.indexOf(startQueue) > order.indexOf(queue)) return;
+    this.#startQueues.set(name, { queue, setAt: now() });
     for (const member of this.members.all()) {
-      if (member !== queue) this.#watches.get(`${member} ${name}`)?.leave();
+      if (member !== queue) this.#watches.get(`${member} ${name}`)?.makeWaitsLeave();
     }
   }
 
-  forgetQueue(name: string): void {
-    this.#met.delete(name);
+  forgetStartQueue(name: string): void {
+    this.#startQueues.delete(name);
   }
 
-  /** Returns the queue where other clients were met, if they may still wait there; undefined for none. */
-  #queueInUse(name: string): number | undefined {
-    const queue = this.queueMetWithin(name, QUEUE_KEPT_FOR);
+  /** Returns the member of the start queue; undefined if there is none, or that member may not vote. */
+  #startQueue(name: string): number | undefined {
+    const queue = this.startQueueSetWithin(name, START_QUEUE_KEPT_FOR);
     return queue !== undefined && this.members.mayVote(queue) ? queue : undefined;
   }
 
@@ -107,41 +112,42 @@ export class QueueChoice {
     this.#watches.delete(`${queue} ${name}`);
   }
 
-  /** Returns the steps that look whether other clients wait at the member `queue`, which refused `token`
-   * although a majority granted it the lock. Returns undefined within LOOK_PAUSE of the start of the last look,
-   * unless that look found no hold. */
+  /** Returns the steps that look for other clients in the queue of the member `queue`, which refused `token`
+   * although a majority granted it the lock. Returns undefined if the last look began less than
+   * `LOOK_INTERVAL` ago, unless that look found no hold. */
   lookForOthers(request: NamedKey, queue: number, token: string): Steps<void> | undefined {
-    if (now() < (this.#lookedUntil.get(request.name) ?? 0)) return undefined;
-    this.#lookedUntil.set(request.name, now() + LOOK_PAUSE);
-    return this.#look(request, queue, token);
+    if (now() < (this.#nextLook.get(request.name) ?? 0)) return undefined;
+    this.#nextLook.set(request.name, now() + LOOK_INTERVAL);
+    return this.#compareHolders(request, queue, token);
   }
 
-  /** Reads the partial holds at `queue` twice: a release that was on its way has arrived by the second time. A
-   * young hold that remains shows that other clients use the queue. If only old holds remain, the queue does
-   * not move: the client does not join the waiters there. */
-  *#look({ key, name }: NamedKey, queue: number, token: string): Steps<void> {
+  /** Asks twice for the partial holds (those without a majority) at the member `queue`, one round trip apart:
+   * a RELEASE that was in flight has arrived by the second time. A young hold that is there both times shows
+   * that other clients use the queue, and this client's waits move there. If all holds are old, the queue
+   * does not move, and this client does not join it. */
+  *#compareHolders({ key, name }: NamedKey, queue: number, token: string): Steps<void> {
     const { members } = this;
     const began = now();
     const before = (yield* members.holders(key)).partialHolders(queue, token);
     yield new Sleep(now() - began);
     const after = (yield* members.holders(key)).partialHolders(queue, token);
     const remaining = [...after].filter(([holder]) => before.has(holder));
-    if (remaining.length === 0) this.#lookedUntil.delete(name);
-    if (remaining.some(([, age]) => age < PARTIAL_HOLD_MAX_AGE)) this.meet(name, queue);
+    if (remaining.length === 0) this.#nextLook.delete(name);
+    if (remaining.some(([, age]) => age < PARTIAL_HOLD_MAX_AGE)) this.moveToQueue(name, queue);
   }
 }
 
 /** Checks whether the queue of one member moves, on behalf of all waits of this client in it. One wait at a
- * time carries out the check. All waits leave the queue together. */
+ * time carries out the check. All waits leave the queue together: see `moveToQueue`. */
 export class QueueWatch {
   readonly waits = new Set<Wait>();
-  /** Number of times that all waits had to leave. */
+  /** Number of times that the waits were made to leave. */
   departures = 0;
-  #pause = FIRST_CHECK;
+  #pause = FIRST_CHECK_PAUSE;
   /** The holders at the last check, as text, if none of them could have a majority; else empty. */
   #stuckHolders = "";
   /** Time of the next check, on the clock of `now()`; infinite during a check. */
-  #checkAt = now() + FIRST_CHECK;
+  #checkAt = now() + FIRST_CHECK_PAUSE;
 
   constructor(
     private readonly members: Members,
@@ -154,8 +160,9 @@ export class QueueWatch {
   }
 
   /** Makes all waits leave the queue if two checks in a row find the same holders, none of which can have a
-   * majority. Two checks, because a hold begins and ends at one member after the other. The waits leave the
-   * last queue only if every hold there is older than `PARTIAL_HOLD_MAX_AGE`. */
+   * majority. One check is not enough, as a hold begins and ends at one member after the other. `isLast`:
+   * whether this is the last queue in the order. The waits leave it only if every hold there is old, and so
+   * was left behind. */
   *check(isLast: boolean): Steps<void> {
     if (now() < this.#checkAt) return;
     this.#checkAt = Number.POSITIVE_INFINITY;
@@ -168,15 +175,14 @@ export class QueueWatch {
       const mayLeave = !isLast || !hasYoungHold;
       if (mayLeave && !holders.queueCanMove(this.queue)) stuckHolders = [...ages.keys()].join(" ");
     } finally {
-      this.#pause = Math.min(this.#pause * 2, LONGEST_CHECK);
+      this.#pause = Math.min(this.#pause * 2, LONGEST_CHECK_PAUSE);
       this.#checkAt = now() + Math.max(this.#pause, CHECK_FACTOR * (now() - began));
     }
-    if (stuckHolders !== "" && stuckHolders === this.#stuckHolders) this.leave();
+    if (stuckHolders !== "" && stuckHolders === this.#stuckHolders) this.makeWaitsLeave();
     this.#stuckHolders = stuckHolders;
   }
 
-  /** Makes all waits leave the queue. */
-  leave(): void {
+  makeWaitsLeave(): void {
     this.departures += 1;
     for (const wait of this.waits) wait.bell.ring();
   }

@@ -1,6 +1,6 @@
-// One acquisition from a quorum: a sequence of rounds. After a failed round the client waits in a queue, or
-// for a random time. Safety does not depend on this file: `round.ts` decides when the lock is held, and a wrong
-// decision here only costs time.
+// One acquisition from a quorum: a sequence of rounds. After a failed round, the acquisition waits in the
+// queue of one member, or for a random time. A wrong decision in this file costs time, but cannot make a
+// second holder: each round has a token of its own, and `Round` alone decides whether it acquires the lock.
 
 import { now } from "./clock.js";
 import { LateError } from "./errors.js";
@@ -11,8 +11,8 @@ import { type Acquisition, type Granted, MAX_LATE, type Request } from "./reques
 import { Round, type Won } from "./round.js";
 import { Begin, type Owe, Sleep, type Steps } from "./steps.js";
 
-// After split votes (no client has a majority), an acquisition that does not wait tries again this many
-// times.
+// An acquisition that does not wait begins another round after at most this many split votes: rounds in which
+// no client got a majority.
 const MAX_SPLIT_VOTES = 20;
 // First and longest pause between two rounds, ms.
 const FIRST_PAUSE = 50;
@@ -52,7 +52,7 @@ export class QuorumAttempt implements Acquisition {
     let start: Start = waits && choice.contended.has(name) ? "queued" : "at once";
     let isLastRound = false;
     let splitVotes = 0;
-    let lateRounds = 0;
+    let lateGrants = 0;
     yield* members.identifyMembers(end);
     // With an empty order, a round may overtake waiters. An acquisition that does not wait may do so, as it
     // competes only for a moment.
@@ -73,8 +73,8 @@ export class QuorumAttempt implements Acquisition {
       if (final !== undefined) throw final;
       const mayBeTaken = round.mayBeTaken();
       if (round.isLate && mayBeTaken) {
-        lateRounds += 1;
-        if (lateRounds === MAX_LATE) {
+        lateGrants += 1;
+        if (lateGrants === MAX_LATE) {
           throw new LateError(`${name}: the ttl is too short for these servers`, name);
         }
         continue;
@@ -86,14 +86,15 @@ export class QuorumAttempt implements Acquisition {
       if (isOver || isLastRound) {
         if (round.hasMajorityAnswered()) return null;
         if (isLastRound) throw round.noQuorum();
-        // The last round asks all members: null ("taken") must only be returned if a majority can vote.
+        // The last round asks all members: the lock must only be reported as taken if a majority can vote.
         isLastRound = true;
         yield* members.identifyMembers(end);
         [start, order] = ["at once", waits ? choice.order(name) : []];
       } else if (waits) {
-        [start, order] = yield* this.#next(start, round, duration, end);
+        [start, order] = yield* this.#afterFailedRound(start, round, duration, end);
       } else {
-        // A split vote: clients that tried at the same moment each got a part of the votes.
+        // A split vote: clients that tried at the same time each got a part of the votes. In the next round
+        // they ask the members in order, so that one of them wins.
         splitVotes += 1;
         yield new Sleep(Math.random() * duration);
         yield* members.identifyMembers(end);
@@ -107,16 +108,17 @@ export class QuorumAttempt implements Acquisition {
     return start === "in order" ? round.inOrder() : round.atOnce();
   }
 
-  /** Returns the hold. Records in which queue other clients wait, or looks for them. */
+  /** Returns the hold. Makes this client's waits move to the next queue, if there is one. If the member of
+   * that queue refused the token, first looks for other clients there, in the background. */
   *#holdOf(won: Won, round: Round): Steps<Granted> {
     const { choice, request } = this;
     const queue = round.nextQueue();
     if (queue !== undefined && round.isRefusedBy(queue)) {
-      // The member may have refused only because a predecessor's RELEASE has not arrived yet.
+      // The member may have refused only because the RELEASE of the previous holder had not arrived.
       const look = choice.lookForOthers(request, queue, won.token);
       if (look !== undefined) yield new Begin(look);
     } else if (queue !== undefined) {
-      choice.meet(request.name, queue);
+      choice.moveToQueue(request.name, queue);
     }
     return new QuorumHold(this.members, this.request, won);
   }
@@ -128,24 +130,35 @@ export class QuorumAttempt implements Acquisition {
     return this.#failed.every((round) => round.isTakenBackAt(member));
   }
 
-  /** Returns how the next round of a wait begins, and the order of its queues. Pauses first if the next round
-   * would otherwise collide with those of other clients. `duration`: that of the failed round, in ms. */
-  *#next(start: Start, round: Round, duration: number, end: number): Steps<[Start, readonly number[]]> {
+  /** Called after a failed round of an acquisition that waits. Returns how the next round begins, and the
+   * order of its queues. Pauses first if the next round asks all members at once. `duration`: that of the
+   * failed round, in ms. */
+  *#afterFailedRound(
+    start: Start,
+    round: Round,
+    duration: number,
+    end: number,
+  ): Steps<[Start, readonly number[]]> {
     const { members, choice } = this;
     const { name } = this.request;
     const mayBeTaken = round.mayBeTaken();
     const wasQueued = start === "queued";
     const queue = round.queue();
     const nextQueue = round.nextQueue();
-    // During this round, another wait of this client may have met other clients in another queue: this wait
-    // follows it there.
-    const queueOfOthers = choice.queueMetWithin(name, duration);
-    const followsOthers = wasQueued && queueOfOthers !== undefined && queueOfOthers !== queue;
-    const movesOn = wasQueued && !followsOthers;
-    if (movesOn && nextQueue !== undefined) choice.meet(name, nextQueue);
-    // After a refusal by the member of the last queue, the client begins again with the first queue.
-    const givesUp = movesOn && nextQueue === undefined && queue !== undefined && round.isRefusedBy(queue);
-    if (givesUp) choice.forgetQueue(name);
+    const startQueue = choice.startQueueSetWithin(name, duration);
+    let waitsAgain = false;
+    let startsOver = false;
+    if (wasQueued && startQueue !== undefined && startQueue !== queue) {
+      // Another wait of this client has moved to another queue meanwhile. This wait follows it there.
+      waitsAgain = true;
+    } else if (wasQueued && nextQueue !== undefined) {
+      choice.moveToQueue(name, nextQueue);
+      waitsAgain = true;
+    } else if (wasQueued && queue !== undefined && round.isRefusedBy(queue)) {
+      // The last queue does not move either. The client starts over with the first one.
+      choice.forgetStartQueue(name);
+      startsOver = true;
+    }
     yield* members.identifyMembers(end);
     const order = choice.order(name);
     if (mayBeTaken && !wasQueued) {
@@ -153,16 +166,16 @@ export class QuorumAttempt implements Acquisition {
       const reachable = order.filter((member) => round.isReachable(member));
       return ["queued", reachable.length > 0 ? reachable : order];
     }
-    const returns = givesUp && order[0] !== queue;
-    if (mayBeTaken && (followsOthers || nextQueue !== undefined || returns)) return ["queued", order];
-    // A random pause, as clients that took votes from each other would otherwise collide again.
+    if (mayBeTaken && (waitsAgain || (startsOver && order[0] !== queue))) return ["queued", order];
+    // A random pause: clients that took votes from each other would do so again if they all asked at once.
     yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * this.#pause, end - now()), 0));
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
     return ["at once", order];
   }
 
-  /** Returns whether another client has a majority. If a member does not show its holders, the result is a
-   * guess: true if no member granted this round. */
+  /** Returns whether another client has a majority. If a member does not show its holders, this is a guess by
+   * the grants of this round: a client with a majority usually holds the lock at all members, so that none of
+   * them grants it to this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
     const areKnown = this.members.voters().every((member) => holders.at(member) !== undefined);

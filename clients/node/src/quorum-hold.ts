@@ -34,8 +34,8 @@ export class QuorumHold implements Granted {
     this.#holds = won.holds;
   }
 
-  /** Returns a hold that was acquired elsewhere: any member may have it. It is not restored: its other owner
-   * may release it at any time, and restoring would revive it. */
+  /** Returns a hold that another object acquired: any member may have it. It is not restored: the other
+   * object may release it at any time, and restoring would revive it. */
   static adopted(members: Members, request: Request, token: string, validUntil: number): QuorumHold {
     const holds = new MemberHolds(members);
     for (const member of members.all()) holds.asked.add(member);
@@ -47,7 +47,7 @@ export class QuorumHold implements Granted {
     const withoutHold: number[] = [];
     const ask = function* (this: QuorumHold, member: number): Steps<boolean> {
       if (yield* this.#extend(member, lease)) return true;
-      // A member that answers after the majority can be asked for the hold at once.
+      // If this answer comes after those of a majority, the member is asked for the hold at once.
       if (isExtended) yield new Begin(this.#restore(member, hold, lease));
       else withoutHold.push(member);
       return false;
@@ -83,8 +83,8 @@ export class QuorumHold implements Granted {
     this.#holds.asked.add(member);
     try {
       // The request asks for a queue position, as another client may hold the lock there: the next EXTEND
-      // keeps the position alive, and shows whether the lock was granted meanwhile. The request names no owner,
-      // as the owner does not wait for this grant.
+      // keeps the position alive, and shows whether the lock was granted meanwhile. The request names no
+      // owner, as the owner does not wait for this grant.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
       const restoring = tryAcquire(request, this.token, this.#holds.acquires[member]!, position);

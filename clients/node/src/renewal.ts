@@ -10,7 +10,7 @@ import { Send, Sleep, type Steps, type Task } from "./steps.js";
 /** The validity of one hold: the time for which its owner may rely on it. */
 export class Renewal implements Task {
   /** See `Task`. */
-  changed: (() => void) | undefined;
+  onChange: (() => void) | undefined;
   isReleased = false;
   /** Set once the hold is lost. */
   loss: NotHeldError | undefined;
@@ -51,31 +51,31 @@ export class Renewal implements Task {
   lose(why: string): void {
     if (this.loss !== undefined || this.isReleased) return;
     this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
-    // The server may have the hold until its lease ends. If the owner waited for this lock again, the server
-    // would report a deadlock of the owner with itself.
+    // The server may still have the hold. If the owner waited for this lock again, the server would report a
+    // deadlock of the owner with itself.
     if (this.owner !== undefined) this.owner.isRetired = true;
-    this.changed?.();
+    this.onChange?.();
     this.onLost?.();
   }
 
   end(): void {
     this.isReleased = true;
-    this.changed?.();
+    this.onChange?.();
   }
 
   finished(): boolean {
     return this.isReleased || this.loss !== undefined;
   }
 
-  /** Returns the time at which the hold counts as lost: the end of its validity, or for a renewed hold a tenth
-   * of the lease earlier, so that its owner has time to stop. */
+  /** Returns the time at which the hold is declared lost. For a renewed hold, this is a tenth of the lease
+   * before the end of the validity, so that its owner has time to stop. */
   #lostAt(): number {
     return this.validUntil - (this.isRenewed ? this.lease / 10 : 0);
   }
 
   wakeAt(): number {
     if (!this.isRenewed || this.#isExtending) return this.#lostAt();
-    // Renewed after a third of the lease, so that two thirds are left for retries.
+    // A renewal is due after a third of the lease, so that two thirds are left for retries.
     return Math.min(this.#retryAt ?? this.validUntil - (this.lease * 2) / 3, this.#lostAt());
   }
 
@@ -111,24 +111,26 @@ export class Renewal implements Task {
       this.lease = lease;
       return isHeld;
     } catch (why) {
-      // Without an answer, a server may have set the new lease, or may do so later. Until it has, the client
-      // relies on no longer lease there (see `UnansweredLeases`). So renewals ask for the shorter of both.
+      // Without an answer, a server may still set the new lease later, and then shorten a longer one. So
+      // renewals ask for the shorter of the two leases: a longer one would not be certain (see
+      // `UnansweredLeases`).
       if (!errorWord(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {
       this.#isExtending = false;
-      this.changed?.();
+      this.onChange?.();
     }
   }
 
   *#extend(lease: number): Steps<boolean> {
     if (this.isLost()) return false;
     const sent = now();
-    // A shorter lease limits the validity from now on, as its answer may be lost.
+    // The validity ends with the new lease at the latest, even if no reply arrives: the server may have set a
+    // shorter lease.
     this.validUntil = Math.min(this.validUntil, sent + validity(lease));
     this.longestLease = Math.max(this.longestLease, lease);
     const isHeld = yield* this.setLease(this, lease);
-    // The owner may have seen the loss, and stopped its work.
+    // Even if the server has extended the hold: the owner may have seen the loss, and stopped its work.
     if (this.isLost()) return false;
     if (!isHeld) {
       this.lose("it was taken away");
@@ -153,14 +155,14 @@ interface SentLease {
 
 /** The leases that unanswered requests of one hold may still set at one server. A reply shows that the server
  * has carried out all earlier requests on the same connection. A request on an earlier connection may arrive
- * at any time and then set its lease. So the client relies on no longer lease than that of this request until
- * the hold ends. */
+ * at any time and then set its lease. So until the hold ends, no lease that is longer than that one is
+ * certain. */
 export class UnansweredLeases {
   #sent: SentLease[] = [];
 
   constructor(private readonly server: { readonly connections: number }) {}
 
-  /** Whether each request has its answer, over the connection that carried the request. */
+  /** Whether each request was answered over the connection that carried it. */
   get isEmpty(): boolean {
     return this.#sent.length === 0;
   }

@@ -61,8 +61,8 @@ export const MAX_LATE = 3;
  * the key. A foreign lock has no wait queue. */
 export type Acquired = number | null | "foreign";
 
-/** Sends ACQUIRE, and records it in `unanswered` until its answer arrives. Throws a `LockError` that names the
- * type if data is at the key. */
+/** Sends ACQUIRE, and records it in `unanswered` until its answer arrives. Throws a `LockError` that names
+ * the type if data is at the key. */
 export function* tryAcquire(
   request: Request,
   token: string,
@@ -104,16 +104,16 @@ export class QueuePosition {
     return this.#notify && this.wait.registry.isSubscribed;
   }
 
-  /** Changes the options after an error that other options may avoid. Returns whether it changed them: then
-   * the caller asks again. */
+  /** Changes the options if `why` is an error that other options may avoid. Returns whether it changed them:
+   * then the caller asks again. */
   askDifferently(why: unknown): boolean {
     if (errorWord(why) === "NOPERM" && this.#notify) {
-      // The user has no right to the channel.
+      // The user may have no right to the channel: the wait continues without messages.
       this.#notify = false;
       return true;
     }
     if (errorWord(why) === "ERR" && this.keep > this.lease) {
-      // The server limits the time to its `dlock.max-ttl`, and the lease is within that.
+      // `keep` may exceed the server's `dlock.max-ttl`, which also limits the lease.
       this.keep = this.lease;
       return true;
     }

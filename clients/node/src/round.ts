@@ -12,11 +12,12 @@ import { type Answers, Ask, Owe, Sleep, type Steps } from "./steps.js";
 import { Waiter } from "./waiter.js";
 import { times } from "./waits.js";
 
-// Once the member of its queue has granted, the client asks the other members this many times: the releases of
-// its predecessor may be on the way to them.
+// Once the member at which the client queues has granted, the round asks the other members this many times:
+// the RELEASEs of the previous holder may still be in flight.
 const TRIES = 12;
-// Number of these tries before the client goes to another queue, if there is one.
-const BRIEF_TRIES = 5;
+// If other clients wait in another queue, the round asks members that refuse it again this many times, before
+// the client moves to that queue.
+const RETRIES_BEFORE_NEXT_QUEUE = 5;
 // First and longest pause between these tries, ms.
 const FIRST_PAUSE = 1;
 const LONGEST_PAUSE = 32;
@@ -38,7 +39,8 @@ function isRefusal(answer: unknown): boolean {
 export class Round {
   /** The answers to ACQUIRE by member: a fence, null, "foreign" or an error. */
   answers: Answers = new Map();
-  /** Whether a majority granted, but the lease ended before the round did, or no majority confirmed a fence. */
+  /** Whether a majority granted the lock, but the validity ended before the round did, or no majority
+   * confirmed a fence. */
   isLate = false;
   readonly holds: MemberHolds;
   readonly token = freshToken();
@@ -47,11 +49,13 @@ export class Round {
   /** Members that have answered, even after the round was decided. */
   readonly #answered = new Set<number>();
   #fence: number | null = null;
-  /** Index in `order` of the current queue. */
-  #queue = 0;
+  /** Index in `order` of the current queue: the queue in which the round waits, or whose waiters it does not
+   * overtake. */
+  #queueIndex = 0;
   #hasWaited = false;
   /** Whether the round had a majority, and gives it back because clients wait in the current queue. */
-  #yieldsToWaiters = false;
+  #waitersAreAhead = false;
+  /** The RELEASE of the token, by member. Empty before the end of the round. */
   #owed = new Map<number, Owed>();
 
   constructor(
@@ -64,8 +68,8 @@ export class Round {
     /** The members in whose queues this round waits, or whose waiters it does not overtake. */
     private readonly order: readonly number[],
     /** Returns true if no earlier round can have left a hold or a queue position at a member. Otherwise a
-     * wait there names no owner: the server could find that the owner waits for itself, and report a
-     * deadlock. */
+     * wait there names no owner (`owner` of the request), as the server could report a deadlock of the owner
+     * with itself. */
     private readonly isClean: (member: number) => boolean = () => true,
   ) {
     this.holds = new MemberHolds(members);
@@ -114,42 +118,43 @@ export class Round {
     yield* this.#ask(voters, first);
     if (this.grants() < this.members.majority) return null;
     if (first !== undefined && this.isRefusedBy(first)) {
-      this.#yieldsToWaiters = (yield* this.members.hasWaiters(this.request.key, first)) !== false;
-      if (this.#yieldsToWaiters) return null;
+      this.#waitersAreAhead = (yield* this.members.hasWaiters(this.request.key, first)) !== false;
+      if (this.#waitersAreAhead) return null;
     }
     return yield* this.#win(since);
   }
 
-  /** Asks the first reachable member of the order, and the other members once it has granted. It grants to
-   * one of several clients, and only that client asks the others. */
+  /** Asks the first reachable member of the order, and the other members once it has granted. The first
+   * member grants the lock to one of several clients, and only that client asks the other members. */
   *inOrder(): Steps<Won | null> {
-    for (; this.#queue < this.order.length; this.#queue += 1) {
-      const queue = this.order[this.#queue]!;
+    for (; this.#queueIndex < this.order.length; this.#queueIndex += 1) {
+      const queue = this.order[this.#queueIndex]!;
       const since = now();
       if (!this.members.mayVote(queue)) continue;
       yield* this.#ask([queue], queue);
-      if (this.#isGrantedBy(queue)) return yield* this.#askTheOthers(since);
+      if (this.#isGrantedBy(queue)) return yield* this.#askOthers(since);
       if (this.isRefusedBy(queue)) return null;
     }
     return null;
   }
 
-  /** Waits in the queue of the first reachable member of the order, and asks all members once it has granted.
-   * That grant does not count as a vote, as the time of a grant after a wait is unknown. So the member is asked
-   * again together with the others: that renews the lease, and the validity counts from there. */
+  /** Waits in the queue of the first reachable member of the order, and asks all members once that member has
+   * granted. The grant after the wait does not count as a vote: its time is unknown, so its lease may be
+   * almost over. So the member is asked again together with the others: this request renews the lease, and
+   * the validity counts from just before it is sent. */
   *queued(end: number): Steps<Won | null> {
     const { members, request } = this;
     this.#hasWaited = true;
-    for (; this.#queue < this.order.length; this.#queue += 1) {
-      const queue = this.order[this.#queue]!;
+    for (; this.#queueIndex < this.order.length; this.#queueIndex += 1) {
+      const queue = this.order[this.#queueIndex]!;
       if (!members.mayVote(queue)) continue;
       this.holds.asked.add(queue);
-      const isLast = !this.order.slice(this.#queue + 1).some((later) => members.mayVote(later));
-      const owned = this.isClean(queue) ? request : { ...request, owner: undefined };
+      const isLast = !this.order.slice(this.#queueIndex + 1).some((later) => members.mayVote(later));
+      const asked = this.isClean(queue) ? request : { ...request, owner: undefined };
       const unanswered = this.holds.acquires[queue]!;
-      const waiter = new Waiter(members, this.choice, queue, owned, this.token, unanswered, this.limit);
+      const waiter = new Waiter(members, this.choice, queue, asked, this.token, unanswered, this.limit);
       const waited = yield* this.#recordingAnswer(queue, waiter.wait(end, isLast));
-      if (waited === "granted") return yield* this.#askTheOthers(now(), end);
+      if (waited === "granted") return yield* this.#askOthers(now(), end);
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
       // A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold that
@@ -162,19 +167,21 @@ export class Round {
 
   /** Returns the member of the current queue; undefined if all queues of `order` failed. */
   queue(): number | undefined {
-    return this.order[this.#queue];
+    return this.order[this.#queueIndex];
   }
 
-  /** Returns the member to queue at next; undefined if that is the first one of the common order.
+  /** Returns the member in whose queue this client's next waits for the lock start; undefined for the first
+   * queue of all.
    *
-   * 1. If the member of the current queue refuses the token, that queue does not move: the next member.
-   * 2. If a later member refuses the token, other clients queue there and cannot queue here: that member.
-   * 3. If `order` leaves out earlier members, and this round has waited or one of them has refused, other
-   *    clients still queue here: the current member again. */
+   * 1. The next member of the order, if the member of the current queue refused the token: that queue does
+   *    not move.
+   * 2. A later member that refused the token: clients that cannot reach the current member queue there.
+   * 3. The current member again, if the order leaves out earlier members, and this round has waited or one of
+   *    them refused the token: other clients still queue at the current member. */
   nextQueue(): number | undefined {
     const queue = this.queue();
     if (queue === undefined) return undefined;
-    const later = this.order.slice(this.#queue + 1);
+    const later = this.order.slice(this.#queueIndex + 1);
     if (this.isRefusedBy(queue)) return later[0];
     const refusing = later.find((member) => this.isRefusedBy(member));
     if (refusing !== undefined) return refusing;
@@ -182,8 +189,8 @@ export class Round {
     return earlier.some((member) => this.#hasWaited || this.isRefusedBy(member)) ? queue : undefined;
   }
 
-  /** Returns whether a majority of the members could vote, so that another client may hold the lock.
-   * Otherwise no client can acquire it now. */
+  /** Returns whether another client may hold the lock: enough members for a majority can vote. Otherwise no
+   * client can acquire the lock now. */
   mayBeTaken(): boolean {
     const isAble = (member: number) => {
       if (!this.answers.has(member)) return this.members.mayVote(member);
@@ -203,8 +210,8 @@ export class Round {
     return this.members.mayVote(member) && !(this.answers.get(member) instanceof Error);
   }
 
-  /** Returns an error if the members that call the request invalid, or forbid it, leave too few others for a
-   * majority; otherwise undefined. */
+  /** Returns an error if the members that call the request invalid, forbid it, or have data at the key leave
+   * too few others for a majority; otherwise undefined. */
   finalError(): unknown {
     const errors = [...this.answers.values()].filter((answer) => FINAL_WORDS.includes(errorWord(answer)));
     if (this.members.all().length - errors.length >= this.members.majority) return undefined;
@@ -249,8 +256,9 @@ export class Round {
     }
   }
 
-  /** Asks the members that have not granted yet, after the member of the queue has granted. */
-  *#askTheOthers(since: number, end = Number.POSITIVE_INFINITY): Steps<Won | null> {
+  /** Called once the member of the current queue has granted. Asks the members that have not granted yet, up
+   * to `TRIES` times. The validity counts from `since`. */
+  *#askOthers(since: number, end = Number.POSITIVE_INFINITY): Steps<Won | null> {
     const { members } = this;
     let pause = FIRST_PAUSE;
     for (let tries = 0; tries < TRIES; tries++) {
@@ -258,19 +266,20 @@ export class Round {
       yield* this.#ask(members.voters().filter((member) => !this.#isGrantedBy(member)));
       const won = yield* this.#win(since);
       if (won !== null || this.isLate) return won;
-      // With another queue to go to, the round gives up early: if two clients each kept a part of the votes
-      // until a missing member is back, no client could get a majority.
+      // If other clients wait in another queue, the round gives up early: this client and the head of that
+      // queue each hold a part of the members, and keep each other from a majority.
       const next = this.#hasWaited ? this.nextQueue() : undefined;
       const hasAnotherQueue = next !== undefined && next !== this.queue();
-      if (now() >= end || (hasAnotherQueue && tries >= BRIEF_TRIES)) break;
+      if (now() >= end || (hasAnotherQueue && tries >= RETRIES_BEFORE_NEXT_QUEUE)) break;
       yield new Sleep((0.5 + Math.random() / 2) * pause);
       pause = Math.min(pause * 2, LONGEST_PAUSE);
     }
     return null;
   }
 
-  /** Asks members for their votes until a majority has granted, or the reason is known why it cannot: another
-   * client may hold the lock, or too few members can vote. Waits for the answer of `first` in any case. */
+  /** Asks members for their votes. Returns once a majority has granted, or the answers show why none can:
+   * another client may hold the lock, or too few members can vote. Waits for the answer of `first` in any
+   * case. */
   *#ask(asked: readonly number[], first?: number): Steps<void> {
     const { members, request, holds } = this;
     const earlierAnswers = new Map(this.answers);
@@ -300,18 +309,19 @@ export class Round {
     this.answers = new Map([...earlierAnswers, ...answers]);
   }
 
-  /** Called with an answer that arrives after the votes were decided. If the round has won, a refusal by the
-   * member of a later queue shows that other clients may wait there. Returns the steps that look there, even
-   * if the round itself waited in a later queue than the first: the clients of its queue may have moved on. */
+  /** Called with each answer to ACQUIRE that arrives after the votes were decided. If the round has a
+   * majority, a refusal by the member of a later queue shows that other clients may wait there. Then returns
+   * the steps that look for them. */
   #answeredLate(member: number, answer: unknown): Steps<void> | undefined {
-    const hasWon = this.grants() >= this.members.majority && !this.#yieldsToWaiters && !this.isLate;
-    const isLaterQueue = this.order.indexOf(member) > this.#queue;
+    const hasWon = this.grants() >= this.members.majority && !this.#waitersAreAhead && !this.isLate;
+    const isLaterQueue = this.order.indexOf(member) > this.#queueIndex;
     if (!hasWon || !isLaterQueue || !isRefusal(answer)) return undefined;
     return this.choice.lookForOthers(this.request, member, this.token);
   }
 
-  /** Returns the outcome if a majority has granted, after the confirm phase of a fenced round; null if the
-   * round has no majority, or is late. `since`: time before the first request. */
+  /** Returns the outcome if a majority has granted the lock, and has confirmed one fence if that was
+   * requested, and the validity, which counts from `since` or from the confirm phase, has not ended;
+   * otherwise null. */
   *#win(since: number): Steps<Won | null> {
     const { members } = this;
     if (this.grants() < members.majority) return null;
@@ -332,13 +342,14 @@ export class Round {
     return { token: this.token, fence: this.#fence, validUntil, holds: this.holds };
   }
 
-  /** Sets one fence, the greatest that was granted, at a majority of the members. CONFIRM raises the fence of
-   * the hold at a member to this one; the reply is the fence that the hold then has. Returns the time from which
-   * the validity counts; null if no majority confirms a fence. */
+  /** Sets one fence, the greatest that was granted, at a majority of the members: the confirm phase. CONFIRM
+   * raises the fence of the hold at a member to this one; the reply is the fence that the hold then has.
+   * Returns the time from which the validity counts; null if no majority confirms a fence. */
   *#confirm(): Steps<number | null> {
     const { members } = this;
     // Each phase either confirms, tries a greater fence, or drops members.
-    for (let phase = 0; phase < MAX_LATE + members.all().length; phase++) {
+    const maxPhases = MAX_LATE + members.all().length;
+    for (let phase = 0; phase < maxPhases; phase++) {
       const counted = [...this.answers.keys()].filter((member) => this.#isGrantedBy(member));
       if (counted.length < members.majority) return null;
       const fence = Math.max(...counted.map((member) => this.answers.get(member) as number));
@@ -354,9 +365,9 @@ export class Round {
         return since;
       }
       for (const [member, answer] of answers) {
-        // The next phase counts the members with a fence in `answers`, and tries the greatest of these fences.
-        // A member that failed, or that no longer has the hold (null), does not count. A member that calls the
-        // fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
+        // The next phase counts the members with a fence in `answers`, and tries the greatest of these
+        // fences. A member that failed, or that no longer has the hold (null), does not count. A member that
+        // calls the fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
         if (errorWord(answer) !== "FENCEAHEAD") this.answers.set(member, answer);
       }
       if ([...answers.values()].some((answer) => errorWord(answer) === "FENCEAHEAD"))
@@ -371,8 +382,8 @@ export class Round {
     return fenceOf(yield* this.members.ask(member, send(command)));
   }
 
-  /** Drops the members that granted this fence or a greater one: the others call it too far ahead of their
-   * clocks (FENCEAHEAD). */
+  /** Drops the members that granted this fence or a greater one: their clocks are ahead of those of the
+   * members that answered FENCEAHEAD. */
   #dropAhead(counted: readonly number[], fence: number): void {
     for (const member of counted) {
       if (this.#isGrantedBy(member) && (this.answers.get(member) as number) >= fence) {

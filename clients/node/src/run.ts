@@ -32,7 +32,8 @@ export interface Servers {
 }
 
 /** Drives the generator `steps` and returns its result. When `signal` is aborted, throws `Aborted` into the
- * generator once, carries out the clean-up steps that the generator yields, and throws the signal's reason. */
+ * generator once, carries out the clean-up steps that the generator yields, and throws the signal's
+ * reason. */
 export async function run<T>(
   steps: Steps<T>,
   servers: Servers,
@@ -118,7 +119,7 @@ function begin(steps: Steps<void>, servers: Servers, limit: number): void {
 function owe(step: Owe, servers: Servers): Promise<void> {
   const enough = new Promise<void>((resolve) => {
     for (const [member, owed] of step.owed) {
-      owed.answered = () => step.enough() && resolve();
+      owed.onAnswer = () => step.enough() && resolve();
       const channel = servers.channels[member]!;
       watch(owed, channel, () => owed.finished() || channel.isClosed);
     }
@@ -147,6 +148,6 @@ function watch(task: Task, servers: Servers, isFinished = () => task.finished())
     // The timer is set before the steps end, because a hold can be lost while its renewal hangs.
     setTimer();
   };
-  task.changed = setTimer;
+  task.onChange = setTimer;
   check();
 }

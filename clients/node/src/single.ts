@@ -19,10 +19,11 @@ import {
 import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, times, type Wait } from "./waits.js";
 
-// Longest pause during a grace period, ms: an operator can end it earlier than the server said.
+// Longest pause between two requests during the grace period of the server, ms. An operator can end that
+// period early.
 const GRACE_CHECK = 2000;
 
-// The keys that were found taken within the last second, on any server.
+// The locks that this process found taken within the last second, on any server.
 const contended = new ContendedKeys();
 
 /** What this file reads of the server's `Channel`. */
@@ -44,8 +45,8 @@ export class SingleAttempt implements Acquisition {
   #position: QueuePosition | undefined;
   /** The error of the last request if it had no answer. */
   #unanswered: NoAnswerError | undefined;
-  /** Send time of the first request since the last answer: the server may have granted any of these requests,
-   * so it may count the lease from the first one. */
+  /** Time of the first request since the last answer. The server may have executed that request, and then
+   * counts the lease from that time. */
   #sentAt: number | undefined;
   /** Time of the last answer. */
   #answeredAt = now();
@@ -150,7 +151,7 @@ export class SingleAttempt implements Acquisition {
     this.#position = new QueuePosition(wait, this.request.lease);
     // Waits for the subscription, as a message that the server sends earlier is lost. If the client cannot
     // subscribe, only its first wait is delayed.
-    if (!wait.registry.isSettled) yield new Pause(wait, Math.min(times.connect, end - now()));
+    if (!wait.registry.hasTriedToSubscribe) yield new Pause(wait, Math.min(times.connect, end - now()));
   }
 
   /** Returns the pause before the next request if no message arrives, ms. */
@@ -168,8 +169,8 @@ export class SingleAttempt implements Acquisition {
     return this.request.retryDelay;
   }
 
-  /** Returns the pause before the next request to a server in its grace period, ms. Throws any other error, and
-   * a `GraceError` if the acquisition ends before the grace period. */
+  /** Returns the pause before the next request to a server in its grace period, ms. Throws any other error,
+   * and a `GraceError` if the acquisition ends before the grace period. */
   #pauseInGrace(why: unknown, waits: boolean, end: number): number {
     this.#sentAt = undefined;
     const refused = why instanceof LockError ? undefined : refusal(why, this.request.name);

@@ -21,15 +21,15 @@ export class Send {
   ) {}
 }
 
-/** Do nothing for `ms`. */
+/** Sleeps for `ms`. */
 export class Sleep {
   constructor(readonly ms: number) {}
 }
 
-/** Open a `Wait`, which receives the messages about one queue position. The outcome is the `Wait`. */
+/** Opens a `Wait`, which receives the messages about one queue position. The outcome is the `Wait`. */
 export class Listen {}
 
-/** Pause until the bell of `wait` rings, at most for `ms`. */
+/** Sleeps until the bell of `wait` rings, at most for `ms`. */
 export class Pause {
   constructor(
     readonly wait: Wait,
@@ -40,7 +40,7 @@ export class Pause {
 /** Background work at times that the task chooses. */
 export interface Task {
   /** Set by `run.ts`: call it when `finished` or `wakeAt` has changed. */
-  changed: (() => void) | undefined;
+  onChange: (() => void) | undefined;
   finished(): boolean;
   /** When to call `wake`, on the clock of `now()`. */
   wakeAt(): number;
@@ -48,17 +48,17 @@ export interface Task {
   wake(): Steps<void> | undefined;
 }
 
-/** Call `wake` of a task each time that its `wakeAt` has come, until the task is finished. */
+/** Calls `wake` of a task each time that its `wakeAt` has come, until the task is finished. */
 export class Watch {
   constructor(readonly task: Task) {}
 }
 
-/** Send owed requests (see `owed.ts`) in the background until they are confirmed. Wait for `enough` of the
- * answers, at most for `times.patience`. */
+/** Sends owed requests (see `owed.ts`) in the background until they are confirmed. The step itself ends once
+ * `enough` returns true, and after `times.patience` at the latest. */
 export class Owe {
   constructor(
     /** By the number of the member; a single server is number 0. */
-    readonly owed: ReadonlyMap<number, Task & { answered: (() => void) | undefined }>,
+    readonly owed: ReadonlyMap<number, Task & { onAnswer: (() => void) | undefined }>,
     readonly enough: () => boolean,
   ) {}
 }
@@ -67,8 +67,8 @@ export class Owe {
  * threw. */
 export type Answers = Map<number, unknown>;
 
-/** Carry out steps at several members in parallel. The outcome is the answers so far, once they are `enough`
- * or complete. The steps at the other members continue. */
+/** Carries out steps at members in parallel. The outcome is the `Answers` so far, once `enough` accepts them
+ * or all have arrived. The steps at the other members continue. */
 export class Ask {
   constructor(
     readonly members: readonly number[],
@@ -80,7 +80,7 @@ export class Ask {
   ) {}
 }
 
-/** Carry out steps in the background, over all members or at one. */
+/** Carries out `steps` in the background, over all members or at one. */
 export class Begin {
   constructor(
     readonly steps: Steps<void>,
@@ -88,7 +88,7 @@ export class Begin {
   ) {}
 }
 
-/** Carry out a step at one member. The outcome is that of the step. */
+/** Carries out a step at one member. The outcome is that of the step. */
 export class To {
   constructor(
     readonly member: number,

@@ -1,6 +1,6 @@
 // A wait in the queue of one member of a quorum. The queue position belongs to the token, not to a
-// connection: all waits share one connection, and keep their positions when it breaks. The member publishes
-// the grant. As a message can be lost, a wait also repeats its ACQUIRE, which also keeps the position alive.
+// connection: all waits at the member share one connection, and keep their positions if it breaks. The member
+// publishes the grant. As a message can be lost, a wait also repeats its request, which retains the position.
 
 import { now } from "./clock.js";
 import { errorWord, GraceError, type LockError, NoAnswerError, refusal } from "./errors.js";
@@ -11,10 +11,12 @@ import { QueuePosition, type Request, tryAcquire } from "./requests.js";
 import { at, Listen, Pause, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
-// Longest time until one of the waits at a member finds out that the member has fallen silent, ms.
-const CHECK = 500;
-// First pause of waits that receive no messages, ms. It grows up to CHECK.
+// Pauses between two requests of a wait, ms. A wait that receives messages repeats its request only to retain
+// its position, and to find out whether the member still answers. All waits of a client at the member share
+// that task: one of them asks within LONGEST_PAUSE. A wait that receives no messages begins with FIRST_PAUSE,
+// which doubles up to LONGEST_PAUSE.
 const FIRST_PAUSE = 100;
+const LONGEST_PAUSE = 500;
 
 /** Outcome of a wait. "granted": the token holds the lock at the member, since an unknown time. "left": the
  * wait timed out, an operator cancelled it, or all waits leave the queue. An error: the member cannot
@@ -36,15 +38,15 @@ export class Waiter {
     private readonly limit: number,
   ) {}
 
-  /** Waits for the grant, at most until `end`. `isLast`: whether no later queue is left. Throws an error that
-   * ends the whole acquisition, such as a `DeadlockError`. */
+  /** Waits for the grant, at most until `end`. `isLast`: see `QueueWatch.check`. Throws an error that ends
+   * the whole acquisition, such as a `DeadlockError`. */
   *wait(end: number, isLast: boolean): Steps<Waited> {
     const wait: Wait = yield new To(this.queue, new Listen());
     const watch = this.choice.watch(this.queue, this.request);
     watch.waits.add(wait);
     try {
       // Waits for the subscription, as a message that the server sends earlier is lost.
-      if (!wait.registry.isSettled) yield new Pause(wait, Math.min(this.limit, CHECK));
+      if (!wait.registry.hasTriedToSubscribe) yield new Pause(wait, Math.min(this.limit, LONGEST_PAUSE));
       return yield* this.#ask(wait, watch, end, isLast);
     } finally {
       wait.close();
@@ -53,7 +55,7 @@ export class Waiter {
     }
   }
 
-  /** Asks for the lock. Asks again when the lock may have been granted, and before the position expires. */
+  /** Asks for the lock. Asks again when a message arrives, and before the position expires. */
   *#ask(wait: Wait, watch: QueueWatch, end: number, isLast: boolean): Steps<Waited> {
     const { departures } = watch;
     const position = new QueuePosition(wait, this.request.lease);
@@ -95,24 +97,25 @@ export class Waiter {
     }
   }
 
-  /** Returns an error that the other members may not give. Throws any other error. */
+  /** Returns the error of this member, after which the round tries the next queue. Throws an error that ends
+   * the whole acquisition. */
   #refused(why: unknown): Error {
     const refused = refusal(why, this.request.name);
     if (!errorWord(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;
     return why as LockError;
   }
 
-  /** Returns the pause of a wait that receives messages, ms. It grows with the number of waits at the member:
-   * it is enough that one of them finds out that the member has fallen silent. */
+  /** Returns the pause of a wait that receives messages, ms. It is enough that one of the waits at the member
+   * finds out whether the member answers, so the pause grows with their number. */
   #pauseForMessage({ wait, keep }: QueuePosition): number {
-    const longest = Math.min(Math.min(this.limit, CHECK) * wait.registry.size, keep / 3);
+    const longest = Math.min(Math.min(this.limit, LONGEST_PAUSE) * wait.registry.size, keep / 3);
     return (0.5 + Math.random() / 2) * longest;
   }
 
   /** Returns the pause of a wait that receives no messages, ms. */
   #backoff(): number {
     const pause = this.#pause;
-    this.#pause = Math.min(pause * 2, CHECK);
+    this.#pause = Math.min(pause * 2, LONGEST_PAUSE);
     return pause;
   }
 }

@@ -1,6 +1,8 @@
-// Waits in the queues of one server. One subscription serves all waits of a client: each wait has a number,
-// which the server publishes with the outcome of the wait. A message can be lost, so a wait also repeats its
-// ACQUIRE at intervals. Does no I/O: `channel.ts` subscribes.
+// The waits of one client, and its record of contended locks.
+//
+// One subscription serves every wait of a client: each wait has a number, and the server publishes the number
+// with the outcome of the wait. Messages can be lost, so a wait also repeats its request after a pause. This
+// file does no I/O: `channel.ts` receives the messages.
 
 import { randomBytes } from "node:crypto";
 import { now } from "./clock.js";
@@ -13,12 +15,12 @@ export const times = {
   nodeTimeout: 250,
   /** Longest time that a caller waits for owed releases. */
   patience: 500,
-  /** Time that the server retains a queue position after each request for it. A grant lasts no longer either,
-   * until the waiter claims it by a further request. */
+  /** Time that the server retains a queue position after each request for it. If a waiter has died, a grant
+   * to it ends within that time, too. */
   keep: 10_000,
-  /** Pause between two requests of a wait that receives no message. */
+  /** Pause between two requests of a wait while no message arrives. */
   ask: 3_333,
-  /** Longest time that a wait is delayed for the first subscription of its client. */
+  /** Longest time for which a wait is delayed until its client has subscribed for the first time. */
   connect: 1_000,
   /** After this time without a message the client sends a PING over the subscriber's connection. If the PING
    * has no answer, the subscriber reconnects. */
@@ -73,7 +75,7 @@ export class WaitRegistry {
   /** Whether the subscription is live. */
   isSubscribed = false;
   /** Whether the first attempt to subscribe has ended, in success or failure. */
-  isSettled = false;
+  hasTriedToSubscribe = false;
   /** When the subscriber last received something. */
   receivedAt = now();
   readonly #waits = new Map<string, Wait>();
@@ -102,15 +104,15 @@ export class WaitRegistry {
 
   onSubscribed(): void {
     this.isSubscribed = true;
-    this.isSettled = true;
+    this.hasTriedToSubscribe = true;
     this.receivedAt = now();
-    // Earlier messages are lost: all waits ask again.
+    // Messages that were sent before the subscription are lost, so every wait asks the server.
     this.wakeAll();
   }
 
   onDisconnected(): void {
     this.isSubscribed = false;
-    this.isSettled = true;
+    this.hasTriedToSubscribe = true;
     this.wakeAll();
   }
 
@@ -130,12 +132,13 @@ export class WaitRegistry {
 }
 
 // Time for which a key counts as contended after it was found taken, ms.
-const CONTENDED = 1000;
-// Number of keys in a `KeyMemory`.
+const CONTENDED_FOR = 1000;
+// Greatest number of keys in a `KeyMemory`.
 const MAX_KEYS = 1000;
 
-/** The keys that were found taken within the last `CONTENDED` ms. The next acquisition of such a key enters
- * the queue with its first request. */
+/** The keys that were found taken within the last `CONTENDED_FOR` ms. A client that may wait for such a key
+ * queues at once: if it asked all members of a quorum first, it would briefly take votes from the waiter that
+ * has just been granted the lock. */
 export class ContendedKeys {
   readonly #until = new KeyMemory<number>();
 
@@ -144,7 +147,7 @@ export class ContendedKeys {
   }
 
   note(name: string): void {
-    this.#until.set(name, now() + CONTENDED);
+    this.#until.set(name, now() + CONTENDED_FOR);
   }
 }
 

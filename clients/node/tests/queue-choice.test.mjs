@@ -67,9 +67,9 @@ test("all waits move to a later queue together, and none moves back", () => {
   const choice = new QueueChoice(members);
   const watches = members.all().map((member) => choice.watch(member, request));
   const left = () => watches.map((watch) => watch.departures);
-  choice.meet("foo", 1);
+  choice.moveToQueue("foo", 1);
   assert.deepEqual(left(), [1, 0, 1]);
-  choice.meet("foo", 0);
+  choice.moveToQueue("foo", 0);
   assert.deepEqual(choice.order("foo"), [1, 2]);
   assert.deepEqual(left(), [1, 0, 1]);
 });
@@ -78,7 +78,7 @@ test("a new wait begins in the later queue where other waits of the client are",
   const { members } = threeMembers();
   const choice = new QueueChoice(members);
   choice.contended.note("foo");
-  choice.meet("foo", 1);
+  choice.moveToQueue("foo", 1);
   const steps = new QuorumAttempt(members, choice, request, false, 1000).run(true, Number.POSITIVE_INFINITY);
   const { value } = steps.next();
   assert.equal(value.member, 1);
@@ -158,7 +158,7 @@ test("also after it waited in a later queue, a client that is refused late looks
   const waiting = round.queued(Number.POSITIVE_INFINITY);
   assert(waiting.next().value.step instanceof Listen);
   const registry = new WaitRegistry();
-  registry.isSettled = true;
+  registry.hasTriedToSubscribe = true;
   assert.equal(waiting.next(registry.open()).value.step.command[0], "DLOCK.ACQUIRE");
   const { value: ask } = waiting.next(5);
   assert(waiting.next(answersTo(ask, { 0: 6, 1: 5 }).answers).done);
