@@ -151,7 +151,7 @@ impl<C> Acquire<C> {
     /// lease, and renews it no longer; default: never. Without this limit, a program that hangs keeps its
     /// lock for ever.
     pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.options.max_hold = Some(longest);
+        self.options.max_hold = longest;
         self
     }
 
@@ -266,7 +266,8 @@ impl Acquire {
         let delay = options.delay.as_millis().try_into().ok().and_then(Delay::from_millis);
         let delay = delay.ok_or("a delay must be at most 49 days")?;
         let renewal = Renewal {
-            limit: options.renew.then_some(options.max_hold.unwrap_or(Duration::MAX)),
+            renews: options.renew,
+            max_hold: options.max_hold,
             notice: options.notice,
             on_lost: options.on_lost.clone(),
         };
@@ -338,7 +339,7 @@ struct Options {
     label: String,
     owner: Option<Vec<u8>>,
     renew: bool,
-    max_hold: Option<Duration>,
+    max_hold: Duration,
     notice: Option<Duration>,
     token: Option<Token>,
     on_lost: Option<OnLost>,
@@ -360,7 +361,7 @@ impl Default for Options {
             label: String::new(),
             owner: None,
             renew: true,
-            max_hold: None,
+            max_hold: Duration::MAX,
             notice: None,
             token: None,
             on_lost: None,

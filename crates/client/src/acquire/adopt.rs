@@ -47,7 +47,7 @@ pub(crate) async fn adopt(
                 new.request = Arc::new(new.request.in_mode(mode));
                 new.restores = true;
             }
-            let renewal = Renewal { limit: Some(Duration::MAX), notice: None, on_lost: None };
+            let renewal = Renewal { renews: true, max_hold: Duration::MAX, notice: None, on_lost: None };
             let share = begin_hold(service, lease, renewal, new);
             // The user's runtime may have been blocked for longer than the lease.
             if share.0.state().loss.is_some() {

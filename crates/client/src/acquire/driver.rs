@@ -291,7 +291,7 @@ async fn open_ephemeral_connection<G>(channel: &Channel, ephemeral: bool) -> Res
 
 /// Starts the renewal of a new hold.
 pub(crate) fn begin_hold(service: &Arc<Service>, lease: Lease, renewal: Renewal, new: NewHold) -> Arc<Share> {
-    let hold = Hold::new(service.clone(), lease, renewal.limit.is_some(), new);
+    let hold = Hold::new(service.clone(), lease, renewal.renews, new);
     let (resource, fence) = (printable(&hold.request.resource), hold.fence.map(Fence::get));
     let span = info_span!("hold", resource, fence);
     service.spawn(renew(hold.clone(), renewal).instrument(span));

@@ -18,8 +18,10 @@ const RENEWAL_INSTANTS: u32 = 128;
 
 /// Settings of a renewal.
 pub(crate) struct Renewal {
-    /// Longest time for which the lease is renewed; the hold is lost then. `None` means no renewal.
-    pub(crate) limit: Option<Duration>,
+    /// Whether the lease is renewed.
+    pub(crate) renews: bool,
+    /// How long after the acquisition the hold is declared lost, whatever is left of its lease.
+    pub(crate) max_hold: Duration,
     /// How long before the end of its validity the hold is declared lost. `None` means a tenth of the ttl.
     pub(crate) notice: Option<Duration>,
     pub(crate) on_lost: Option<OnLost>,
@@ -54,19 +56,19 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     }
 }
 
-/// Renews the lease after each third of it. Returns when the hold is lost.
+/// Renews the lease after each third of it, unless renewal is off. Returns when the hold is lost.
 async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
-    // `None` without renewal.
-    let ends_at = renewal.limit.map(|longest| now() + longest);
+    let ends_at = now() + renewal.max_hold;
     let mut failures = Failures::default();
     loop {
         let state = hold.state();
         let ttl = state.lease.ttl();
         let lost_at = renewal.lost_at(state.valid_until, ttl);
-        let time_is_up = ends_at.is_some_and(|end| end <= lost_at);
-        let lost_at = ends_at.map_or(lost_at, |end| end.min(lost_at));
+        let time_is_up = ends_at <= lost_at;
+        let lost_at = lost_at.min(ends_at);
         let third_passed = state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / RENEWAL_INSTANTS);
-        let due = ends_at.map(|_| failures.retry_at.unwrap_or(third_passed));
+        // `None` without renewal.
+        let due = renewal.renews.then(|| failures.retry_at.unwrap_or(third_passed));
         tokio::select! {
             biased;
             () = hold.changed.notified() => {

@@ -73,16 +73,16 @@ async fn a_hold_is_renewed_until_its_maximum_time(kind: &ServerKind) {
 #[each_server]
 async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 3).await;
-    let lock = client.lock("r").ttl(LONG).max_hold(Duration::from_millis(100));
-    let guard = lock.acquire().await.expect("the lock is free");
-    let lost = timeout(Duration::from_secs(30), guard.lost())
-        .await
-        .expect("the loss is reported before the lease ends");
-    assert_eq!(lost, Lost::Ended);
-    assert_eq!(guard.remaining(), Duration::ZERO);
-    until_held_everywhere(&servers, "r");
-    drop(guard);
-    until_nothing_is_left(&servers, "r");
+    for renews in [true, false] {
+        let lock = client.lock("r").ttl(LONG).renew(renews).max_hold(Duration::from_millis(100));
+        let guard = lock.acquire().await.expect("the lock is free");
+        let lost = timeout(Duration::from_secs(30), guard.lost());
+        assert_eq!(lost.await.expect("the loss is reported before the lease ends"), Lost::Ended);
+        assert_eq!(guard.remaining(), Duration::ZERO);
+        until_held_everywhere(&servers, "r");
+        drop(guard);
+        until_nothing_is_left(&servers, "r");
+    }
 }
 
 #[each_server]
