@@ -166,7 +166,7 @@ fn a_wait_without_a_timeout_fails_if_no_majority_ever_answered() {
 
 #[test]
 fn an_attempt_reports_an_outage_once_and_retries() {
-    for deadline in [Deadline::At(at(10_000)), Deadline::Never] {
+    for deadline in [Deadline::At(at(2_030)), Deadline::Never] {
         let mut client = Client::new(options(deadline), Contention::default());
         if deadline == Deadline::Never {
             // Without a timeout, the attempt only waits for the end of an outage if a majority could vote
@@ -186,6 +186,7 @@ fn an_attempt_reports_an_outage_once_and_retries() {
             let step = client.review(None, now + 20);
             assert_eq!((step.next, step.reports_outage), (Next::Wait, reports));
             let end = client.attempt.timeout().expect("the attempt pauses");
+            assert!(deadline.instant().is_none_or(|wait| end <= wait), "the pause ends with the wait");
             assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
         }
     }
@@ -270,16 +271,19 @@ fn a_full_queue_a_deadlock_and_an_invalid_request_end_an_attempt() {
 
 #[test]
 fn a_retry_is_sent_at_the_end_of_the_pause() {
-    let retried = AttemptOptions { plan: Plan { retries: 1, ..plan(3, false) }, ..options(Deadline::NoWait) };
-    let mut client = Client::new(retried, Contention::default());
-    assert_eq!(client.round(0, &[granted(1), down(), down()]), Next::Wait);
-    let end = client.attempt.timeout().expect("the attempt pauses");
-    assert!((at(60)..=at(110)).contains(&end), "the pause lasts PAUSE / 2 to PAUSE: {end:?}");
-    assert!(client.attempt.timed_out(at(11)).sends.is_empty(), "the pause has not ended");
-    assert_eq!(sent(&client.attempt.timed_out(end).sends, Request::Acquire), [1, 2]);
-    let two = client.attempt.answered(Member(1), Request::Acquire, granted(1), at(200));
-    let Next::Acquired(acquired) = two.next else { panic!("{two:?}") };
-    assert_eq!(acquired.valid_until, at(TRUSTED), "validity counts from the first send");
+    // A pause lasts PAUSE / 2 to PAUSE, but ends with the wait.
+    for (deadline, first, last) in [(Deadline::NoWait, 60, 110), (Deadline::At(at(30)), 30, 30)] {
+        let retried = AttemptOptions { plan: Plan { retries: 1, ..plan(3, false) }, ..options(deadline) };
+        let mut client = Client::new(retried, Contention::default());
+        assert_eq!(client.round(0, &[granted(1), down(), down()]), Next::Wait);
+        let end = client.attempt.timeout().expect("the attempt pauses");
+        assert!((at(first)..=at(last)).contains(&end), "{end:?}");
+        assert!(client.attempt.timed_out(at(11)).sends.is_empty(), "the pause has not ended");
+        assert_eq!(sent(&client.attempt.timed_out(end).sends, Request::Acquire), [1, 2]);
+        let two = client.attempt.answered(Member(1), Request::Acquire, granted(1), at(200));
+        let Next::Acquired(acquired) = two.next else { panic!("{two:?}") };
+        assert_eq!(acquired.valid_until, at(TRUSTED), "validity counts from the first send");
+    }
 }
 
 #[test]
