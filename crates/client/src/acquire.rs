@@ -214,7 +214,7 @@ impl Acquire {
         if !self.options.reentrant {
             return Ok(Guard::new(self.hold(&acquisition, renewal).await?));
         }
-        let deadline = acquisition.terms.deadline;
+        let deadline = acquisition.attempt_options.deadline;
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
             // Another task of this session is acquiring the lock.
             let (resource, report) = (printable(&self.resource), self.service.empty_report());
@@ -274,7 +274,7 @@ impl Acquire {
         let owner = options.owner.as_ref().map(|owner| OwnerId::new(owner));
         let owner = owner.map(|owner| owner.ok_or("an owner must have 1 to 255 bytes")).transpose()?;
         let (token, ephemeral) = (options.token.clone(), options.ephemeral);
-        let terms = AttemptOptions {
+        let attempt_options = AttemptOptions {
             plan: Plan {
                 quorum: service.quorum,
                 lease,
@@ -290,7 +290,7 @@ impl Acquire {
             service,
             resource: self.resource.clone(),
             options: LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) },
-            terms,
+            attempt_options,
             on_position: options.on_position.clone(),
             on_outage: options.on_outage.clone(),
         };

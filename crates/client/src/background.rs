@@ -46,7 +46,7 @@ impl Background {
     }
 
     /// Carries out `work` with timers of the client. The work may begin in the user's runtime and continue
-    /// after the end of that runtime, where its timers would panic.
+    /// after the end of that runtime, when the timers of that runtime would panic.
     pub(crate) async fn run_with_timers<F: Future>(&self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|cx| {

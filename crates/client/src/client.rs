@@ -123,8 +123,8 @@ impl Client {
         ttl: Duration,
     ) -> Result<Instant, ExtendError> {
         let (lease, wire_ttl) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
-        // Only the holder knows the current end of validity. Here the masters alone decide whether it is
-        // held.
+        // Only the holder knows the current end of validity. Here the masters alone decide whether the token
+        // holds the lock.
         let held_until = Instant::since_boot(Duration::MAX);
         let (extension, sends) = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, wire_ttl);
@@ -280,7 +280,7 @@ impl Client {
             Answer::Unanswered(state) => Some(state),
             Answer::Found(_) => None,
         });
-        self.service.name_types(resource, states).await;
+        self.service.add_value_types(resource, states).await;
         seen
     }
 

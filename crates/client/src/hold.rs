@@ -157,7 +157,7 @@ impl Hold {
         let new_backoff = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
         let mut backoff = new_backoff();
         loop {
-            // A hold that ends within this pause costs no question.
+            // No question is sent about a hold that ends within this pause.
             sleep(CHECK_PAUSE).await;
             if is_watched(self.state.lock().mode) {
                 let calls = self.channels.iter().map(|channel| async move {

@@ -93,8 +93,8 @@ impl ClientBuilder {
     /// Sets the time limit for one answer of one master, from 1 ms to a day. Default: 250 ms. A connection
     /// may take four times as long.
     ///
-    /// A silent master costs this time: a round that needs its vote waits for it. 250 ms is ten times the
-    /// latency between the data centres of a continent, and longer than a fork or a slow command blocks a
+    /// A silent master costs this time: a round that needs its vote waits for this long. 250 ms is ten times
+    /// the latency between the data centres of a continent, and longer than a fork or a slow command blocks a
     /// healthy server. If the ttl of a request is shorter, its answer is awaited for that time only.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;

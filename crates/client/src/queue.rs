@@ -24,15 +24,15 @@ use crate::wait::Backoff;
 /// most, and a waiter keeps its position while its process or the server hangs for some seconds.
 const POSITION_KEPT_FOR: Duration = Duration::from_secs(10);
 
-/// Longest interval between two checks whether a member of a quorum has fallen silent, which all waits at the
-/// member share. The position is also read at this interval.
+/// Longest interval between two checks whether a member of a quorum has fallen silent. All waits at that
+/// member share these checks. The position is also read at this interval.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The first pause of a wait that gets no messages, or cannot reach the master.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A queue is inspected again after this many times the duration of the last inspection: if answers are late,
-/// the queue moves late, too.
+/// A queue is inspected again after this many times the duration of the last inspection. If members answer
+/// slowly, holders also release slowly, and an early inspection would find the queue unchanged.
 const INSPECTION_FACTOR: u32 = 8;
 
 /// How many waiters to read in search of the position of this one.
@@ -66,7 +66,7 @@ impl Waiter {
         tokio::select! {
             ended = asking => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
-            () = shared_check.until(self.until_stuck()), if may_leave => Vote::Refused(Refusal::Taken),
+            () = shared_check.until_must_leave(self.until_stuck()), if may_leave => Vote::Refused(Refusal::Taken),
         }
     }
 
@@ -108,7 +108,7 @@ impl Waiter {
             let pause = self.until.map_or(pause, |until| pause.min(until.saturating_since(now())));
             if pause.is_zero() {
                 // The wait timed out. The position is given up before the caller's next request for the lock,
-                // which would otherwise wait behind it.
+                // which would otherwise wait behind this position.
                 if vote == Vote::Refused(Refusal::Taken)
                     && self.stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
@@ -155,7 +155,8 @@ impl Waiter {
         rand::random_range(longest / 2..=longest)
     }
 
-    /// Returns when the queue is to be left, because it does not move.
+    /// Returns when this wait must leave the queue, because no holder there can have a majority and will
+    /// release the lock: the queue does not move.
     async fn until_stuck(&self) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);

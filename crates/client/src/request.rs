@@ -28,18 +28,18 @@ impl Deref for LockRequest {
 }
 
 impl LockRequest {
-    /// Returns the ACQUIRE of one try.
+    /// Returns an ACQUIRE that does not wait.
     pub(crate) fn acquire(&self) -> Cmd {
-        self.acquire_or(None)
+        self.acquire_with(None)
     }
 
     /// Returns an ACQUIRE that queues the token, or keeps its position, for `kept`.
     pub(crate) fn queue(&self, kept: Duration, notify: Option<NotifyRef<'_>>) -> Cmd {
         let ms = u64::try_from(kept.as_millis()).ok().and_then(Ttl::from_millis);
-        self.acquire_or(ms.map(|ms| Queue { ms, notify }))
+        self.acquire_with(ms.map(|ms| Queue { ms, notify }))
     }
 
-    fn acquire_or(&self, queue: Option<Queue<'_>>) -> Cmd {
+    fn acquire_with(&self, queue: Option<Queue<'_>>) -> Cmd {
         let (key, request) = (self.resource.as_slice(), self.options.borrowed());
         cmd(&command::Acquire { key, request, block: None, queue }.to_args())
     }

@@ -139,7 +139,7 @@ impl Service {
 
     /// Adds the type of the value under the key to the state of each master that answered WRONGTYPE, if the
     /// user may send TYPE. `states` has one for each master; `None` means that the master answered otherwise.
-    pub(crate) async fn name_types<'s>(
+    pub(crate) async fn add_value_types<'s>(
         &self,
         resource: &[u8],
         states: impl Iterator<Item = Option<&'s mut NodeState>>,
@@ -160,8 +160,8 @@ impl Service {
         self.nodes.iter().map(|node| Arc::new(Channel::new(node.clone()))).collect()
     }
 
-    /// Returns the lease for a `ttl`, rounded down to the whole ms of the second value, which requests
-    /// contain. The error says why there is none.
+    /// Returns the lease for `ttl`, rounded down to whole ms, and the same ttl as requests contain it. The
+    /// error says why there is no such lease.
     pub(crate) fn lease_for(&self, ttl: Duration) -> Result<(Lease, Ttl), String> {
         let Some(wire_ttl) = u64::try_from(ttl.as_millis()).ok().and_then(Ttl::from_millis) else {
             return Err(format!("a ttl must be 1 ms to 49 days, not {ttl:?}"));

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::clock::now;
 
-/// How long to wait while another client holds the lock, or while masters are missing: down, silent, loading,
-/// in grace.
+/// How long to wait while another client holds the lock, or while servers are missing: down, silent, loading,
+/// or in a grace period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Does not wait. Makes one round, and retries it as [`Retry`](crate::Retry) says if masters are missing.
+    /// Does not wait. Makes one round, and retries it as [`Retry`](crate::Retry) says if servers are missing.
     No,
     /// Waits at most this long, plus the time limit of one answer.
     For(Duration),

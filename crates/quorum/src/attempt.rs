@@ -75,7 +75,7 @@ pub enum Next {
         needs_holders: bool,
     },
     /// The lock is held. Call [`Attempt::next_queue`], and pass outstanding answers to
-    /// [`Attempt::answered_late`]: both show where other clients wait.
+    /// [`Attempt::must_look_for_others`]: both show where other clients wait.
     Acquired(Acquired),
     /// The attempt has failed. [`Attempt::votes`] has the details.
     Failed(FailureReason),
@@ -215,11 +215,11 @@ impl Attempt {
         }
     }
 
-    /// Takes an answer that arrives after the lock was acquired. Returns whether the driver must look for
-    /// other clients at `member`, because it refused and has a later queue than that of this attempt. This is
-    /// also true for an attempt that did not wait in the first queue: other clients may have moved on from
-    /// its queue.
-    pub fn answered_late(&self, member: Member, vote: &Vote) -> bool {
+    /// Returns whether the driver must look for other clients at `member`, which answered with `vote` after
+    /// the lock was acquired. True if the member refused and its queue is later than that of this attempt:
+    /// other clients may have moved there. One member is enough, so false after
+    /// [`NextQueue::LookForOthersAt`].
+    pub fn must_look_for_others(&self, member: Member, vote: &Vote) -> bool {
         let already_looks = matches!(self.next_queue(), NextQueue::LookForOthersAt(_));
         !already_looks
             && self.round.as_ref().is_some_and(|round| round.is_refusal_of_later_queue(member, vote))

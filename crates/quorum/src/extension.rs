@@ -1,14 +1,14 @@
 //! An extension: renews the lease of a hold on all members, and restores the hold on members that have lost
 //! it.
 //!
-//! A member that restarts without its data loses the hold. If all members restarted one after the other, the
-//! hold would be lost, although a majority had it at each instant. So the client requests the hold again from
-//! a member that has lost it (a restore). It does so only after a majority has extended the hold, and counts
-//! only answers to EXTEND as votes. If restores were votes, they could bring back a hold that an operator has
-//! ended everywhere. `tests/model.rs` checks these rules.
+//! A member that restarts without its data loses the hold. Two such restarts among three members, even days
+//! apart, would leave the hold without a majority. So the client requests the hold again from a member that
+//! has lost it (a restore). It does so only after a majority has extended the hold, and counts only answers
+//! to EXTEND as votes. If restores were votes, they could bring back a hold that an operator has ended
+//! everywhere. `tests/model.rs` checks these rules.
 //!
-//! Restores are safe only if a member that has lost its data grants no locks for the length of a lease. The
-//! same is true for acquisitions.
+//! Restores, like acquisitions, are safe only if a member that has lost its data grants no locks for the
+//! length of a lease: its grace period.
 
 use crate::{Instant, Lease, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
@@ -65,8 +65,8 @@ impl Extension {
         let yes = self.count(|vote| *vote == Some(Vote::Granted(())));
         let not_held = self.count(|vote| *vote == Some(Vote::Refused(Refusal::NotHeld)));
         let outstanding = self.count(Option::is_none);
-        // A hold is lost at the end of its validity even if every member still has it: the caller may have
-        // noticed the end.
+        // A hold is lost at the end of its validity even if every member still has it: the caller may already
+        // treat it as lost.
         if now >= self.held_until || !self.quorum.has_majority_without(not_held) {
             Extended::Lost
         } else if yes >= majority {

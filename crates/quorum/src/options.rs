@@ -64,8 +64,8 @@ impl Deadline {
         }
     }
 
-    /// Shortens a pause that would end after the deadline, so that the client asks once more at the deadline.
-    /// Returns `None` once the deadline has passed.
+    /// Shortens a pause that would end after [`Deadline::At`], so that the client asks once more at the
+    /// deadline. Returns `None` once that deadline has passed. The other variants limit no pause.
     pub fn limit_pause(self, pause: Duration, now: Instant) -> Option<Duration> {
         match self {
             Deadline::At(end) => {

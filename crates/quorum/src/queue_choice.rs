@@ -4,8 +4,8 @@
 //! share one queue. A client moves to the queue of a later member in two cases:
 //! * Its queue has granted it the lock, but the later member refuses it: clients that cannot reach the first
 //!   member wait there.
-//! * Its queue does not move: no holder at its member can have a majority, so none of them will release the
-//!   lock there.
+//! * Its queue does not move, which means that the lock is not granted to the head of the queue: no holder at
+//!   its member can have a majority, so none of them will release the lock there.
 //!
 //! The client's other waits for the lock move along, and its next waits start in that queue (the start queue)
 //! until it has noticed no other client there for 2 s. If the last queue does not move either, and all holds
@@ -18,8 +18,9 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A client that was granted the lock by the member of its queue keeps this partial hold for a shorter time
-/// than this while other members refuse it. So an older partial hold is stale: its client is gone.
+/// A hold on fewer than a majority of the members is a partial hold. A client to which the member of its
+/// queue granted the lock, while other members refuse it, gives up this partial hold within this time. So an
+/// older partial hold is stale: its client is gone.
 const PARTIAL_HOLD_MAX_AGE: Duration = Duration::from_secs(2);
 
 /// How long a lock that was found taken counts as contended.
@@ -130,8 +131,8 @@ impl Contention {
         self.start_queue = None;
     }
 
-    /// Returns whether to look for other clients in a later queue now. This is at most once a second for all
-    /// attempts of the client.
+    /// Returns whether the caller must look for other clients in a later queue now. True at most once a
+    /// second for all attempts of the client, unless [`Contention::allow_looking_again`] is called.
     pub fn begin_looking_for_others(&mut self, now: Instant) -> bool {
         let is_due = self.next_look.is_none_or(|next| next <= now);
         if is_due {
@@ -201,11 +202,11 @@ impl Holders {
     }
 }
 
-/// The holds of other clients at a member of a later queue that refused a client, although a majority granted
-/// it the lock. They show whether other clients wait in that queue.
+/// The partial holds of other clients at a member that refused a client, although a majority granted the
+/// client the lock. They show whether other clients wait in the queue of that member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtherHolds {
-    /// None: the RELEASE of the previous holder arrived after the request.
+    /// There is none: the member refused because the RELEASE of the previous holder had not arrived yet.
     None,
     /// Only holds whose clients are gone. The queue behind them does not move, so the client must not join
     /// it.
@@ -216,8 +217,8 @@ pub enum OtherHolds {
 
 impl OtherHolds {
     /// Compares two lists of [`Holders::partial_holders`], read one round trip apart. Only holders in both
-    /// lists count: a RELEASE that was in flight has arrived in between. One young hold among stale ones is
-    /// enough.
+    /// lists count: a RELEASE that was in flight has arrived in between. Returns [`OtherHolds::Young`] if at
+    /// least one of their holds is not stale.
     pub fn compare(before: &[Holder], after: &[Holder]) -> OtherHolds {
         let stays = |holder: &&Holder| before.iter().any(|earlier| earlier.token == holder.token);
         match after.iter().filter(stays).map(|holder| holder.age).min() {
@@ -288,8 +289,9 @@ impl Round {
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // Other clients wait in this queue, which is not the first. If this client alone returned to an
-        // earlier queue, its hold at the member there could keep the head of this queue from a majority.
+        // `order` omits the members of earlier queues, so this is a later queue, in which other clients wait.
+        // If this client alone returned to an earlier queue, its hold at the member there could keep the head
+        // of this queue from a majority.
         let stays = self.omitted_members().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }

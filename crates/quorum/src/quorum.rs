@@ -77,7 +77,7 @@ pub enum Request {
     /// answer decides nothing.
     Restore,
     /// RELEASE ALL, which ends the hold whatever its hold count. The driver sends it on the connection of the
-    /// ACQUIRE, so that it arrives after that, and with a time limit of its own. The answer decides nothing.
+    /// ACQUIRE, so that it arrives after the ACQUIRE. The answer decides nothing.
     Release,
 }
 
@@ -141,7 +141,8 @@ pub enum Failure {
 }
 
 impl<G> Vote<G> {
-    /// Returns the value of a grant. Any other vote is the error; it contains no value, so its type is free.
+    /// Returns the value of a grant. Any other vote is the error: a vote for any type of value, because it
+    /// contains none.
     pub fn into_grant<T>(self) -> Result<G, Vote<T>> {
         match self {
             Vote::Granted(granted) => Ok(granted),

@@ -118,7 +118,8 @@ pub enum FailureReason {
     Impossible,
     /// Too many members reject the request as invalid.
     Misuse,
-    /// A majority granted, but the validity ended before the round did, or the lease before it was confirmed.
+    /// A majority granted, but the validity ended before the round did, or holds ended before the members
+    /// confirmed them.
     TooLate,
 }
 
@@ -327,8 +328,8 @@ impl Round {
         if possible >= majority {
             return self.open(Sends::new());
         }
-        let again = self.count(|state| state.may_be_asked_again(self.asks_queue_first()));
-        if self.plan.retries > 0 && possible + again >= majority && !self.must_release_grants() {
+        let retryable = self.count(|state| state.may_be_asked_again(self.asks_queue_first()));
+        if self.plan.retries > 0 && possible + retryable >= majority && !self.must_release_grants() {
             return Progress { sends: Sends::new(), verdict: Verdict::TryAgain };
         }
         if self.is_failure_reason_open() {
@@ -374,9 +375,9 @@ impl Round {
     }
 
     /// Whether the round must release its grants instead of asking again. If two clients each kept grants
-    /// until a missing member is back, neither could get a majority. So only a round that a queue granted the
-    /// lock keeps them. A round that waited releases them after some retries if it can move to another queue:
-    /// clients that waited there may have the other grants.
+    /// until a missing member is back, neither could get a majority. So only a round to which the member of
+    /// its queue granted the lock keeps them. If it waited and can move to another queue, it releases them
+    /// after some retries, too: clients that waited in the other queue may have the other grants.
     fn must_release_grants(&self) -> bool {
         let refused = Some(Vote::Refused(Refusal::Taken));
         match self.start {
@@ -445,7 +446,7 @@ impl Round {
         if possible >= majority {
             return self.open(asked);
         }
-        match self.next_fence(fence) {
+        match self.choose_next_fence(fence) {
             Some(next) => self.next_phase(next, phase, now),
             None => self.fail(self.failure_reason_or(FailureReason::TooLate)),
         }
@@ -459,9 +460,10 @@ impl Round {
         }
     }
 
-    /// Returns the fence of the next phase if too few members can confirm `fence`. `None` if the grants that
+    /// Returns the fence of the next phase if too few members can confirm `fence`. If a member refused it as
+    /// too far ahead, grants with this fence or a greater one no longer count. `None` if the grants that
     /// still count are no majority, or their greatest fence is this one.
-    fn next_fence(&mut self, fence: Fence) -> Option<Fence> {
+    fn choose_next_fence(&mut self, fence: Fence) -> Option<Fence> {
         let too_far_ahead = Confirm::No(Vote::Refused(Refusal::FenceAhead));
         let is_too_far_ahead = self.members.iter().any(|state| state.confirm == too_far_ahead);
         if is_too_far_ahead {

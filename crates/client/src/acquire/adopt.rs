@@ -29,7 +29,7 @@ pub(crate) async fn adopt(
         service: service.clone(),
         resource: resource.to_vec(),
         options: dlock_protocol::LockRequest::new(Some(token.clone()), wire_ttl),
-        terms: AttemptOptions {
+        attempt_options: AttemptOptions {
             plan: Plan { quorum, lease, fenced: true, retries: service.retry.times },
             first_pause: service.retry.pause,
             deadline: Deadline::NoWait,
@@ -41,7 +41,7 @@ pub(crate) async fn adopt(
     };
     match service.background.run_with_timers(acquisition.run()).await {
         Ok(mut new) => {
-            // The first renewal waits for this question, while the lease already runs.
+            // The first renewal waits for the answers to this question, while the lease already runs.
             let limit = lease.ttl() / 4;
             if let Some(mode) = mode_of_hold(service, &new.request, limit).await {
                 new.request = Arc::new(new.request.in_mode(mode));

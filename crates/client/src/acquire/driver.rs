@@ -1,7 +1,7 @@
 //! Drives an attempt: sends its requests, and passes the answers and the time back.
 //!
-//! It decides nothing: what to send, how long to wait and when the attempt has failed is decided by
-//! [`dlock_quorum::Attempt`].
+//! It decides nothing: [`dlock_quorum::Attempt`] decides what to send, how long to wait and when the attempt
+//! has failed.
 
 use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::FuturesUnordered;
@@ -34,9 +34,10 @@ use crate::transport::{Connection, Reply};
 pub(crate) struct Acquisition {
     pub(crate) service: Arc<Service>,
     pub(crate) resource: Vec<u8>,
-    /// Without a token of the caller, each round gets a fresh one. With one, there is a single round.
+    /// With the token that the caller chose, for a single round. If it is `None`, each round gets a fresh
+    /// one.
     pub(crate) options: dlock_protocol::LockRequest<Option<Token>>,
-    pub(crate) terms: AttemptOptions,
+    pub(crate) attempt_options: AttemptOptions,
     pub(crate) on_position: Option<OnPosition>,
     pub(crate) on_outage: Option<OnOutage>,
 }
@@ -57,19 +58,19 @@ impl Acquisition {
             let mut acquired = self.run().await;
             if let Err(Unacquired { reason: FailureReason::Misuse, report }) = &mut acquired {
                 let states = report.0.iter_mut().map(|report| Some(&mut report.state));
-                self.service.name_types(&self.resource, states).await;
+                self.service.add_value_types(&self.resource, states).await;
             }
             acquired
         });
         let new = acquired.await.map_err(|failed| self.error(failed))?;
-        Ok(begin_hold(&self.service, self.terms.plan.lease, renewal, new))
+        Ok(begin_hold(&self.service, self.attempt_options.plan.lease, renewal, new))
     }
 
     /// Acquires the lock. If the future is dropped, everything that was requested is released.
     pub(crate) async fn run(&self) -> Result<NewHold, Unacquired> {
         let service = &self.service;
         let (contention, order) = (service.contended.get(&self.resource), service.queue_order());
-        let mut attempt = Attempt::new(self.terms, rand::random(), &contention, &order, now());
+        let mut attempt = Attempt::new(self.attempt_options, rand::random(), &contention, &order, now());
         let mut round = SentRound::new(self, self.options.token.clone().unwrap_or_else(fresh_token), None);
         let mut report = Report(Vec::new());
         let mut step = attempt.begin_round(now());
@@ -143,7 +144,7 @@ impl SentRound<'_> {
         let options = options.with(token, options.label.clone(), options.owner.clone());
         let request = Arc::new(LockRequest { resource: acquisition.resource.clone(), options });
         let channels = service.channels();
-        if acquisition.terms.adopts {
+        if acquisition.attempt_options.adopts {
             channels.iter().for_each(|channel| channel.assume_held());
         }
         if let Some(connection) = connection {
@@ -186,7 +187,7 @@ impl SentRound<'_> {
             Request::Confirm { fence, .. } => {
                 (request.confirm(fence), Some(LateEffect::Lease(ttl)), Reply::confirmed)
             }
-            _ if self.acquisition.terms.adopts => (request.read_fence(), None, Reply::confirmed),
+            _ if self.acquisition.attempt_options.adopts => (request.read_fence(), None, Reply::confirmed),
             _ => (request.acquire(), Some(LateEffect::Hold), Reply::acquired),
         };
         let channel = self.channels[usize::from(to.0)].clone();
@@ -208,10 +209,10 @@ impl SentRound<'_> {
     }
 
     fn join_queue(&mut self, to: Member, attempt: &Attempt) {
-        let Acquisition { service, terms, on_position, .. } = self.acquisition;
+        let Acquisition { service, attempt_options, on_position, .. } = self.acquisition;
         let (service, on_position) = (service.clone(), on_position.clone());
         let (channel, request) = (self.channels[usize::from(to.0)].clone(), self.request.clone());
-        let (until, stay) = (terms.deadline.instant(), attempt.stay());
+        let (until, stay) = (attempt_options.deadline.instant(), attempt.stay());
         let waiter = Waiter { service, channel, request, until, stay };
         self.calls.push(Box::pin(async move {
             let ended = match open_ephemeral_connection(&waiter.channel, waiter.request.ephemeral).await {
@@ -233,7 +234,7 @@ impl SentRound<'_> {
     fn succeed(mut self, acquired: Acquired, attempt: Attempt) -> NewHold {
         let service = self.acquisition.service.clone();
         let (calls, channels) = (mem::take(&mut self.calls), mem::take(&mut self.channels));
-        let request = self.request.clone();
+        let (request, restores) = (self.request.clone(), !self.acquisition.attempt_options.adopts);
         match attempt.next_queue() {
             NextQueue::First => {}
             NextQueue::MoveTo(queue) => service.record_queue(&request.resource, queue),
@@ -243,7 +244,7 @@ impl SentRound<'_> {
             let request = request.clone();
             let receive = move |answered| {
                 if let Answered::Vote(from, _, vote) = answered
-                    && attempt.answered_late(from, &vote)
+                    && attempt.must_look_for_others(from, &vote)
                 {
                     service.look_for_others(request.clone(), from);
                 }
@@ -251,7 +252,7 @@ impl SentRound<'_> {
             };
             calls.for_each(receive).boxed()
         });
-        NewHold { acquired, request, channels, late_answers, restores: !self.acquisition.terms.adopts }
+        NewHold { acquired, request, channels, late_answers, restores }
     }
 
     /// Returns the connection of an ephemeral hold, for the next round.
@@ -272,7 +273,7 @@ impl SentRound<'_> {
 impl Drop for SentRound<'_> {
     fn drop(&mut self) {
         // A round that succeeded has passed its channels to the hold.
-        if self.acquisition.terms.adopts || self.channels.is_empty() {
+        if self.acquisition.attempt_options.adopts || self.channels.is_empty() {
             return;
         }
         self.calls.clear();

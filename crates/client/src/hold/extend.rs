@@ -143,7 +143,7 @@ impl ExtendRequest {
     /// Asks a master that could not be reached before, once it can be reached. Returns `None` if it cannot,
     /// or if the request fails again: the reached master would only repeat its error.
     async fn ask_once_reached(self: Arc<Self>, to: Member) -> Option<(Member, Vote<()>)> {
-        if !self.channel(to).node.reached().await {
+        if !self.channel(to).node.wait_until_reached().await {
             return None;
         }
         Some(self.ask(to, Duration::MAX).await).filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))

@@ -2,8 +2,8 @@
 //! of the hold there.
 //!
 //! Invariant: an unanswered request may still be carried out, also after later ones over another connection.
-//! So each request that could shorten or weaken a hold is recorded until an answer, to it or to a later one
-//! on its connection, proves that it is over.
+//! So each request that could shorten or weaken a hold is recorded until it has an answer, or until a later
+//! request on the same connection has one.
 
 use dlock_quorum::{Instant, Refusal, Vote};
 use redis::{Cmd, Value};
@@ -30,7 +30,7 @@ pub(crate) struct Channel {
 #[derive(Debug, Default)]
 struct State {
     connection: Option<Connection>,
-    /// True if the connection is not replaced, as that of an ephemeral hold, which ends with it.
+    /// True if the connection is never replaced: an ephemeral hold ends with its connection.
     pinned: bool,
     /// Requests on `connection` without an answer.
     in_flight: SmallVec<[InFlight; 2]>,
@@ -119,7 +119,7 @@ impl Channel {
         self.state.lock().connection.clone()
     }
 
-    /// Sends a request and waits for the answer. Both take at most `limit`.
+    /// Sends a request and waits for the answer, at most `limit` in all.
     pub(crate) async fn ask(
         &self,
         command: &impl Command,
@@ -150,7 +150,7 @@ impl Channel {
             (Ok(Ok(None)), _) => Reply::NoAnswer,
             (Ok(Err(connect_error)), _) => Reply::Unsent(connect_error.into()),
             (Err(_), Some((connection, answered))) => {
-                connection.was_silent(answered);
+                connection.note_silence(answered);
                 Reply::NoAnswer
             }
             (Err(_), None) => Reply::Unsent(self.node.no_connection_yet().into()),
@@ -197,6 +197,7 @@ impl Channel {
             answer @ Reply::Answer(_) => return answer,
             reply => *unanswered |= matches!(reply, Reply::NoAnswer),
         }
+        // The following RELEASE may use any connection.
         self.state.lock().pinned = false;
         let again = timeout(self.node.connection_limit(), async {
             let mut backoff = fresh_backoff();
@@ -274,7 +275,7 @@ impl Channel {
 
     /// Returns true if a master without the hold has forgotten it: the master never had the hold, is another
     /// server now, or was not reached for the length of a lease of `ttl`. Otherwise an operator or another
-    /// client has ended the hold.
+    /// client has ended the hold, and the channel records this for later calls.
     pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
         let mut state = self.state.lock();
         let server = state.server();

@@ -57,7 +57,7 @@ impl MemberList {
 
     /// Returns the connections with an outdated name, each with the command that changes it, and records the
     /// new name as sent.
-    pub(crate) fn outdated_names(&self) -> Vec<(Connection, Cmd)> {
+    pub(crate) fn take_outdated_names(&self) -> Vec<(Connection, Cmd)> {
         let mut entries = self.entries.lock();
         let name = library_name(&entries);
         let mut renamed = Vec::new();

@@ -190,7 +190,7 @@ impl Node {
 
     /// Waits until the master is connected or a connection has failed, first for the end of the pause after
     /// an earlier failure. Returns true if it is connected.
-    pub(crate) async fn reached(self: &Arc<Self>) -> bool {
+    pub(crate) async fn wait_until_reached(self: &Arc<Self>) -> bool {
         let pause = match &*self.link.lock() {
             Link::Down { until, .. } => Some(*until),
             _ => None,
@@ -233,7 +233,7 @@ impl Node {
                 node.member_list.register(node.member, &connection, name)?;
                 Ok(connection)
             });
-            for (connection, name) in node.member_list.outdated_names() {
+            for (connection, name) in node.member_list.take_outdated_names() {
                 // The answer is not needed, and may never come.
                 tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
             }

@@ -120,7 +120,7 @@ impl Waits {
 impl SharedCheck {
     /// Returns when this wait is to leave the queue, because `stuck` has returned in this wait or in another
     /// one.
-    pub(crate) async fn until(&self, stuck: impl Future<Output = ()>) {
+    pub(crate) async fn until_must_leave(&self, stuck: impl Future<Output = ()>) {
         let own = async {
             let _asking = self.asking.lock().await;
             stuck.await;

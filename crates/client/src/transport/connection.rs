@@ -165,7 +165,7 @@ impl Connection {
 
     /// Records that a request was not answered in time. `answers_before` is the number of answers when the
     /// request was sent: if other answers came meanwhile, the server is busy and not silent.
-    pub(crate) fn was_silent(&self, answers_before: u64) {
+    pub(crate) fn note_silence(&self, answers_before: u64) {
         if self.answer_count() == answers_before {
             self.shared.silences.fetch_add(1, Ordering::Relaxed);
         }

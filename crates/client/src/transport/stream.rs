@@ -66,7 +66,7 @@ impl Intake {
         }
     }
 
-    fn read(&self, bytes: usize) {
+    fn received(&self, bytes: usize) {
         if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > LONGEST_REPLY {
             self.fault.get_or_init(|| "its reply is longer than 8 MiB: the connection was closed");
         }
@@ -151,7 +151,7 @@ impl AsyncRead for Stream {
         ready!(self.socket.as_mut().poll_read(cx, &mut part))?;
         let read = part.filled().len();
         buf.advance(read);
-        self.intake.read(read);
+        self.intake.received(read);
         self.read += read;
         if self.read >= READ_BUDGET {
             self.yielding = Some(Box::pin(yield_now()));

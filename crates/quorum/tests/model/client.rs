@@ -13,7 +13,7 @@ pub struct Client {
     /// The number of the current acquisition.
     pub acquisition: u8,
     /// The greatest fence of the acquisitions that were complete when this one began.
-    greatest_before: u8,
+    greatest_fence_before: u8,
     /// The waiters at the first master when this acquisition began.
     pub waiters_before: SmallVec<[Token; 2]>,
     pub phase: Phase,
@@ -49,7 +49,7 @@ pub struct Holding {
 
 impl Client {
     pub fn new() -> Self {
-        Self { acquisition: 0, greatest_before: 0, waiters_before: SmallVec::new(), phase: Phase::Idle }
+        Self { acquisition: 0, greatest_fence_before: 0, waiters_before: SmallVec::new(), phase: Phase::Idle }
     }
 
     /// Whether the message is a request of the current acquisition, or an answer that the client waits for.
@@ -96,13 +96,14 @@ impl Client {
         round.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
     }
 
+    /// Whether the grant of a member no longer counts, because the member's clock is ahead.
     pub fn has_dropped_member(&self) -> bool {
         matches!(&self.phase, Phase::Acquiring { round, .. } if round.members_ahead().next().is_some())
     }
 
     pub fn next_acquisition(&mut self, behaviour: Behaviour) {
         self.acquisition += 1;
-        self.greatest_before = 0;
+        self.greatest_fence_before = 0;
         self.waiters_before.clear();
         self.phase = if self.acquisition < behaviour.acquisitions { Phase::Idle } else { Phase::Done };
     }
@@ -116,7 +117,7 @@ impl State {
     }
 
     pub fn begin(&mut self, world: &World, client: usize) {
-        self.clients[client].greatest_before = self.history.greatest();
+        self.clients[client].greatest_fence_before = self.history.greatest();
         let all = || world.quorum().members().collect();
         let (start, order): (Start, Vec<Member>) = match world.clients[client].waits {
             false if world.clients[client].respects_queue => {
@@ -152,6 +153,7 @@ impl State {
         self.post(world, client, 0, sends);
     }
 
+    /// Puts requests on the wire. `extension` is the number of the extension, for EXTEND only.
     pub fn post(
         &mut self,
         world: &World,
@@ -190,6 +192,7 @@ impl State {
                 }
                 let confirmed = matches!((message.kind, &vote), (Kind::Confirm { .. }, Vote::Granted(_)));
                 if confirmed && world.has(Mutation::UncountedAnswers) {
+                    // The round counts the CONFIRM of a member only if the member has granted.
                     round.answered(member, Request::Acquire, Vote::Granted(as_fence(1)), world.now());
                 }
                 let progress = match message.kind {
@@ -217,7 +220,7 @@ impl State {
                 self.clients[client].waiters_before.clear();
                 let fence = if world.has(Mutation::NoConfirmPhase) { greatest_grant } else { acquired.fence };
                 if let Some(fence) = fence {
-                    let before = self.clients[client].greatest_before;
+                    let before = self.clients[client].greatest_fence_before;
                     self.history.record(fence.get() as u8, before);
                 }
                 self.hold(world, client, acquired.valid_until);
@@ -268,6 +271,7 @@ impl From<Answer> for Vote {
     fn from(answer: Answer) -> Self {
         match answer {
             Answer::Fence(fence) => Vote::Granted(as_fence(fence)),
+            // An extension ignores the fence.
             Answer::Done => Vote::Granted(as_fence(1)),
             Answer::Taken => Vote::Refused(Refusal::Taken),
             Answer::Grace => Vote::Refused(Refusal::Grace(Duration::ZERO)),

@@ -43,6 +43,7 @@ impl State {
         }
         if world.counts_restored() && vote == Vote::Refused(Refusal::NotHeld) {
             restores.push(Outgoing { to: member, what: Request::Restore });
+            // The answer to the restore decides instead.
             vote = Vote::Unknown;
         }
         let member = if world.has(Mutation::ExtendedByOne) { Member(0) } else { member };

@@ -227,8 +227,8 @@ impl World {
 }
 
 impl From<Kind> for Request {
-    fn from(ask: Kind) -> Self {
-        match ask {
+    fn from(kind: Kind) -> Self {
+        match kind {
             Kind::Acquire => Request::Acquire,
             Kind::Wait => Request::Wait,
             Kind::HasWaiters => Request::HasWaiters,

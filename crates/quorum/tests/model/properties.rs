@@ -22,8 +22,8 @@ pub fn of(world: &World) -> Vec<Property<World>> {
     let mut properties = vec![Property::<World>::sometimes("every client is done", |_, state: &State| {
         state.clients.iter().all(|client| client.phase == Phase::Done)
     })];
-    // Not with a BREAK: another client may acquire the lock before the holder notices that its hold was
-    // ended.
+    // Not checked with a BREAK: another client may acquire the lock before the holder notices that its hold
+    // was ended.
     if world.has_clock() && world.breaks == 0 {
         properties.push(Property::always(EXCLUSION, |_, state: &State| {
             state.clients.iter().filter(|client| client.holds()).count() <= 1
@@ -56,7 +56,7 @@ pub fn of(world: &World) -> Vec<Property<World>> {
             !clients.any(|(client, behaviour)| behaviour.asks_all_again() && client.keeps_partial_hold())
         }));
     }
-    // With an expiry, the only client with a majority could lose it.
+    // Not checked with an expiry: it could end the majority of the only client that has one.
     if world.time == (Time::None { expiries: 0 }) {
         properties.push(Property::always(ONE_ACQUIRES, |_, state: &State| {
             !state.history.fences.is_empty() || state.clients.iter().any(|client| client.phase != Phase::Done)
@@ -116,9 +116,10 @@ fn expected_events(world: &World) -> Vec<Property<World>> {
     }
     // After one refusal, the other two masters can still confirm the fence.
     if world.ahead_refusals > 1 {
-        properties.push(Property::sometimes("a member with a clock ahead is dropped", |_, state: &State| {
-            state.clients.iter().any(Client::has_dropped_member)
-        }));
+        properties
+            .push(Property::sometimes("a client drops a member whose clock is ahead", |_, state: &State| {
+                state.clients.iter().any(Client::has_dropped_member)
+            }));
     }
     properties
 }

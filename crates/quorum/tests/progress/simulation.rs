@@ -88,11 +88,14 @@ struct Task {
     unanswered: Vec<Outgoing>,
     /// The members to which the round has sent a request.
     asked: BTreeSet<u8>,
+    /// Watches the queue in which the task waits. Set by the first check of that queue.
     watch: Option<QueueWatch>,
     /// How often the task has acquired the lock.
     acquired: u64,
 }
 
+/// An event. A pause ends at [`Attempt::timeout`]. `ComparesHolders` reads the holders at a member: `before`
+/// has the holders of an earlier reading, and is `None` in the first reading.
 enum Event {
     Begin(usize),
     Arrives { token: Token, to: u8, what: Request },
@@ -190,6 +193,7 @@ impl Simulation {
     fn carry_out(&mut self, task: usize, step: Step) {
         let token = (task, self.tasks[task].round);
         for send in step.sends {
+            // `release_round` sends the releases instead.
             if send.what != Request::Release {
                 self.send(token, send);
             }
@@ -222,7 +226,7 @@ impl Simulation {
                 self.choose_next_queue(task);
                 self.schedule(HOLD, Event::Releases(task));
             }
-            Next::Failed(reason) => panic!("an attempt without a timeout failed: {reason:?}"),
+            Next::Failed(reason) => panic!("an attempt that never times out failed: {reason:?}"),
         }
     }
 
@@ -243,6 +247,7 @@ impl Simulation {
         }
     }
 
+    /// Reads the holders at a member that refused, twice: they show whether other clients wait there.
     fn begin_looking_for_others(&mut self, token: Token, queue: Member) {
         let (client, now) = (self.client_of(token.0), self.instant());
         if self.clients[client].contention.begin_looking_for_others(now) {
@@ -296,7 +301,7 @@ impl Simulation {
             self.schedule(NODE_TIMEOUT, Event::Answered { token, from: to.0, what, vote: Vote::Unknown });
         } else if what == Request::Wait {
             self.tasks[token.0].watch = None;
-            let pause = self.check_pause();
+            let pause = self.random_check_pause();
             self.schedule(pause, Event::ChecksQueue { token, queue: to.0 });
         }
     }
@@ -371,7 +376,7 @@ impl Simulation {
             self.clients[client].missing.insert(from);
         }
         if self.holder == Some(task) {
-            if self.attempt(task).answered_late(Member(from), &vote) {
+            if self.attempt(task).must_look_for_others(Member(from), &vote) {
                 self.begin_looking_for_others(token, Member(from));
             }
             return;
@@ -383,18 +388,18 @@ impl Simulation {
         self.carry_out(task, step);
     }
 
-    /// Checks whether a queue moves. If not, the wait ends as if the member had refused.
+    /// Checks whether the task must leave the queue, because it cannot move. The wait then ends as if the
+    /// member had refused.
     fn check_queue(&mut self, token: Token, queue: u8) {
         let (task, quorum) = (token.0, self.quorum());
         let holders = self.holders(self.client_of(task));
         let stay = self.attempt(task).stay();
         let watch = self.tasks[task].watch.get_or_insert(QueueWatch::new(quorum, Member(queue), stay));
-        let may_leave = !matches!(stay, Stay::Always | Stay::AsHolder);
-        if may_leave && watch.must_leave(&holders) {
+        if watch.must_leave(&holders) {
             let vote = Vote::Refused(Refusal::Taken);
             return self.answered(token, queue, Request::Wait, vote);
         }
-        let pause = self.check_pause();
+        let pause = self.random_check_pause();
         self.schedule(pause, Event::ChecksQueue { token, queue });
     }
 
@@ -460,7 +465,7 @@ impl Simulation {
         self.events.insert((self.now + pause, self.next_event), event);
     }
 
-    fn check_pause(&mut self) -> u64 {
+    fn random_check_pause(&mut self) -> u64 {
         NODE_TIMEOUT / 8 + self.random_up_to(1_000 * MS)
     }
 

@@ -292,9 +292,9 @@ fn a_client_looks_for_others_at_a_later_queue_after_a_late_refusal_there() {
     let two = client.round(0, &[granted(1), granted(1)]);
     assert!(matches!(two, Next::Acquired(_)));
     assert_eq!(client.attempt.next_queue(), NextQueue::First);
-    assert!(client.attempt.answered_late(Member(2), &taken()));
-    assert!(!client.attempt.answered_late(Member(2), &granted(1)));
-    assert!(!client.attempt.answered_late(Member(0), &taken()), "member 0 has the first queue");
+    assert!(client.attempt.must_look_for_others(Member(2), &taken()));
+    assert!(!client.attempt.must_look_for_others(Member(2), &granted(1)));
+    assert!(!client.attempt.must_look_for_others(Member(0), &taken()), "member 0 has the first queue");
 
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.attempt.begin_round(at(0));
@@ -317,7 +317,7 @@ fn a_client_that_waited_in_a_later_queue_looks_for_others_at_a_still_later_one_a
         client.attempt.answered(Member(member), Request::Acquire, granted(1), at(2));
     }
     assert_eq!(client.attempt.next_queue(), NextQueue::MoveTo(Member(1)));
-    assert!(client.attempt.answered_late(Member(2), &taken()));
+    assert!(client.attempt.must_look_for_others(Member(2), &taken()));
 }
 
 /// An event of a random run.

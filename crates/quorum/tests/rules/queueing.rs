@@ -95,12 +95,12 @@ fn a_newcomer_overtakes_a_partial_hold_but_no_waiter() {
         let refused = vote(&mut round, 120, &[(2, taken())]);
         assert_eq!(sent(&refused.sends, Request::HasWaiters), [2]);
         let answer = if has_waiters { taken() } else { Vote::Refused(Refusal::NotHeld) };
-        let looked = reply(&mut round, 130, Request::HasWaiters, &[(2, answer)]);
+        let checked = reply(&mut round, 130, Request::HasWaiters, &[(2, answer)]);
         if has_waiters {
-            assert_eq!(looked.verdict, Verdict::Failed(FailureReason::Taken));
-            assert_eq!(sent(&looked.sends, Request::Release), [0, 1, 2]);
+            assert_eq!(checked.verdict, Verdict::Failed(FailureReason::Taken));
+            assert_eq!(sent(&checked.sends, Request::Release), [0, 1, 2]);
         } else {
-            assert_eq!(looked.verdict, acquired(None, 100 + TRUSTED), "validity counts from the first send");
+            assert_eq!(checked.verdict, acquired(None, 100 + TRUSTED), "validity counts from the first send");
             assert_eq!(round.next_queue(), Some(Member(0)));
         }
     }
