@@ -73,6 +73,7 @@ fn compare(run: &Run, clients: usize) -> Result<Report> {
         wanted.map(|kind| Contender::start(run, kind, clients)).collect::<Result<_>>()?;
     let mut samples: Vec<(Kind, Vec<Sample>)> =
         contenders.iter().map(|contender| (contender.kind, Vec::new())).collect();
+    // A warm-up, which is not counted.
     for contender in &mut contenders {
         contender.run_block(Duration::from_millis(100))?;
     }

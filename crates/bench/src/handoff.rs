@@ -169,6 +169,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
     for start in 0..STARTS {
         let mut contenders: Vec<Contender> =
             samples.iter().map(|(way, _)| Contender::start(run, *way)).collect::<Result<_>>()?;
+        // A warm-up, which is not counted.
         for contender in &mut contenders {
             contender.run_block(HANDOFFS)?;
         }

@@ -35,7 +35,7 @@ const ADDITIONAL: u64 = 500 * BATCH;
 /// The simulated caches, on every machine those of a processor of 2024, with 32 KB for instructions.
 const CACHES: [&str; 3] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=49152,12,64"];
 
-/// The largest accepted ratio to the recorded figure. The server's housekeeping varies between runs.
+/// The largest accepted ratio to the recorded figure. The server's periodic work varies between runs.
 const TOLERANCE: f64 = 1.02;
 
 /// Recorded instructions by server version and contender.
@@ -82,7 +82,7 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<[u64; 2]> 
     let out = format!("--callgrind-out-file={}", file.display());
     let mut tool = vec!["valgrind", "--quiet", "--trace-children=yes", "--tool=callgrind", &out];
     tool.extend(CACHES);
-    // The server's housekeeping runs once a second, the least often.
+    // The server's periodic work runs once a second, which is the lowest rate.
     let mut conf = vec!["hz 1"];
     conf.extend(options);
     let server = run.program.start_under(&tool, way.needs_module(), &conf)?;
@@ -107,7 +107,7 @@ fn count(run: &Run, way: Way, options: &[&str], pairs: u64) -> Result<[u64; 2]> 
 }
 
 fn report(title: &str, counted: &[(&str, [f64; 2])], known: &BTreeMap<String, u64>) -> Report {
-    let mut table = Table::new(title, &["", "instructions", "recorded", "ratio", "not in the cache"]);
+    let mut table = Table::new(title, &["", "instructions", "recorded", "ratio", "instruction cache misses"]);
     let (mut lines, mut notes) = (Vec::new(), Vec::new());
     for (name, [figure, misses]) in counted {
         let recorded = known.get(*name).copied();

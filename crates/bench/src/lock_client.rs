@@ -100,6 +100,7 @@ impl Client {
             return Ok(());
         }
         self.listener.send(&self.subscribe)?;
+        // The confirmation of the server.
         self.listener.value()?;
         while let Some(left) = self.try_acquire()? {
             if self.listener.receives_within(left)? {
@@ -107,6 +108,7 @@ impl Client {
             }
         }
         self.listener.send(&self.unsubscribe)?;
+        // Skips the messages that arrived before the confirmation.
         while self.listener.value()?.items().first().is_none_or(|kind| *kind != "unsubscribe") {}
         Ok(())
     }

@@ -50,11 +50,11 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
 }
 
 /// Returns the `used_memory` and the resident memory of a hold, in bytes.
-fn bytes_per_hold(run: &Run, kind: HoldKind, holds: u64, token: usize) -> Result<[f64; 2]> {
-    let mut server = Holds::start(&run.program, kind)?;
-    let before = server.server.memory()?;
-    server.acquire_with_own_tokens(0..holds, token)?;
+fn bytes_per_hold(run: &Run, kind: HoldKind, count: u64, token_bytes: usize) -> Result<[f64; 2]> {
+    let mut holds = Holds::start(&run.program, kind)?;
+    let before = holds.server.memory()?;
+    holds.acquire_with_own_tokens(0..count, token_bytes)?;
     sleep(REHASHING);
-    let after = server.server.memory()?;
-    Ok([0, 1].map(|figure| (after[figure] - before[figure]) / holds as f64))
+    let after = holds.server.memory()?;
+    Ok([0, 1].map(|figure| (after[figure] - before[figure]) / count as f64))
 }

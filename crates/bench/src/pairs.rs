@@ -109,6 +109,7 @@ fn compare(run: &Run, persistence: &Persistence, load: &Load) -> Result<Report> 
                 None => {}
             }
         }
+        // A warm-up, which is not counted.
         for contender in &mut contenders {
             measure(contender, load.depth, &mut next_key, Duration::from_millis(50))?;
         }
@@ -152,7 +153,8 @@ fn drive(contender: &mut Contender, depth: usize, next_key: &mut u64, time: Dura
     let mut pairs = 0;
     let cpu = server.cpu();
     let start = Instant::now();
-    // The batch that each connection waits for: the number of its first key, and whether it acquires.
+    // The batch that each connection waits for: the number of its first key, and whether it acquires. `None`
+    // once the connection has finished.
     let mut batches: Vec<Option<(u64, bool)>> = Vec::new();
     for conn in connections.iter_mut() {
         batches.push(Some((*next_key, true)));

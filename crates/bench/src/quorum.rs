@@ -109,6 +109,7 @@ async fn uncontended(run: &Run, ports: &[u16]) -> Result<Report> {
     let mut contenders = Vec::new();
     for setup in UNCONTENDED.into_iter().filter(|setup| *setup == ONE || run.wants(&setup.name())) {
         let client = setup.client(ports).await?;
+        // A warm-up, which is not counted.
         setup.pairs(&client, &setup.name(), times / 10).await?;
         contenders.push((setup, client, Vec::new()));
     }
@@ -138,6 +139,7 @@ async fn one_stopped(run: &Run, servers: &[Server], ports: &[u16]) -> Result<Rep
     for setup in [FIVE, FIVE_FENCED] {
         run.progress(&format!("{title}: {}", setup.name()));
         let client = setup.client(ports).await?;
+        // A warm-up, which is not counted.
         setup.pairs(&client, "stopped", times).await?;
         servers[2].pause();
         let pairs = setup.pairs(&client, "stopped", times).await;

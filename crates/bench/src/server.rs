@@ -99,7 +99,7 @@ impl Server {
     }
 
     /// Returns the time that the main thread was ready to run while another process had the processor.
-    pub fn wait_for_processor(&self) -> Duration {
+    pub fn processor_wait(&self) -> Duration {
         schedstat(&self.pid().to_string(), 1).unwrap_or_default()
     }
 }
@@ -112,8 +112,8 @@ impl Deref for Server {
     }
 }
 
-/// Like [`Server::wait_for_processor`], for the calling thread.
-pub fn thread_wait_for_processor() -> Duration {
+/// Like [`Server::processor_wait`], for the calling thread.
+pub fn thread_processor_wait() -> Duration {
     schedstat("thread-self", 1).unwrap_or_default()
 }
 

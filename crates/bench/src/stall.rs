@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::holds::{HoldKind, Holds};
 use crate::resp::{Command, Conn, Expect};
 use crate::run::{Report, Run};
-use crate::server::{Program, Server, thread_wait_for_processor};
+use crate::server::{Program, Server, thread_processor_wait};
 use crate::table::{Table, median, percentile, si, time};
 
 const ALL: [HoldKind; 2] = [HoldKind::Dlock, HoldKind::Set];
@@ -151,6 +151,7 @@ impl Contender {
 
     fn block(&mut self) -> Result<Block> {
         let Holds { server, conn, .. } = &mut self.holds;
+        // Resets the figures.
         self.turns.take()?;
         let before = server.cpu();
         let pings = ping_for(server, conn, WINDOW)?;
@@ -172,7 +173,7 @@ fn ping_for(server: &Server, conn: &mut Conn, time: Duration) -> Result<Vec<Ping
 }
 
 fn ping(server: &Server, conn: &mut Conn) -> Result<Ping> {
-    let waited_for_processor = || server.wait_for_processor() + thread_wait_for_processor();
+    let waited_for_processor = || server.processor_wait() + thread_processor_wait();
     let (before, start) = (waited_for_processor(), Instant::now());
     conn.send(&Command::new(&["PING"]).on_key(0))?;
     Expect::Line("+PONG").check(conn.line()?)?;

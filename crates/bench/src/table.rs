@@ -12,7 +12,8 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Returns the smallest value that is not below this share of the values. NaN if there are no values.
+/// Returns a percentile by the nearest-rank method: the smallest value such that at least this share of the
+/// values is not above it. NaN if there are no values.
 pub fn percentile(values: &[f64], share: f64) -> f64 {
     let at = (values.len() as f64 * share).ceil() as usize;
     sorted(values).get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
