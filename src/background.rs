@@ -110,8 +110,8 @@ fn has_waiters(m: &Module, task: &Task) -> bool {
 fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
         refuse_some(m, &name, &String::from(Error::Moving));
-        // The task is an operation on the lock, which would grant it to the remaining waiters. They are
-        // refused first.
+        // The task would grant the lock to the remaining waiters. They are refused first, when the task is
+        // taken again.
         if m.with(|s| s.waiting.len_of(&name) > 0) {
             return m.with(|s| s.background.put_back(task));
         }

@@ -1,5 +1,5 @@
 //! The commands, each a short function: parse, open the key, let the core decide, reply. [`crate::effects`]
-//! carries out the decision. The folder has the longer ones; [`table`] registers all of them.
+//! carries out the decision. The folder `commands` has the longer ones; [`table`] lists all of them.
 
 use dlock_core::codec::{self, Origin, Reader};
 use dlock_core::decide::Confirmed;

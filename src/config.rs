@@ -11,7 +11,7 @@ pub struct Config {
     pub limits: Limits,
     /// Maximum number of sharers or permit holders of a key.
     pub max_holders: u32,
-    /// Whether the fence mark is written to the disk.
+    /// Whether the fence mark ([`crate::fence_mark`]) is written to the disk.
     pub fence_mark: bool,
     /// Whether a string counts as a lock that another library holds.
     pub honour_strings: bool,

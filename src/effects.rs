@@ -132,7 +132,7 @@ impl<'a> Target<'a> {
     }
 
     fn carry_out(&mut self, step: &mut Step, facts: &Facts, now: Instant) {
-        if step.rare.is_some() {
+        if step.rare_effects.is_some() {
             log::ended(self.m, self.ctx, &self.name, step, now);
         }
         let mut deleted = false;
@@ -146,7 +146,7 @@ impl<'a> Target<'a> {
         if facts.due_sooner {
             self.m.rearm_timer();
         }
-        if step.rare.is_some() {
+        if step.rare_effects.is_some() {
             self.answer_waiters(step, now);
         }
     }
@@ -200,7 +200,7 @@ impl<'a> Target<'a> {
     /// background job: more waiters to serve, or many ended holds to count.
     #[inline(never)]
     fn answer_waiters(&mut self, step: &mut Step, now: Instant) {
-        let Some(rare) = step.rare.take() else { return };
+        let Some(rare) = step.rare_effects.take() else { return };
         if rare.unserved || step.events.iter().any(|event| matches!(event, Event::AllEnded(_))) {
             self.m.rearm_timer();
         }

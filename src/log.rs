@@ -18,7 +18,7 @@ fn record(m: &Module, ctx: Ctx<'_>, mut incident: Incident, now: Instant) {
 /// Records the holds that an operation has ended.
 #[inline(never)]
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
-    let Some(rare) = &mut step.rare else { return };
+    let Some(rare) = &mut step.rare_effects else { return };
     for (why, hold) in rare.incidents.drain(..) {
         record(m, ctx, Incident::of_hold(why.into(), name, &hold, now), now);
     }
@@ -51,6 +51,7 @@ pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Db]) {
         let max_len = s.config.log_max_len;
         let keys = emptied.iter().enumerate().flat_map(|(at, emptied)| {
             let db = db.unwrap_or(at as i32);
+            // All slots from the first one on.
             emptied.scheduled.slots(0).filter_map(move |(_, key)| Some(Name::new(db, key?)))
         });
         keys.take(max_len)

@@ -164,7 +164,7 @@ impl State {
     /// Counts the events of a step, and records which holds are bound to which connection.
     pub fn account(&mut self, name: &Name<'_>, step: &mut Step) {
         self.stats.count(&step.events);
-        if let Some(rare) = &mut step.rare {
+        if let Some(rare) = &mut step.rare_effects {
             self.background.account(name, rare);
         }
     }

@@ -127,7 +127,8 @@ fn sorted(lock: &Lock) -> (Option<Mode>, u64, Vec<&Hold>) {
     (all.mode(), all.delay_left(), holds)
 }
 
-/// Checks that the holders fit the mode and that no token holds twice.
+/// Checks that the holders fit the mode, that no token holds twice, and that the lock takes less than 1 MiB:
+/// an input of a few KB must not make the server allocate much more.
 fn assert_sound(lock: &Lock) {
     let (mode, _, holds) = sorted(lock);
     let most = match mode {

@@ -81,7 +81,7 @@ fn answer<'a>(
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
-        // Also if this client does not wait: a check of an empty queue does nothing.
+        // A check is scheduled even if this client does not wait: a check of an empty queue does nothing.
         background::check_string_later(m, &name);
     }
     // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK does not wait.

@@ -42,7 +42,7 @@ pub fn fenced<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 
 /// The kind of a guarded command, which decides about its checks.
 enum Kind {
-    Plain,
+    Ordinary,
     /// Redis 7.0 refuses it in scripts, because it can block. In a guard no command blocks.
     Blocks,
     /// Reads keys that it does not name.
@@ -55,14 +55,14 @@ enum Kind {
 fn kind(name: &[u8]) -> Kind {
     // No name below is longer than 10 bytes.
     let mut word = [0; 10];
-    let Some(word) = word.get_mut(..name.len()) else { return Kind::Plain };
+    let Some(word) = word.get_mut(..name.len()) else { return Kind::Ordinary };
     word.copy_from_slice(name);
     word.make_ascii_uppercase();
     match &*word {
         b"BLPOP" | b"BRPOP" | b"BLMOVE" | b"BRPOPLPUSH" | b"BZPOPMIN" | b"BZPOPMAX" => Kind::Blocks,
         b"SORT" | b"SORT_RO" => Kind::Sorts,
         b"SELECT" | b"WAIT" | b"WAITAOF" | b"READONLY" | b"READWRITE" | b"ASKING" => Kind::Connection,
-        _ => Kind::Plain,
+        _ => Kind::Ordinary,
     }
 }
 
@@ -79,7 +79,7 @@ fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> 
         Kind::Connection => Err(Error::CannotGuard),
         Kind::Sorts if !ctx.calls_run_as_user() && !ctx.user_has_all_rights() => Err(Error::NeedsAllRights),
         Kind::Blocks => Ok(Checks::AnyCommand),
-        Kind::Sorts | Kind::Plain => Ok(Checks::AsInScripts),
+        Kind::Sorts | Kind::Ordinary => Ok(Checks::AsInScripts),
     }
 }
 

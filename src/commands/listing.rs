@@ -27,8 +27,8 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         }
         let open = Key::open_for_read(ctx, raw.name()).ok();
         let lock = open.as_ref().and_then(Key::value);
-        // A scheduled lock with waiters is listed later, among the scheduled locks. With WAITED, those locks
-        // are not listed.
+        // A lock with waiters that is also scheduled is listed later, among the scheduled locks. With WAITED,
+        // it is listed now, because the iteration ends before the scheduled locks.
         if list_now || lock.is_none_or(|lock| lock.slot().is_none()) {
             let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
             let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);

@@ -1,6 +1,6 @@
 //! The commands as the server registers them: flags, ACL categories, keys, and the description of arguments.
 
-use dlock_protocol::command::table as words;
+use dlock_protocol::command::table as docs;
 
 use super::{
     acquire, break_holds, cancel, confirm, effect, extend, guarded, help, listing, read_commands, release,
@@ -14,11 +14,11 @@ const TOKEN: Arg = Arg::Text("token");
 const TTL: Arg = Arg::OneOf("lease", &[Arg::Number("ttl"), Arg::Word("MAX")]);
 
 const MODE: Arg = Arg::OneOf("mode", &[Arg::Word("SHARED"), Arg::WordNumber("PERMITS", "permits")]);
-const COUNT: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumber("DEPTH", "depth")]);
+const REENTRY: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumber("DEPTH", "depth")]);
 const QUEUE: Arg =
     Arg::Block("queue", &[Arg::WordNumber("QUEUE", "kept-milliseconds"), Arg::Optional(&NOTIFY)]);
 const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), Arg::Text("message")]);
-const COUNTS: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
+const RELEASE_COUNT: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
 const LIMIT: Arg = Arg::WordNumber("COUNT", "count");
 const CANCEL_TARGET: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
 
@@ -37,7 +37,7 @@ const fn guards(key: KeyUse) -> Access {
 }
 
 const fn row(
-    doc: &words::Doc,
+    doc: &docs::Doc,
     (flags, categories, key): Access,
     entry: Entry,
     arity: i32,
@@ -49,7 +49,7 @@ const fn row(
 
 pub static COMMANDS: [Command; 17] = [
     row(
-        &words::ACQUIRE,
+        &docs::ACQUIRE,
         ("write deny-oom blocking no-slowlog", "write blocking dlock", KeyUse::Change),
         entry!(run, acquire::acquire),
         -4,
@@ -58,7 +58,7 @@ pub static COMMANDS: [Command; 17] = [
             TOKEN,
             TTL,
             Arg::Optional(&MODE),
-            Arg::Optional(&COUNT),
+            Arg::Optional(&REENTRY),
             Arg::Optional(&Arg::WordNumber("BLOCK", "milliseconds")),
             Arg::Optional(&QUEUE),
             Arg::Optional(&Arg::Word("EPHEMERAL")),
@@ -67,31 +67,31 @@ pub static COMMANDS: [Command; 17] = [
             Arg::Optional(&Arg::WordText("OWNER", "id")),
         ],
     ),
-    row(&words::RELEASE, WRITES, entry!(run, release), -3, &[KEY, TOKEN, Arg::Optional(&COUNTS)]),
-    row(&words::EXTEND, WRITES, entry!(run, extend), 4, &[KEY, TOKEN, TTL]),
-    row(&words::CONFIRM, WRITES, entry!(run, confirm), 5, &[KEY, TOKEN, Arg::Number("fence"), TTL]),
+    row(&docs::RELEASE, WRITES, entry!(run, release), -3, &[KEY, TOKEN, Arg::Optional(&RELEASE_COUNT)]),
+    row(&docs::EXTEND, WRITES, entry!(run, extend), 4, &[KEY, TOKEN, TTL]),
+    row(&docs::CONFIRM, WRITES, entry!(run, confirm), 5, &[KEY, TOKEN, Arg::Number("fence"), TTL]),
     row(
-        &words::GUARD,
+        &docs::GUARD,
         guards(KeyUse::ReadAndMore),
         entry!(run_carrier, guarded::guard, KeyUse::ReadAndMore),
         -4,
         &[KEY, TOKEN, Arg::Text("command"), Arg::Several("arg")],
     ),
     row(
-        &words::FENCED,
+        &docs::FENCED,
         guards(KeyUse::ChangeAndMore),
         entry!(run_carrier, guarded::fenced, KeyUse::ChangeAndMore),
         -4,
         &[Arg::Key("gate"), Arg::Number("fence"), Arg::Text("command"), Arg::Several("arg")],
     ),
-    row(&words::HOLDS, READS, entry!(run, read_commands::holds), 3, &[KEY, TOKEN]),
-    row(&words::PTTL, READS, entry!(run, read_commands::pttl), -2, &[KEY, Arg::Optional(&TOKEN)]),
-    row(&words::INSPECT, SHOWS, entry!(run, read_commands::inspect), -2, &[KEY, Arg::Optional(&LIMIT)]),
-    row(&words::WAITERS, SHOWS, entry!(run, read_commands::waiters), -2, &[KEY, Arg::Optional(&LIMIT)]),
-    row(&words::CANCEL, WRITES, entry!(run, cancel), -3, &[KEY, CANCEL_TARGET]),
+    row(&docs::HOLDS, READS, entry!(run, read_commands::holds), 3, &[KEY, TOKEN]),
+    row(&docs::PTTL, READS, entry!(run, read_commands::pttl), -2, &[KEY, Arg::Optional(&TOKEN)]),
+    row(&docs::INSPECT, SHOWS, entry!(run, read_commands::inspect), -2, &[KEY, Arg::Optional(&LIMIT)]),
+    row(&docs::WAITERS, SHOWS, entry!(run, read_commands::waiters), -2, &[KEY, Arg::Optional(&LIMIT)]),
+    row(&docs::CANCEL, WRITES, entry!(run, cancel), -3, &[KEY, CANCEL_TARGET]),
     // Like SCAN, LIST names no key that the server could check. It shows the keys that its user may read.
     row(
-        &words::LIST,
+        &docs::LIST,
         ("readonly", "keyspace read dlock", KeyUse::None),
         entry!(run, listing::list),
         -2,
@@ -103,7 +103,7 @@ pub static COMMANDS: [Command; 17] = [
         ],
     ),
     row(
-        &words::LOG,
+        &docs::LOG,
         ("readonly admin allow-loading allow-stale", "admin dangerous dlock", KeyUse::None),
         entry!(run, listing::log),
         -1,
@@ -114,22 +114,22 @@ pub static COMMANDS: [Command; 17] = [
         ],
     ),
     row(
-        &words::BREAK,
+        &docs::BREAK,
         ("write", "write dangerous dlock", KeyUse::Change),
         entry!(run, break_holds),
         2,
         &[KEY],
     ),
-    row(&words::TOKEN, ("fast", "fast dlock", KeyUse::None), entry!(run, token), 1, &[]),
+    row(&docs::TOKEN, ("fast", "fast dlock", KeyUse::None), entry!(run, token), 1, &[]),
     row(
-        &words::HELP,
+        &docs::HELP,
         ("fast allow-loading allow-stale", "fast dlock", KeyUse::None),
         entry!(run, help),
         1,
         &[],
     ),
     row(
-        &words::SET,
+        &docs::SET,
         ("write deny-script no-slowlog no-monitor", "write admin dangerous dlock", KeyUse::Change),
         entry!(run, effect),
         3,
@@ -140,7 +140,7 @@ pub static COMMANDS: [Command; 17] = [
 /// Registered only if the server has no dry runs: see [`crate::ffi::verdict`]. The server checks it like
 /// ACQUIRE, by the same flags.
 pub static WRITE_PROBE: Command = row(
-    &words::MAY,
+    &docs::MAY,
     ("write deny-oom no-slowlog no-monitor", "write dlock", KeyUse::Change),
     entry!(run, write_probe),
     2,

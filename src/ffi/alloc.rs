@@ -18,8 +18,8 @@ fn padded(layout: Layout) -> usize {
     if layout.align() <= MIN_ALIGN { layout.size() } else { layout.pad_to_align().size() }
 }
 
-// The functions are cold: an ACQUIRE with its RELEASE allocates once, so their calls are placed outside of
-// the code that runs each time.
+// Marked `cold`, so that the compiler places the calls of these functions apart from the other code of a
+// command: an ACQUIRE with its RELEASE allocates only once.
 // SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc.
 // Nothing is allocated before the API is loaded. Null means "out of memory" in Rust, too.
 unsafe impl GlobalAlloc for ServerAlloc {

@@ -1,6 +1,6 @@
 //! Blocked clients: blocking, answering, and the end of connections. The rest of the module decides which
-//! client waits, and for how long. The server never gets a timeout, because its timeouts race with a grant: a
-//! lost reply up to Redis 7.0, a crash in 7.2.
+//! client waits, and for how long. The server blocks a client without a timeout, and the module ends the
+//! wait: if a timeout of the server fires beside a grant, Redis 7.0 loses the reply, and Redis 7.2 crashes.
 
 use std::ffi::{c_int, c_void};
 
@@ -14,9 +14,9 @@ use super::user::Waited;
 /// Blocks the client of the running command. Must not be called if [`super::Flags::DENY_BLOCKING`] is set.
 /// `None` if the server refuses, as Valkey does from 8.1 on for a client with subscriptions.
 pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
-    // CLIENT UNBLOCK needs a timeout callback. There is one where the server handles an UNBLOCK beside a
-    // grant correctly: from Redis 7.4 and Valkey 8 on, which both have RedisModule_ClusterKeySlot. On other
-    // servers CLIENT UNBLOCK returns 0, and DLOCK.CANCEL ends the wait.
+    // CLIENT UNBLOCK needs a timeout callback. The module sets one only where the server handles a CLIENT
+    // UNBLOCK that comes at the moment of a grant correctly: from Redis 7.4 and Valkey 8 on, which both have
+    // RedisModule_ClusterKeySlot. On other servers CLIENT UNBLOCK returns 0, and DLOCK.CANCEL ends the wait.
     // SAFETY: the context is that of a client's command; the callbacks are the functions below.
     unsafe {
         let on_timeout: rm::RedisModuleCmdFunc = match rm::RedisModule_ClusterKeySlot {
@@ -34,7 +34,8 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
 }
 
 /// Unblocks a client. The server delivers the answer later in the same turn of the event loop, or gives it
-/// back through [`Upcalls::reply_reclaimed`]. `None` means that the client has disconnected or has its reply.
+/// back through [`Upcalls::reply_reclaimed`]. Without an answer, the client has disconnected or has its
+/// reply.
 pub fn unblock<M: Upcalls>(_: Ctx<'_>, handle: Handle, answer: Option<Box<M::Answer>>) {
     let answer = answer.map_or(std::ptr::null_mut(), Box::into_raw);
     // SAFETY: the handle came from `block` and is unblocked once; the server gives the box back to `on_free`.
@@ -75,7 +76,7 @@ unsafe extern "C" fn on_unblocked<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// Takes an answer back. The context may have no client, so nothing may be called with it.
+/// Takes an answer back from the server. The context may be without a client, so it is not used.
 unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mut c_void) {
     enter((), |module: &M| {
         if !answer.is_null() {
@@ -85,8 +86,8 @@ unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mu
     });
 }
 
-/// The connection has closed, or the server has ended its wait: by CLIENT UNBLOCK ERROR, or at a change of
-/// role.
+/// The server calls this when the connection has closed, or when it has ended the wait itself: by CLIENT
+/// UNBLOCK ERROR, or because its role has changed.
 unsafe extern "C" fn on_gone<M: Upcalls>(
     _: *mut rm::RedisModuleCtx,
     handle: *mut rm::RedisModuleBlockedClient,

@@ -48,7 +48,7 @@ pub type Entry =
 macro_rules! entry {
     ($(#[$attribute:meta])* fn $name:ident => $run:path, $($argument:expr),+) => {
         $(#[$attribute])*
-        #[allow(unsafe_code, reason = "the way in; all it does is in ffi")]
+        #[allow(unsafe_code, reason = "an entry of the server: its body only calls into ffi")]
         unsafe extern "C" fn $name(
             ctx: *mut ::redis_module::raw::RedisModuleCtx,
             argv: *mut *mut ::redis_module::raw::RedisModuleString,
@@ -239,7 +239,7 @@ fn key_specs(key: KeyUse) -> *mut rm::RedisModuleCommandKeySpec {
         unsafe { (std::mem::zeroed::<rm::RedisModuleCommandKeySpec>(), std::mem::zeroed()) };
     spec.flags = key.flags().into();
     if matches!(key, KeyUse::ReadAndMore | KeyUse::ChangeAndMore) {
-        // Without this flag the server uses this table alone, and does not ask for the keys.
+        // Without this flag the server uses this key spec alone, and does not ask the command for its keys.
         spec.flags |= u64::from(rm::REDISMODULE_CMD_KEY_VARIABLE_FLAGS);
     }
     spec.begin_search_type = rm::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;

@@ -115,9 +115,9 @@ impl Ctx<'_> {
         }
     }
 
-    /// Returns the error of a call without a reply. Valkey 9 leaves the error of GETDEL and GETSET, of a key
-    /// that holds no string, with the internal client of calls. The next call would get it as its reply, so
-    /// this call takes it.
+    /// Returns the error of a call without a reply. If GETDEL or GETSET fails because the key holds no
+    /// string, Valkey 9 gives no reply, and returns the error as the reply to the next call. So this function
+    /// makes another call (PING) to take the error.
     fn pending_error(self) -> String {
         // SAFETY: the context is valid; the reply is freed at once.
         let next = unsafe { call!(self, c"PING", c"") };

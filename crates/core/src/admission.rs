@@ -17,8 +17,9 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Maximum of a lease and of a lock-delay. At most the grace period, so that a hold that a restart lost
-    /// has expired when the grace period ends.
+    /// Maximum of a lease and of a lock-delay (the pause before the next grant after a hold that expired or
+    /// lost its connection). At most the grace period, so that a hold that a restart lost has expired when
+    /// the grace period ends.
     pub fn longest_lease(self) -> Ttl {
         self.grace.map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
     }

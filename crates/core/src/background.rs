@@ -47,7 +47,8 @@ impl Background {
         self.dbs.resize_with(len, Db::default);
     }
 
-    /// Number of locks that are held or in a lock-delay.
+    /// Number of locks that are held, or in a lock-delay: the pause before the next grant after a hold that
+    /// expired or lost its connection.
     pub fn held(&self) -> usize {
         self.dbs.iter().map(|db| db.scheduled.locks()).sum()
     }
@@ -57,14 +58,14 @@ impl Background {
         self.dbs.iter().map(|db| db.scheduled.holders()).sum()
     }
 
-    /// Adds a task. A second one to serve the same lock has no effect.
+    /// Adds a task. Has no effect if the task is to serve a lock, and such a task for this lock is pending.
     pub fn note(&mut self, task: Task) {
         self.pending.push_back(task);
     }
 
-    /// Schedules a lock, moves it in the schedule or removes it, depending on its content. Returns true if it
-    /// is due before `before`, in ms. [`Background::next_task`] returns a due lock again and again until its
-    /// content changes or it is put off.
+    /// Schedules a lock, moves it in the schedule or removes it, depending on its content. Returns true if
+    /// the lock is due before `before`, in ms. [`Background::next_task`] returns a due lock again and again
+    /// until its content changes or its task is put off.
     pub fn schedule(&mut self, lock: &mut Lock, db: i32, key: &[u8], before: u64) -> bool {
         let scheduled = &mut self.db(db).scheduled;
         let Some(due) = lock.next_due() else {
@@ -87,7 +88,7 @@ impl Background {
         self.db(db).scheduled.remove(slot);
     }
 
-    /// As [`Background::unschedule`], unless the slot belongs to another key by now.
+    /// Like [`Background::unschedule`], but has no effect if the slot belongs to another key by now.
     pub fn unschedule_if_of(&mut self, slot: Slot, name: &Name<'_>) {
         self.db(name.db).scheduled.remove_if_of(slot, &name.key);
     }
@@ -136,8 +137,8 @@ impl Background {
     }
 
     /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Includes only the
-    /// queues that began after the waiter `behind`. A slice of the queues has a task each; a single
-    /// [`Task::ServeBehind`] stands for the rest.
+    /// queues that began later than the queue that the waiter `behind` began. Each of the next
+    /// [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeBehind`] stands for the rest.
     pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
         let mut next = None;
         for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
@@ -197,7 +198,7 @@ impl Background {
         match task {
             // A due lock is not in `pending`, but in the schedule.
             Task::Due(name, slot) => self.db(name.db).scheduled.put_off(slot, at),
-            // The tasks of other locks that had holds of this connection need not wait.
+            // Only the holds on the first lock have to wait. The others become a task of their own.
             Task::Disconnected(client, db, mut holds) => {
                 let elsewhere = split_off_other_locks(&mut holds);
                 self.pending.put_off(Task::Disconnected(client, db, holds), at.millis());
@@ -227,7 +228,8 @@ impl Background {
         bound
     }
 
-    /// Removes one database or all, and returns the removed state: freeing it can take long.
+    /// Removes the state of one database, or of all if `db` is `None`. Returns it, because freeing it can
+    /// take long.
     pub fn flushed(&mut self, db: Option<i32>) -> Vec<Db> {
         match db {
             Some(db) => vec![std::mem::take(self.db(db))],
@@ -278,7 +280,7 @@ mod tests {
         let mut step = Step::default();
         let mut turn = Turn::new(NOW, terms, name, &mut fences, &mut waiting, &mut lock, &mut step);
         turn.acquire(&request(client.is_some()), client.unwrap_or(ClientId(1)));
-        step.rare.iter_mut().for_each(|effects| background.account(name, effects));
+        step.rare_effects.iter_mut().for_each(|effects| background.account(name, effects));
         background.schedule(&mut lock, name.db, &name.key, 0);
         lock.slot().unwrap()
     }
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_ends_its_holds_once() {
+    fn client_gone_is_true_once_for_a_client_with_bound_holds() {
         let mut background = Background::default();
         let client = ClientId(7);
         hold(&mut background, &name(0, "a"), Some(client));

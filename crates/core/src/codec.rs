@@ -79,7 +79,7 @@ impl Anchor {
 pub enum Origin {
     /// A running server, by the replication link or RESTORE: leases count from the arrival.
     Live,
-    /// A file: only the wall clocks relate the two times.
+    /// A file: if another boot or machine wrote it, only the wall clocks relate its times to the reader's.
     Stored,
 }
 
@@ -115,7 +115,8 @@ const PART: u8 = 4;
 /// Added to twice the ttl if extras follow the token.
 const MORE: u64 = 1;
 
-/// Longest lock-delay of a hold, in ms.
+/// Longest lock-delay of a hold (the pause before the next grant if the hold expires or loses its
+/// connection), in ms.
 const MAX_DELAY: u64 = u32::MAX as u64;
 
 /// Writes the effect of a change. `last` is the greatest fence that was issued or accepted.
@@ -131,9 +132,9 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes the effect of an empty key, which RENAME and MOVE leave. Bytes of a lock without content create no
-/// key, so the lock is written with a lock-delay that ended long ago. The reader ends the delay after its
-/// load, and deletes the key.
+/// Writes an effect that creates an empty key, as RENAME and MOVE leave one under the new name. A reader
+/// stores no lock without holds and lock-delay, so the effect has a lock-delay that ended long ago. After
+/// its load, the reader ends the delay and deletes the key.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let over = Lock::delayed(Deadline::at_millis(1));
     write_effect(&over, &Change::Whole, last, now, anchor, out);
@@ -369,6 +370,7 @@ impl Reader {
         if written_by.boot == self.anchor.boot {
             self.anchor.offset.wrapping_sub(written_by.offset)
         } else if self.origin == Origin::Live {
+            // The time of reading is rounded up, as `at` is rounded down: no lease becomes shorter.
             (self.now.after_millis(0).millis() as i64).wrapping_sub(at as i64)
         } else {
             0

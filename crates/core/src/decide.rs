@@ -55,8 +55,8 @@ pub enum Confirmed {
 pub struct Terms {
     /// No new hold begins before this time. Existing holds can be renewed.
     pub grants_from: Instant,
-    /// Maximum of a lease and of a lock-delay. New requests have been checked; a waiter that asked under a
-    /// greater maximum is refused at its turn.
+    /// Maximum of a lease and of a lock-delay (option DELAY of ACQUIRE). New requests have been checked; a
+    /// waiter that asked under a greater maximum is refused at its turn.
     pub longest_lease: Ttl,
     /// Maximum number of sharers or permit holders. Beyond it, new requests are refused; existing waiters
     /// keep waiting.
@@ -70,7 +70,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// These terms, with grants switched off: another lock (a string) occupies the key.
+    /// These terms, with grants switched off: the key is a string, the lock of a `SET key token NX PX`.
     pub fn without_grants(self) -> Terms {
         Terms { grants_from: Instant::from_micros(u64::MAX), ..self }
     }
@@ -342,7 +342,8 @@ impl<'a> Turn<'a> {
         self.serve();
     }
 
-    /// Serves the queue after the key of a held lock was deleted.
+    /// Serves the queue after the key of a held lock was deleted. Reports the lock as freed, unless a waiter
+    /// is granted it.
     pub fn vanished(&mut self) {
         self.was_gone = false;
         self.advance();
@@ -369,7 +370,7 @@ impl<'a> Turn<'a> {
         let waiters: SmallVec<[WaiterId; 2]> = match target {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
-                // A connection beside a queue position leaves together with the position.
+                // The connection waits for the grant of a queue position: both leave.
                 Some(Waiter { name, kind: WaitKind::Beside(_, position), .. }) if *name == *self.name => {
                     smallvec![*position]
                 }

@@ -45,7 +45,7 @@ pub(crate) struct Unclaimed {
     pub id: WaiterId,
     /// End of the queue position.
     pub until: Deadline,
-    /// The lock-delay that the hold gets when it is claimed.
+    /// The lock-delay (option DELAY of ACQUIRE) that the hold gets when it is claimed.
     pub delay_after_claim: Delay,
 }
 
@@ -248,7 +248,7 @@ mod tests {
         Delivery { name, token: Token::new(b"t").unwrap(), client: ClientId(client) }
     }
 
-    /// With a reply on its way to each of these waiters, on the connection of this id.
+    /// Deliveries with a reply on its way to each of these waiters. The number is the id of its connection.
     fn sent(to: &[(WaiterId, u64, Granted)]) -> Deliveries {
         let mut deliveries = Deliveries::default();
         for (waiter, client, granted) in to {

@@ -1,5 +1,6 @@
-//! The locks of one database, by the time at which each is due for the background job (a lease or a
-//! lock-delay ends), with their numbers of holders.
+//! The locks of one database, by the time at which each is due for the background job, with their numbers of
+//! holders. A lock is due when a lease ends, or a lock-delay: the pause before the next grant after a hold
+//! that expired or lost its connection.
 //!
 //! The value of each lock contains its slot in this structure. When the key is deleted, the lock is removed
 //! here by that slot. If the module was not notified of a deletion (a refused RESTORE, a key that expired
@@ -95,7 +96,7 @@ impl DueLocks {
         }
     }
 
-    /// As [`DueLocks::remove`], unless the slot belongs to another key by now.
+    /// Like [`DueLocks::remove`], but has no effect if the slot belongs to another key by now.
     pub fn remove_if_of(&mut self, slot: Slot, key: &[u8]) {
         if self.key(slot) == Some(key) {
             self.remove(slot);

@@ -1,12 +1,12 @@
 //! Fences: the numbers of grants, and the numbers that are reserved ahead.
 //!
 //! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`, where `last` is
-//! the greatest fence so far, and the clock is rounded down to whole ms. So the second grant of a ms has the
-//! number after that of the first one, which the readers of a log can derive ([`crate::plain`]). Fences
-//! follow the clock: they rise even if `last` is lost, while the clock is right. Fences continue from `last`:
-//! they rise even if the clock is set back, while `last` is known. If both happen at once, the **mark** keeps
-//! fences rising: a number on the disk that no fence exceeds, and above which a restart continues, as in
-//! timestamp oracles.
+//! the greatest fence so far, and the clock is rounded down to whole ms. So the second grant within a ms has
+//! the fence of the first one plus 1, and replicas can compute it without being sent it ([`crate::plain`]).
+//! Fences follow the clock: they rise even if `last` is lost, while the clock is right. Fences continue from
+//! `last`: they rise even if the clock is set back, while `last` is known. If both happen at once, the
+//! **mark** keeps fences rising: a number on the disk that no fence exceeds, and above which a restart
+//! continues, as in timestamp oracles.
 //!
 //! This file says when another mark is needed. The Redis module writes it, and reports when it is on the
 //! disk.

@@ -1,6 +1,7 @@
 //! LIST: an iteration over the locks of a database, a few at a time. First the locks with waiters, in the
-//! order in which their queues began; then the locks that are held or in a lock-delay, by their slot in the
-//! schedule. Neither order changes, so a lock that exists during the whole iteration is always returned.
+//! order in which their queues began; then the locks that are held or in a lock-delay (option DELAY of
+//! ACQUIRE), by their slot in the schedule. Neither order changes, so a lock that exists during the whole
+//! iteration is always returned.
 
 use dlock_protocol::Bytes;
 use dlock_protocol::command::List;

@@ -1,4 +1,5 @@
-//! One lock: its holds, its lock-delay, and reading them. [`crate::decide`] changes a lock.
+//! One lock: its holds, and its lock-delay, the pause before the next grant after a hold that expired or
+//! lost its connection. [`crate::decide`] changes a lock.
 
 use std::num::NonZeroU32;
 
@@ -21,8 +22,8 @@ pub struct Lock {
     holding: Holding,
 }
 
-/// The stored holds, of which a held lock has at least one, and the lock-delay. `Exclusive` stores no
-/// lock-delay, because the lock is not granted before its lock-delay has ended.
+/// The stored holds, of which a held lock has at least one, and the lock-delay. In a crowd, a lock-delay can
+/// run beside the remaining holds. `Exclusive` stores none, because no lock is granted during a lock-delay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free { delay_until: Option<Deadline>, slot: NotCompared<Option<Slot>> },
@@ -66,7 +67,7 @@ impl Holding {
     }
 }
 
-/// Sharers, or holders of permits.
+/// The holds of a shared lock or a semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Crowd {
     /// Number of permits. `None` for a shared lock.
@@ -142,7 +143,7 @@ impl Lock {
         self.holding.slot_mut()
     }
 
-    /// True if no hold is stored, expired or not.
+    /// True if no hold is stored, not even an expired one. A lock-delay may still run.
     pub(crate) fn is_free(&self) -> bool {
         matches!(self.holding, Holding::Free { .. })
     }
@@ -275,9 +276,10 @@ impl Lock {
         }
     }
 
-    /// Whether a token without a hold can be granted one. A shared lock or a semaphore may have `max_holders`
-    /// holders at most. Expired holds must have been removed, except those that exceed the limit of one
-    /// operation ([`crate::EndedHolds::SLICE`]).
+    /// Whether a token without a hold can be granted one. A shared lock or a semaphore may have
+    /// `max_holders` holds at most. The caller has removed a lock-delay that has ended, and expired holds.
+    /// But one operation removes at most [`crate::EndedHolds::SLICE`] holds, so some expired ones may be
+    /// left.
     #[inline]
     pub(crate) fn fit(&self, mode: Mode, max_holders: usize, now: Instant) -> Fit {
         match &self.holding {
@@ -344,7 +346,8 @@ impl Lock {
         }
     }
 
-    /// Removes expired sharers or permit holders: up to `max`, or all if there are few holds.
+    /// Removes expired sharers or permit holders: all of them if the holds are in a list
+    /// ([`Holders::Few`]), otherwise up to `max`.
     pub(crate) fn take_expired(&mut self, now: Instant, max: usize) -> SmallVec<[Hold; 1]> {
         let Holding::Crowd(crowd) = &mut self.holding else { return SmallVec::new() };
         let taken = crowd.holders.take_expired(now, max);

@@ -86,6 +86,7 @@ impl Reader {
     /// logged the command in this state.
     pub fn plain(self, plain: Plain<'_>, state: &mut Option<LogState>) -> Option<Effect> {
         let Plain::Acquire(token, ttl) = plain else {
+            // A RELEASE issues no fence, and 0 raises none.
             return Some(Effect { last: 0, written: Written::whole((self.anchor, self.now.millis()), None) });
         };
         let state = state.as_mut()?;

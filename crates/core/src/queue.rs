@@ -136,14 +136,15 @@ impl Waiting {
         self.index_owner(waiter);
     }
 
-    /// Removes a waiter and the connections beside it. The waiter is the first of the result.
+    /// Removes a waiter and the connections that wait beside it ([`WaitKind::Beside`]). The waiter is the
+    /// first of the result.
     pub fn leave_all(&mut self, id: WaiterId) -> SmallVec<[Waiter; 1]> {
         let waiter = self.leave(id);
         let beside = waiter.as_ref().map_or(&[][..], Waiter::beside).to_vec();
         waiter.into_iter().chain(beside.into_iter().filter_map(|id| self.leave(id))).collect()
     }
 
-    /// Removes a waiter. The connections beside it are left to the caller.
+    /// Removes a waiter, but not the connections that wait beside it: see [`Waiting::leave_all`].
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = *self.waiters.remove(&id)?;
         if let WaitKind::Beside(_, position) = waiter.kind {
@@ -555,11 +556,12 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Op {
-        /// On a key of [`KEYS`], with an owner of [`OWNERS`] and a token.
+        /// Joins the queue of a key (an index into [`KEYS`]), with an owner (an index into [`OWNERS`]) and a
+        /// token.
         Join(usize, usize, u8),
-        /// The waiter of this index, modulo the number of waiters.
+        /// Removes the waiter of this index, modulo the number of waiters.
         Leave(usize),
-        /// The waiter of this index, and its new owner.
+        /// Gives the waiter of this index, modulo the number of waiters, another owner.
         Renew(usize, usize),
     }
 

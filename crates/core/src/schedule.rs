@@ -161,7 +161,7 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Empties a row that has a single entry, which is due later than the entries to come. Returns the index
+    /// Empties a row that has a single entry, which is due later than the entry to append. Returns the index
     /// of the row.
     #[inline(never)]
     fn clear_a_row(&mut self) -> Option<usize> {

@@ -29,7 +29,8 @@ pub enum Event {
     AllEnded(End),
     /// An exclusive hold became a shared one.
     Downgraded,
-    /// The lock has no holder and no lock-delay.
+    /// The lock has no holder and no lock-delay (the pause before the next grant after a hold that expired
+    /// or lost its connection).
     Freed,
 }
 
@@ -63,7 +64,7 @@ pub struct Step {
     /// Set by the caller: a released hold of this age in ms or more is an incident for LOG.
     pub long_hold: Option<u32>,
     /// Boxed, so that the step of an operation without them is small.
-    pub rare: Option<Box<RareEffects>>,
+    pub rare_effects: Option<Box<RareEffects>>,
 }
 
 /// Effects that few operations have: on waiters, connections and incidents.
@@ -142,8 +143,8 @@ fn age_millis(hold: &Hold, at: Instant) -> u32 {
 }
 
 impl Step {
-    pub(crate) fn rare(&mut self) -> &mut RareEffects {
-        self.rare.get_or_insert_default()
+    pub(crate) fn rare_effects(&mut self) -> &mut RareEffects {
+        self.rare_effects.get_or_insert_default()
     }
 
     /// Records a change of the lock-delay, or the end of all holds.
@@ -171,15 +172,16 @@ impl Step {
 
     #[cold]
     fn record_incident(&mut self, hold: &Hold, why: End) {
-        self.rare().incidents.push((why, hold.clone()));
+        self.rare_effects().incidents.push((why, hold.clone()));
     }
 
     #[cold]
     pub(crate) fn record_binding(&mut self, binding: Binding) {
-        self.rare().bindings.push(binding);
+        self.rare_effects().bindings.push(binding);
     }
 
-    /// A part of more tokens is replaced by the whole lock, if the lock has fewer holds than the part tokens.
+    /// A part with more tokens than this is replaced by the whole lock, if the lock has fewer holds than the
+    /// part has tokens.
     const MAX_PART_LEN: usize = 64;
 
     /// Records a change of the hold of a token, or of the lock-delay alone. Only a change of a shared lock or

@@ -27,8 +27,9 @@ pub enum Task {
     /// The reply with this grant was not delivered.
     Undelivered(Name<'static>, Token, WaiterId),
     /// Like `Undelivered`, for a connection that closed in the same event-loop turn in which it was to get
-    /// its reply. If the server has evicted more than `evicted` connections when the task runs, the reply
-    /// counts as sent: a server sends all replies before it evicts a connection.
+    /// its reply. `evicted` is the number of connections that the server had evicted by then. If that number
+    /// has changed when the task runs, the server evicted this connection, and the reply counts as sent: a
+    /// server sends all replies before it evicts a connection. `None` if the number is unknown.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,
@@ -58,7 +59,7 @@ impl Task {
             | Task::Restored(name)
             | Task::Due(name, _) => (name.db, &*name.key),
             Task::Disconnected(_, db, holds) => (*db, &*holds.first()?.0),
-            // They run even while the server refuses writes.
+            // These tasks write nothing, so they run even while the server refuses writes.
             Task::ServeBehind(..) | Task::EndedHolds(..) | Task::GraceOver => return None,
         };
         Some(Name::new(db, key))

@@ -82,9 +82,9 @@ pub fn write(lock: &Lock, change: &Change) -> Vec<u8> {
 pub fn any_whole() -> impl Strategy<Value = Layout> {
     // Shorter under Miri, which is slow.
     let (short, longest) = if cfg!(miri) { (5, 5) } else { (30, 255) };
-    let bytes = move |least: usize| {
+    let text = move |min_len: usize| {
         let bytes = |len: std::ops::Range<usize>| prop::collection::vec(any::<u8>(), len);
-        prop_oneof![4 => bytes(least..short), 1 => bytes(longest..longest + 1)]
+        prop_oneof![4 => bytes(min_len..short), 1 => bytes(longest..longest + 1)]
     };
     let hold = (
         (
@@ -95,7 +95,7 @@ pub fn any_whole() -> impl Strategy<Value = Layout> {
             0..=u64::from(u32::MAX),
             0..2u8,
         ),
-        (bytes(1), bytes(0), 0..=AT),
+        (text(1), text(0), 0..=AT),
     );
     let hold = hold.prop_map(|((fence, left, ttl, count, delay, ephemeral), (token, label, granted))| {
         // Some leases have ended up to a second before NOW.
@@ -125,7 +125,7 @@ fn reading_written_bytes_restores_the_lock_and_rewriting_it_restores_the_bytes()
     });
 }
 
-/// A server reads the length of a longer value in two steps.
+/// In an RDB file, a server reads the length of a longer value in two steps, which takes more time.
 #[test]
 fn a_typical_hold_takes_at_most_63_bytes() {
     let (days, hours) = (86_400_000, 3_600_000);

@@ -166,7 +166,7 @@ fn a_wait_that_has_timed_out_adds_no_edge() {
         let mut world = World::default();
         let held = "h wants 1, h wants 2, h wants 3, h wants 4, h wants 5, h wants 6, a wants x, b wants y";
         assert_eq!(world.run(held), None);
-        // All of these waits of b have timed out.
+        // All of these waits of b have timed out. The search has to pass over them.
         world.until = Some(Instant::from_micros(1).after_millis(1));
         let waits = "b wants 1, b wants 2, b wants 3, b wants 4, b wants 5, b wants 6, b wants x";
         assert_eq!(world.run(waits), None);

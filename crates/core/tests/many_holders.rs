@@ -106,7 +106,7 @@ impl World {
         self.steps = steps::taken() - before;
         self.ended += step.events.iter().filter(|event| matches!(event, Event::Ended(..))).count();
         self.events = step.events.to_vec();
-        let rare = step.rare.map_or_else(RareEffects::default, |rare| *rare);
+        let rare = step.rare_effects.map_or_else(RareEffects::default, |rare| *rare);
         self.ended_holds.extend(rare.ended_holds);
         self.outcomes.extend(rare.outcomes.into_iter().map(|(_, outcome)| outcome));
         answer
@@ -160,6 +160,8 @@ impl World {
     }
 }
 
+/// Commands of the token with this number, with a ttl in ms where they take one. `Bind` makes its hold
+/// EPHEMERAL on the connection of a client.
 #[derive(Clone, Debug)]
 enum Operation {
     Acquire(usize, u64),
@@ -167,9 +169,12 @@ enum Operation {
     Extend(usize, u64),
     Confirm(usize, u64),
     Release(usize),
+    /// Time passes, in ms.
     Advance(u64),
+    /// The connection of a client closes, to which the holds of these tokens may be bound.
     Disconnect(Vec<usize>, u64),
     Break,
+    /// The background job advances the lock.
     RunJob,
 }
 

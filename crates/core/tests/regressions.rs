@@ -71,16 +71,16 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
 #[test]
 fn a_waiter_behind_an_upgrade_that_may_be_refused_waits() {
     let (mut system, mut client) = (System::new(START, 0), 0);
-    let mut wait = move |key, token, mode, reentry| {
+    let mut acquire_or_wait = move |key, token, mode, reentry| {
         client += 1;
         let request = Request { reentry, ..Request::new(client, key, token, mode) };
         system.make(Move::Acquire(request, Some(0)))
     };
     let full = Reentry::AtLeast(NonZeroU32::new(i32::MAX as u32).unwrap());
-    wait(KEY, 0, Mode::Shared, full);
-    wait(KEY, 1, Mode::Shared, Reentry::Keep);
-    assert_eq!(wait(KEY, 0, Mode::Exclusive, Reentry::OneMore), Answer::Waits);
-    wait(KEY + 1, 2, Mode::Exclusive, Reentry::Keep);
-    assert_eq!(wait(KEY + 1, 0, Mode::Exclusive, Reentry::Keep), Answer::Waits);
-    assert_eq!(wait(KEY, 2, Mode::Shared, Reentry::Keep), Answer::Waits);
+    acquire_or_wait(KEY, 0, Mode::Shared, full);
+    acquire_or_wait(KEY, 1, Mode::Shared, Reentry::Keep);
+    assert_eq!(acquire_or_wait(KEY, 0, Mode::Exclusive, Reentry::OneMore), Answer::Waits);
+    acquire_or_wait(KEY + 1, 2, Mode::Exclusive, Reentry::Keep);
+    assert_eq!(acquire_or_wait(KEY + 1, 0, Mode::Exclusive, Reentry::Keep), Answer::Waits);
+    assert_eq!(acquire_or_wait(KEY, 2, Mode::Shared, Reentry::Keep), Answer::Waits);
 }

@@ -42,14 +42,15 @@ fn token(n: usize) -> Vec<u8> {
 }
 
 impl World {
+    /// Runs an operation. Returns the number of waiters that it has answered.
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> usize {
         let mut step = Step::default();
         let mut turn =
             Turn::new(NOW, TERMS, &KEY, &mut self.fences, &mut self.waiting, &mut self.lock, &mut step);
         work(&mut turn);
         turn.finish();
-        self.unserved = step.rare.as_ref().is_some_and(|rest| rest.unserved);
-        step.rare.map_or(0, |rest| rest.outcomes.len())
+        self.unserved = step.rare_effects.as_ref().is_some_and(|rare| rare.unserved);
+        step.rare_effects.map_or(0, |rare| rare.outcomes.len())
     }
 
     /// Runs turns until the queue is served. Returns the number of answered waiters.

@@ -191,12 +191,12 @@ impl<'a> List<'a> {
         let mut given = Given::default();
         while let Some(option) = args.option() {
             match () {
-                _ if given.is(&option, "MATCH")? => {
+                _ if given.accept(&option, "MATCH")? => {
                     let pattern = Some(args.value("MATCH")?).filter(|pattern| pattern.len() <= MAX_PATTERN);
                     list.pattern = Some(pattern.ok_or(Misuse::PatternLength)?);
                 }
-                _ if given.is(&option, "COUNT")? => list.count = Some(args.count("COUNT")?),
-                _ if given.is(&option, "WAITED")? => list.waited = true,
+                _ if given.accept(&option, "COUNT")? => list.count = Some(args.count("COUNT")?),
+                _ if given.accept(&option, "WAITED")? => list.waited = true,
                 _ => return Err(option.unknown()),
             }
         }
@@ -231,8 +231,8 @@ impl<'a> Log<'a> {
         while let Some(option) = args.option() {
             match () {
                 _ if option.is("RESET") && given.is_empty() => return args.end(Log::Reset),
-                _ if given.is(&option, "COUNT")? => count = Some(args.count("COUNT")?),
-                _ if given.is(&option, "KEY")? => key = Some(args.value("KEY")?),
+                _ if given.accept(&option, "COUNT")? => count = Some(args.count("COUNT")?),
+                _ if given.accept(&option, "KEY")? => key = Some(args.value("KEY")?),
                 _ => return Err(option.unknown()),
             }
         }

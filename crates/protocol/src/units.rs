@@ -56,7 +56,7 @@ impl Ttl {
     }
 }
 
-/// The delay in ms before the next grant after a hold that ended without a release. At most 49 days.
+/// The delay in ms before the next grant after a hold that expired or lost its connection. At most 49 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Delay(u32);
 

@@ -168,7 +168,7 @@ impl Turn<'_> {
             let unconfirmed = self.waiting.deliveries.forget(self.name);
             self.step.events.push(Event::AllEnded(why));
             let ended = EndedHolds { why: Some(why), at: self.now, holds, unconfirmed };
-            self.step.rare().ended_holds.push(ended);
+            self.step.rare_effects().ended_holds.push(ended);
             self.step.changed(self.lock);
         }
     }
@@ -199,11 +199,12 @@ impl Turn<'_> {
         self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
     }
 
-    /// Removes waiters from their queue, each with the connections beside it. All of them get this outcome.
+    /// Removes waiters from their queue, each with the connections that wait beside it
+    /// ([`WaitKind::Beside`](crate::WaitKind)). All of them get this outcome.
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         for id in waiters {
             let gone = self.waiting.leave_all(*id);
-            self.step.rare().outcomes.extend(gone.into_iter().map(|waiter| (waiter, outcome)));
+            self.step.rare_effects().outcomes.extend(gone.into_iter().map(|waiter| (waiter, outcome)));
         }
     }
 }

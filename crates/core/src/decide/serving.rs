@@ -38,7 +38,7 @@ impl Turn<'_> {
             };
             let Some(verdict) = verdict else { return };
             let token = head.request.token.clone();
-            if !self.may_serve_another() {
+            if !self.count_another_answer() {
                 return;
             }
             if self.answer(id, verdict) {
@@ -47,18 +47,20 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether this operation may answer another waiter. If not, the background job continues. A free lock is
-    /// granted in any case, because otherwise a newcomer could acquire it before the waiters.
-    fn may_serve_another(&mut self) -> bool {
+    /// Counts another answer of this operation. Returns false if the operation may give no further answer:
+    /// the background job then continues. A free lock is granted in any case, because otherwise a newcomer
+    /// could acquire it before the waiters.
+    fn count_another_answer(&mut self) -> bool {
         if self.served >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
-            self.step.rare().unserved = true;
+            self.step.rare_effects().unserved = true;
             return false;
         }
         self.served += 1;
         true
     }
 
-    /// Answers a waiter and the connections beside it. Returns whether the lock was granted.
+    /// Answers a waiter and the connections that wait beside it ([`WaitKind::Beside`]). Returns whether the
+    /// lock was granted.
     fn answer(&mut self, id: WaiterId, verdict: Result<Granted, Refusal>) -> bool {
         let answered = self.waiting.leave_all(id);
         let [waiter, beside @ ..] = &answered[..] else { return false };
@@ -72,7 +74,7 @@ impl Turn<'_> {
                 self.record_unconfirmed(waiter, fence, Granted::Renewal, Delay::NONE);
             }
         }
-        self.step.rare().outcomes.extend(answered.into_iter().map(|waiter| {
+        self.step.rare_effects().outcomes.extend(answered.into_iter().map(|waiter| {
             let outcome = if has_timed_out(&waiter) { Outcome::TimedOut } else { outcome };
             (waiter, outcome)
         }));

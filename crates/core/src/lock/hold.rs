@@ -29,7 +29,7 @@ pub struct Hold {
     ttl: Ttl,
     /// The connection of the grant, which is only displayed. 0 if unknown.
     client: NotCompared<Number<5>>,
-    /// The slot of a lock that this hold has exclusively: see [`super::Lock::slot`].
+    /// The slot of the lock in the schedule, if this hold is exclusive: see [`super::Lock::slot`].
     pub(super) slot: NotCompared<Option<Slot>>,
 }
 
@@ -76,6 +76,7 @@ impl<const N: usize> Number<N> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extras {
     pub ephemeral: Ephemeral,
+    /// The lock-delay: the pause before the next grant if this hold expires or loses its connection.
     pub delay: Delay,
     pub label: Label,
     /// The hold count.

@@ -1,7 +1,7 @@
-//! The holds of a shared lock or a semaphore: a list while they are few; rows in deadline order, and an index
-//! by token, when they are many. No operation on a hundred thousand holds takes long, and none reallocates
-//! all of them. (A hash table reallocates when it doubles. A single ordered tree cannot count the expired
-//! holds without visiting each.)
+//! The holds of a shared lock or a semaphore: a list while they are few; rows of up to 64 holds in deadline
+//! order, and an index by token, when they are many. No operation on a hundred thousand holds takes long,
+//! and none reallocates all of them. (A hash table reallocates when it doubles. A single ordered tree cannot
+//! count the expired holds without visiting each.)
 
 use dlock_protocol::{Deadline, Fence, Instant, steps};
 use smallvec::SmallVec;
@@ -45,7 +45,7 @@ impl Holders {
         self.len() == 0
     }
 
-    /// All holds, expired ones included.
+    /// All holds, expired ones included. Tests count the visited holds ([`steps`]).
     pub fn iter(&self) -> impl Iterator<Item = &Hold> {
         let (few, many) = self.split();
         few.iter().chain(many.into_iter().flat_map(Rows::iter)).inspect(|_| steps::add_one())
@@ -255,7 +255,8 @@ mod tests {
     }
 
     /// Changes holders and a map in the same way. The number of holds rises and falls past [`FEW`]. Each
-    /// round has its changes, the time at which holds expire, and the maximum number of holds to take.
+    /// round has its changes, the time at which holds expire, and the maximum number of holds to take. A
+    /// change with an even fence removes the hold of its token, if there is one.
     fn play(rounds: Vec<(Vec<Hold>, u64, usize)>) {
         let (mut holders, mut map) = (Holders::Few(Vec::new()), BTreeMap::new());
         for (changes, now, max) in rounds {

@@ -71,6 +71,7 @@ impl Row {
     }
 }
 
+/// Compares places in the order of deadline and token. Tests count the comparisons ([`steps`]).
 fn is_before(hold: &Hold, due: Deadline, token: &[u8]) -> bool {
     steps::add_one();
     (hold.deadline(), hold.token().as_bytes()) < (due, token)

@@ -22,7 +22,7 @@ fn left(ms: u64, anchor: Anchor, origin: Origin) -> (u64, u64) {
     (lock.at(now).longest_left().unwrap_or(0), lock.at(now).delay_left())
 }
 
-/// The server is down for a second, while the wall clock is set by a day in either direction.
+/// The server is down for a second. Meanwhile the wall clock is set forward or back by up to a day.
 #[test]
 fn time_left_is_exact_on_the_same_boot() {
     for set in [-86_400_000, -1, 0, 1, 86_400_000] {
@@ -99,7 +99,7 @@ fn the_id_of_a_boot_never_changes() {
     assert_eq!(Anchor::boot(&format!("{id}\n"), 0), Anchor::boot(id, 0));
     // In a time namespace, the boot-time clock has an offset, here in ns.
     let second = 1_000_000_000;
-    assert_eq!(Anchor::boot(id, second), Some(0x6d1b_8b2e_3c47_4b19_u64.wrapping_add(SECOND)));
+    assert_eq!(Anchor::boot(id, second), Some(0x6d1b_8b2e_3c47_4b19_u64.wrapping_add(ID_OFFSET)));
     assert_ne!(Anchor::boot(id, second), Anchor::boot(id, -second));
     assert_ne!(Anchor::boot(id, second), Anchor::boot(id, second + 1));
     for no_id in
@@ -110,4 +110,4 @@ fn the_id_of_a_boot_never_changes() {
 }
 
 /// The amount that an offset of one second adds to the id: see [`Anchor::boot`].
-const SECOND: u64 = 1_000_000_000_u64.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+const ID_OFFSET: u64 = 1_000_000_000_u64.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -108,6 +108,7 @@ fn a_partial_change_is_read() {
     let found = content(&lock);
     assert_eq!((found.mode, found.delay_until), (Some(Mode::Shared), AT + 249));
     assert_eq!(found.holds, [stored(&left)]);
+    // A token that occurs twice in a change is written once.
     let token = |bytes: &[u8]| Token::new(bytes).expect("a token");
     let named: [&[u8]; 5] = [b"reader-b", b"reader-a", b"reader-b", b"\x00", b"reader-a"];
     let change = Change::Part(named.map(token).to_vec());
@@ -143,7 +144,7 @@ fn truncated_bytes_are_refused() {
 }
 
 #[test]
-fn a_changed_byte_is_refused_or_reads_as_another_lock() {
+fn a_changed_byte_is_refused_or_read_as_a_lock() {
     let (mut read, mut refused) = (0, 0);
     for bytes in all() {
         for at in (0..bytes.len()).step_by(STEP) {

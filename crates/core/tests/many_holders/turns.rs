@@ -87,6 +87,7 @@ fn all_holders_that_end_together_leave_in_one_step() {
             End::Expired
         },
     ];
+    // 300 holders are more than a slice.
     for end_all in ends {
         let mut world = World::shared(MANY.max(300), |_| 500);
         let writer = LockRequest { mode: Mode::Exclusive, ..shared(b"writer", 9000) };

@@ -117,7 +117,8 @@ pub fn assert_agreement(system: &System, model: &Model, step: &Move, answer: &An
         assert!(core.eq(model), "the queue of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), queue.len());
     }
-    // Each node of the cycle waits for the next one.
+    // Each node of the cycle waits for the next one. A second request for an upgrade is refused before the
+    // model computes edges.
     for pair in system.cycle.windows(2) {
         let upgraders = model.marks.contains(&"two sharers ask for an upgrade");
         assert!(upgraders || model.edges.contains(&(pair[0], pair[1])), "no cycle: {:?}", system.cycle);

@@ -1,4 +1,5 @@
-//! The bytes that a server sends and stores: effects for its replicas, and snapshots for its disk.
+//! The bytes that a server sends and stores: effects for its two replicas (a near one on the same machine, a
+//! far one on another machine), and snapshots for its disk.
 
 use std::collections::BTreeMap;
 

@@ -38,7 +38,7 @@ pub struct System {
     pub(super) known: Option<LogState>,
     pub(super) replica_positions: [Option<LogState>; 2],
     pub sent_grants: Vec<SentGrant>,
-    /// The queued waiter of the last grant to each token.
+    /// The queued waiter that the last grant to each token was for.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
     /// The waiters that have no answer yet.
     pub unanswered: BTreeSet<WaiterId>,
@@ -51,7 +51,9 @@ pub struct System {
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub events: Vec<(Key, KeyEvent)>,
     pub outcomes: Vec<(Client, WaitOutcome)>,
+    /// The cycle of the last DEADLOCK.
     pub cycle: Vec<Party>,
+    /// The situations of [`SOMETIMES`](super::check::SOMETIMES) that occurred in the last operation.
     pub marks: Vec<&'static str>,
     /// The maximum number of waiters that an operation serves, and the keys that need another operation.
     pub max_grants_per_turn: usize,
@@ -136,7 +138,7 @@ impl System {
     }
 
     fn carry_out(&mut self, key: Key, step: Step) {
-        let rare = step.rare.map_or_else(RareEffects::default, |rare| *rare);
+        let rare = step.rare_effects.map_or_else(RareEffects::default, |rare| *rare);
         self.unserved.remove(&key);
         self.unserved.extend(rare.unserved.then_some(key));
         for binding in rare.bindings {

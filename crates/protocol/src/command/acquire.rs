@@ -40,38 +40,38 @@ impl<'a> Acquire<'a> {
         let Acquire { key, mut request, mut block, .. } = self;
         let (mut queue, mut notify) = (None, None);
         const MODE: [&str; 2] = ["SHARED", "PERMITS"];
-        const COUNT: [&str; 2] = ["REENTRANT", "DEPTH"];
+        const REENTRY: [&str; 2] = ["REENTRANT", "DEPTH"];
         let mut given = Given::default();
         while let Some(option) = args.option() {
             match () {
-                _ if given.is_either(&option, "SHARED", MODE)? => request.mode = Mode::Shared,
-                _ if given.is_either(&option, "PERMITS", MODE)? => {
+                _ if given.accept_one(&option, "SHARED", MODE)? => request.mode = Mode::Shared,
+                _ if given.accept_one(&option, "PERMITS", MODE)? => {
                     request.mode = Mode::Permits(args.count("PERMITS")?);
                 }
-                _ if given.is_either(&option, "REENTRANT", COUNT)? => request.reentry = Reentry::OneMore,
-                _ if given.is_either(&option, "DEPTH", COUNT)? => {
+                _ if given.accept_one(&option, "REENTRANT", REENTRY)? => request.reentry = Reentry::OneMore,
+                _ if given.accept_one(&option, "DEPTH", REENTRY)? => {
                     request.reentry = Reentry::AtLeast(args.count("DEPTH")?);
                 }
-                _ if given.is(&option, "BLOCK")? => {
+                _ if given.accept(&option, "BLOCK")? => {
                     block = Wait::from_millis(within(args.value("BLOCK")?, "BLOCK ms", 0, Wait::MAX_MILLIS)?);
                 }
-                _ if given.is(&option, "QUEUE")? => {
+                _ if given.accept(&option, "QUEUE")? => {
                     let ms = within(args.value("QUEUE")?, "QUEUE ms", 1, Ttl::MAX.millis())?;
                     queue = Ttl::from_millis(ms);
                 }
-                _ if given.is(&option, "NOTIFY")? => {
+                _ if given.accept(&option, "NOTIFY")? => {
                     let (channel, message) = (args.value("NOTIFY")?, args.value("NOTIFY")?);
                     notify = Some(NotifyRef::new(channel, message).ok_or(Misuse::NotifyLength)?);
                 }
-                _ if given.is(&option, "EPHEMERAL")? => request.ephemeral = true,
-                _ if given.is(&option, "DELAY")? => {
+                _ if given.accept(&option, "EPHEMERAL")? => request.ephemeral = true,
+                _ if given.accept(&option, "DELAY")? => {
                     let ms = within(args.value("DELAY")?, "DELAY ms", 0, max_ttl.millis())?;
                     request.delay = Delay::from_millis(ms).unwrap_or_default();
                 }
-                _ if given.is(&option, "LABEL")? => {
+                _ if given.accept(&option, "LABEL")? => {
                     request.label = LabelRef::new(args.value("LABEL")?).ok_or(Misuse::LabelLength)?;
                 }
-                _ if given.is(&option, "OWNER")? => {
+                _ if given.accept(&option, "OWNER")? => {
                     let owner = OwnerIdRef::new(args.value("OWNER")?);
                     request.owner = Some(owner.ok_or(Misuse::OwnerLength)?);
                 }

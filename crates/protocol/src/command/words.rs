@@ -68,12 +68,12 @@ impl<'s, 'a> Args<'s, 'a> {
 
     #[inline(never)]
     fn given_release_count(&mut self) -> Result<ReleaseCount, Misuse> {
-        const COUNT: [&str; 2] = ["ALL", "DEPTH"];
+        const RELEASE_COUNT: [&str; 2] = ["ALL", "DEPTH"];
         let (mut count, mut given) = (ReleaseCount::One, Given::default());
         while let Some(option) = self.option() {
             match () {
-                _ if given.is_either(&option, "ALL", COUNT)? => count = ReleaseCount::All,
-                _ if given.is_either(&option, "DEPTH", COUNT)? => {
+                _ if given.accept_one(&option, "ALL", RELEASE_COUNT)? => count = ReleaseCount::All,
+                _ if given.accept_one(&option, "DEPTH", RELEASE_COUNT)? => {
                     let n = within(self.value("DEPTH")?, "DEPTH n", 0, MAX_COUNT.into())?;
                     count = ReleaseCount::Above(n as u32);
                 }
@@ -87,7 +87,7 @@ impl<'s, 'a> Args<'s, 'a> {
     pub fn optional_count(&mut self) -> Result<Option<NonZeroU32>, Misuse> {
         let (mut count, mut given) = (None, Given::default());
         while let Some(option) = self.option() {
-            if !given.is(&option, "COUNT")? {
+            if !given.accept(&option, "COUNT")? {
                 return Err(option.unknown());
             }
             count = Some(self.count("COUNT")?);
@@ -144,24 +144,25 @@ impl Given {
         self.0.is_empty()
     }
 
-    /// Returns whether the option has this name. Fails if it was given before.
-    pub fn is(&mut self, option: &Word<'_>, name: &'static str) -> Result<bool, Misuse> {
-        self.is_once(option, name, &[name], Misuse::Twice(name))
+    /// Accepts an option if it has this name: records the name and returns true. Fails if the option was
+    /// given before.
+    pub fn accept(&mut self, option: &Word<'_>, name: &'static str) -> Result<bool, Misuse> {
+        self.accept_unless(option, name, &[name], Misuse::Twice(name))
     }
 
-    /// Returns whether the option has this name, which is one of two that exclude each other. Fails if either
-    /// was given before.
-    pub fn is_either(
+    /// Like [`Given::accept`], for one of two options that exclude each other. Fails if either was given
+    /// before.
+    pub fn accept_one(
         &mut self,
         option: &Word<'_>,
         name: &'static str,
         [one, other]: [&'static str; 2],
     ) -> Result<bool, Misuse> {
-        self.is_once(option, name, &[one, other], Misuse::Exclusive(one, other))
+        self.accept_unless(option, name, &[one, other], Misuse::Exclusive(one, other))
     }
 
-    /// Returns whether the option has this name. Fails with `error` if one of `excluded` was given before.
-    fn is_once(
+    /// Like [`Given::accept`]. Fails with `error` if one of `excluded` was given before.
+    fn accept_unless(
         &mut self,
         option: &Word<'_>,
         name: &'static str,
@@ -197,6 +198,7 @@ pub(super) fn number(bytes: &[u8]) -> Option<u64> {
     })
 }
 
+/// Copies arguments.
 pub(super) fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.to_vec()).collect()
 }

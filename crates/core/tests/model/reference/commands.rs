@@ -145,6 +145,7 @@ impl Model {
             if self.edges.contains(&(start, start)) {
                 self.marks.push("an owner waits for itself");
             }
+            // Parties above 100 are owners.
             if start > 100 {
                 self.marks.push("a deadlock of an owner");
             }

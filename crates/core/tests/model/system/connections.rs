@@ -15,8 +15,7 @@ impl System {
             let (key, id) = (key_of(&waiter.name), waiter.id);
             self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
         }
-        // Bonds of expired holds are skipped: processing them would end those holds earlier than the model
-        // does.
+        // The turn for one hold can end others on the same key, because they have expired: those are skipped.
         let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
         for (_, key, who) in bonds {
             self.bonds.remove(&(client, key, who));
