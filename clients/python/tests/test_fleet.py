@@ -155,7 +155,7 @@ class Fleet:
 
 
 def overlaps(holds):
-    # A process that was delayed past the end of its lease before it entered has held nothing.
+    # A process that reported its hold only after the end of the lease has held nothing.
     held = [hold for hold in holds if hold.acquired_at < hold.end()]
     return [(a, b) for a, b in zip(held, held[1:]) if b.acquired_at < a.end()]
 
