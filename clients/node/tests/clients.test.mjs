@@ -1,4 +1,4 @@
-// Clients: their options, and values that are refused as clients.
+// Options of the clients that a lock must work with, and values that are refused as clients.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -6,17 +6,19 @@ import { Lock, Quorum } from "dlock";
 import Redlock from "dlock/redlock";
 import { Redis } from "ioredis";
 import * as nodeRedis from "redis";
-import { onEach, untilRenewed } from "./support.mjs";
+import { FOREIGN_TOKEN, onEachServer, untilRenewed } from "./support.mjs";
 
-onEach((bench) => {
-  test("a lock works if numbers arrive as strings", { skip: bench.kind !== "ioredis" }, async () => {
-    const client = new Redis(bench.server.port, { stringNumbers: true });
+onEachServer((env) => {
+  test("a lock works over an ioredis client with stringNumbers", {
+    skip: env.library !== "ioredis",
+  }, async () => {
+    const client = new Redis(env.server.port, { stringNumbers: true });
     try {
-      for (const where of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
-        const one = new Lock(where, "foo", { ttl: 60_000 });
-        assert(!(await one.locked()));
-        const hold = await one.acquire();
-        if (where === client) assert(Number.isSafeInteger(hold.fence));
+      for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
+        const lock = new Lock(service, "foo", { ttl: 60_000 });
+        assert(!(await lock.locked()));
+        const hold = await lock.acquire();
+        if (service === client) assert(Number.isSafeInteger(hold.fence));
         await untilRenewed(hold, 60_000);
         await hold.release();
       }
@@ -27,20 +29,20 @@ onEach((bench) => {
 
   for (const enableAutoPipelining of [false, true]) {
     const title = `data and locks of redis-py at a key with a prefix are recognised${enableAutoPipelining ? ", with auto pipelining" : ""}`;
-    test(title, { skip: bench.kind !== "ioredis" }, async () => {
-      const client = new Redis(bench.server.port, { keyPrefix: "p:", enableAutoPipelining });
+    test(title, { skip: env.library !== "ioredis" }, async () => {
+      const client = new Redis(env.server.port, { keyPrefix: "p:", enableAutoPipelining });
       try {
-        for (const where of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
-          const one = new Lock(where, "foo");
-          await bench.server.ask("RPUSH", "p:foo", "x");
-          await assert.rejects(one.tryAcquire(), /WRONGTYPE foo: the key holds a list/);
-          await assert.rejects(one.acquire(), /WRONGTYPE foo: the key holds a list/);
-          await assert.rejects(one.locked(), /WRONGTYPE foo: the key holds a list/);
-          await bench.server.ask("SET", "p:foo", "0123456789abcdef0123456789abcdef");
-          assert.equal(await one.tryAcquire(), null);
-          assert(await one.locked());
-          await bench.server.ask("DEL", "p:foo");
-          await one.using(async () => assert(await bench.server.exists("p:foo")));
+        for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
+          const lock = new Lock(service, "foo");
+          await env.server.ask("RPUSH", "p:foo", "x");
+          await assert.rejects(lock.tryAcquire(), /WRONGTYPE foo: the key holds a list/);
+          await assert.rejects(lock.acquire(), /WRONGTYPE foo: the key holds a list/);
+          await assert.rejects(lock.locked(), /WRONGTYPE foo: the key holds a list/);
+          await env.server.ask("SET", "p:foo", FOREIGN_TOKEN);
+          assert.equal(await lock.tryAcquire(), null);
+          assert(await lock.locked());
+          await env.server.ask("DEL", "p:foo");
+          await lock.using(async () => assert(await env.server.exists("p:foo")));
         }
       } finally {
         client.disconnect();
@@ -48,18 +50,21 @@ onEach((bench) => {
     });
   }
 
-  test("a lock works if numbers are mapped to strings", { skip: bench.kind !== "node-redis" }, async () => {
-    // node-redis 4 has no types to map.
+  const isNodeRedis = env.library === "node-redis";
+  test("a lock works over a node-redis client that maps numbers to strings", {
+    skip: !isNodeRedis,
+  }, async () => {
+    // node-redis 4 ignores this option, and has no RESP_TYPES.
     const commandOptions = { typeMapping: { [nodeRedis.RESP_TYPES?.NUMBER]: String } };
-    const client = nodeRedis.createClient({ url: bench.server.url, commandOptions });
+    const client = nodeRedis.createClient({ url: env.server.url, commandOptions });
     await client.connect();
     try {
-      const one = new Lock(client, "foo");
-      assert(!(await one.locked()));
-      const hold = await one.acquire();
+      const lock = new Lock(client, "foo");
+      assert(!(await lock.locked()));
+      const hold = await lock.acquire();
       assert(Number.isSafeInteger(hold.fence));
       await hold.release();
-      assert(!(await one.locked()));
+      assert(!(await lock.locked()));
     } finally {
       await client.quit();
     }
@@ -78,11 +83,11 @@ const notClients = {
   "a pipeline": () => lazy().pipeline(),
   "a transaction of ioredis": () => lazy().multi(),
   "a transaction of node-redis": () => nodeRedis.createClient().multi(),
-  // From node-redis 5 on.
+  // Pools and Sentinel clients exist from node-redis 5 on.
   "a pool": () => nodeRedis.createClientPool?.() ?? {},
   Sentinel: () => nodeRedis.createSentinel?.({ name: "mymaster", sentinelRootNodes: rootNodes }) ?? {},
   "a cluster of node-redis": () => nodeRedis.createCluster({ rootNodes }),
-  // Newer clusters have `isReady`, as clients do.
+  // A cluster of a newer node-redis has `isReady`, as a client has.
   "a cluster that is ready": () => ({ isOpen: true, isReady: true, slots: [] }),
 };
 for (const [what, make] of Object.entries(notClients)) {
@@ -90,6 +95,7 @@ for (const [what, make] of Object.entries(notClients)) {
     const refusal = { name: "TypeError", message: /pass a client of ioredis 5 .*createClient/ };
     assert.throws(() => new Lock(make(), "foo"), refusal);
     assert.throws(() => new Quorum([make()]), refusal);
+    // `new Redlock([undefined])` reports an empty list instead.
     if (make() !== undefined) assert.throws(() => new Redlock([make()]), refusal);
   });
 }
@@ -125,8 +131,8 @@ test("a server without the module causes an error that says to load it", async (
     throw new Error(`ERR unknown command '${name}', with args beginning with: 'foo'`);
   };
   const client = { status: "ready", options: {}, on() {}, once() {}, duplicate() {}, call };
-  for (const where of [client, new Quorum([client])]) {
-    const lock = new Lock(where, "foo");
+  for (const service of [client, new Quorum([client])]) {
+    const lock = new Lock(service, "foo");
     for (const ask of [() => lock.acquire(), () => lock.tryAcquire(), () => lock.locked()]) {
       await assert.rejects(ask, {
         name: "LockError",

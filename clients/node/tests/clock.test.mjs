@@ -1,4 +1,4 @@
-// The clock includes suspends of the machine.
+// The clock of the client includes the time for which the machine was suspended.
 
 import assert from "node:assert/strict";
 import os from "node:os";
@@ -9,25 +9,26 @@ const HOUR = 3_600_000;
 
 test("the clock ignores changes of the wall clock, and includes suspends", () => {
   const [wall, uptime] = [Date.now, os.uptime];
-  let [set, slept] = [0, 0];
-  mock.method(Date, "now", () => wall() + set + slept);
-  mock.method(os, "uptime", () => uptime() + slept / 1000);
+  // What an operator has added to the wall clock, and how long the machine was suspended, ms.
+  let [wallChange, suspended] = [0, 0];
+  mock.method(Date, "now", () => wall() + wallChange + suspended);
+  mock.method(os, "uptime", () => uptime() + suspended / 1000);
   try {
     const began = now();
-    set = HOUR;
+    wallChange = HOUR;
     assert(now() - began < HOUR / 2);
-    set = -HOUR;
+    wallChange = -HOUR;
     assert(now() - began < HOUR / 2);
-    slept = HOUR;
-    // Uptimes are rounded to 10 ms.
+    suspended = HOUR;
+    // `os.uptime` is rounded to 10 ms.
     assert(now() - began > HOUR - 100);
-    set = 0;
+    wallChange = 0;
     assert(now() - began < HOUR * 1.5);
   } finally {
     mock.restoreAll();
   }
 });
 
-test("the validity is a hundredth and 2 ms shorter than the lease", () => {
+test("the validity is 1 % and 2 ms shorter than the lease", () => {
   assert.equal(validity(10_000), 9898);
 });

@@ -1,16 +1,16 @@
-// `Cluster` of ioredis, over three masters that share the slots.
+// A `Cluster` of ioredis over three nodes.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Lock } from "dlock";
 import { Cluster } from "ioredis";
-import { freePort, onEach, Server, suspend, until } from "./support.mjs";
+import { FOREIGN_TOKEN, freePort, onEachServer, Server, suspend, until } from "./support.mjs";
 
 // One key of each node, in the order of the nodes.
 const keys = ["b", "c", "a"];
 
-onEach(
-  (bench) => {
+onEachServer(
+  (env) => {
     const nodes = [];
     const clusters = [];
 
@@ -22,17 +22,17 @@ onEach(
     }
 
     before(async () => {
-      // The other nodes stay up while one hangs.
+      // With these options, the other nodes serve their slots while one node hangs.
       const options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
       options.push("--cluster-node-timeout", "60000");
       const ports = [];
       for (const _ of keys) {
         ports.push(await freePort());
-        nodes.push(await Server.start(bench.program, [...options, "--cluster-port", `${ports.at(-1)}`]));
+        nodes.push(await Server.start(env.program, [...options, "--cluster-port", `${ports.at(-1)}`]));
       }
       for (const [at, node] of nodes.entries()) {
-        const [from, to] = [at, at + 1].map((part) => Math.floor((16_384 * part) / keys.length));
-        await node.ask("CLUSTER", "ADDSLOTSRANGE", from, to - 1);
+        const [firstSlot, endSlot] = [at, at + 1].map((part) => Math.floor((16_384 * part) / keys.length));
+        await node.ask("CLUSTER", "ADDSLOTSRANGE", firstSlot, endSlot - 1);
         await node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1);
         await node.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, ports[0]);
       }
@@ -48,14 +48,12 @@ onEach(
     });
 
     test("each lock is requested at the node of its key, without a redirection", async () => {
-      const cluster = connect({ keyPrefix: "{x}" });
-      const plain = connect();
-      const moved = async () => {
+      const redirections = async () => {
         const stats = await Promise.all(nodes.map((node) => node.ask("INFO", "errorstats")));
         return stats.map((stat) => /errorstat_MOVED:count=(\d+)/.exec(stat)?.[1]);
       };
-      const before = await moved();
-      for (const client of [cluster, plain]) {
+      const before = await redirections();
+      for (const client of [connect({ keyPrefix: "{x}" }), connect()]) {
         for (const key of keys) {
           const [one, other] = [new Lock(client, key), new Lock(client, key)];
           const hold = await one.acquire();
@@ -67,19 +65,19 @@ onEach(
           await (await waiting).release();
         }
       }
-      assert.deepEqual(await moved(), before);
+      assert.deepEqual(await redirections(), before);
     });
 
-    test("data at a key with a prefix is an error that names its type", async () => {
-      const plain = connect();
+    test("data at a key with a prefix is an error that names its type, and a lock of redis-py is recognised", async () => {
+      const withoutPrefix = connect();
       const lock = new Lock(connect({ keyPrefix: "{x}" }), "data");
-      await plain.rpush("{x}data", "x");
+      await withoutPrefix.rpush("{x}data", "x");
       for (const ask of [() => lock.acquire(), () => lock.locked()]) {
         await assert.rejects(ask, /WRONGTYPE data: the key holds a list/);
       }
-      await plain.set("{x}data", "0123456789abcdef0123456789abcdef");
+      await withoutPrefix.set("{x}data", FOREIGN_TOKEN);
       assert(await lock.locked());
-      await plain.del("{x}data");
+      await withoutPrefix.del("{x}data");
     });
 
     test("a client with auto pipelining acquires and releases locks of several nodes at a time", async () => {
@@ -98,7 +96,8 @@ onEach(
       try {
         for (let round = 0; round < 2; round++) {
           suspend(30_000);
-          for (const hold of holds.slice(0, 2)) await until("the renewal", () => hold.validFor > 30_000);
+          for (const hold of holds.slice(0, 2))
+            await until("the hold is renewed", () => hold.validFor > 30_000);
         }
         await until("the hold at the node that hangs is lost", () => holds[2].signal.aborted);
         const lock = new Lock(client, keys[0]);
@@ -110,12 +109,13 @@ onEach(
     });
 
     test("release does not report a loss when the cluster client sends it again", async () => {
-      const proxy = await bench.proxy(nodes[1].port);
+      // `natMap` makes the client connect to the second node through the proxy. ioredis counts each try of a
+      // command as a redirection, and connecting again may take many tries.
+      const proxy = await env.proxy(nodes[1].port);
       const { port } = new URL(proxy.url);
       const natMap = { [`127.0.0.1:${nodes[1].port}`]: { host: "127.0.0.1", port: Number(port) } };
-      const hold = await new Lock(connect({ natMap, maxRedirections: 1000 }), keys[1], {
-        ttl: 60_000,
-      }).acquire();
+      const client = connect({ natMap, maxRedirections: 1000 });
+      const hold = await new Lock(client, keys[1], { ttl: 60_000 }).acquire();
       Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await hold.release();
       assert.equal(proxy.lost, 1);

@@ -1,12 +1,12 @@
 // Plays the contract through the library: the files of conformance/ that are marked `library`, and those of
-// conformance/library. conformance/README.md describes the format.
+// conformance/library. conformance/README.md describes the format, and this adapter ("Through a library").
 
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { test } from "node:test";
 import { Lock, LockError, NoAnswerError, NotHeldError, ResourceLockedError } from "dlock";
-import { onEach, until } from "./support.mjs";
+import { onEachServer, until } from "./support.mjs";
 
 const folder = new URL("../../../conformance/", import.meta.url);
 const { Connection, Failure, Playing, STEP, play } = createRequire(import.meta.url)(
@@ -19,14 +19,17 @@ const isMarked = (name) => {
   return library;
 };
 const marked = readdirSync(folder).filter((name) => isJson(name) && isMarked(name));
-const special = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
-const files = [...marked, ...special];
+const libraryOnly = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
+const files = [...marked, ...libraryOnly];
 
-/** Replaces the connection of the player: calls the library for the commands of an owner, and sends all other
- * commands. */
-class Caller {
+/** Takes the place of the player's `Connection`: carries out ACQUIRE, RELEASE, EXTEND and HOLDS through the
+ * library, and sends all other commands. The token in these commands is the name of an owner, as the library
+ * makes its own tokens. */
+class LibraryConnection {
+  /** Whether the following holds are renewed. */
   renew = false;
-  #calls = [];
+  /** Promises of the replies, in the order of the commands. */
+  #replies = [];
   #controller = new AbortController();
 
   constructor(playing) {
@@ -35,20 +38,23 @@ class Caller {
   }
 
   send([command, key, ...rest]) {
-    const [owner, ...words] = rest;
-    const call = { "DLOCK.ACQUIRE": "acquire", "DLOCK.RELEASE": "release", "DLOCK.EXTEND": "extend" }[
-      command
-    ];
-    if (call) return this.#note(this[call](key, owner, ...words));
-    if (command === "DLOCK.HOLDS") return this.#note(this.holds(key, owner));
-    // The library draws the token of the owner.
-    this.direct.send(command === "DLOCK.PTTL" ? [command, key] : [command, ...(key ? [key] : []), ...rest]);
-    this.#note(this.direct.read());
+    const methods = {
+      "DLOCK.ACQUIRE": "acquire",
+      "DLOCK.RELEASE": "release",
+      "DLOCK.EXTEND": "extend",
+      "DLOCK.HOLDS": "holds",
+    };
+    const method = methods[command];
+    if (method) return this.#addReply(this[method](key, ...rest));
+    // The server does not know the name of an owner as a token.
+    const args = command === "DLOCK.PTTL" ? [] : rest;
+    this.direct.send([command, ...(key ? [key] : []), ...args]);
+    this.#addReply(this.direct.read());
   }
 
-  #note(call) {
-    this.#calls.push(
-      call.catch((why) => {
+  #addReply(reply) {
+    this.#replies.push(
+      reply.catch((why) => {
         if (why instanceof NotHeldError) return 0;
         if (why instanceof ResourceLockedError || why.name === "AbortError") return null;
         if (why instanceof NoAnswerError) return new Failure(`NOANSWER ${why.message}`);
@@ -59,11 +65,11 @@ class Caller {
   }
 
   read() {
-    return this.#calls.shift();
+    return this.#replies.shift();
   }
 
-  get pending() {
-    return this.#calls.length > 0;
+  get hasReplies() {
+    return this.#replies.length > 0;
   }
 
   /** Aborts the calls that have not ended. */
@@ -72,23 +78,25 @@ class Caller {
     this.direct.close();
   }
 
-  async acquire(key, owner, ttl, ...words) {
+  async acquire(key, owner, ttl, ...options) {
     const { playing } = this;
-    const known = playing.holds[[key, owner]];
-    if (known && !known.signal.aborted) return known.fence;
-    const options = { ttl: Number(ttl), renew: this.renew };
+    const present = playing.holds[[key, owner]];
+    if (present && !present.signal.aborted) return present.fence;
+    const lockOptions = { ttl: Number(ttl), renew: this.renew };
     let block;
-    while (words.length) {
-      const word = words.shift();
-      if (word === "SHARED") options.shared = true;
-      else if (word === "PERMITS") options.permits = Number(words.shift());
-      else if (word === "BLOCK") block = Number(words.shift());
-      else throw new Error(`the library has no ${word}`);
+    while (options.length) {
+      const option = options.shift();
+      if (option === "SHARED") lockOptions.shared = true;
+      else if (option === "PERMITS") lockOptions.permits = Number(options.shift());
+      else if (option === "BLOCK") block = Number(options.shift());
+      else throw new Error(`the library has no ${option}`);
     }
-    const lock = new Lock(playing.client, key, options);
+    const lock = new Lock(playing.client, key, lockOptions);
     const { signal } = this.#controller;
-    const limit = block ? { signal, timeout: block } : { signal };
-    const hold = block === undefined ? await lock.tryAcquire({ signal }) : await lock.acquire(limit);
+    // BLOCK 0 has no timeout.
+    const timeout = block === 0 ? undefined : block;
+    const hold =
+      block === undefined ? await lock.tryAcquire({ signal }) : await lock.acquire({ signal, timeout });
     if (hold === null) return null;
     playing.holds[[key, owner]] = hold;
     playing.lost[owner] = new Promise((resolve) => hold.signal.addEventListener("abort", resolve));
@@ -114,9 +122,11 @@ class Caller {
   }
 }
 
-/** Plays through the library over a client behind a proxy. */
+/** Plays files through the library over a client behind a proxy. */
 class LibraryPlaying extends Playing {
+  /** The holds by key and owner. */
   holds = {};
+  /** By owner: a promise that resolves once the library reports that the hold is lost. */
   lost = {};
 
   constructor(proxy, client) {
@@ -125,14 +135,14 @@ class LibraryPlaying extends Playing {
   }
 
   async connect() {
-    return new Caller(this);
+    return new LibraryConnection(this);
   }
 
   async step({ fault = {}, lost, lose, renew = false, ...step }) {
     const { proxy } = this;
     this.connections[step.on ?? "a"] ??= await this.connect();
-    const caller = this.connections[step.on ?? "a"];
-    caller.renew = renew;
+    const connection = this.connections[step.on ?? "a"];
+    connection.renew = renew;
     for (const [name, value] of Object.entries(fault)) {
       if (name === "drop") proxy.drop();
       else proxy[name] = value;
@@ -142,33 +152,33 @@ class LibraryPlaying extends Playing {
     if (STEP.some((word) => word in step)) await super.step(step);
     if (lose) {
       await until("a reply is lost", () => proxy.lost > before);
-      // The result of the library does not matter here.
-      while (caller.pending) await caller.read();
+      // A step with `lose` expects no particular outcome.
+      while (connection.hasReplies) await connection.read();
     }
     if (lost) await this.lost[lost];
   }
 
   fitsWord(word, wanted, found) {
-    // The library draws the tokens.
+    // The library makes its own tokens.
     const { token, ...others } = wanted;
     return super.fitsWord(word, word === "map" ? others : wanted, found);
   }
 }
 
-onEach((bench) => {
+onEachServer((env) => {
   for (const file of files) {
     test(file, async () => {
-      const proxy = await bench.proxy();
-      const client = await bench.client(proxy.url);
+      const proxy = await env.proxy();
+      const client = await env.client(proxy.url);
       await play(new LibraryPlaying(proxy, client), new URL(file, folder).pathname);
     });
   }
 
   test("the player reports a reply that differs from the contract", async () => {
-    const proxy = await bench.proxy();
-    const playing = new LibraryPlaying(proxy, await bench.client(proxy.url));
+    const proxy = await env.proxy();
+    const playing = new LibraryPlaying(proxy, await env.client(proxy.url));
     await playing.step({ send: "DLOCK.ACQUIRE lock one 60000", answer: { fence: "f" } });
     await assert.rejects(playing.step({ send: "DLOCK.RELEASE lock one", answer: 0 }), /found 1/);
-    for (const caller of Object.values(playing.connections)) caller.close();
+    for (const connection of Object.values(playing.connections)) connection.close();
   });
 });

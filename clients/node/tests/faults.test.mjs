@@ -1,79 +1,82 @@
-// Answers that are lost or late: nothing is left on the server, and no hold is trusted for too long.
+// Answers that are lost or late: the client leaves no hold on the server, and relies on no hold for too long.
 
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
 import { LateError, Lock, NoAnswerError, NotHeldError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
-import { onEach, suspend, until } from "./support.mjs";
+import { onEachServer, suspend, until } from "./support.mjs";
 
-const usual = { ...times };
-afterEach(() => Object.assign(times, usual));
+const defaultTimes = { ...times };
+afterEach(() => Object.assign(times, defaultTimes));
 
-onEach((bench) => {
+onEachServer((env) => {
   let proxy;
   const lockOverProxy = async (options) => {
-    proxy = await bench.proxy();
-    return new Lock(await bench.client(proxy.url), "foo", options);
+    proxy = await env.proxy();
+    return new Lock(await env.client(proxy.url), "foo", options);
   };
-  const nothingIsHeld = () => until("nothing is held", async () => !(await bench.server.exists()));
+  const nothingIsHeld = () => until("nothing is held", async () => !(await env.server.exists()));
 
   test("acquire leaves nothing on the server when its answer is lost", async () => {
-    const one = await lockOverProxy({ ttl: 60_000 });
-    await one.locked();
+    const lock = await lockOverProxy({ ttl: 60_000 });
+    await lock.locked();
     Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
-    // ioredis sends the command again.
-    const outcome = await one.tryAcquire().catch((why) => why);
+    // ioredis sends the command again over a new connection.
+    const outcome = await lock.tryAcquire().catch((why) => why);
     assert.equal(proxy.lost, 1);
-    if (bench.kind === "ioredis") await outcome.release();
+    if (env.library === "ioredis") await outcome.release();
     else assert(outcome instanceof NoAnswerError, outcome);
     await nothingIsHeld();
   });
 
   test("a command that waits for a connection fails when its client is closed", async () => {
-    proxy = await bench.proxy();
-    const client = await bench.client(proxy.url);
-    const one = new Lock(client, "foo");
-    await one.locked();
-    const ready = (now) =>
-      until("the client has noticed", () => (client.isReady ?? client.status === "ready") === now);
-    await ready(true);
-    // ioredis reports no disconnect between two tries, so here it gives up.
+    proxy = await env.proxy();
+    const client = await env.client(proxy.url);
+    const lock = new Lock(client, "foo");
+    await lock.locked();
+    const untilReady = (isReady) =>
+      until(
+        "the client has noticed the change",
+        () => (client.isReady ?? client.status === "ready") === isReady,
+      );
+    await untilReady(true);
+    // ioredis emits no event if it is closed between two tries to reconnect. It does if it gives up, so here
+    // its retryStrategy makes it give up.
     let mayReconnect = true;
-    if (bench.kind === "ioredis") client.options.retryStrategy = () => (mayReconnect ? 10 : null);
+    if (env.library === "ioredis") client.options.retryStrategy = () => (mayReconnect ? 10 : null);
     proxy.refuse = true;
     proxy.drop();
-    await ready(false);
-    const outcome = assert.rejects(one.tryAcquire(), { name: "NoAnswerError", message: /clos/ });
-    // The wait ends at once, and not after the time limit of an answer.
+    await untilReady(false);
+    const outcome = assert.rejects(lock.tryAcquire(), { name: "NoAnswerError", message: /clos/ });
     mayReconnect = false;
-    if (bench.kind === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
+    if (env.library === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
     await outcome;
   });
 
   test("acquire opens no connection when its client is closed", async () => {
-    const one = await lockOverProxy();
-    const hold = await one.acquire();
-    // The next acquisition would enter the queue at once.
-    await assert.rejects(one.acquire({ timeout: 20 }), ResourceLockedError);
-    proxy = await bench.proxy();
-    const client = await bench.client(proxy.url);
-    const other = new Lock(client, "foo");
-    await other.locked();
+    const holder = await lockOverProxy();
+    const hold = await holder.acquire();
+    // As this wait found the lock taken, the next acquisition would subscribe before its first request.
+    await assert.rejects(holder.acquire({ timeout: 20 }), ResourceLockedError);
+    proxy = await env.proxy();
+    const client = await env.client(proxy.url);
+    const lock = new Lock(client, "foo");
+    await lock.locked();
     await client.quit();
     await until("the client is closed", () => client.status === "end" || client.isOpen === false);
     const { accepted } = proxy;
-    await assert.rejects(other.acquire(), NoAnswerError);
+    await assert.rejects(lock.acquire(), NoAnswerError);
     assert.equal(proxy.accepted, accepted);
     await hold.release();
   });
 
   test("an aborted acquire leaves nothing on the server", async () => {
-    const one = await lockOverProxy({ ttl: 60_000 });
-    await one.locked();
+    const lock = await lockOverProxy({ ttl: 60_000 });
+    await lock.locked();
     proxy.delay = 300;
     const controller = new AbortController();
-    const acquired = assert.rejects(one.tryAcquire({ signal: controller.signal }), { name: "AbortError" });
-    await until("the lock is granted", () => bench.server.exists());
+    const acquired = assert.rejects(lock.tryAcquire({ signal: controller.signal }), { name: "AbortError" });
+    await until("the lock is granted", () => env.server.exists());
     controller.abort();
     await acquired;
     proxy.delay = 0;
@@ -81,27 +84,27 @@ onEach((bench) => {
   });
 
   test("acquire fails when each answer takes longer than the lease", async () => {
-    const one = await lockOverProxy({ ttl: 100 });
-    await one.locked();
+    const lock = await lockOverProxy({ ttl: 100 });
+    await lock.locked();
     proxy.delay = 150;
-    await assert.rejects(one.tryAcquire(), LateError);
+    await assert.rejects(lock.tryAcquire(), LateError);
     await nothingIsHeld();
   });
 
-  test("validity counts from before the request", async () => {
-    const one = await lockOverProxy({ ttl: 60_000, renew: false });
-    await one.locked();
+  test("the validity of a hold counts from before the request", async () => {
+    const lock = await lockOverProxy({ ttl: 60_000, renew: false });
+    await lock.locked();
     proxy.delay = 600;
-    const hold = await one.tryAcquire();
+    const hold = await lock.tryAcquire();
     assert(hold.validFor < 60_000 - 600 && hold.validFor > 0);
   });
 
-  test("a hold is lost when the server is silent, and the reason says so", async () => {
+  test("a hold is lost when the server does not answer its renewals, and the reason says so", async () => {
     const { signal } = await (await lockOverProxy({ ttl: 60_000 })).acquire();
     const lost = new Promise((resolve) => signal.addEventListener("abort", resolve));
     proxy.silent = true;
     suspend(30_000);
-    await until("a renewal has failed", () => proxy.asked("DLOCK.EXTEND") > 1);
+    await until("a renewal has failed", () => proxy.requestCount("DLOCK.EXTEND") > 1);
     suspend(30_000);
     await lost;
     assert.match(signal.reason.message, /not renewed in time: .*no answer within 1000 ms/);
@@ -124,7 +127,7 @@ onEach((bench) => {
     proxy.refuse = true;
     proxy.drop();
     await assert.rejects(hold.release(), NoAnswerError);
-    assert(await bench.server.exists());
+    assert(await env.server.exists());
     proxy.refuse = false;
     await nothingIsHeld();
     // A second release of the owner does nothing.
@@ -134,45 +137,45 @@ onEach((bench) => {
   test("release reports no loss when its answer is lost", async () => {
     const hold = await (await lockOverProxy({ ttl: 60_000 })).acquire();
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
-    // ioredis sends the command again.
+    // ioredis sends the command again over a new connection.
     const outcome = await hold.release().catch((why) => why);
     assert.equal(proxy.lost, 1);
-    if (bench.kind === "ioredis") assert.equal(outcome, undefined);
+    if (env.library === "ioredis") assert.equal(outcome, undefined);
     else assert(outcome instanceof NoAnswerError, outcome);
     await nothingIsHeld();
   });
 
-  test("release reports an earlier loss when it is sent again", async () => {
+  test("release reports an earlier loss even if its answer is lost, and it is sent again", async () => {
     const hold = await (await lockOverProxy({ ttl: 1000, renew: false })).acquire();
     await until("the hold is lost", () => hold.signal.aborted);
     await nothingIsHeld();
-    // The connection is lost, too, as after a suspend.
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
-    const expected = bench.kind === "ioredis" ? NotHeldError : NoAnswerError;
+    // node-redis does not send it again.
+    const expected = env.library === "ioredis" ? NotHeldError : NoAnswerError;
     await assert.rejects(hold.release(), expected);
     assert.equal(proxy.lost, 1);
   });
 
   test("a command that could not be sent in time is not sent later", async () => {
-    proxy = await bench.proxy();
-    const client = await bench.client(proxy.url);
-    const one = new Lock(client, "foo", { ttl: 60_000 });
-    await one.locked();
+    proxy = await env.proxy();
+    const client = await env.client(proxy.url);
+    const lock = new Lock(client, "foo", { ttl: 60_000 });
+    await lock.locked();
     proxy.refuse = true;
     proxy.drop();
-    await until("the client has noticed", () => client.status !== "ready" && !client.isReady);
+    await until("the client has noticed the disconnect", () => client.status !== "ready" && !client.isReady);
     times.answer = 500;
-    await assert.rejects(one.tryAcquire(), NoAnswerError);
-    const calls = () => bench.server.calls("dlock.acquire");
+    await assert.rejects(lock.tryAcquire(), NoAnswerError);
+    const calls = () => env.server.calls("dlock.acquire");
     const before = await calls();
-    times.answer = usual.answer;
+    times.answer = defaultTimes.answer;
     proxy.refuse = false;
-    const connected = () =>
-      one.locked().then(
+    const isConnected = () =>
+      lock.locked().then(
         () => true,
         () => false,
       );
-    await until("the client is connected", connected);
+    await until("the client is connected", isConnected);
     assert.equal(await calls(), before);
   });
 

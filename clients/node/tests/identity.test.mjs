@@ -1,29 +1,30 @@
-// Which server each member of a quorum is: a server votes once, even if two addresses lead to it.
+// A quorum reads the run id of each member's server: a server votes once, even if two addresses lead to it.
 
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { Lock, NoQuorumError } from "dlock";
 import { info, threeMembers, unknownMembers } from "./members.mjs";
-import { mastersFor, onEach, until } from "./support.mjs";
+import { mastersFor, onEachServer, until } from "./support.mjs";
 
-onEach(
-  (bench) => {
-    const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
+onEachServer(
+  (env) => {
+    const { masters, proxies, quorumOf, untilHeldAt, untilFree } = mastersFor(env);
 
     /** Acquires a hold of all three members, then cuts off the second member, and redirects the third address
      * to the first server. Returns the hold. */
     async function heldBehindMovedAddress() {
       const quorum = await quorumOf(proxies);
       const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       proxies[1].refuse = true;
       proxies[1].drop();
       proxies[2].target = masters[0].port;
       const { accepted } = proxies[2];
       proxies[2].drop();
       await until("the client reconnects", () => proxies[2].accepted > accepted);
-      Object.assign(quorum, { limit: 3000 });
+      // The second member will not answer, so each request ends with this time limit.
+      quorum.limit = 3000;
       return hold;
     }
 
@@ -51,38 +52,41 @@ onEach(
     });
 
     test("a member whose user may not run INFO does not vote, and the error says so", async () => {
-      const places = [masters[0]];
+      const endpoints = [masters[0]];
       for (const master of masters.slice(1)) {
         await master.ask("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-info");
-        places.push({ url: master.url.replace("//", "//blind:secret@") });
+        endpoints.push({ url: master.url.replace("//", "//blind:secret@") });
       }
-      const lock = new Lock(await quorumOf(places), "foo");
+      const lock = new Lock(await quorumOf(endpoints), "foo");
       for (const acquire of [() => lock.tryAcquire(), () => lock.acquire()]) {
         await assert.rejects(acquire, { name: "NoQuorumError", message: /let its user run INFO/ });
       }
-      await isHeldAt();
+      await untilFree();
     });
 
     test("the library name contains a digest of the members of the quorum", async () => {
-      const lines = async (master) =>
+      const clientLines = async (master) =>
         (await master.ask("CLIENT", "LIST")).split("\n").filter((line) => line.includes(" name=test "));
-      const client = await bench.client(masters[0].url);
+      const client = await env.client(masters[0].url);
       await (await new Lock(client, "foo").acquire()).release();
-      // Servers from 7.2 on have the field.
-      const isShown = (await lines(masters[0])).some((line) => line.includes(" lib-name="));
+      // CLIENT LIST has the field from Redis 7.2 on.
+      const isShown = (await clientLines(masters[0])).some((line) => line.includes(" lib-name="));
       if (!isShown) return;
-      const names = (master, name) =>
-        until(name, async () => (await lines(master)).some((line) => line.includes(` lib-name=${name} `)));
-      await names(masters[0], "dlock-client");
+      const untilNamed = (master, name) =>
+        until(name, async () =>
+          (await clientLines(master)).some((line) => line.includes(` lib-name=${name} `)),
+        );
+      await untilNamed(masters[0], "dlock-client");
       const ids = await Promise.all(masters.map((master) => master.runId()));
       const digest = createHash("sha1").update(ids.sort().join(",")).digest("hex").slice(0, 8);
       const quorum = await quorumOf(proxies);
       await (await new Lock(quorum, "foo").acquire()).release();
-      for (const master of masters) await names(master, `dlock-client(q3-${digest})`);
+      for (const master of masters) await untilNamed(master, `dlock-client(q3-${digest})`);
+      // The client sets the name again after each reconnect.
       for (const proxy of proxies) proxy.drop();
       for (const master of masters) {
-        await names(master, `dlock-client(q3-${digest})`);
-        assert((await lines(master)).filter((line) => line.includes("(q3")).length <= 1);
+        await untilNamed(master, `dlock-client(q3-${digest})`);
+        assert((await clientLines(master)).filter((line) => line.includes("(q3")).length <= 1);
       }
     });
   },
@@ -90,7 +94,7 @@ onEach(
 );
 
 test("a member votes only while its connection leads to the server that answered", () => {
-  const { members, reach } = threeMembers();
+  const { members, channels } = threeMembers();
   const voting = members.vote(function* () {
     return (yield ["PING"]) === 1;
   });
@@ -102,27 +106,29 @@ test("a member votes only while its connection leads to the server that answered
     answers.set(member, steps.next(1).value);
   }
   assert(ask.enough(answers));
-  reach[1].connections = 2;
+  channels[1].connections = 2;
   assert(!ask.enough(answers), "the new connection may lead to another server");
 });
 
 test("an address that led to another member's server causes no error in a later acquisition", () => {
   const { members } = unknownMembers();
-  for (const [member, id] of [0, 1, 0].entries()) members.record(member, info(id));
+  // The third address leads to the server with the run id 0, as the first one does.
+  for (const [member, runId] of [0, 1, 0].entries()) members.record(member, info(runId));
   const identifying = members.identifyMembers(Number.POSITIVE_INFINITY);
   const { value: ask } = identifying.next();
   assert.deepEqual(ask.members, [2]);
   const steps = ask.steps(2);
   steps.next();
+  // Now it leads to a server of its own.
   steps.next(info(2));
   assert(identifying.next(new Map([[2, undefined]])).done);
   assert.deepEqual(members.voters(), [0, 1, 2]);
 });
 
-test("the digest of the members stays the same while a connection leads to a server that is not yet known", () => {
-  const { members, reach } = threeMembers();
+test("the digest of the members stays the same until the server of a new connection is known", () => {
+  const { members, channels } = threeMembers();
   const digest = members.digest();
   assert.match(digest, /^[0-9a-f]{8}$/);
-  reach[1].connections += 1;
+  channels[1].connections += 1;
   assert.equal(members.digest(), digest);
 });

@@ -1,39 +1,40 @@
-// An ACQUIRE without an answer that arrives after its RELEASE: the client releases it again, until the lease
-// of that ACQUIRE would have ended.
+// A server may read an ACQUIRE from a broken connection after the RELEASE for it. So the client repeats the
+// RELEASE until the lease of that ACQUIRE would have ended.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Hold, Lock, NoAnswerError, NoQuorumError } from "dlock";
 import { now } from "../dist/clock.js";
 import { Owed } from "../dist/owed.js";
-import { mastersFor, onEach, until } from "./support.mjs";
+import { mastersFor, onEachServer, until } from "./support.mjs";
 
 // No lease ends during a test.
 const MINUTES = 600_000;
-// More releases than a client sends to a server that has answered each ACQUIRE.
+// More than a client sends for one token if the server has answered each ACQUIRE.
 const RELEASES = 5;
 
-onEach(
-  (bench) => {
-    const { masters, proxies, quorumOf } = mastersFor(bench);
+onEachServer(
+  (env) => {
+    const { masters, proxies, quorumOf } = mastersFor(env);
 
-    /** Calls `acquire` while the connections at these places stall, and replaces these connections. Returns the
-     * hold, or the error. */
-    async function acquireOverStalled(places, acquire) {
-      for (const { proxy } of places) proxy.stall();
-      const accepted = places.map(({ proxy }) => proxy.accepted);
-      const asked = places.map(({ proxy }) => proxy.asked("DLOCK.ACQUIRE"));
+    /** Calls `acquire` while the connections of these members stall, and then breaks these connections. Returns
+     * the hold, or the error. */
+    async function acquireOverStalled(members, acquire) {
+      for (const { proxy } of members) proxy.stall();
+      const accepted = members.map(({ proxy }) => proxy.accepted);
+      const asked = members.map(({ proxy }) => proxy.requestCount("DLOCK.ACQUIRE"));
       const outcome = acquire().catch((why) => why);
       await until("ACQUIRE is sent", () =>
-        places.every(({ proxy }, i) => proxy.asked("DLOCK.ACQUIRE") > asked[i]),
+        members.every(({ proxy }, i) => proxy.requestCount("DLOCK.ACQUIRE") > asked[i]),
       );
-      for (const { proxy } of places) proxy.breakStalled();
-      await until("the reconnect", () => places.every(({ proxy }, i) => proxy.accepted > accepted[i]));
+      for (const { proxy } of members) proxy.breakStalled();
+      await until("the reconnect", () => members.every(({ proxy }, i) => proxy.accepted > accepted[i]));
       return outcome;
     }
 
-    /** Delivers the ACQUIRE after several releases, and waits until the lock is free. */
-    async function isFreedAfterTheLateArrival({ master, proxy }, before) {
+    /** Waits for several releases, delivers the ACQUIRE, and waits until the lock is free. `before`: number of
+     * releases that the master had executed before the test. */
+    async function deliverLateAndAwaitRelease({ master, proxy }, before) {
       await until("the release is repeated", async () => {
         return (await master.calls("dlock.release")) >= before + RELEASES;
       });
@@ -43,64 +44,67 @@ onEach(
       await until("the lock is free", async () => !(await master.exists()));
     }
 
-    const placesOf = (...at) => at.map((i) => ({ master: masters[i], proxy: proxies[i] }));
-    const releases = (places) => Promise.all(places.map(({ master }) => master.calls("dlock.release")));
+    const membersAt = (...indices) => indices.map((i) => ({ master: masters[i], proxy: proxies[i] }));
+    const releases = (members) => Promise.all(members.map(({ master }) => master.calls("dlock.release")));
 
-    for (const [name, at, isAcquired] of [
+    for (const [name, indices, isAcquired] of [
       ["a failed acquisition releases an ACQUIRE that arrives late at a majority", [0, 1], false],
       ["the release of a hold also ends an ACQUIRE that arrives late at one member", [0], true],
     ]) {
       test(name, async () => {
         const quorum = await quorumOf(proxies);
+        // Now the client knows the run ids of all members.
         await (await new Lock(quorum, "other").acquire()).release();
         await until("no member has the other lock", async () =>
           (await Promise.all(masters.map((master) => master.exists("other")))).every((held) => !held),
         );
-        Object.assign(quorum, { limit: 2000 });
-        const places = placesOf(...at);
-        const before = await releases(places);
+        quorum.limit = 2000;
+        const members = membersAt(...indices);
+        const before = await releases(members);
         const lock = new Lock(quorum, "foo", { ttl: MINUTES, renew: false });
-        const outcome = await acquireOverStalled(places, () => lock.tryAcquire());
+        const outcome = await acquireOverStalled(members, () => lock.tryAcquire());
         if (outcome instanceof Hold) await outcome.release();
         else assert(!isAcquired && outcome instanceof NoQuorumError, outcome);
-        await Promise.all(places.map((place, i) => isFreedAfterTheLateArrival(place, before[i])));
+        await Promise.all(members.map((member, i) => deliverLateAndAwaitRelease(member, before[i])));
       });
     }
 
     test("an ACQUIRE that arrives late at a single server is released", async () => {
-      const [place] = placesOf(0);
-      const [before] = await releases([place]);
-      const lock = new Lock(await bench.client(proxies[0].url), "foo", { ttl: MINUTES, renew: false });
+      const [member] = membersAt(0);
+      const [before] = await releases([member]);
+      const lock = new Lock(await env.client(proxies[0].url), "foo", { ttl: MINUTES, renew: false });
       assert.equal(await lock.locked(), false, "the client is connected");
-      // node-redis fails when the connection breaks, and ioredis sends the command again.
-      const outcome = await acquireOverStalled([place], () => lock.acquire());
+      // When the connection breaks, the command fails in node-redis, and ioredis sends it again.
+      const outcome = await acquireOverStalled([member], () => lock.acquire());
       if (outcome instanceof Hold) await outcome.release();
       else assert(outcome instanceof NoAnswerError, outcome);
-      await isFreedAfterTheLateArrival(place, before);
+      await deliverLateAndAwaitRelease(member, before);
     });
   },
   { isParallel: true },
 );
 
-/** Sends the owed request until it is finished, or `most` times, and returns the number of tries. */
-function tries(owed, most) {
-  for (let count = 0; count < most; count++) {
-    if (owed.finished()) return count;
+/** Sends the owed request, and answers it, until it is finished, or `maxTries` times. Returns the number of
+ * tries. */
+function answeredTries(owed, maxTries) {
+  for (let tries = 0; tries < maxTries; tries++) {
+    if (owed.finished()) return tries;
     const sending = owed.wake();
     sending.next();
     sending.next(1);
   }
-  return most;
+  return maxTries;
 }
 
-test("an owed request counts only the answers that arrive after those to earlier requests", () => {
-  let isSettled = false;
-  const request = function* () {
+test("answers confirm an owed RELEASE only once each ACQUIRE of its token has been answered", () => {
+  let acquiresAreAnswered = false;
+  const release = function* () {
     return yield [];
   };
-  const owed = new Owed(request, MINUTES, 2, () => isSettled);
-  assert.equal(tries(owed, 20), 20);
+  // Two answers are needed.
+  const owed = new Owed(release, MINUTES, 2, () => acquiresAreAnswered);
+  assert.equal(answeredTries(owed, 20), 20);
   assert(owed.wakeAt() - now() > 2000, "the pauses grow");
-  isSettled = true;
-  assert.equal(tries(owed, 20), 2);
+  acquiresAreAnswered = true;
+  assert.equal(answeredTries(owed, 20), 2);
 });

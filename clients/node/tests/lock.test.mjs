@@ -7,25 +7,26 @@ import { now } from "../dist/clock.js";
 import { Renewal } from "../dist/renewal.js";
 import { Sleep } from "../dist/steps.js";
 import { times } from "../dist/waits.js";
-import { onEach, suspend, until, untilRenewed } from "./support.mjs";
+import { onEachServer, suspend, until, untilRenewed } from "./support.mjs";
 
 const MINUTE = 60_000;
-const lease = async (server) => server.ask("DLOCK.PTTL", "foo");
+/** Returns the rest of the lease of the lock "foo" on the server, ms. */
+const pttl = (server) => server.ask("DLOCK.PTTL", "foo");
 
 /** Blocks the event loop. */
 function block(ms) {
   for (const end = performance.now() + ms; performance.now() < end; );
 }
 
-const usual = { ...times };
-afterEach(() => Object.assign(times, usual));
+const defaultTimes = { ...times };
+afterEach(() => Object.assign(times, defaultTimes));
 
-onEach((bench) => {
-  const lock = async (options) => new Lock(await bench.client(), "foo", options);
+onEachServer((env) => {
+  const makeLock = async (options) => new Lock(await env.client(), "foo", options);
 
   test("a lock excludes other clients until its release", async () => {
-    const { server } = bench;
-    const [one, other] = [await lock(), await lock()];
+    const { server } = env;
+    const [one, other] = [await makeLock(), await makeLock()];
     const hold = await one.acquire();
     assert(await server.exists());
     assert.equal(await other.tryAcquire(), null);
@@ -41,15 +42,15 @@ onEach((bench) => {
   });
 
   test("fences rise from hold to hold", async () => {
-    const one = await lock();
+    const lock = await makeLock();
     const fences = [];
-    for (let round = 0; round < 5; round++) await one.using((hold) => fences.push(hold.fence));
+    for (let round = 0; round < 5; round++) await lock.using((hold) => fences.push(hold.fence));
     assert(fences.every((fence, at) => Number.isSafeInteger(fence) && fence > (fences[at - 1] ?? 0)));
-    assert(!(await one.locked()));
+    assert(!(await lock.locked()));
   });
 
   test("sharers exclude an exclusive holder", async () => {
-    const [shared, writer] = [await lock({ shared: true }), await lock()];
+    const [shared, writer] = [await makeLock({ shared: true }), await makeLock()];
     const holds = [await shared.tryAcquire(), await shared.tryAcquire()];
     assert.equal(await writer.tryAcquire(), null);
     for (const hold of holds) await hold.release();
@@ -57,67 +58,67 @@ onEach((bench) => {
   });
 
   test("permits limit the number of holders", async () => {
-    const two = await lock({ permits: 2 });
+    const two = await makeLock({ permits: 2 });
     const holds = [await two.tryAcquire(), await two.tryAcquire(), await two.tryAcquire()];
     assert.deepEqual(holds.map(Boolean), [true, true, false]);
     await holds[0].release();
     assert(await two.tryAcquire());
-    await assert.rejects(lock({ permits: 2, shared: true }), TypeError);
-    await assert.rejects(lock({ ttl: 0.5 }), RangeError);
+    await assert.rejects(makeLock({ permits: 2, shared: true }), TypeError);
+    await assert.rejects(makeLock({ ttl: 0.5 }), RangeError);
   });
 
   test("an invalid time is refused, and does not end the hold", async () => {
-    const one = await lock({ ttl: 60_000 });
+    const lock = await makeLock({ ttl: MINUTE });
     const invalidTimes = [Number.NaN, "5000", "soon", 5000n, null];
-    for (const timeout of invalidTimes) await assert.rejects(one.acquire({ timeout }), RangeError);
-    for (const retryDelay of invalidTimes) await assert.rejects(lock({ retryDelay }), RangeError);
+    for (const timeout of invalidTimes) await assert.rejects(lock.acquire({ timeout }), RangeError);
+    for (const retryDelay of invalidTimes) await assert.rejects(makeLock({ retryDelay }), RangeError);
     assert.throws(() => new Quorum([], { nodeTimeout: "250" }), RangeError);
-    const hold = await one.acquire();
+    const hold = await lock.acquire();
     for (const ttl of [Number.NaN, 0, -1, 1.5]) await assert.rejects(hold.extend(ttl), RangeError);
     assert(hold.validFor > 0);
     await hold.release();
   });
 
   test("an argument of the wrong type is refused, and the error names it", async () => {
-    const client = await bench.client();
-    const one = new Lock(client, "foo");
+    const client = await env.client();
+    const lock = new Lock(client, "foo");
     const refusal = (name) => ({ name: "TypeError", message: new RegExp(`^${name}: `) });
     for (const key of [undefined, null, 5, {}]) assert.throws(() => new Lock(client, key), refusal("key"));
     for (const options of [null, 500, "500"]) {
       assert.throws(() => new Lock(client, "foo", options), refusal("options"));
-      await assert.rejects(one.acquire(options), refusal("options"));
-      await assert.rejects(one.tryAcquire(options), refusal("options"));
+      await assert.rejects(lock.acquire(options), refusal("options"));
+      await assert.rejects(lock.tryAcquire(options), refusal("options"));
       await assert.rejects(
-        one.using(() => {}, options),
+        lock.using(() => {}, options),
         refusal("options"),
       );
     }
-    for (const signal of [5, "soon", {}]) await assert.rejects(one.acquire({ signal }), refusal("signal"));
-    assert(!(await one.locked()));
+    for (const signal of [5, "soon", {}]) await assert.rejects(lock.acquire({ signal }), refusal("signal"));
+    assert(!(await lock.locked()));
   });
 
   test("using releases the lock and throws the error of the routine", async () => {
-    const one = await lock();
+    const lock = await makeLock();
     await assert.rejects(
-      one.using(() => {
+      lock.using(() => {
         throw new Error("mine");
       }),
       /mine/,
     );
-    assert(!(await one.locked()));
-    assert.equal(await one.using(() => 7), 7);
+    assert(!(await lock.locked()));
+    assert.equal(await lock.using(() => 7), 7);
   });
 
   test("asyncDispose releases the lock, and does nothing after a release", async () => {
-    const hold = await (await lock()).acquire();
+    const hold = await (await makeLock()).acquire();
     await hold[Symbol.asyncDispose]();
-    assert(!(await bench.server.exists()));
+    assert(!(await env.server.exists()));
     await hold[Symbol.asyncDispose]();
   });
 
   test("a hold is renewed past its lease", async () => {
-    const { server } = bench;
-    const hold = await (await lock({ ttl: MINUTE })).acquire();
+    const { server } = env;
+    const hold = await (await makeLock({ ttl: MINUTE })).acquire();
     await server.ask("CONFIG", "RESETSTAT");
     for (let round = 0; round < 3; round++) await untilRenewed(hold, MINUTE);
     assert.equal(await server.calls("dlock.extend"), 3);
@@ -127,38 +128,38 @@ onEach((bench) => {
   });
 
   test("a hold without renewal ends with its lease", async () => {
-    const hold = await (await lock({ ttl: 1000, renew: false })).acquire();
+    const hold = await (await makeLock({ ttl: 1000, renew: false })).acquire();
     const { signal } = hold;
     await until("the signal is aborted", () => signal.aborted);
     assert(signal.reason instanceof NotHeldError);
     assert.equal(hold.validFor, 0);
     assert(!(await hold.held()));
-    await until("the server ends the hold", async () => !(await bench.server.exists()));
+    await until("the server ends the hold", async () => !(await env.server.exists()));
     await assert.rejects(hold.extend(), NotHeldError);
     await assert.rejects(hold.release(), NotHeldError);
   });
 
   test("the abort event fires at the loss of the hold", async () => {
-    const hold = await (await lock({ ttl: 1000, renew: false })).acquire();
+    const hold = await (await makeLock({ ttl: 1000, renew: false })).acquire();
     await new Promise((resolve) => hold.signal.addEventListener("abort", resolve));
     assert.throws(() => hold.signal.throwIfAborted(), NotHeldError);
   });
 
   test("extend sets the lease, also for later renewals", async () => {
-    const hold = await (await lock({ ttl: 20_000 })).acquire();
-    await hold.extend(60_000);
-    assert((await lease(bench.server)) > 20_000);
+    const hold = await (await makeLock({ ttl: 20_000 })).acquire();
+    await hold.extend(MINUTE);
+    assert((await pttl(env.server)) > 20_000);
     assert(hold.validFor > 20_000);
     await hold.extend(MINUTE / 2);
-    assert(hold.validFor < MINUTE / 2 && (await lease(bench.server)) <= MINUTE / 2);
+    assert(hold.validFor < MINUTE / 2 && (await pttl(env.server)) <= MINUTE / 2);
     await untilRenewed(hold, MINUTE / 2);
     await hold.release();
   });
 
   test("a broken hold is lost at the next renewal", async () => {
-    const hold = await (await lock({ ttl: MINUTE })).acquire();
+    const hold = await (await makeLock({ ttl: MINUTE })).acquire();
     const { signal } = hold;
-    await bench.server.ask("DLOCK.BREAK", "foo");
+    await env.server.ask("DLOCK.BREAK", "foo");
     suspend(MINUTE / 2);
     await until("the signal is aborted", () => signal.aborted);
     assert.match(signal.reason.message, /taken away/);
@@ -167,16 +168,16 @@ onEach((bench) => {
   });
 
   test("held returns false after another client has acquired the lock", async () => {
-    const hold = await (await lock()).acquire();
-    await bench.server.ask("DLOCK.BREAK", "foo");
-    await bench.server.ask("DLOCK.ACQUIRE", "foo", "other", 60_000);
+    const hold = await (await makeLock()).acquire();
+    await env.server.ask("DLOCK.BREAK", "foo");
+    await env.server.ask("DLOCK.ACQUIRE", "foo", "other", MINUTE);
     assert(!(await hold.held()));
     await assert.rejects(hold.release(), NotHeldError);
-    assert(await bench.server.exists());
+    assert(await env.server.exists());
   });
 
   test("the loss is reported before any other answer when the event loop was blocked past the lease", async () => {
-    const client = await bench.client();
+    const client = await env.client();
     const hold = await new Lock(client, "foo", { ttl: MINUTE }).acquire();
     const { signal } = hold;
     let aborted = false;
@@ -185,70 +186,73 @@ onEach((bench) => {
     });
     const answer = client.get("bar").then(() => aborted);
     suspend(MINUTE);
-    // The timer of the hold becomes due: it never runs for longer than a second.
+    // The client checks the hold at least once a second, so a check is due after the block.
     block(1200);
-    assert(await answer, "the loss comes before any other answer");
+    assert(await answer, "the loss is reported before the answer to GET");
     await assert.rejects(hold.extend(), NotHeldError);
     assert(!(await hold.held()));
   });
 
   test("signal.aborted is true after the lease even before a timer has run", async () => {
-    const [one, other] = [await (await lock({ ttl: MINUTE })).acquire(), new AbortController()];
-    const { signal } = one;
+    const { signal } = await (await makeLock({ ttl: MINUTE })).acquire();
     assert(!signal.aborted);
     suspend(MINUTE);
     assert(signal.aborted);
-    assert(!other.signal.aborted);
+    // Only the signal of the hold reads the clock.
+    assert(!new AbortController().signal.aborted);
   });
 
   test("an answer that arrived while the event loop was blocked counts", async () => {
-    const one = await lock({ ttl: 60_000 });
-    await one.locked();
+    const lock = await makeLock({ ttl: MINUTE });
+    await lock.locked();
     times.answer = 500;
-    const acquired = one.tryAcquire();
-    // node-redis sends the command now.
+    const acquired = lock.tryAcquire();
+    // node-redis writes commands in a callback of setImmediate.
     await new Promise(setImmediate);
     block(times.answer * 1.5);
     await (await acquired).release();
   });
 
   test("acquire waits for the end of a grace period, and tryAcquire throws GraceError", async () => {
-    const { server } = bench;
+    const { server } = env;
     await server.ask("CONFIG", "SET", "dlock.restart-grace", "5000");
     try {
-      const short = await lock({ ttl: 4000 });
-      await (await new Lock(await bench.client(), "forgotten", { ttl: 4000 }).acquire()).held();
+      const lock = await makeLock({ ttl: 4000 });
+      await lock.acquire();
+      // A flush that ends a hold begins a grace period.
       await server.ask("FLUSHALL");
-      const found = await short.tryAcquire().catch((why) => why);
-      assert(found instanceof GraceError);
-      assert(found.left > 0 && found.left <= 5000);
-      await (await short.acquire({ timeout: 20_000 })).release();
+      const failure = await lock.tryAcquire().catch((why) => why);
+      assert(failure instanceof GraceError);
+      assert(failure.left > 0 && failure.left <= 5000);
+      await (await lock.acquire({ timeout: 20_000 })).release();
     } finally {
       await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
     }
   });
 
   test("acquire notices that a grace period ended earlier than the server said", async () => {
-    const { server } = bench;
+    const { server } = env;
     await server.ask("CONFIG", "SET", "dlock.restart-grace", "600000");
     try {
-      await (await new Lock(await bench.client(), "forgotten").acquire()).held();
+      const lock = await makeLock();
+      await lock.acquire();
+      // A flush that ends a hold begins a grace period.
       await server.ask("FLUSHALL");
       await server.ask("CONFIG", "RESETSTAT");
       let hold;
-      const waits = (await lock()).acquire().then((acquired) => (hold = acquired));
+      const waiting = lock.acquire().then((acquired) => (hold = acquired));
       await until("the client has asked", () => server.calls("dlock.acquire"));
       await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
       await until("the client acquires the lock", () => hold);
-      await (await waits).release();
+      await (await waiting).release();
     } finally {
       await server.ask("CONFIG", "SET", "dlock.restart-grace", "0");
     }
   });
 
   test("a release that the server refuses is repeated in the background", async () => {
-    const { server } = bench;
-    const hold = await (await lock()).acquire();
+    const { server } = env;
+    const hold = await (await makeLock()).acquire();
     await server.ask("CONFIG", "SET", "min-replicas-to-write", "1");
     try {
       await assert.rejects(hold.release(), /NOREPLICAS/);
@@ -260,40 +264,41 @@ onEach((bench) => {
 
   test("a key can be bytes", async () => {
     const key = Buffer.from([0xff, 0, 0x80]);
-    const hold = await new Lock(await bench.client(), key).acquire();
-    assert.equal(await bench.server.ask("EXISTS", key), 1);
+    const hold = await new Lock(await env.client(), key).acquire();
+    assert.equal(await env.server.ask("EXISTS", key), 1);
     await hold.release();
   });
 
-  test("an error reply that is not about locks is thrown as it is", async () => {
-    await assert.rejects((await lock({ ttl: 2 ** 52 })).tryAcquire(), /max-ttl|ttl/);
+  test("tryAcquire throws the server's error for a ttl that is too long", async () => {
+    await assert.rejects((await makeLock({ ttl: 2 ** 52 })).tryAcquire(), /ttl/);
   });
 });
 
 test("extensions at the same time are sent one after the other", () => {
-  const renewal = new Renewal("foo", 60_000, now() + 60_000, false, function* () {
-    return yield "asked";
+  const renewal = new Renewal("foo", MINUTE, now() + MINUTE, false, function* () {
+    return yield "EXTEND";
   });
-  const [longer, shorter] = [renewal.extending(60_000), renewal.extending(100)];
-  assert.equal(longer.next().value, "asked");
+  const [longer, shorter] = [renewal.extending(MINUTE), renewal.extending(100)];
+  assert.equal(longer.next().value, "EXTEND");
   assert(shorter.next().value instanceof Sleep);
   assert.equal(longer.next(true).value, true);
-  assert.equal(shorter.next().value, "asked");
-  // The server may have set the shorter lease.
+  assert.equal(shorter.next().value, "EXTEND");
+  // Without an answer, the server may have set the shorter lease.
   assert.throws(() => shorter.throw(new NoAnswerError("no answer")), NoAnswerError);
   assert(renewal.validUntil <= now() + 100);
 });
 
 test("a renewed hold is lost a tenth of its lease before its validity ends", () => {
   const extend = function* () {
-    return yield "asked";
+    return yield "EXTEND";
   };
-  const at = now();
-  const early = new Renewal("foo", 600_000, at + 600_000, true, extend);
-  assert(early.wakeAt() < at + 200_001, "the renewal is due after a third of the lease");
-  const late = new Renewal("foo", 600_000, at + 60_000, true, extend);
-  assert.equal(late.wake(), undefined);
-  assert.match(late.loss.message, /not renewed in time/);
-  const unrenewed = new Renewal("foo", 600_000, at + 60_000, false, extend);
-  assert(!unrenewed.isLost() && unrenewed.wakeAt() > at + 59_999, "not lost before the lease ends");
+  const start = now();
+  const fresh = new Renewal("foo", 10 * MINUTE, start + 10 * MINUTE, true, extend);
+  assert(fresh.wakeAt() < start + 200_001, "the renewal is due after a third of the lease");
+  // A tenth of the lease is left.
+  const renewed = new Renewal("foo", 10 * MINUTE, start + MINUTE, true, extend);
+  assert.equal(renewed.wake(), undefined);
+  assert.match(renewed.loss.message, /not renewed in time/);
+  const unrenewed = new Renewal("foo", 10 * MINUTE, start + MINUTE, false, extend);
+  assert(!unrenewed.isLost() && unrenewed.wakeAt() > start + 59_999, "not lost before the lease ends");
 });

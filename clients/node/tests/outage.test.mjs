@@ -1,28 +1,28 @@
-// An outage, or data at the key, is an error of its own: the client does not report a lock that another client
-// holds.
+// After an outage, or if data is at the key, acquisitions fail with an error of its own, and not as if another
+// client held the lock.
 
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { LateError, Lock, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
-import { mastersFor, onEach, suspend, until } from "./support.mjs";
+import { FOREIGN_TOKEN, mastersFor, onEachServer, suspend, until } from "./support.mjs";
 
 const HOUR = 3_600_000;
 
-const usual = { ...times };
-afterEach(() => Object.assign(times, usual));
+const defaultTimes = { ...times };
+afterEach(() => Object.assign(times, defaultTimes));
 
-onEach((bench) => {
-  const { masters, proxies, quorumOf, isHeldAt, isWaitedFor } = mastersFor(bench);
+onEachServer((env) => {
+  const { masters, proxies, quorumOf, untilHeldAt, untilFree, untilAnyWaiter } = mastersFor(env);
   let quorum;
   beforeEach(async () => {
     quorum = await quorumOf(proxies);
   });
 
-  const config = (name, value) =>
+  const configureMajority = (name, value) =>
     Promise.all(masters.slice(1).map((master) => master.ask("CONFIG", "SET", name, value)));
-  const withoutMajority = (acquire, message) =>
-    assert.rejects(acquire, (why) => {
+  const rejectsWithNoQuorum = (acquired, message) =>
+    assert.rejects(acquired, (why) => {
       assert(why instanceof NoQuorumError, why);
       assert.match(why.message, message);
       const { port } = new URL(proxies[1].url);
@@ -35,13 +35,15 @@ onEach((bench) => {
       proxy.refuse = true;
       proxy.drop();
     }
-    Object.assign(quorum, { limit: 500 });
+    quorum.limit = 500;
     const lock = new Lock(quorum, "foo");
-    for (const timeout of [0, 300]) await withoutMajority(lock.acquire({ timeout }), /no majority can grant/);
-    await withoutMajority(lock.tryAcquire(), /no majority can grant/);
+    for (const timeout of [0, 300])
+      await rejectsWithNoQuorum(lock.acquire({ timeout }), /no majority can grant/);
+    await rejectsWithNoQuorum(lock.tryAcquire(), /no majority can grant/);
   });
 
-  /** Returns a lock that another client holds at all members. Its next wait begins in the queue. */
+  /** Returns a lock that another client holds at all members. As a first wait found it taken, the next wait
+   * begins in the queue. */
   async function lockOfRival() {
     for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
     const lock = new Lock(quorum, "foo");
@@ -49,7 +51,7 @@ onEach((bench) => {
     return lock;
   }
 
-  /** Cuts off a member, and lets the client find out. */
+  /** Cuts off a member, and waits until the client has noticed. */
   async function cutOff(member, lock) {
     proxies[member].refuse = true;
     proxies[member].drop();
@@ -64,7 +66,7 @@ onEach((bench) => {
       proxy.drop();
     }
     quorum.limit = 500;
-    await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
+    await rejectsWithNoQuorum(lock.acquire({ timeout: 0 }), /no majority can grant/);
   });
 
   test("a wait that ends throws NoQuorumError if no majority answers its last requests", async () => {
@@ -72,78 +74,78 @@ onEach((bench) => {
     await cutOff(1, lock);
     // The first member refuses, the second one is down, and the third one does not answer.
     proxies[2].silent = true;
-    await withoutMajority(lock.acquire({ timeout: 0 }), /no majority can grant/);
+    await rejectsWithNoQuorum(lock.acquire({ timeout: 0 }), /no majority can grant/);
     proxies[2].silent = false;
   });
 
   test("a wait that ends in the queue asks all members once more, and only once", async () => {
     const lock = await lockOfRival();
     await cutOff(2, lock);
-    // A busy machine makes no other member silent.
+    // Long, so that no other member counts as silent because the machine is busy.
     quorum.limit = 10_000;
-    const before = proxies[0].asked("DLOCK.ACQUIRE");
+    const before = proxies[0].requestCount("DLOCK.ACQUIRE");
     await assert.rejects(lock.acquire({ timeout: 0 }), ResourceLockedError);
-    assert(proxies[0].asked("DLOCK.ACQUIRE") - before <= 2, "in the queue, and in the last round");
+    assert(proxies[0].requestCount("DLOCK.ACQUIRE") - before <= 2, "one to queue, and one in the last round");
   });
 
   test("a wait throws NoQuorumError while a majority is in its grace period", async () => {
-    await config("dlock.restart-grace", "600000");
+    await configureMajority("dlock.restart-grace", "600000");
     try {
       for (const master of masters.slice(1)) {
         await master.ask("DLOCK.ACQUIRE", "forgotten", "token", 60_000);
         await master.ask("FLUSHALL");
       }
-      await withoutMajority(new Lock(quorum, "foo").acquire({ timeout: 300 }), /GRACE/);
+      await rejectsWithNoQuorum(new Lock(quorum, "foo").acquire({ timeout: 300 }), /GRACE/);
     } finally {
-      await config("dlock.restart-grace", "0");
+      await configureMajority("dlock.restart-grace", "0");
     }
   });
 
   test("a wait throws NoQuorumError while a majority refuses writes", async () => {
-    await config("min-replicas-to-write", "1");
+    await configureMajority("min-replicas-to-write", "1");
     try {
-      await withoutMajority(new Lock(quorum, "foo").acquire({ timeout: 300 }), /NOREPLICAS/);
+      await rejectsWithNoQuorum(new Lock(quorum, "foo").acquire({ timeout: 300 }), /NOREPLICAS/);
     } finally {
-      await config("min-replicas-to-write", "0");
+      await configureMajority("min-replicas-to-write", "0");
     }
   });
 
   test("an acquisition throws NoQuorumError at once if its user has no right at a majority", async () => {
-    const places = [masters[0]];
+    const endpoints = [masters[0]];
     for (const master of masters.slice(1)) {
       await master.ask("ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-dlock.acquire");
-      places.push({ url: master.url.replace("//", "//weak:secret@") });
+      endpoints.push({ url: master.url.replace("//", "//weak:secret@") });
     }
-    await withoutMajority(new Lock(await quorumOf(places), "foo").acquire(), /NOPERM/);
+    await rejectsWithNoQuorum(new Lock(await quorumOf(endpoints), "foo").acquire(), /NOPERM/);
   });
 
   for (const fenced of [false, true]) {
-    const kind = fenced ? "fenced" : "plain";
-    test(`an acquisition throws LateError when each majority arrives after its lease: ${kind}`, async () => {
-      // Each round finds the members free.
+    const kind = fenced ? "fenced" : "not fenced";
+    test(`an acquisition throws LateError when each majority takes longer than the lease: ${kind}`, async () => {
+      // Each round begins only after the members have confirmed the releases of the round before.
       times.patience = 20_000;
       const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
       await lock.locked();
       for (const proxy of proxies) proxy.delay = 150;
       await assert.rejects(lock.tryAcquire(), LateError);
       await assert.rejects(lock.acquire(), LateError);
-      await isHeldAt();
+      await untilFree();
     });
   }
 
   test("a wait that another client's hold outlasts throws ResourceLockedError", async () => {
     const hold = await new Lock(quorum, "foo").acquire();
-    await isHeldAt(0, 1, 2);
+    await untilHeldAt(0, 1, 2);
     await assert.rejects(new Lock(quorum, "foo").acquire({ timeout: 100 }), ResourceLockedError);
     await hold.release();
   });
 
   test("a wait that ends while the server is silent throws NoAnswerError", async () => {
     const [master, proxy] = [masters[0], proxies[0]];
-    // Only the timeout ends the wait.
+    // The queue position outlasts the timeout, so that only the timeout ends the wait.
     times.keep = 2 * HOUR;
     await master.ask("DLOCK.ACQUIRE", "foo", "holder", HOUR);
-    const lock = new Lock(await bench.client(proxy.url), "foo", { retryDelay: 10 });
+    const lock = new Lock(await env.client(proxy.url), "foo", { retryDelay: 10 });
     const outcome = lock.acquire({ timeout: HOUR }).catch((why) => why);
     await until("a client waits", () => master.waiters());
     const before = proxy.accepted;
@@ -159,12 +161,12 @@ onEach((bench) => {
 
   for (const members of [1, 3]) {
     const lockOf = async (options) =>
-      new Lock(members === 1 ? await bench.client(masters[0].url) : quorum, "foo", options);
+      new Lock(members === 1 ? await env.client(masters[0].url) : quorum, "foo", options);
     const onAll = (...command) => Promise.all(masters.map((master) => master.ask(...command)));
 
     test(`data at the key is an error that names its type: ${members} members`, async () => {
       const lock = await lockOf();
-      for (const [command, type] of [
+      for (const [command, message] of [
         [["RPUSH", "foo", "x"], /foo: the key holds a list.*choose another key/],
         [["HSET", "foo", "x", "y"], /foo: the key holds a hash.*choose another key/],
         [["SET", "foo", "text"], /foo: the key holds a string.*dlock.honour-strings/],
@@ -179,7 +181,7 @@ onEach((bench) => {
         ]) {
           await assert.rejects(ask, (why) => {
             assert.equal(why.constructor, LockError);
-            assert.match(why.message, type);
+            assert.match(why.message, message);
             return true;
           });
         }
@@ -189,9 +191,9 @@ onEach((bench) => {
     test(`data that replaces a lock ends the waits for it: ${members} members`, async () => {
       const lock = await lockOf({ ttl: 60_000 });
       const hold = await lock.acquire();
-      await isHeldAt(...Array(members).keys());
+      await untilHeldAt(...Array(members).keys());
       const outcome = lock.acquire().catch((why) => why);
-      await isWaitedFor();
+      await untilAnyWaiter();
       await Promise.all(masters.map((master) => master.redis.multi().del("foo").rpush("foo", "x").exec()));
       const why = await outcome;
       assert.match(why.message, /holds a list/);
@@ -199,14 +201,14 @@ onEach((bench) => {
     });
 
     test(`acquire waits for a lock of node-redlock: ${members} members`, async () => {
-      await onAll("SET", "foo", "0123456789abcdef0123456789abcdef", "PX", "600000");
+      await onAll("SET", "foo", FOREIGN_TOKEN, "PX", "600000");
       const lock = await lockOf({ retryDelay: 20 });
       assert.equal(await lock.tryAcquire(), null);
       assert(await lock.locked());
       await assert.rejects(lock.acquire({ timeout: 100 }), ResourceLockedError);
-      const waits = lock.acquire();
+      const waiting = lock.acquire();
       await onAll("DEL", "foo");
-      await (await waits).release();
+      await (await waiting).release();
     });
 
     test(`acquire waits for a string with dlock.honour-strings: ${members} members`, async () => {
@@ -216,9 +218,9 @@ onEach((bench) => {
         const lock = await lockOf();
         assert.equal(await lock.tryAcquire(), null);
         assert(await lock.locked());
-        const waits = lock.acquire();
+        const waiting = lock.acquire();
         await onAll("DEL", "foo");
-        await (await waits).release();
+        await (await waiting).release();
       } finally {
         await onAll("CONFIG", "SET", "dlock.honour-strings", "no");
       }
@@ -227,11 +229,12 @@ onEach((bench) => {
 
   test("a release reaches a member behind an ACQUIRE that stalls there", async () => {
     const lock = new Lock(await quorumOf(proxies, 2000), "foo", { ttl: 600_000 });
+    // Now the client is connected to all members.
     await (await lock.acquire()).release();
-    const before = proxies[2].asked("DLOCK.ACQUIRE");
+    const before = proxies[2].requestCount("DLOCK.ACQUIRE");
     proxies[2].silent = true;
     const hold = await lock.acquire();
-    await until("ACQUIRE is sent", () => proxies[2].asked("DLOCK.ACQUIRE") > before);
+    await until("ACQUIRE is sent", () => proxies[2].requestCount("DLOCK.ACQUIRE") > before);
     await hold.release();
     proxies[2].silent = false;
     await until("the member has carried out both", async () => (await masters[2].calls("dlock.release")) > 1);

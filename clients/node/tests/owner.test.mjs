@@ -1,5 +1,5 @@
-// Deadlocks between callers: nested calls of `using` have one owner, and parallel ones have owners of their
-// own.
+// Owners, between which the server detects deadlocks: nested calls of `using` have one owner, and parallel
+// calls have different owners.
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
@@ -7,9 +7,9 @@ import { DeadlockError, Lock } from "dlock";
 import Redlock from "dlock/redlock";
 import { withOwner } from "../dist/owner.js";
 import { times } from "../dist/waits.js";
-import { mastersFor, onEach, until } from "./support.mjs";
+import { mastersFor, onEachServer, until } from "./support.mjs";
 
-// A busy machine confirms releases late.
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 /** Returns a function whose promise resolves once it was called `count` times. */
@@ -24,21 +24,21 @@ function barrier(count) {
   };
 }
 
-onEach(
-  (bench) => {
-    const { masters, proxies, quorumOf, isWaitedFor } = mastersFor(bench);
+onEachServer(
+  (env) => {
+    const { masters, proxies, quorumOf, untilAnyWaiter } = mastersFor(env);
     const services = {
-      "one server": () => bench.client(masters[0].url),
+      "one server": () => env.client(masters[0].url),
       "a quorum": () => quorumOf(masters),
     };
 
     for (const [what, make] of Object.entries(services)) {
       test(`callers that lock in opposite order get a DeadlockError: ${what}`, async () => {
         const service = await make();
-        const both = barrier(2);
+        const bothHoldOne = barrier(2);
         const nested = (outer, inner) =>
           new Lock(service, outer).using(async () => {
-            await both();
+            await bothHoldOne();
             return new Lock(service, inner).using(() => inner);
           });
         const outcomes = await Promise.allSettled([nested("a", "b"), nested("b", "a")]);
@@ -62,26 +62,26 @@ onEach(
       test(`branches that run in parallel get no DeadlockError: ${what}`, async () => {
         const service = await make();
         const lock = (key) => new Lock(service, key);
-        let end;
-        const mayEnd = new Promise((resolve) => (end = resolve));
-        let isInBranch = false;
-        let isHeld = false;
+        let endBranch;
+        const mayEnd = new Promise((resolve) => (endBranch = resolve));
+        let branchHoldsC = false;
+        let rivalHoldsB = false;
         const rival = lock("b").using(async () => {
-          isHeld = true;
-          await until("the branches run", () => isInBranch);
-          const waits = lock("c").using(() => {});
-          // The server accepts this wait: it closes no cycle.
-          await isWaitedFor("c");
-          end();
-          await waits;
+          rivalHoldsB = true;
+          await until("one branch waits for b, and the other one holds c", () => branchHoldsC);
+          const waiting = lock("c").using(() => {});
+          // The server accepts this wait, as the branch that holds c waits for no lock.
+          await untilAnyWaiter("c");
+          endBranch();
+          await waiting;
         });
-        await until("the rival holds b", () => isHeld);
+        await until("the rival holds b", () => rivalHoldsB);
         const branches = lock("a").using(() =>
           Promise.all([
             lock("b").using(() => {}),
             lock("c").using(async () => {
-              await isWaitedFor("b");
-              isInBranch = true;
+              await untilAnyWaiter("b");
+              branchHoldsC = true;
               await mayEnd;
             }),
           ]),
@@ -92,19 +92,20 @@ onEach(
 
     test("a wait after the loss of the outer lock gets no DeadlockError while the server retains that lock", async () => {
       const [master, proxy] = [masters[0], proxies[0]];
-      const outer = new Lock(await bench.client(proxy.url), "a", { renew: false });
-      const inner = new Lock(await bench.client(master.url), "a");
+      const outer = new Lock(await env.client(proxy.url), "a", { renew: false });
+      const inner = new Lock(await env.client(master.url), "a");
       let isAcquired = false;
       const why = await outer
         .using(async (hold) => {
-          // The server does not receive the shorter lease, on which the client counts from now on.
+          // The client relies on the lease of 1 ms as soon as it has sent it. The server does not receive it.
           proxy.stall();
           hold.extend(1).catch(() => {});
           await until("the hold is lost", () => hold.signal.aborted);
-          const waits = inner.using(() => (isAcquired = true));
-          await Promise.race([waits, isWaitedFor("a")]);
+          const waiting = inner.using(() => (isAcquired = true));
+          // `waiting` is first only if it fails.
+          await Promise.race([waiting, untilAnyWaiter("a")]);
           await master.ask("DLOCK.RELEASE", "a", hold.token);
-          await waits;
+          await waiting;
           proxy.breakStalled();
         })
         .catch((why) => why);
@@ -112,30 +113,32 @@ onEach(
     });
 
     test("acquire has an owner only if the user names one", async () => {
-      const client = await bench.client(masters[0].url);
+      const client = await env.client(masters[0].url);
       for (const [owner, timeout, isDeadlock] of [
         [undefined, 100, false],
         ["first", undefined, true],
       ]) {
         const hold = await new Lock(client, "a", { owner }).acquire();
         const rival = await new Lock(client, "b").acquire({ owner: "second" });
-        const waits = new Lock(client, "a").acquire({ owner: "second" });
-        await isWaitedFor("a");
-        const crossing = new Lock(client, "b", { owner }).acquire({ timeout });
-        const why = await crossing.catch((why) => why);
+        const waiting = new Lock(client, "a").acquire({ owner: "second" });
+        await untilAnyWaiter("a");
+        // The second owner holds b and waits for a. If the holder of a has an owner, this closes a cycle.
+        const waitForB = new Lock(client, "b", { owner }).acquire({ timeout });
+        const why = await waitForB.catch((why) => why);
         assert.equal(why instanceof DeadlockError, isDeadlock, why);
         await hold.release();
-        await (await waits).release();
+        await (await waiting).release();
         await rival.release();
       }
     });
 
     test("callers of redlock.using that lock in opposite order get a DeadlockError", async () => {
-      const redlock = new Redlock([await bench.client(masters[0].url)], { retryCount: -1 });
-      const both = barrier(2);
+      // With retryCount -1, the calls wait without a limit.
+      const redlock = new Redlock([await env.client(masters[0].url)], { retryCount: -1 });
+      const bothHoldOne = barrier(2);
       const nested = (outer, inner) =>
         redlock.using([outer], 30_000, async () => {
-          await both();
+          await bothHoldOne();
           await redlock.using([inner], 30_000, async () => {});
         });
       const outcomes = await Promise.allSettled([nested("a", "b"), nested("b", "a")]);
@@ -148,31 +151,21 @@ onEach(
 );
 
 describe("owners", () => {
-  /** Runs `using` without servers. Resolves to the id of its owner. */
-  const using = (routine = () => {}, { name, acquire = async () => {}, release = async () => {} } = {}) => {
-    let own;
-    const done = withOwner(
-      name,
-      async (owner) => {
-        own = owner;
-        await acquire();
-      },
-      routine,
-      release,
-    );
-    return Object.assign(
-      done.then(() => own?.id),
-      { owner: own },
-    );
+  /** Runs `withOwner`, on which `using` is built, without servers. Resolves to the id of the owner. */
+  const using = (routine = () => {}, { name, release = async () => {} } = {}) => {
+    let id;
+    const acquire = async (owner) => {
+      id = owner?.id;
+    };
+    return withOwner(name, acquire, routine, release).then(() => id);
   };
-  const ids = (...calls) => Promise.all(calls);
 
   test("parallel calls have different owners", async () => {
-    const [one, other] = await ids(using(), using());
+    const [one, other] = await Promise.all([using(), using()]);
     assert.notEqual(one, other);
   });
 
-  test("nested calls have one owner, also when they run one after the other", async () => {
+  test("nested calls, also one after the other, have the owner of the outer call", async () => {
     const seen = [];
     const outer = await using(async () => {
       seen.push(await using(async () => seen.push(await using())));
@@ -185,12 +178,9 @@ describe("owners", () => {
     let nested;
     const seen = [];
     const outer = await using(async () => {
-      seen.push(
-        ...(await ids(
-          using(),
-          using(async () => (nested = await using())),
-        )),
-      );
+      const branches = [using(), using(async () => (nested = await using()))];
+      seen.push(...(await Promise.all(branches)));
+      // The branches have ended.
       seen.push(await using());
     });
     assert.equal(seen[0], outer);
@@ -201,18 +191,18 @@ describe("owners", () => {
 
   test("a call that begins after its routine has ended has a new owner", async () => {
     let late;
-    let begin;
-    const ended = new Promise((resolve) => (begin = resolve));
+    let reportEnd;
+    const outerHasEnded = new Promise((resolve) => (reportEnd = resolve));
     const outer = await using(() => {
-      late = ended.then(() => using());
+      late = outerHasEnded.then(() => using());
     });
-    begin();
+    reportEnd();
     assert.notEqual(await late, outer);
   });
 
   test("an owner is not used again after a branch that was not awaited", async () => {
-    let end;
-    const mayEnd = new Promise((resolve) => (end = resolve));
+    let endBranch;
+    const mayEnd = new Promise((resolve) => (endBranch = resolve));
     const seen = [];
     const outer = await using(async () => {
       seen.push(
@@ -222,7 +212,7 @@ describe("owners", () => {
       );
       seen.push(await using());
     });
-    end();
+    endBranch();
     assert.equal(seen[0], outer);
     assert.notEqual(seen[1], outer);
   });

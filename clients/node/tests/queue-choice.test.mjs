@@ -1,5 +1,5 @@
-// In which member's queue a client waits, also when a dead client has left a hold at a minority of the
-// members: first without servers, then with three members.
+// The choice of the member in whose queue a client waits, also if a dead client has left a partial hold (at a
+// minority of the members). First without servers, then with three members.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -12,45 +12,46 @@ import { run } from "../dist/run.js";
 import { Ask, Begin, Listen, Sleep } from "../dist/steps.js";
 import { times, WaitRegistry } from "../dist/waits.js";
 import { request, threeMembers } from "./members.mjs";
-import { mastersFor, onEach, until } from "./support.mjs";
+import { mastersFor, onEachServer, until } from "./support.mjs";
 
-// A busy machine confirms releases late.
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const MINUTES = 600_000;
-const holders = (tokens) => [
+/** Returns the reply to INSPECT with these holds: ages in ms by token. */
+const inspectReply = (ages) => [
   "holders",
-  Object.entries(tokens).map(([token, held]) => ["token", token, "held", held]),
+  Object.entries(ages).map(([token, held]) => ["token", token, "held", held]),
 ];
 
-/** Carries out steps. `answer(n)` returns the holders by member for the n-th look, which sends INSPECT to all
- * members. */
-function play(steps, answer) {
-  let looks = 0;
-  let turn = steps.next();
-  while (!turn.done) {
-    const step = turn.value;
+/** Runs `steps`, which send INSPECT to all members several times. `agesAt(n)` returns, by member, the ages of
+ * the holds for the n-th time. */
+function play(steps, agesAt) {
+  let reads = 0;
+  let next = steps.next();
+  while (!next.done) {
+    const step = next.value;
     if (step instanceof Ask) {
-      const found = answer(looks++);
-      turn = steps.next(new Map(step.members.map((member) => [member, holders(found[member] ?? {})])));
+      const ages = agesAt(reads++);
+      next = steps.next(new Map(step.members.map((member) => [member, inspectReply(ages[member] ?? {})])));
     } else {
       assert(step instanceof Sleep);
-      turn = steps.next();
+      next = steps.next();
     }
   }
-  return turn.value;
 }
 
-// The answers to ACQUIRE by member: a fence, null for a refusal, undefined for none yet.
+// The members in whose queues a round waits, in this order; the answers to ACQUIRE by member (a fence, null for
+// a refusal, undefined for none yet); and the next queue, undefined for the first one of all members.
 for (const [order, answers, queue] of [
   [[0, 1, 2], [5, 6, 7], undefined],
-  // A later member refuses: other clients queue there.
+  // The first member grants, and a later one refuses: other clients queue there.
   [[0, 1, 2], [5, 6, null], 2],
   [[0, 1, 2], [5, null, null], 1],
-  // The first queue in the order refuses: go to the next one, if there is one.
+  // The first member in the order refuses: its queue does not move, so the next one is tried, if there is one.
   [[0, 1, 2], [null], 1],
   [[2], [undefined, undefined, null], undefined],
-  // A client that waits in a later queue stays there.
+  // The order leaves out member 0, so other clients queue at member 1: the client stays there.
   [[1, 2], [null, 6, 7], 1],
 ]) {
   test(`if the members answer ${answers.map(String)} and the order is ${order}, the next queue is ${queue}`, () => {
@@ -66,12 +67,13 @@ test("all waits move to a later queue together, and none moves back", () => {
   const { members } = threeMembers();
   const choice = new QueueChoice(members);
   const watches = members.all().map((member) => choice.watch(member, request));
-  const left = () => watches.map((watch) => watch.departures);
+  const departures = () => watches.map((watch) => watch.departures);
+  // Other clients were found in the queue of member 1.
   choice.moveToQueue("foo", 1);
-  assert.deepEqual(left(), [1, 0, 1]);
+  assert.deepEqual(departures(), [1, 0, 1]);
   choice.moveToQueue("foo", 0);
   assert.deepEqual(choice.order("foo"), [1, 2]);
-  assert.deepEqual(left(), [1, 0, 1]);
+  assert.deepEqual(departures(), [1, 0, 1]);
 });
 
 test("a new wait begins in the later queue where other waits of the client are", () => {
@@ -85,7 +87,8 @@ test("a new wait begins in the later queue where other waits of the client are",
   assert(value.step instanceof Listen);
 });
 
-/** Returns the answers to ACQUIRE by member, and the token. The other members have not answered. */
+/** Gives the members that `ask` asks these replies to ACQUIRE. Returns their answers, and the token. The other
+ * members have not answered. */
 function answersTo(ask, replies) {
   let token;
   const answers = new Map(
@@ -99,7 +102,8 @@ function answersTo(ask, replies) {
   return { answers, token };
 }
 
-/** Asks all members for the lock. */
+/** Begins an acquisition, and answers its first requests. `next`: the step that follows; `ask.late` gets the
+ * answers that arrive later. */
 function acquire(replies) {
   const { members } = threeMembers();
   const choice = new QueueChoice(members);
@@ -112,34 +116,35 @@ function acquire(replies) {
   return { choice, token, ask, acquiring, next: acquiring.next(answers) };
 }
 
-// The holds at the refusing member at the first and at the second look (age in ms by token), and the order of
-// the queues after these looks.
+// A client that won without member 2 reads the holds at member 2 twice. A young hold that remains shows that
+// other clients use the queue of member 2. The ages of the holds (ms by token) at both times, and the order of
+// the queues afterwards.
 for (const [what, before, after, order] of [
-  ["a hold that stays", { x: 5 }, { x: 1999 }, [2]],
-  ["a hold that was left behind", { x: 5 }, { x: 2000 }, [0, 1, 2]],
-  ["a hold that follows another one", { x: 5 }, { y: 5 }, [0, 1, 2]],
-  ["its own hold", { own: 5 }, { own: 5 }, [0, 1, 2]],
+  ["a young hold that remains", { x: 5 }, { x: 1999 }, [2]],
+  ["an old hold, of a dead client", { x: 5 }, { x: 2000 }, [0, 1, 2]],
+  ["a hold that another one has replaced", { x: 5 }, { y: 5 }, [0, 1, 2]],
+  ["only its own hold", { own: 5 }, { own: 5 }, [0, 1, 2]],
 ]) {
-  const look = ({ choice, token }, steps) => {
-    const named = (found) =>
-      Object.fromEntries(Object.entries(found).map(([name, held]) => [name === "own" ? token : name, held]));
-    play(steps, (at) => ({ 2: named([before, after][at]) }));
+  const assertOrderAfter = (steps, { choice, token }) => {
+    const withToken = (ages) =>
+      Object.fromEntries(Object.entries(ages).map(([name, held]) => [name === "own" ? token : name, held]));
+    play(steps, (n) => ({ 2: withToken([before, after][n]) }));
     assert.deepEqual(choice.order("foo"), order);
-    // The next look may begin at once only if nothing was found.
-    const isFound = Object.keys(before).some((name) => name in after && name !== "own");
-    assert.equal(choice.lookForOthers(request, 2, token) === undefined, isFound);
+    // The client looks again at once only if no hold of another client remained.
+    const hasRemained = Object.keys(before).some((name) => name in after && name !== "own");
+    assert.equal(choice.lookForOthers(request, 2, token) === undefined, hasRemained);
   };
 
   test(`a client with a majority, refused by one member, finds there: ${what}`, () => {
     const won = acquire({ 0: 5, 1: 6, 2: null });
     assert(won.next.value instanceof Begin);
-    look(won, won.next.value.steps);
+    assertOrderAfter(won.next.value.steps, won);
   });
 
   test(`a client with a majority, refused late by one member, finds there: ${what}`, () => {
     const won = acquire({ 0: 5, 1: 6 });
     assert(won.next.done);
-    look(won, won.ask.late(2, null));
+    assertOrderAfter(won.ask.late(2, null), won);
   });
 }
 
@@ -148,18 +153,21 @@ test("a client looks for others after a late answer only if that answer is a ref
   assert.equal(acquire({ 0: 5, 2: 7 }).ask.late(1, new NoAnswerError("slow")), undefined);
   assert.equal(acquire({ 0: null, 1: null }).ask.late(2, null), undefined, "the round was not won");
   const gaveBack = acquire({ 0: null, 1: 6, 2: 7 });
+  // The reply to WAITERS: a client waits at member 0, and the round must not overtake it.
   gaveBack.acquiring.next(["waiter"]);
   assert.equal(gaveBack.ask.late(2, null), undefined, "the round gave its majority back");
 });
 
-test("also after it waited in a later queue, a client that is refused late looks for other clients", () => {
+test("a client that waited in a later queue, and is refused late by a still later one, looks for others", () => {
   const { members } = threeMembers();
   const round = new Round(members, new QueueChoice(members), request, false, 1000, [1, 2]);
   const waiting = round.queued(Number.POSITIVE_INFINITY);
   assert(waiting.next().value.step instanceof Listen);
   const registry = new WaitRegistry();
+  // The wait need not wait for the subscription.
   registry.hasTriedToSubscribe = true;
   assert.equal(waiting.next(registry.open()).value.step.command[0], "DLOCK.ACQUIRE");
+  // Member 1 grants with the fence 5, and the client asks all members.
   const { value: ask } = waiting.next(5);
   assert(waiting.next(answersTo(ask, { 0: 6, 1: 5 }).answers).done);
   assert.equal(round.nextQueue(), 1, "other clients may wait in the queue of member 1");
@@ -173,8 +181,8 @@ test("an answer that arrives after the outcome of an Ask goes to `late`, whose s
   for (const channel of channels) channel.channels = [channel];
   const seen = [];
   const steps = (function* () {
-    const late = function* (...answer) {
-      seen.push(answer);
+    const late = function* (member, answer) {
+      seen.push([member, answer]);
       seen.push(yield ["PING"]);
     };
     const ask = function* () {
@@ -194,22 +202,25 @@ test("an answer that arrives after the outcome of an Ask goes to `late`, whose s
   assert.deepEqual(seen, [[2, 3], 1]);
 });
 
-test("a holder has a majority, or its holds are partial", () => {
-  const seen = (...tokens) =>
-    new Holders(
-      tokens.map((tokens) => tokens && new Map(Object.entries(tokens))),
-      2,
-    );
-  const both = seen({ x: 5 }, {}, { x: 5, y: 5 });
-  assert(both.hasMajority());
-  assert.deepEqual([...both.partialHolders(2, "own").keys()], ["y"]);
-  assert.deepEqual([...both.partialHolders(2, "y").keys()], []);
-  const parts = seen({ x: 5 }, undefined, {});
-  assert(!parts.hasMajority());
-  assert.deepEqual([...parts.partialHolders(0, "own").keys()], ["x"], "one member's holders are unknown");
+/** Returns the holders at three members, where two are a majority. `ages`: for each member, the ages of its
+ * holds by token; undefined if they are unknown. */
+const holdersAt = (ages) =>
+  new Holders(
+    ages.map((ages) => ages && new Map(Object.entries(ages))),
+    2,
+  );
+
+test("partialHolders returns the other tokens that are not known to hold the lock at a majority", () => {
+  const xHasMajority = holdersAt([{ x: 5 }, {}, { x: 5, y: 5 }]);
+  assert(xHasMajority.hasMajority());
+  assert.deepEqual([...xHasMajority.partialHolders(2, "own").keys()], ["y"]);
+  assert.deepEqual([...xHasMajority.partialHolders(2, "y").keys()], []);
+  const oneUnknown = holdersAt([{ x: 5 }, undefined, {}]);
+  assert(!oneUnknown.hasMajority());
+  assert.deepEqual([...oneUnknown.partialHolders(0, "own").keys()], ["x"]);
 });
 
-for (const [seen, canMove] of [
+for (const [ages, canMove] of [
   [[{ a: 1 }, { a: 1 }, { b: 1 }], true],
   [[{ a: 1 }, { b: 1 }, { b: 1 }], false],
   [[{ a: 1 }, { b: 1 }, undefined], true],
@@ -217,60 +228,66 @@ for (const [seen, canMove] of [
   [[{ a: 1 }, {}, {}], false],
   [[{}, { b: 1 }, { b: 1 }], true],
 ]) {
-  test(`the queue of the first member ${canMove ? "can" : "cannot"} move: ${JSON.stringify(seen)}`, () => {
-    const tokens = seen.map((tokens) => tokens && new Map(Object.entries(tokens)));
-    assert.equal(new Holders(tokens, 2).queueCanMove(0), canMove);
+  test(`the queue of the first member ${canMove ? "can" : "cannot"} move: ${JSON.stringify(ages)}`, () => {
+    assert.equal(holdersAt(ages).queueCanMove(0), canMove);
   });
 }
 
-for (const [isLast, age, leave] of [
+// Whether the queue is the last one, the age of its hold in ms, and whether the waits leave it.
+for (const [isLast, age, leaves] of [
   [false, 5, true],
   [true, 1999, false],
   [true, 2000, true],
 ]) {
   const queue = isLast ? "the last queue" : "an earlier queue";
-  test(`if ${queue} does not move and its hold is ${age} ms old, the waits ${leave ? "leave" : "stay in"} it`, () => {
+  test(`if ${queue} does not move and its hold is ${age} ms old, the waits ${leaves ? "leave" : "stay in"} it`, () => {
     const { members } = threeMembers();
     const watch = new QueueChoice(members).watch(2, request);
-    for (let looks = 0; looks < 2; looks++) {
+    // Two checks must find that the queue does not move.
+    for (let checks = 0; checks < 2; checks++) {
+      assert.equal(watch.departures, 0);
       while (performance.now() < watch.wakeAt());
       play(watch.check(isLast), () => [{}, {}, { left: age }]);
-      if (looks === 0) assert.equal(watch.departures, 0);
     }
-    assert.equal(watch.departures, leave ? 1 : 0);
+    assert.equal(watch.departures, leaves ? 1 : 0);
   });
 }
 
-onEach(
-  (bench) => {
-    const { masters, quorumOf, waits } = mastersFor(bench);
+onEachServer(
+  (env) => {
+    const { masters, quorumOf, untilWaiters } = mastersFor(env);
     // No lease ends during a test.
-    const lock = (members) => new Lock(members, "foo", { ttl: MINUTES });
+    const lock = (quorum) => new Lock(quorum, "foo", { ttl: MINUTES });
     const leaveHold = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
 
-    /** Each client acquires and releases the lock again and again. Returns the number of turns of each client,
-     * once `isEnough` accepts them. */
+    /** Each client acquires and releases the lock again and again, until `isEnough` accepts the numbers of
+     * acquisitions by client. Returns these numbers. */
     async function contend(quorums, isEnough) {
       const counts = quorums.map(() => 0);
-      let over = false;
-      const work = quorums.map(async (members, at) => {
-        while (!over) {
-          const hold = await lock(members).acquire();
-          counts[at] += 1;
+      let isOver = false;
+      const work = quorums.map(async (quorum, client) => {
+        while (!isOver) {
+          const hold = await lock(quorum).acquire();
+          counts[client] += 1;
           // A release that a busy machine confirms too late is repeated in the background.
           await hold.release().catch((why) => assert(why instanceof NoQuorumError, why));
         }
       });
-      let turns;
+      let countsAtEnd;
       try {
-        const enough = until("all had enough turns", () => isEnough(counts), 120_000);
+        const enough = until(
+          "all clients have acquired the lock often enough",
+          () => isEnough(counts),
+          120_000,
+        );
+        // `work` is first only if it fails.
         await Promise.race([enough, Promise.all(work)]);
-        turns = [...counts];
+        countsAtEnd = [...counts];
       } finally {
-        over = true;
+        isOver = true;
       }
       await Promise.all(work);
-      return turns;
+      return countsAtEnd;
     }
 
     for (const at of [0, 1, 2]) {
@@ -285,26 +302,29 @@ onEach(
     test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
       for (const at of [0, 1, 2]) await leaveHold(at, `left ${at}`);
       const hold = lock(await quorumOf(masters)).acquire();
-      await waits(0, 0, 1);
+      await untilWaiters(0, 0, 1);
+      // Now a majority can grant, and the last queue still does not move.
       for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
       await (await hold).release();
     });
 
     for (const at of [undefined, 0, 1]) {
-      test(`a client with 20 waits gets its share: hold left behind at ${at === undefined ? "no member" : `member ${at}`}`, async () => {
+      const where = at === undefined ? "no member" : `member ${at}`;
+      test(`22 waits, 20 of them of one client, get fair shares: hold left behind at ${where}`, async () => {
         if (at !== undefined) await leaveHold(at);
-        const crowd = await quorumOf(masters);
-        const quorums = [await quorumOf(masters), await quorumOf(masters), ...Array(20).fill(crowd)];
+        const busyClient = await quorumOf(masters);
+        const quorums = [await quorumOf(masters), await quorumOf(masters), ...Array(20).fill(busyClient)];
         const sum = (counts) => counts.reduce((a, b) => a + b);
-        // Counts the turns from the time when all clients have left the queue that does not move.
+        // Counts from the time when all waits have left the queue that does not move.
         let before;
         const counts = await contend(quorums, (counts) => {
           if (counts.every((count) => count >= 5)) before ??= [...counts];
           return before !== undefined && sum(counts) >= sum(before) + 40 * counts.length;
         });
         const shares = counts.map((count, index) => count - before[index]);
-        const jain = sum(shares) ** 2 / (shares.length * sum(shares.map((share) => share ** 2)));
-        assert(jain > 0.8, `${shares}: ${jain}`);
+        // Jain's fairness index: 1 if all shares are equal.
+        const fairness = sum(shares) ** 2 / (shares.length * sum(shares.map((share) => share ** 2)));
+        assert(fairness > 0.8, `${shares}: ${fairness}`);
       });
     }
   },

@@ -1,4 +1,4 @@
-// A quorum of three members.
+// Acquisitions, holds and releases on a quorum of three members.
 
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
@@ -6,9 +6,9 @@ import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
-import { mastersFor, onEach, pause, suspend, until, untilRenewed } from "./support.mjs";
+import { mastersFor, onEachServer, pause, suspend, until, untilRenewed } from "./support.mjs";
 
-// A busy machine confirms releases late.
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 function cut(proxy) {
@@ -16,9 +16,10 @@ function cut(proxy) {
   proxy.drop();
 }
 
-onEach(
-  (bench) => {
-    const { masters, proxies, clients, quorumOf, isHeldAt, waits, isWaitedFor } = mastersFor(bench);
+onEachServer(
+  (env) => {
+    const { masters, proxies, clients, quorumOf, untilHeldAt, untilWaiters, untilAnyWaiter } =
+      mastersFor(env);
     let quorum;
     const lock = (options) => new Lock(quorum, "foo", options);
 
@@ -29,32 +30,33 @@ onEach(
     test("a hold of a majority excludes other clients", async () => {
       const [one, other] = [lock(), lock()];
       const hold = await one.acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       assert(await hold.held());
       assert(await other.locked());
       assert.equal(await other.tryAcquire(), null);
+      // Only a fenced lock has a fence in a quorum.
       assert.equal(hold.fence, null);
       await hold.release();
-      await isHeldAt();
+      await untilFree();
       await (await other.tryAcquire()).release();
     });
 
     test("release reports no loss when its answers are lost", async () => {
       const hold = await lock({ ttl: 60_000 }).acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       for (const proxy of proxies.slice(1)) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await hold.release();
       assert.deepEqual(
         proxies.map((proxy) => proxy.lost),
         [0, 1, 1],
       );
-      await isHeldAt();
+      await untilFree();
     });
 
-    test("release reports an earlier loss when it is sent again", async () => {
+    test("release reports an earlier loss even if its answers are lost, and it is sent again", async () => {
       const hold = await lock({ ttl: 4000, renew: false }).acquire();
       await until("the hold is lost", () => hold.signal.aborted);
-      await isHeldAt();
+      await untilFree();
       for (const proxy of proxies) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await assert.rejects(hold.release(), NotHeldError);
       assert(proxies.every((proxy) => proxy.lost === 1));
@@ -66,21 +68,21 @@ onEach(
       for (let round = 0; round < 3; round++) {
         await lock({ fenced: true }).using(async (hold) => {
           fences.push(hold.fence);
-          await isHeldAt(1, 2);
+          await untilHeldAt(1, 2);
           await hold.extend(10_000);
         });
       }
-      assert.deepEqual(
-        fences,
-        [...new Set(fences)].sort((a, b) => a - b),
+      assert(
+        fences.every((fence, round) => round === 0 || fence > fences[round - 1]),
+        `${fences}`,
       );
     });
 
     test("no lock is granted without a majority", async () => {
       for (const proxy of proxies.slice(1)) cut(proxy);
-      Object.assign(quorum, { limit: 250 });
+      quorum.limit = 250;
       await assert.rejects(lock().tryAcquire(), NoQuorumError);
-      await isHeldAt();
+      await untilFree();
       await assert.rejects(lock().acquire({ timeout: 100 }), NoQuorumError);
     });
 
@@ -99,7 +101,7 @@ onEach(
 
     test("a hold is lost when a majority has ended it", async () => {
       const hold = await lock().acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       for (const master of masters.slice(1)) await master.ask("DLOCK.BREAK", "foo");
       assert(!(await hold.held()));
       await assert.rejects(hold.extend(), NotHeldError);
@@ -108,25 +110,26 @@ onEach(
 
     test("tryAcquire leaves nothing on the members when its answers are lost", async () => {
       await (await lock().acquire()).release();
-      await isHeldAt();
+      await untilFree();
       for (const proxy of proxies) Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
       const outcome = await lock()
         .tryAcquire()
         .catch((why) => why);
       assert(proxies.reduce((sum, proxy) => sum + proxy.lost, 0) >= 2);
-      // ioredis sends the command again, but an answer over a new connection may be that of another server.
+      // ioredis sends the command again. That answer does not count: the new connection may lead to another
+      // server.
       assert(outcome instanceof NoQuorumError, outcome);
-      await isHeldAt();
+      await untilFree();
     });
 
     test("a release is repeated until a member that is down confirms it", async () => {
       const hold = await lock({ ttl: 60_000 }).acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       cut(proxies[2]);
       await hold.release();
-      await isHeldAt(2);
+      await untilHeldAt(2);
       proxies[2].refuse = false;
-      await isHeldAt();
+      await untilFree();
     });
 
     test("a quorum with two addresses of one server is refused", async () => {
@@ -137,18 +140,17 @@ onEach(
     });
 
     test("the order of the queues follows the new run id of a restarted member", () => {
-      const { members, reach } = unknownMembers();
+      const { members, channels } = unknownMembers();
       const choice = new QueueChoice(members);
+      /** Returns the request for the unknown run ids; undefined if all are known. */
       const identify = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
-      const first = identify();
-      assert(!first.enough(new Map()));
-      for (const member of [0, 1, 2]) members.record(member, info(`${member}5`));
+      assert(!identify().enough(new Map()));
+      for (const [member, runId] of ["05", "15", "25"].entries()) members.record(member, info(runId));
       assert.deepEqual(choice.order("foo"), [0, 1, 2]);
       assert.equal(identify(), undefined);
-      reach[0].connections = 2;
+      channels[0].connections = 2;
       assert.deepEqual(members.voters(), [1, 2], "the new connection may lead to another server");
-      const again = identify();
-      assert.deepEqual(again.members, [0]);
+      assert.deepEqual(identify().members, [0]);
       members.record(0, info("20"));
       assert.deepEqual(choice.order("foo"), [1, 0, 2]);
     });
@@ -159,23 +161,24 @@ onEach(
 
     for (const members of [1, 3]) {
       test(`a wait keeps its position when dlock.max-ttl is short: ${members} members`, async () => {
-        const one = await bench.client(masters[0].url);
-        const lock = (ttl) => new Lock(members === 1 ? one : quorum, "foo", { ttl });
-        const limit = (ttl) =>
+        const single = await env.client(masters[0].url);
+        const lock = (ttl) => new Lock(members === 1 ? single : quorum, "foo", { ttl });
+        const setMaxTtl = (ttl) =>
           Promise.all(masters.map((master) => master.ask("CONFIG", "SET", "dlock.max-ttl", ttl)));
-        await limit(5000);
+        // Less than the client's usual time for a queue position, 10 s.
+        await setMaxTtl(5000);
         try {
           for (const timeout of [0, 60_000])
             await assert.rejects(lock(60_000).acquire({ timeout }), /^\w*Error: ERR/);
           const hold = await lock(4000).acquire();
           const next = lock(4000).acquire();
-          await isWaitedFor();
+          await untilAnyWaiter();
           await hold.release();
           await (await next).release();
         } finally {
-          await limit(86_400_000);
+          await setMaxTtl(86_400_000);
         }
-        await isHeldAt();
+        await untilFree();
       });
     }
 
@@ -185,7 +188,7 @@ onEach(
         const won = holds.filter(Boolean);
         assert.equal(won.length, 1);
         await won[0].release();
-        await isHeldAt();
+        await untilFree();
       }
     });
 
@@ -202,17 +205,16 @@ onEach(
 
     test("tryAcquire tries again when the votes are split and no client has a majority", async () => {
       await (await lock().acquire()).release();
-      await isHeldAt();
-      for (const [at, master] of masters.entries()) {
-        await master.ask("CONFIG", "RESETSTAT");
-        if (at < 2) await master.ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
-      }
-      // The third member grants before the delayed refusals arrive: the votes are split. The rivals release
-      // before the last try.
+      await untilFree();
+      const rivals = [0, 1];
+      for (const at of rivals) await masters[at].ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
+      await masters[2].ask("CONFIG", "RESETSTAT");
+      // The votes are split: each rival has one member, and the third one grants before the delayed refusals
+      // arrive. With the delay, the rivals release before the last try.
       for (const proxy of proxies.slice(0, 2)) proxy.delay = 100;
       const acquired = lock().tryAcquire();
       await until("the client has asked the third member", () => masters[2].calls("dlock.acquire"));
-      await Promise.all([0, 1].map((at) => masters[at].ask("DLOCK.RELEASE", "foo", `rival ${at}`)));
+      await Promise.all(rivals.map((at) => masters[at].ask("DLOCK.RELEASE", "foo", `rival ${at}`)));
       const hold = await acquired;
       assert(hold !== null);
       await hold.release();
@@ -221,10 +223,11 @@ onEach(
     test("clients that wait never hold the lock at the same time", async () => {
       const inside = [];
       const fences = [];
-      const work = async (at) => {
-        const own = at % 2 ? quorum : await quorumOf(proxies, 4000);
+      const work = async (caller) => {
+        // Half of the callers share the connections of `quorum`.
+        const ownQuorum = caller % 2 ? quorum : await quorumOf(proxies, 4000);
         for (let round = 0; round < 5; round++) {
-          await new Lock(own, "foo", { fenced: true }).using(async (hold) => {
+          await new Lock(ownQuorum, "foo", { fenced: true }).using(async (hold) => {
             inside.push(hold.fence);
             assert.equal(inside.length, 1);
             await pause(1);
@@ -232,21 +235,21 @@ onEach(
           });
         }
       };
-      await Promise.all(Array.from({ length: 6 }, (_, at) => work(at)));
+      await Promise.all(Array.from({ length: 6 }, (_, caller) => work(caller)));
       assert.equal(fences.length, 30);
       assert(fences.every((fence, at) => at === 0 || fence > fences[at - 1]));
     });
 
-    test("a wait throws NoQuorumError after its clients are closed", async () => {
+    test("a wait throws NoQuorumError after its clients were closed", async () => {
       const closed = await clients(masters);
       const hold = await lock().acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       let failure;
       new Lock(new Quorum(closed), "foo").acquire().catch((why) => {
         failure = why;
       });
-      await isWaitedFor();
-      // The reply to QUIT is lost if the wait sends a request behind it.
+      await untilAnyWaiter();
+      // QUIT has no reply if the server closes the connection while a request of the wait is behind it.
       for (const client of closed) await client.quit().catch(() => {});
       assert((await until("the wait ends", () => failure)) instanceof NoQuorumError);
       await hold.release();
@@ -254,24 +257,24 @@ onEach(
 
     test("an aborted wait leaves nothing on the members", async () => {
       const hold = await lock().acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       const controller = new AbortController();
       const aborted = assert.rejects(lock().acquire({ signal: controller.signal }), { name: "AbortError" });
-      await isWaitedFor();
+      await untilAnyWaiter();
       controller.abort();
       await aborted;
-      await waits(0, 0, 0);
+      await untilWaiters(0, 0, 0);
       await hold.release();
-      await isHeldAt();
+      await untilFree();
     });
   },
   { isParallel: true },
 );
 
 // Not in parallel, because these tests change the clock.
-onEach((bench) => {
+onEachServer((env) => {
   const TTL = 60_000;
-  const { proxies, quorumOf, isHeldAt } = mastersFor(bench);
+  const { proxies, quorumOf, untilHeldAt } = mastersFor(env);
   const acquire = async () => new Lock(await quorumOf(proxies, 4000), "foo", { ttl: TTL }).acquire();
 
   test("a hold is renewed while one member is silent", async () => {
@@ -285,11 +288,11 @@ onEach((bench) => {
 
   test("a hold is lost when a majority cannot be renewed", async () => {
     const { signal } = await acquire();
-    await isHeldAt(0, 1, 2);
+    await untilHeldAt(0, 1, 2);
     const lost = new Promise((resolve) => signal.addEventListener("abort", resolve));
     for (const proxy of proxies.slice(0, 2)) cut(proxy);
     suspend(TTL / 2);
-    await until("a renewal has failed", () => proxies[2].asked("DLOCK.EXTEND") > 1);
+    await until("a renewal has failed", () => proxies[2].requestCount("DLOCK.EXTEND") > 1);
     suspend(TTL / 2);
     await lost;
     assert.match(signal.reason.message, /too few members answered/);

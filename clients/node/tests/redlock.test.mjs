@@ -1,4 +1,4 @@
-// The behaviour of node-redlock, for node-redlock and for dlock/redlock.
+// The API of node-redlock: the same tests for node-redlock itself and for dlock/redlock, which replaces it.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -6,23 +6,23 @@ import { describe, test } from "node:test";
 import Ours, * as ours from "dlock/redlock";
 import * as theirs from "redlock";
 import { times } from "../dist/waits.js";
-import { mastersFor, onEach, until } from "./support.mjs";
+import { mastersFor, onEachServer, until } from "./support.mjs";
 
-// A busy machine confirms releases late.
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const require = createRequire(import.meta.url);
 const Theirs = theirs.default;
-const kinds = [
+const libraries = [
   ["node-redlock", Theirs, theirs],
   ["dlock/redlock", Ours, ours],
 ];
 
-onEach(
-  (bench) => {
-    const { masters, proxies, clients } = mastersFor(bench);
+onEachServer(
+  (env) => {
+    const { masters, proxies, clients } = mastersFor(env);
 
-    for (const [name, Redlock, { ExecutionError, Lock, ResourceLockedError }] of kinds) {
+    for (const [name, Redlock, { ExecutionError, Lock, ResourceLockedError }] of libraries) {
       for (const members of [1, 3]) {
         describe(`${name}, ${members} members`, () => {
           const make = async (settings) => new Redlock(await clients(masters.slice(0, members)), settings);
@@ -44,8 +44,8 @@ onEach(
 
           test("acquire of a locked resource throws an ExecutionError whose votes are ResourceLockedErrors", async () => {
             const redlock = await make({ retryCount: 0 });
-            const seen = [];
-            redlock.on("error", (error) => seen.push(error));
+            const errors = [];
+            redlock.on("error", (error) => errors.push(error));
             const lock = await redlock.acquire(["foo"], 60_000);
             const failure = await redlock.acquire(["foo"], 60_000).catch((why) => why);
             assert(failure instanceof ExecutionError);
@@ -55,25 +55,25 @@ onEach(
               [members, Math.ceil((members + 1) / 2)],
             );
             assert([...votes.votesAgainst.values()].every((why) => why instanceof ResourceLockedError));
-            assert(seen.length > 0 && seen.every((why) => why instanceof ResourceLockedError));
+            assert(errors.length > 0 && errors.every((why) => why instanceof ResourceLockedError));
             await redlock.release(lock);
           });
 
           test("acquire throws an ExecutionError when the servers refuse writes", async () => {
             const redlock = await make({ retryCount: 0 });
             const servers = masters.slice(0, members);
-            const refuse = (replicas) =>
+            const requireReplicas = (replicas) =>
               Promise.all(
                 servers.map((server) => server.ask("CONFIG", "SET", "min-replicas-to-write", replicas)),
               );
-            await refuse(1);
-            // The servers refuse the releases, too.
+            await requireReplicas(1);
+            // The servers refuse the releases, too: do not wait for them for long.
             times.patience = 500;
             try {
               await assert.rejects(redlock.acquire(["foo"], 1000), ExecutionError);
             } finally {
               times.patience = 20_000;
-              await refuse(0);
+              await requireReplicas(0);
             }
           });
 
@@ -83,19 +83,20 @@ onEach(
             await assert.rejects(redlock.acquire(["a", "b"], 60_000), ExecutionError);
             await until("a is not locked", async () => !(await masters[0].exists("a")));
             await lock.release();
-            const both = await redlock.acquire(["b", "a"], 60_000);
-            assert.deepEqual(both.resources, ["b", "a"]);
-            for (const key of both.resources) await until("the lock is held", () => masters[0].exists(key));
-            await both.release();
+            const lockOfBoth = await redlock.acquire(["b", "a"], 60_000);
+            assert.deepEqual(lockOfBoth.resources, ["b", "a"]);
+            for (const key of lockOfBoth.resources)
+              await until("the lock is held", () => masters[0].exists(key));
+            await lockOfBoth.release();
           });
 
           test("acquire waits for a locked resource, for retryCount times retryDelay", async () => {
             const redlock = await make({ retryDelay: 50, retryJitter: 10, retryCount: 100 });
             const lock = await redlock.acquire(["foo"], 60_000);
-            const waits = redlock.acquire(["foo"], 60_000);
+            const waiting = redlock.acquire(["foo"], 60_000);
             await assert.rejects(redlock.acquire(["foo"], 60_000, { retryCount: 1 }), ExecutionError);
             await lock.release();
-            await (await waits).release();
+            await (await waiting).release();
           });
 
           test("using renews the lock during the routine, and releases it", async () => {
@@ -110,6 +111,7 @@ onEach(
             });
             assert.equal(result, 7);
             await until("the lock is free", async () => !(await masters[0].exists()));
+            // The duration must be longer than the default threshold.
             await assert.rejects(
               redlock.using(["foo"], 100, async () => {}),
               /automaticExtensionThreshold/,
@@ -118,14 +120,14 @@ onEach(
 
           test("using aborts the signal when the lock is lost", async () => {
             const redlock = await make({ retryCount: 0 });
-            let lost;
+            let reason;
             const used = redlock.using(["foo"], 1000, async (signal) => {
               await Promise.all(masters.map((server) => server.ask("DEL", "foo")));
               await until("the lock is lost", () => signal.aborted);
-              lost = signal.error;
+              reason = signal.error;
             });
             await assert.rejects(used, ExecutionError);
-            assert(lost instanceof Error);
+            assert(reason instanceof Error);
           });
 
           test("an expired lock can be neither extended nor released", async () => {
@@ -149,15 +151,15 @@ onEach(
           });
 
           test("a lock that is constructed from the value of another lock can extend and release", async () => {
-            const [one, other] = [await make({ retryCount: 0 }), await make({ retryCount: 0 })];
-            const { resources, value, expiration } = await one.acquire(["a", "b"], 60_000);
-            const copy = new Lock(other, resources, value, [], expiration);
+            const [first, second] = [await make({ retryCount: 0 }), await make({ retryCount: 0 })];
+            const { resources, value, expiration } = await first.acquire(["a", "b"], 60_000);
+            const copy = new Lock(second, resources, value, [], expiration);
             const { expiration: later } = await copy.extend(120_000);
             assert(later > expiration + 30_000);
             await copy.release();
             for (const key of resources)
               await until("the lock is free", async () => !(await masters[0].exists(key)));
-            const unknown = new Lock(other, ["a"], "unknown", [], expiration);
+            const unknown = new Lock(second, ["a"], "unknown", [], expiration);
             await assert.rejects(unknown.extend(1000), ExecutionError);
             await assert.rejects(unknown.release(), ExecutionError);
           });
@@ -207,22 +209,22 @@ onEach(
         new Theirs(await clients([masters[0]]), settings),
         new Ours(await clients([masters[0]]), settings),
       ];
-      for (const [one, other] of [
+      for (const [holder, waiter] of [
         [theirs, ours],
         [ours, theirs],
       ]) {
-        const lock = await one.acquire(["foo"], 60_000);
-        await assert.rejects(other.acquire(["foo"], 60_000));
-        const waits = other.acquire(["foo"], 60_000, { retryCount: 500 });
+        const lock = await holder.acquire(["foo"], 60_000);
+        await assert.rejects(waiter.acquire(["foo"], 60_000));
+        const waiting = waiter.acquire(["foo"], 60_000, { retryCount: 500 });
         await lock.release();
-        await (await waits).release();
+        await (await waiting).release();
       }
     });
 
     /** Locks `a` and `b` by `acquire` while another client holds `b`, which it releases once `a` was renewed. */
     async function acquireAfterRenewal(acquire) {
       await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 60_000);
-      const acquires = acquire();
+      const acquiring = acquire();
       let lease = 0;
       await until("a is renewed", async () => {
         const earlier = lease;
@@ -230,7 +232,7 @@ onEach(
         return earlier > 0 && lease > earlier;
       });
       await masters[0].ask("DLOCK.RELEASE", "b", "other");
-      return acquires;
+      return acquiring;
     }
 
     test("a lock of several resources lasts for the whole duration after a long wait", async () => {
@@ -256,10 +258,10 @@ onEach(
     test("the loss of a resource ends the wait for the others", async () => {
       const redlock = new Ours(await clients([masters[0]]), { retryCount: -1 });
       await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 60_000);
-      const waits = assert.rejects(redlock.acquire(["a", "b"], 1000), ours.ExecutionError);
+      const waiting = assert.rejects(redlock.acquire(["a", "b"], 1000), ours.ExecutionError);
       await until("a client waits", () => masters[0].waiters("b"));
       await masters[0].ask("DLOCK.BREAK", "a");
-      await waits;
+      await waiting;
       assert.equal(await masters[0].waiters("b"), 0);
     });
 
@@ -287,17 +289,18 @@ onEach(
     });
 
     test("an extension without an answer is retried", async () => {
+      // The quorum reads its time limit of an answer when it is made.
       times.nodeTimeout = 1000;
       const redlock = new Ours(await clients(proxies));
       times.nodeTimeout = 10_000;
       let lock = await redlock.acquire(["foo"], 60_000);
       for (const proxy of proxies) proxy.silent = true;
       await assert.rejects(redlock.extend(lock, 60_000, { retryCount: 0 }), ours.ExecutionError);
-      const thaw = setTimeout(() => {
+      const endSilence = setTimeout(() => {
         for (const proxy of proxies) proxy.silent = false;
       }, 1500);
       lock = await redlock.extend(lock, 60_000, { retryCount: 100, retryDelay: 50 });
-      clearTimeout(thaw);
+      clearTimeout(endSilence);
       await lock.release();
     });
   },

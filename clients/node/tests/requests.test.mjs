@@ -1,4 +1,4 @@
-// Replies of one server, without a server.
+// How the requests to one server read its replies, without a server.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -8,24 +8,26 @@ import { isLocked, tryAcquire } from "../dist/requests.js";
 const request = { key: "foo", name: "foo", lease: 1000, mode: [], owner: undefined, retryDelay: 10 };
 const WRONG_TYPE = new Error("WRONGTYPE Operation against a key holding the wrong kind of value");
 
-/** Carries out steps with these replies; an error is thrown. */
+/** Runs the generator `steps`, which yields commands, with these replies. Returns its result. */
 function play(steps, ...replies) {
-  let turn = steps.next();
-  for (const reply of replies) turn = reply instanceof Error ? steps.throw(reply) : steps.next(reply);
-  assert(turn.done);
-  return turn.value;
+  let next = steps.next();
+  for (const reply of replies) next = reply instanceof Error ? steps.throw(reply) : steps.next(reply);
+  assert(next.done);
+  return next.value;
 }
 
 const NO_INSPECT = new Error("NOPERM this user has no permissions to run the 'dlock.inspect' command");
 
+// What is at the key after ACQUIRE or PTTL has failed with WRONGTYPE: the replies to GET and to TYPE.
 for (const [what, get, type, locked] of [
-  ["a string that has gone meanwhile", [null], ["none"], false],
-  ["a string that has become a lock meanwhile", [WRONG_TYPE], ["dlock-key"], true],
+  ["a string that was removed meanwhile", [null], ["none"], false],
+  ["a string that was replaced by a lock meanwhile", [WRONG_TYPE], ["dlock-key"], true],
   ["a lock of node-redlock", ["0123456789abcdef0123456789abcdef"], [], true],
 ]) {
-  test(`${what} counts as a lock of another client`, () => {
+  test(`tryAcquire returns "foreign" and isLocked returns ${locked} for ${what}`, () => {
     const acquiring = tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
     assert.equal(play(acquiring, WRONG_TYPE, ...get, ...type), "foreign");
+    // Where isLocked asks for the type, it has asked INSPECT before.
     const inspect = type.map(() => NO_INSPECT);
     assert.equal(play(isLocked("foo", "foo"), WRONG_TYPE, ...get, ...inspect, ...type), locked);
   });

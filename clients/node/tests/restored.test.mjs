@@ -1,16 +1,17 @@
-// A hold of a quorum survives if its members forget it, one after the other. A member where the hold was
-// broken does not get it again.
+// If a member of a quorum has lost a hold (by a restart, or as it was unreachable for a lease), the next extension
+// restores the hold there. So a hold survives if all members lose it, one after the other. A hold that was ended
+// by DLOCK.BREAK is not restored.
 
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 import { Lock, NoQuorumError, NotHeldError } from "dlock";
-import { mastersFor, onEach, suspend, until } from "./support.mjs";
+import { mastersFor, onEachServer, suspend, until } from "./support.mjs";
 
-// The tests extend the holds themselves: a busy machine could miss the renewals of a short lease.
+// Long, as the tests extend the holds themselves, and do not renew them.
 const TTL = 60_000;
 
-onEach((bench) => {
-  const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
+onEachServer((env) => {
+  const { masters, proxies, quorumOf, untilHeldAt, untilFree } = mastersFor(env);
   let quorum;
   /** Returns the token of the first holder at a master; undefined for none. */
   const holder = async (master) => (await master.ask("DLOCK.INSPECT", "foo"))?.[7][0]?.[1];
@@ -22,18 +23,19 @@ onEach((bench) => {
   async function acquire(options) {
     const lock = new Lock(quorum, "foo", { ttl: TTL, fenced: true, renew: false, ...options });
     const hold = await lock.acquire();
-    await isHeldAt(0, 1, 2);
+    await untilHeldAt(0, 1, 2);
     return { hold, token: await holder(masters[0]) };
   }
 
-  /** Extends the hold, and waits for the requests that follow. Returns whether a majority has answered. */
-  async function extended(hold) {
+  /** Extends the hold, and waits for the requests that restore it. Returns whether a majority has answered. */
+  async function tryExtend(hold) {
     try {
       await hold.extend(TTL);
     } catch (why) {
       assert(why instanceof NoQuorumError, why);
       return false;
     }
+    // A connection answers in order, so the requests that restore the hold are answered before the PINGs.
     const connected = quorum.channels.filter((channel) => channel.isReady);
     const ping = (channel) => channel.send(["PING"], 10_000).catch(() => {});
     for (let round = 0; round < 2; round++) await Promise.all(connected.map(ping));
@@ -41,42 +43,44 @@ onEach((bench) => {
   }
 
   /** Extends the hold until the master has it again. */
-  const untilHeldAgain = (master, { hold, token }) =>
-    until("the hold is restored", async () => (await extended(hold)) && (await holder(master)) === token);
+  const untilRestored = (master, { hold, token }) =>
+    until("the hold is restored", async () => (await tryExtend(hold)) && (await holder(master)) === token);
 
   /** Extends the hold until every earlier confirmation by a member is older than the lease. */
   async function extendForALease(hold) {
     for (let part = 0; part < 3; part++) {
-      await until("the hold is extended", () => extended(hold));
+      await until("the hold is extended", () => tryExtend(hold));
       suspend(TTL * 0.4);
     }
-    await until("the hold is extended", () => extended(hold));
+    await until("the hold is extended", () => tryExtend(hold));
   }
 
   for (const shared of [false, true]) {
     test(`a hold survives a rolling restart of all members without persistence: ${shared ? "shared" : "exclusive"}`, async () => {
       const held = await acquire({ shared });
       const fences = [held.hold.fence];
-      // The waiter is granted the lock at the restarted member of its queue, and releases it.
-      const waits = new Lock(quorum, "foo", { fenced: true }).using((hold) => fences.push(hold.fence));
-      // The first member restarts twice: a restored hold is restored again.
+      // The restarted member of its queue grants the waiter the lock. As the other members refuse, the waiter
+      // gives that grant back.
+      const waiting = new Lock(quorum, "foo", { fenced: true }).using((hold) => fences.push(hold.fence));
+      // The first member restarts twice, so a restored hold is restored again.
       for (const member of [0, 1, 2, 0]) {
         await masters[member].kill();
         await masters[member].start();
-        await untilHeldAgain(masters[member], held);
+        await untilRestored(masters[member], held);
       }
-      await until("the restored holds are extended", () => extended(held.hold));
+      await until("the restored holds are extended", () => tryExtend(held.hold));
       assert.equal(fences.length, 1);
       await held.hold.release();
-      await waits;
+      await waiting;
       assert(fences[1] > fences[0], `${fences}`);
-      await isHeldAt();
+      await untilFree();
     });
   }
 
   test("a restored hold waits behind earlier clients at the member", async () => {
     const held = await acquire();
     const [master] = masters;
+    // The client cannot reach the restarted member before the other clients.
     proxies[0].refuse = true;
     await master.kill();
     await master.start();
@@ -85,14 +89,15 @@ onEach((bench) => {
     proxies[0].refuse = false;
     await until(
       "the restored hold waits",
-      async () => (await extended(held.hold)) && (await master.waiters()) === 2,
+      async () => (await tryExtend(held.hold)) && (await master.waiters()) === 2,
     );
     for (const token of ["one", "two"]) assert.equal(await master.ask("DLOCK.RELEASE", "foo", token), 1);
-    await untilHeldAgain(master, held);
+    await untilRestored(master, held);
     const before = await master.calls("dlock.release");
     await held.hold.release();
+    // The ACQUIRE that restored the hold may arrive late, so a second RELEASE follows.
     await until("two releases", async () => (await master.calls("dlock.release")) >= before + 2);
-    await isHeldAt();
+    await untilFree();
   });
 
   test("a hold is restored on members that were unreachable for a lease", async () => {
@@ -100,14 +105,15 @@ onEach((bench) => {
     for (const [member, proxy] of proxies.entries()) {
       proxy.refuse = true;
       proxy.drop();
+      // Ends the lease at this member at once.
       await masters[member].ask("DLOCK.EXTEND", "foo", held.token, 1);
       await until("the lease has ended at the member", async () => !(await holder(masters[member])));
       await extendForALease(held.hold);
       proxy.refuse = false;
-      await untilHeldAgain(masters[member], held);
+      await untilRestored(masters[member], held);
     }
     await held.hold.release();
-    await isHeldAt();
+    await untilFree();
   });
 
   test("a broken hold is not restored on a member that restarted before the hold began", async () => {
@@ -133,7 +139,7 @@ onEach((bench) => {
     await extendForALease(hold);
     assert.equal(await holder(masters[0]), undefined);
     await masters[1].ask("DLOCK.BREAK", "foo");
-    const lost = until("the hold is lost", () => extended(hold).then(() => hold.signal.aborted));
+    const lost = until("the hold is lost", () => tryExtend(hold).then(() => hold.signal.aborted));
     await assert.rejects(lost, NotHeldError);
   });
 });

@@ -1,4 +1,5 @@
-// The rounds of an acquisition, without servers: which answers count, and from when.
+// The rounds of an acquisition from a quorum (each asks the members for their votes), and the confirm phases of
+// a fenced round, in which a majority raises its fences to the greatest one. Without servers.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -11,22 +12,24 @@ import { Ask, Owe, Sleep } from "../dist/steps.js";
 import { request, threeMembers } from "./members.mjs";
 
 const LEASE = 10_000;
-const ahead = new LockError("FENCEAHEAD its clock is behind");
+// The answer to CONFIRM of a member whose own clock is far behind the fence.
+const FENCE_AHEAD = new LockError("FENCEAHEAD the fence is ahead of the clock");
 
-/** A fenced round over three members that has these grants. `answer` answers its next confirm phase. */
+/** A fenced round over three members, whose answers to ACQUIRE were `grants`. It asks for the answers to its
+ * first confirm phase. */
 class ConfirmPhases {
   #steps;
-  #turn;
+  #next;
 
   constructor(grants, lease = LEASE) {
     const { members } = threeMembers();
     this.round = new Round(members, new QueueChoice(members), { ...request, lease }, true, 1000, []);
     this.#steps = this.round.atOnce();
     this.#answerAll(this.#steps.next().value, grants);
-    this.#turn = this.#steps.next(new Map(grants.map((grant, member) => [member, grant])));
+    this.#next = this.#steps.next(new Map(grants.map((grant, member) => [member, grant])));
   }
 
-  /** Lets each member that was asked note its answer. */
+  /** Runs the steps of `ask` for each member that it asks, with the member's answer. */
   #answerAll(ask, answers) {
     for (const member of ask.members) {
       const steps = ask.steps(member);
@@ -35,21 +38,25 @@ class ConfirmPhases {
     }
   }
 
+  /** Returns the members that the present phase asks. */
   get members() {
-    return this.#turn.value.members;
+    return this.#next.value.members;
   }
 
+  /** Returns whether these answers end the present phase. */
   enough(answers) {
-    return this.#turn.value.enough(new Map(answers));
+    return this.#next.value.enough(new Map(answers));
   }
 
-  /** Returns the result of the round, or undefined while it continues. */
+  /** Ends the present phase with these answers. Returns the result of the round; undefined while it
+   * continues. */
   answer(answers) {
-    this.#turn = this.#steps.next(new Map(answers));
-    return this.#turn.done ? this.#turn.value : undefined;
+    this.#next = this.#steps.next(new Map(answers));
+    return this.#next.done ? this.#next.value : undefined;
   }
 }
 
+// One member refuses, and one is down: if the last member refuses, too, another client may have a majority.
 for (const [what, last, isTaken] of [
   ["taken", null, true],
   ["outage", new NoAnswerError("down"), false],
@@ -71,8 +78,9 @@ for (const [what, last, isTaken] of [
   });
 }
 
-/** Carries out steps. `reply` returns a member's reply to a command, which may be an error. */
-function carryOut(steps, reply, member) {
+/** Runs the generator `steps`, and returns its result. `reply` returns a member's reply to a command, which may
+ * be an error. `member`: the member that is sent the commands of `steps`. */
+function runSteps(steps, reply, member) {
   const outcomeOf = (step) => {
     if (step instanceof Sleep || step instanceof Owe) return undefined;
     if (!(step instanceof Ask)) return reply(member, step.command ?? step);
@@ -80,19 +88,19 @@ function carryOut(steps, reply, member) {
     for (const asked of step.members) {
       if (step.enough(answers)) break;
       try {
-        answers.set(asked, carryOut(step.steps(asked), reply, asked));
+        answers.set(asked, runSteps(step.steps(asked), reply, asked));
       } catch (why) {
         answers.set(asked, why);
       }
     }
     return answers;
   };
-  let turn = steps.next();
-  while (!turn.done) {
-    const outcome = outcomeOf(turn.value);
-    turn = outcome instanceof Error ? steps.throw(outcome) : steps.next(outcome);
+  let next = steps.next();
+  while (!next.done) {
+    const outcome = outcomeOf(next.value);
+    next = outcome instanceof Error ? steps.throw(outcome) : steps.next(outcome);
   }
-  return turn.value;
+  return next.value;
 }
 
 for (const [what, isDown] of [
@@ -102,15 +110,16 @@ for (const [what, isDown] of [
   test(`tryAcquire asks all members after its last split vote: ${what}`, () => {
     const { members } = threeMembers();
     const attempt = new QuorumAttempt(members, new QueueChoice(members), request, false, 1000);
-    let isSplit = false;
+    let hasReadHolders = false;
     const reply = (member, [name]) => {
       if (name === "DLOCK.INSPECT") {
-        isSplit = true;
-        return ["holders", [["token", `${member}`, "held", 1]]];
+        hasReadHolders = true;
+        // Each member has another holder, so no client has a majority.
+        return ["holders", [["token", `holder ${member}`, "held", 1]]];
       }
-      return isDown && isSplit && member > 0 ? new Error("READONLY a replica") : null;
+      return isDown && hasReadHolders && member > 0 ? new Error("READONLY a replica") : null;
     };
-    const tried = () => carryOut(attempt.run(false, Number.POSITIVE_INFINITY), reply);
+    const tried = () => runSteps(attempt.run(false, Number.POSITIVE_INFINITY), reply);
     if (isDown) assert.throws(tried, /NoQuorumError.*no majority can grant/);
     else assert.equal(tried(), null);
   });
@@ -123,18 +132,20 @@ test("the report of a vote says which members have the hold", () => {
 });
 
 test("a majority confirms the greatest fence, with validity from before the phase", () => {
-  const before = now();
+  const beforePhase = now();
   const phases = new ConfirmPhases([5, 7, 6]);
-  const since = now();
+  const afterSend = now();
   const won = phases.answer([
     [0, 7],
     [1, 7],
   ]);
   assert.equal(won.fence, 7);
-  assert(won.validUntil >= before + validity(LEASE) && won.validUntil <= since + validity(LEASE));
+  assert(won.validUntil >= beforePhase + validity(LEASE));
+  assert(won.validUntil <= afterSend + validity(LEASE));
 });
 
 test("a confirm phase is too late after the end of validity", () => {
+  // The validity of a lease of 1 ms has ended before it begins: `validity` takes off 2 ms.
   const phases = new ConfirmPhases([5, 7, 6], 1);
   assert.equal(
     phases.answer([
@@ -156,7 +167,7 @@ test("a greater answer begins the next phase with no answer counted", () => {
     undefined,
   );
   assert.deepEqual(phases.members, [0, 1]);
-  // One answer of this phase and one of the last would be a majority.
+  // The answer of member 0 in the phase before does not count, although it was 9.
   assert(!phases.enough([[0, 9]]));
   const won = phases.answer([
     [0, 9],
@@ -168,6 +179,7 @@ test("a greater answer begins the next phase with no answer counted", () => {
 test("only members with a counted grant confirm", () => {
   const phases = new ConfirmPhases([5, 7, null]);
   assert.deepEqual(phases.members, [0, 1]);
+  // Member 1 has lost the hold.
   assert.equal(
     phases.answer([
       [0, 7],
@@ -192,12 +204,13 @@ test("a confirm phase without answers is an outage", () => {
 });
 
 test("a member with a clock ahead is dropped and reported", () => {
+  // Member 1 has the clock ahead, as fences follow the clock: the others refuse its fence.
   const phases = new ConfirmPhases([5, 900, 6]);
   assert.equal(
     phases.answer([
-      [0, ahead],
+      [0, FENCE_AHEAD],
       [1, 900],
-      [2, ahead],
+      [2, FENCE_AHEAD],
     ]),
     undefined,
   );

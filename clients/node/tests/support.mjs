@@ -26,11 +26,15 @@ setTimeout(() => {
 }, 600_000).unref();
 // The servers end with this process.
 process.once("SIGTERM", () => process.exit(1));
+// Each server adds a listener to this process.
 EventEmitter.defaultMaxListeners = 100;
+
+/** The value of a lock of redis-py or node-redlock. */
+export const FOREIGN_TOKEN = "0123456789abcdef0123456789abcdef";
 
 export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Waits for a condition. `limit` only ends a hang; the error then names the condition. */
+/** Waits until `condition` returns a true value, and returns that value. `limit` (ms) only ends a hang. */
 export async function until(what, condition, limit = 60_000) {
   const end = performance.now() + limit;
   while (true) {
@@ -51,8 +55,8 @@ export function suspend(ms) {
   suspended += ms;
 }
 
-/** Advances the clock by half the lease, so that the renewal is due, and waits for the renewal. The lease must
- * be long enough for a busy machine. */
+/** Advances the clock by half the lease of `ttl` ms, so that the renewal is due, and waits for the renewal. A
+ * busy machine must be able to renew within the other half. */
 export async function untilRenewed(hold, ttl) {
   suspend(ttl / 2);
   assert(hold.validFor <= ttl / 2);
@@ -82,8 +86,8 @@ export class Server {
 
   async start(options = []) {
     const log = openSync(path.join(this.folder, "log"), "a");
-    const place = ["--bind", "127.0.0.1", "--port", `${this.port}`, "--dir", this.folder, "--save", ""];
-    this.process = spawn(this.program, [...place, ...options, "--loadmodule", MODULE], {
+    const fixed = ["--bind", "127.0.0.1", "--port", `${this.port}`, "--dir", this.folder, "--save", ""];
+    this.process = spawn(this.program, [...fixed, ...options, "--loadmodule", MODULE], {
       stdio: ["ignore", log, log],
     });
     closeSync(log);
@@ -117,7 +121,7 @@ export class Server {
     return this.redis.call(...command);
   }
 
-  /** Removes all keys, and all waiters: a flush grants the lock to the head of the queue. */
+  /** Removes all keys and waiters. Repeats FLUSHALL, as it grants each lock to the head of its queue. */
   async clear() {
     do await this.ask("FLUSHALL");
     while ((await this.ask("DLOCK.LIST", "0"))[1].length > 0);
@@ -135,13 +139,13 @@ export class Server {
     return /run_id:(\w+)/.exec(await this.ask("INFO", "server"))[1];
   }
 
-  /** Returns the number of calls of a command since the last CONFIG RESETSTAT. */
+  /** Returns how many calls of a command the server has executed since the last CONFIG RESETSTAT. */
   async calls(command) {
     const stats = await this.ask("INFO", "commandstats");
     return Number(new RegExp(`cmdstat_${command}:calls=(\\d+)`, "i").exec(stats)?.[1] ?? 0);
   }
 
-  /** Stops the process, with its connections, until `thaw`. */
+  /** Stops the process until `thaw`. Its connections stay open. */
   freeze() {
     this.process.kill("SIGSTOP");
   }
@@ -167,11 +171,11 @@ export class FaultProxy {
   silent = false; // nothing passes; connections stay open
   refuse = false; // new connections are closed at once
   delay = 0; // replies are late by this many ms
-  match = ""; // a reply is lost only if its request contains this
-  cutReplies = 0; // number of replies that are lost, each with its connection
-  lost = 0;
-  accepted = 0;
-  requests = ""; // all requests of clients
+  match = ""; // `cutReplies` applies only to replies whose request contains this text
+  cutReplies = 0; // number of replies to discard; each time, the connection is closed
+  lost = 0; // number of replies that were discarded so far
+  accepted = 0; // number of connections so far
+  requests = ""; // everything that clients have sent
   #pairs = new Set();
   #stalled = [];
 
@@ -184,16 +188,18 @@ export class FaultProxy {
     return proxy;
   }
 
-  /** Returns the number of times that clients sent a command. */
-  asked(command) {
+  /** Returns how often clients have sent a command. */
+  requestCount(command) {
     return this.requests.split(`\r\n${command}\r\n`).length - 1;
   }
 
+  /** Closes all connections. */
   drop() {
     for (const pair of this.#pairs) pair.end();
   }
 
-  /** From now on, requests over the present connections are kept back; new connections work. */
+  /** From now on, holds back the requests over the present connections, and discards their replies. New
+   * connections work. */
   stall() {
     for (const pair of this.#pairs) {
       pair.isStalled = true;
@@ -201,12 +207,12 @@ export class FaultProxy {
     }
   }
 
-  /** Closes the clients' side of the stalled connections. */
+  /** Closes the stalled connections to the clients. Those to the server stay open for `deliver`. */
   breakStalled() {
     for (const { client } of this.#stalled) client.destroy();
   }
 
-  /** Sends the requests that were kept back to the server, and waits until it has read them. */
+  /** Sends the requests that `stall` held back to the server, and waits until it has read them. */
   async deliver() {
     for (const { server, heldBack } of this.#stalled.splice(0)) {
       const replies = once(server, "data");
@@ -230,19 +236,19 @@ export class FaultProxy {
     const server = net.connect(this.target, "127.0.0.1");
     const pair = { client, server, heldBack: [], isStalled: false };
     this.#pairs.add(pair);
-    let matched = false;
+    let lastRequestMatches = false;
     const isHeldBack = () => this.silent || pair.isStalled;
     const pass = (to, data) => (isHeldBack() ? pair.heldBack.push([to, data]) : to.write(data));
-    const thaw = setInterval(() => {
+    const flushTimer = setInterval(() => {
       if (!isHeldBack()) for (const [to, data] of pair.heldBack.splice(0)) to.write(data);
     }, 10);
     client.on("data", (data) => {
       this.requests += data;
-      matched = data.includes(this.match);
+      lastRequestMatches = data.includes(this.match);
       pass(server, data);
     });
     server.on("data", async (data) => {
-      if (this.cutReplies > 0 && matched) {
+      if (this.cutReplies > 0 && lastRequestMatches) {
         this.cutReplies -= 1;
         this.lost += 1;
         return client.destroy();
@@ -252,7 +258,7 @@ export class FaultProxy {
     });
     server.on("error", () => {});
     pair.end = () => {
-      clearInterval(thaw);
+      clearInterval(flushTimer);
       this.#pairs.delete(pair);
       client.destroy();
       if (!pair.isStalled) server.destroy();
@@ -262,7 +268,8 @@ export class FaultProxy {
   }
 }
 
-const kinds = {
+/** Makes a client of each library. */
+const libraries = {
   ioredis(url, name) {
     const { hostname, port, username, password } = new URL(url);
     const identity = { username: username || undefined, password: password || undefined };
@@ -277,48 +284,50 @@ const kinds = {
       // `destroy` from node-redis 5 on.
       if (client.isOpen) await (client.destroy ? client.destroy() : client.disconnect());
     };
-    // If the server is down, do not wait: the client goes on trying, and connects later.
+    // If the server is down, the client keeps trying to connect: do not wait for that.
     await Promise.race([client.connect().catch(() => {}), pause(500)]);
     return { client, close };
   },
 };
 
-/** The server of a suite, and its clients of one library. Closes them after each test. */
-class Bench {
-  #ends = [];
+/** What a suite tests with: one server, and clients of one library. */
+class TestEnvironment {
+  /** Called after each test, the last one first. */
+  #cleanups = [];
 
-  constructor(program, kind) {
+  constructor(program, library) {
     this.program = program;
-    this.kind = kind;
+    this.library = library;
   }
 
   async client(url = this.server.url, name = "test") {
-    const { client, close } = await kinds[this.kind](url, name);
-    this.#ends.push(close);
+    const { client, close } = await libraries[this.library](url, name);
+    this.#cleanups.push(close);
     return client;
   }
 
   async proxy(port = this.server.port) {
     const proxy = await FaultProxy.to(port);
-    this.#ends.push(() => proxy.close());
+    this.#cleanups.push(() => proxy.close());
     return proxy;
   }
 
+  /** Starts a server that the test may kill. */
   async ownServer() {
     const server = await Server.start(this.program);
-    this.#ends.push(() => server.stop());
+    this.#cleanups.push(() => server.stop());
     return server;
   }
 
   async closeAll() {
-    for (const end of this.#ends.splice(0).reverse()) await end();
+    for (const cleanup of this.#cleanups.splice(0).reverse()) await cleanup();
   }
 }
 
-/** Runs a suite on each server, with clients of each library. Each test begins with an empty server. With
- * `isParallel`, the runs take place at the same time: for suites that mostly wait, and that change
- * neither `times` nor the clock. */
-export function onEach(suite, { only = Object.keys(kinds), isParallel = false } = {}) {
+/** Runs a suite on each server, with clients of each library, or of the libraries in `only`. Each test begins
+ * with an empty server. With `isParallel`, all runs take place at the same time: for suites that mostly wait,
+ * and whose tests change neither `times` nor the clock, as the runs share both. */
+export function onEachServer(suite, { only = Object.keys(libraries), isParallel = false } = {}) {
   describe("on each server", { concurrency: isParallel ? SERVERS.length * only.length : 1 }, () =>
     describeAll(suite, only),
   );
@@ -328,56 +337,60 @@ function describeAll(suite, only) {
   for (const entry of SERVERS) {
     const [name, program] = entry.split("=");
     const started = Server.start(program);
-    for (const kind of only) {
-      describe(`${kind} on ${name}`, { concurrency: 1 }, () => {
-        const bench = new Bench(program, kind);
+    for (const library of only) {
+      describe(`${library} on ${name}`, { concurrency: 1 }, () => {
+        const env = new TestEnvironment(program, library);
         beforeEach(async () => {
-          bench.server = await started;
-          await bench.server.clear();
+          env.server = await started;
+          await env.server.clear();
         });
-        afterEach(() => bench.closeAll());
-        suite(bench);
+        afterEach(() => env.closeAll());
+        suite(env);
       });
     }
     after(async () => (await started).stop());
   }
 }
 
-/** Gives each test of a suite empty masters, each with a proxy, sorted by run id: the order in which all
- * clients try their queues. */
-export function mastersFor(bench, count = 3) {
+/** Gives each test of a suite empty masters, each behind a proxy. They are sorted by run id, as all clients
+ * try their wait queues in this order. */
+export function mastersFor(env, count = 3) {
   const masters = [];
   const proxies = [];
   beforeEach(async () => {
-    while (masters.length < count) masters.push(await Server.start(bench.program));
+    while (masters.length < count) masters.push(await Server.start(env.program));
     const ids = new Map();
     for (const master of masters) {
       await master.clear();
       ids.set(master, await master.runId());
     }
     masters.sort((one, other) => (ids.get(one) < ids.get(other) ? -1 : 1));
-    proxies.splice(0, count, ...(await Promise.all(masters.map(({ port }) => bench.proxy(port)))));
+    proxies.splice(0, count, ...(await Promise.all(masters.map(({ port }) => env.proxy(port)))));
   });
   after(() => Promise.all(masters.map((master) => master.stop())));
 
-  const clients = (places) => Promise.all(places.map(({ url }) => bench.client(url)));
+  const clients = (endpoints) => Promise.all(endpoints.map(({ url }) => env.client(url)));
   const waiters = (key) => Promise.all(masters.map((master) => master.waiters(key)));
+  /** Waits until the masters with these indices have a hold of the lock "foo", and no other master has one. */
+  const untilHeldAt = (...indices) =>
+    until(`the lock is held at the masters ${indices}`, async () => {
+      const held = await Promise.all(masters.map((master) => master.exists()));
+      return `${[...held.keys()].filter((index) => held[index])}` === `${indices}`;
+    });
   return {
     masters,
     proxies,
     clients,
-    /** Makes a quorum of these servers or proxies. The long time limit keeps a busy machine from making a
-     * member silent. */
-    quorumOf: async (places, nodeTimeout = 10_000) => new Quorum(await clients(places), { nodeTimeout }),
-    /** Waits until the masters with these indices have a hold of the lock, and no other master has one. */
-    isHeldAt: (...at) =>
-      until(`the lock is held at the masters ${at}`, async () => {
-        const held = await Promise.all(masters.map((master) => master.exists()));
-        return `${[...held.keys()].filter((master) => held[master])}` === `${at}`;
-      }),
-    /** Waits until each master has this number of waiters. */
-    waits: (...counts) => until(`${counts} clients wait`, async () => `${await waiters()}` === `${counts}`),
+    /** Makes a quorum of these servers or proxies. The default time limit of an answer is long, so that no
+     * member counts as silent because the machine is busy. */
+    quorumOf: async (endpoints, nodeTimeout = 10_000) =>
+      new Quorum(await clients(endpoints), { nodeTimeout }),
+    untilHeldAt,
+    untilFree: () => untilHeldAt(),
+    /** Waits until each master has its number of waiters in `counts`. */
+    untilWaiters: (...counts) =>
+      until(`${counts} clients wait`, async () => `${await waiters()}` === `${counts}`),
     /** Waits until one of the masters has a waiter. */
-    isWaitedFor: (key) => until("a client waits", async () => (await waiters(key)).some(Boolean)),
+    untilAnyWaiter: (key) => until("a client waits", async () => (await waiters(key)).some(Boolean)),
   };
 }

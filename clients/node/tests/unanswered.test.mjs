@@ -1,34 +1,35 @@
-// Requests without an answer may be carried out late. They must not shorten a lease that a holder relies on.
+// A server may carry out a request from a broken connection late, and so shorten a lease. Until then, the client
+// relies on no longer lease than that of the request.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Lock, NoAnswerError } from "dlock";
 import { Renewal, UnansweredLeases } from "../dist/renewal.js";
-import { mastersFor, onEach, until } from "./support.mjs";
+import { mastersFor, onEachServer, until } from "./support.mjs";
 
-onEach(
-  (bench) => {
-    const { masters, proxies, quorumOf, isHeldAt } = mastersFor(bench);
+onEachServer(
+  (env) => {
+    const { masters, proxies, quorumOf, untilHeldAt } = mastersFor(env);
 
     const pttl = (master) => master.ask("DLOCK.PTTL", "foo");
 
-    /** Extends the hold to 20 s over a connection of `proxy` that stalls and is then replaced. */
+    /** Sends an extension to 20 s over a connection of `proxy` that stalls, and breaks the connection. */
     async function extendOverStalled(proxy, hold) {
       proxy.stall();
-      const asked = proxy.asked("DLOCK.EXTEND");
-      // node-redis fails when the connection breaks, and ioredis sends the command again.
+      const asked = proxy.requestCount("DLOCK.EXTEND");
+      // When the connection breaks, the command fails in node-redis, and ioredis sends it again.
       const extended = hold.extend(20_000).catch((why) => why);
-      await until("EXTEND is sent", () => proxy.asked("DLOCK.EXTEND") > asked);
+      await until("EXTEND is sent", () => proxy.requestCount("DLOCK.EXTEND") > asked);
       const { accepted } = proxy;
       proxy.breakStalled();
       await until("the client reconnects", () => proxy.accepted > accepted);
       return extended;
     }
 
-    test("a longer extension is not trusted while a shorter one may arrive: one server", async () => {
+    test("a longer extension fails while a shorter one may arrive: one server", async () => {
       const [master, proxy] = [masters[0], proxies[0]];
       const options = { ttl: 60_000, renew: false };
-      const hold = await new Lock(await bench.client(proxy.url), "foo", options).acquire();
+      const hold = await new Lock(await env.client(proxy.url), "foo", options).acquire();
       await extendOverStalled(proxy, hold);
       await assert.rejects(hold.extend(60_000), { name: "NoAnswerError", message: /shorter lease/ });
       await proxy.deliver();
@@ -39,25 +40,26 @@ onEach(
     test("a member does not vote for a longer extension while a shorter one may arrive", async () => {
       const quorum = await quorumOf(proxies);
       const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
-      await isHeldAt(0, 1, 2);
+      await untilHeldAt(0, 1, 2);
       await extendOverStalled(proxies[0], hold);
       assert(hold.validFor <= 20_000);
       proxies[2].refuse = true;
       proxies[2].drop();
-      Object.assign(quorum, { limit: 3000 });
+      // The third member will not answer, so the extension ends with this time limit.
+      quorum.limit = 3000;
       await assert.rejects(hold.extend(60_000), { name: "NoQuorumError", message: /shorter lease/ });
       await proxies[0].deliver();
       assert((await pttl(masters[0])) <= 20_000, "the late EXTEND was carried out");
       assert(hold.validFor <= 20_000, `${hold.validFor}`);
     });
 
-    test("an extension counts again once a later answer shows that the shorter one was carried out", async () => {
+    test("a longer extension succeeds once a shorter one is answered", async () => {
       const [proxy] = proxies;
       const options = { ttl: 20_000, renew: false };
-      const hold = await new Lock(await bench.client(proxy.url), "foo", options).acquire();
+      const hold = await new Lock(await env.client(proxy.url), "foo", options).acquire();
       proxy.silent = true;
       const extended = hold.extend(19_000);
-      await until("EXTEND is sent", () => proxy.asked("DLOCK.EXTEND") === 1);
+      await until("EXTEND is sent", () => proxy.requestCount("DLOCK.EXTEND") === 1);
       proxy.silent = false;
       await extended;
       await hold.extend(60_000);
@@ -68,11 +70,12 @@ onEach(
   { isParallel: true },
 );
 
-test("a reply settles the earlier requests of its connection", () => {
+test("a reply settles its request and the earlier requests of the connection", () => {
   const server = { connections: 1 };
   const leases = new UnansweredLeases(server);
+  // The requests set the lease to 100 and to 500 ms.
   const [first, second] = [leases.send([], 100), leases.send([], 500)];
-  for (const send of [first, second]) send.sent();
+  for (const request of [first, second]) request.sent();
   assert(leases.isCertain(100));
   assert(!leases.isCertain(101));
   second.replied();
@@ -82,10 +85,11 @@ test("a reply settles the earlier requests of its connection", () => {
 test("a reply settles neither a request of an earlier connection, nor a request that was resent", () => {
   const server = { connections: 1 };
   const leases = new UnansweredLeases(server);
-  const [lost, again] = [leases.send([], 100), leases.send([], 500)];
-  for (const send of [lost, again]) send.sent();
+  const [lost, resent] = [leases.send([], 100), leases.send([], 500)];
+  for (const request of [lost, resent]) request.sent();
   server.connections = 2;
-  again.replied();
+  // This reply is to the copy that the client has sent over the new connection. The first one may still arrive.
+  resent.replied();
   assert(!leases.isCertain(101));
   const later = leases.send([], 1000);
   later.sent();
@@ -108,6 +112,6 @@ test("after an extension without an answer, renewals ask for the shorter of both
   assert.equal(
     renewal.longestLease,
     60_000,
-    "a release is owed for as long as the servers may keep the hold",
+    "the release is repeated for as long as the servers may retain the hold",
   );
 });

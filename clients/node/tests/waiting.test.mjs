@@ -1,305 +1,308 @@
-// Waits in the queue: their order, one connection for messages, timeouts and aborts, and faults.
+// Waits in the queue of a server: their order, timeouts, aborts and faults, and the subscriber (the connection
+// on which a client receives the messages that end its waits).
 
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { afterEach, test } from "node:test";
 import { Lock, NoAnswerError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
-import { onEach, pause, until } from "./support.mjs";
+import { onEachServer, pause, until } from "./support.mjs";
 
-const usual = { ...times };
-afterEach(() => Object.assign(times, usual));
+const defaultTimes = { ...times };
+afterEach(() => Object.assign(times, defaultTimes));
 
-onEach((bench) => {
-  const hold = () => bench.server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
-  const release = () => bench.server.ask("DLOCK.RELEASE", "foo", "holder");
-  const lock = async (options) => new Lock(await bench.client(), "foo", options);
-  const waiters = (n, key) => until(`${n} clients wait`, async () => (await bench.server.waiters(key)) === n);
+onEachServer((env) => {
+  const holdByOther = () => env.server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+  const releaseByOther = () => env.server.ask("DLOCK.RELEASE", "foo", "holder");
+  const makeLock = async (options) => new Lock(await env.client(), "foo", options);
+  const untilWaiters = (count) =>
+    until(`${count} clients wait`, async () => (await env.server.waiters()) === count);
 
   /** Returns the number of connections with this client name, and of those that are subscribed. */
   async function connections(name) {
-    const lines = (await bench.server.ask("CLIENT", "LIST")).split("\n");
+    const lines = (await env.server.ask("CLIENT", "LIST")).split("\n");
     const own = lines.filter((line) => line.includes(` name=${name} `));
     return [own.length, own.filter((line) => !line.includes(" sub=0 ")).length];
   }
 
-  /** Waits until `connections` returns these numbers. The subscription may begin after the wait. */
-  const connected = (name, ...counts) =>
+  /** Waits until `connections` returns these numbers. A client may subscribe after its wait has begun. */
+  const untilConnections = (name, ...counts) =>
     until(`${name} has ${counts} connections`, async () => `${await connections(name)}` === `${counts}`);
 
   test("waiters are served first come, first served", async () => {
-    await hold();
-    const one = await lock();
+    await holdByOther();
+    const lock = await makeLock();
     const order = [];
     const done = [];
     for (let number = 0; number < 8; number++) {
-      done.push(one.using(() => order.push(number)));
-      await waiters(number + 1);
+      done.push(lock.using(() => order.push(number)));
+      await untilWaiters(number + 1);
     }
-    await release();
+    await releaseByOther();
     await Promise.all(done);
     assert.deepEqual(order, [...done.keys()]);
-    assert(!(await bench.server.exists()));
+    assert(!(await env.server.exists()));
   });
 
   test("50 waits of a client use two connections", async () => {
-    await hold();
-    const client = await bench.client(undefined, "counted");
-    const done = Array.from({ length: 50 }, (_, at) => new Lock(client, `foo${at % 2}`).using(() => {}));
-    const first = new Lock(client, "foo").using(() => {});
-    await until("a client waits", () => bench.server.waiters());
-    await connected("counted", 2, 1);
-    await release();
-    await Promise.all([first, ...done]);
+    await holdByOther();
+    const client = await env.client(undefined, "counted");
+    const done = Array.from({ length: 50 }, () => new Lock(client, "foo").using(() => {}));
+    await untilWaiters(50);
+    await untilConnections("counted", 2, 1);
+    await releaseByOther();
+    await Promise.all(done);
   });
 
   test("the subscriber is closed after the last wait, and with its client", async () => {
     times.idle = 50;
-    await hold();
-    const client = await bench.client(undefined, "ends");
-    const waits = new Lock(client, "foo").acquire();
-    await waiters(1);
-    await connected("ends", 2, 1);
-    await release();
-    await (await waits).release();
-    await connected("ends", 1, 0);
-    times.idle = usual.idle;
-    await hold();
+    await holdByOther();
+    const client = await env.client(undefined, "ends");
+    const waiting = new Lock(client, "foo").acquire();
+    await untilWaiters(1);
+    await untilConnections("ends", 2, 1);
+    await releaseByOther();
+    await (await waiting).release();
+    await untilConnections("ends", 1, 0);
+    times.idle = defaultTimes.idle;
+    await holdByOther();
     const again = new Lock(client, "foo").acquire();
-    await waiters(1);
-    await release();
+    await untilWaiters(1);
+    await releaseByOther();
     await (await again).release();
     await client.quit();
-    await connected("ends", 0, 0);
+    await untilConnections("ends", 0, 0);
   });
 
   test("a wait that times out leaves the queue", async () => {
-    await hold();
-    const one = await lock();
-    await assert.rejects(one.acquire({ timeout: 100 }), ResourceLockedError);
-    assert.equal(await bench.server.waiters(), 0);
-    await assert.rejects(one.acquire({ timeout: 0 }), ResourceLockedError);
+    await holdByOther();
+    const lock = await makeLock();
+    await assert.rejects(lock.acquire({ timeout: 100 }), ResourceLockedError);
+    assert.equal(await env.server.waiters(), 0);
+    await assert.rejects(lock.acquire({ timeout: 0 }), ResourceLockedError);
   });
 
   test("an aborted wait leaves the queue", async () => {
-    await hold();
-    const one = await lock();
+    await holdByOther();
+    const lock = await makeLock();
     const controller = new AbortController();
     const reason = new Error("enough");
-    const waits = assert.rejects(one.acquire({ signal: controller.signal }), reason);
-    await waiters(1);
+    const waiting = assert.rejects(lock.acquire({ signal: controller.signal }), reason);
+    await untilWaiters(1);
     controller.abort(reason);
-    await waits;
-    await waiters(0);
-    await assert.rejects(one.tryAcquire({ signal: controller.signal }), reason);
-    await assert.rejects(one.acquire({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
-    await waiters(0);
+    await waiting;
+    await untilWaiters(0);
+    await assert.rejects(lock.tryAcquire({ signal: controller.signal }), reason);
+    await assert.rejects(lock.acquire({ signal: AbortSignal.timeout(50) }), { name: "TimeoutError" });
+    await untilWaiters(0);
   });
 
   test("20 waits share one signal without a warning of Node", async () => {
-    await hold();
-    const one = await lock();
+    await holdByOther();
+    const lock = await makeLock();
     const controller = new AbortController();
     const warned = [];
     const note = (warning) => warned.push(warning);
     process.on("warning", note);
     const { signal } = controller;
-    const waits = Array.from({ length: 20 }, () => assert.rejects(one.acquire({ signal }), /enough/));
-    await waiters(20);
+    const waiting = Array.from({ length: 20 }, () => assert.rejects(lock.acquire({ signal }), /enough/));
+    await untilWaiters(20);
     assert.equal(getEventListeners(signal, "abort").length, 1);
     controller.abort(new Error("enough"));
-    await Promise.all(waits);
-    await waiters(0);
+    await Promise.all(waiting);
+    await untilWaiters(0);
     process.off("warning", note);
     assert.deepEqual(warned, []);
     assert.equal(getEventListeners(signal, "abort").length, 0);
   });
 
   test("a wait continues with a retryDelay of 0", async () => {
-    await bench.server.ask("SET", "foo", "0123456789abcdef0123456789abcdef");
+    await env.server.ask("SET", "foo", "0123456789abcdef0123456789abcdef");
     let hold;
-    const waits = (await lock({ retryDelay: 0 })).acquire().then((acquired) => (hold = acquired));
-    await until("the client has asked again", async () => (await bench.server.calls("dlock.acquire")) > 3);
+    const waiting = (await makeLock({ retryDelay: 0 })).acquire().then((acquired) => (hold = acquired));
+    await until("the client has asked again", async () => (await env.server.calls("dlock.acquire")) > 3);
     assert.equal(hold, undefined);
-    await bench.server.ask("DEL", "foo");
-    await (await waits).release();
+    await env.server.ask("DEL", "foo");
+    await (await waiting).release();
   });
 
   test("a wait that an operator ends throws ResourceLockedError", async () => {
-    await hold();
-    const waits = assert.rejects((await lock()).acquire(), ResourceLockedError);
-    await waiters(1);
-    const [shown] = await bench.server.ask("DLOCK.WAITERS", "foo");
-    await bench.server.ask("DLOCK.CANCEL", "foo", shown[shown.indexOf("token") + 1]);
-    await waits;
-    assert.equal(await bench.server.waiters(), 0);
+    await holdByOther();
+    const waiting = assert.rejects((await makeLock()).acquire(), ResourceLockedError);
+    await untilWaiters(1);
+    const [waiter] = await env.server.ask("DLOCK.WAITERS", "foo");
+    await env.server.ask("DLOCK.CANCEL", "foo", waiter[waiter.indexOf("token") + 1]);
+    await waiting;
+    assert.equal(await env.server.waiters(), 0);
   });
 
   test("a message wakes the waiter", async () => {
+    // Without a message, the waiter would not ask again during the test.
     times.ask = 1_000_000;
-    await hold();
-    const waits = (await lock({ retryDelay: 1_000_000 })).acquire();
-    await waiters(1);
-    await release();
-    await (await waits).release();
+    await holdByOther();
+    const waiting = (await makeLock({ retryDelay: 1_000_000 })).acquire();
+    await untilWaiters(1);
+    await releaseByOther();
+    await (await waiting).release();
   });
 
   test("a wait gets the lock although its message is lost", async () => {
     times.ask = 100;
-    await hold();
-    const client = await bench.client(undefined, "deaf");
-    const waits = new Lock(client, "foo").acquire();
-    await waiters(1);
-    const lines = (await bench.server.ask("CLIENT", "LIST")).split("\n");
-    const listener = lines.find((line) => line.includes(" name=deaf ") && !line.includes(" sub=0 "));
-    times.connect = 0;
-    await bench.server.ask("CLIENT", "KILL", "ID", /id=(\d+)/.exec(listener)[1]);
-    await release();
-    await (await waits).release();
+    await holdByOther();
+    const client = await env.client(undefined, "deaf");
+    const waiting = new Lock(client, "foo").acquire();
+    await untilWaiters(1);
+    const lines = (await env.server.ask("CLIENT", "LIST")).split("\n");
+    const subscriber = lines.find((line) => line.includes(" name=deaf ") && !line.includes(" sub=0 "));
+    await env.server.ask("CLIENT", "KILL", "ID", /id=(\d+)/.exec(subscriber)[1]);
+    await releaseByOther();
+    await (await waiting).release();
   });
 
   test("a subscriber that receives nothing reconnects", async () => {
-    // The position outlasts the test, so that only the subscriber depends on the time.
+    // The queue position outlasts the test, and the subscriber sends a PING after 100 ms without a message.
     Object.assign(times, { silence: 100, keep: 600_000 });
-    await hold();
-    const proxy = await bench.proxy();
-    const waits = new Lock(await bench.client(proxy.url), "foo").acquire();
-    await waiters(1);
+    await holdByOther();
+    const proxy = await env.proxy();
+    const waiting = new Lock(await env.client(proxy.url), "foo").acquire();
+    await untilWaiters(1);
     const { accepted } = proxy;
     proxy.silent = true;
     await until("the subscriber reconnects", () => proxy.accepted > accepted);
     proxy.silent = false;
-    await release();
-    await (await waits).release();
+    await releaseByOther();
+    await (await waiting).release();
   });
 
   test("a client that is closed while its subscriber subscribes again leaves no unhandled error", async () => {
-    await hold();
-    const proxy = await bench.proxy();
-    const subscribed = () => proxy.requests.match(/\r\nsubscribe\r\n/gi).length;
-    const client = await bench.client(proxy.url);
+    await holdByOther();
+    const proxy = await env.proxy();
+    const subscriptions = () => proxy.requests.match(/\r\nsubscribe\r\n/gi).length;
+    const client = await env.client(proxy.url);
     const outcome = new Lock(client, "foo").acquire().catch((why) => why);
-    await waiters(1);
-    const before = subscribed();
+    await untilWaiters(1);
+    const before = subscriptions();
+    // The client is closed before the reply to SUBSCRIBE arrives.
     proxy.delay = 1000;
     proxy.drop();
-    await until("the subscriber subscribes again", () => subscribed() > before);
+    await until("the subscriber subscribes again", () => subscriptions() > before);
     client.disconnect();
     assert((await outcome) instanceof NoAnswerError);
   });
 
   test("waits keep their order over broken connections", async () => {
     times.keep = 600_000;
-    await hold();
-    const proxy = await bench.proxy();
-    const one = new Lock(await bench.client(proxy.url), "foo");
+    await holdByOther();
+    const proxy = await env.proxy();
+    const lock = new Lock(await env.client(proxy.url), "foo");
     const order = [];
-    const first = one.using(() => order.push("first"));
-    await waiters(1);
-    const second = one.using(() => order.push("second"));
-    await waiters(2);
+    const first = lock.using(() => order.push("first"));
+    await untilWaiters(1);
+    const second = lock.using(() => order.push("second"));
+    await untilWaiters(2);
     for (let round = 0; round < 3; round++) {
       const { accepted } = proxy;
       proxy.drop();
       await until("the client reconnects", () => proxy.accepted > accepted);
-      assert.equal(await bench.server.waiters(), 2);
+      assert.equal(await env.server.waiters(), 2);
     }
     proxy.refuse = true;
     proxy.drop();
     await pause(300);
     proxy.refuse = false;
-    await release();
+    await releaseByOther();
     await Promise.all([first, second]);
     assert.deepEqual(order, ["first", "second"]);
   });
 
   test("a wait outlasts a restart of the server", async () => {
     times.answer = 30_000;
-    const server = await bench.ownServer();
+    const server = await env.ownServer();
     await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
-    const waits = new Lock(await bench.client(server.url), "foo").acquire();
+    const waiting = new Lock(await env.client(server.url), "foo").acquire();
     await until("a client waits", () => server.waiters());
     await server.kill();
     await server.start();
-    await (await waits).release();
+    await (await waiting).release();
   });
 
   test("a wait outlasts the loading of the server's data", async () => {
     times.answer = 30_000;
     // The server answers LOADING for about a second.
-    const slowly = ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
-    const server = await bench.ownServer();
+    const slowLoading = ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
+    const server = await env.ownServer();
     await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
     for (let key = 0; key < 500; key++) server.ask("SET", `key${key}`, "x".repeat(100));
-    const client = await bench.client(server.url);
-    let answer;
-    const waits = new Lock(client, "foo").acquire().catch((why) => (answer = why));
+    const client = await env.client(server.url);
+    let failure;
+    const waiting = new Lock(client, "foo").acquire().catch((why) => (failure = why));
     await until("a client waits", () => server.waiters());
     await server.ask("SAVE");
     await server.kill();
-    await server.start(slowly);
-    assert.equal(answer, undefined);
+    await server.start(slowLoading);
+    assert.equal(failure, undefined);
     await until("a client waits", () => server.waiters());
     await server.ask("DLOCK.RELEASE", "foo", "holder");
-    await (await waits).release();
+    await (await waiting).release();
   });
 
   test("a wait throws NoAnswerError when the server stays down", async () => {
     Object.assign(times, { keep: 1000, answer: 1000 });
-    const server = await bench.ownServer();
+    const server = await env.ownServer();
     await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
-    const waits = assert.rejects(new Lock(await bench.client(server.url), "foo").acquire(), NoAnswerError);
+    const waiting = assert.rejects(new Lock(await env.client(server.url), "foo").acquire(), NoAnswerError);
     await until("a client waits", () => server.waiters());
     await server.kill();
-    await waits;
+    await waiting;
   });
 
   test("a wait throws NoAnswerError after its client is closed", async () => {
-    // The position would outlast the test.
+    // The wait would not end because its queue position expires.
     times.keep = 600_000;
-    await hold();
-    const client = await bench.client();
+    await holdByOther();
+    const client = await env.client();
     let failure;
     new Lock(client, "foo").acquire().catch((why) => {
       failure = why;
     });
-    await waiters(1);
-    // The reply to QUIT is lost if the wait sends a request behind it.
+    await untilWaiters(1);
+    // QUIT has no reply if the server closes the connection while a request of the wait is behind it.
     await client.quit().catch(() => {});
     assert((await until("the wait ends", () => failure)) instanceof NoAnswerError);
   });
 
   test("a wait without permission for its channel asks again every retryDelay", async () => {
+    // Only a wait that expects messages uses `ask`.
     times.ask = 1_000_000;
-    await bench.server.ask("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all");
-    await hold();
-    const client = await bench.client(bench.server.url.replace("//", "//plain:secret@"));
-    const waits = new Lock(client, "foo", { retryDelay: 50 }).acquire();
-    await waiters(1);
-    await release();
-    await (await waits).release();
-    // The next wait of this client is not delayed for the subscription.
+    await env.server.ask("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all");
+    await holdByOther();
+    const client = await env.client(env.server.url.replace("//", "//plain:secret@"));
+    const waiting = new Lock(client, "foo", { retryDelay: 50 }).acquire();
+    await untilWaiters(1);
+    await releaseByOther();
+    await (await waiting).release();
+    // The next wait of this client does not wait for the subscription again.
     times.connect = 1_000_000;
-    await hold();
+    await holdByOther();
     const next = new Lock(client, "foo", { retryDelay: 50 }).acquire();
-    await waiters(1);
-    await release();
+    await untilWaiters(1);
+    await releaseByOther();
     await (await next).release();
   });
 
   test("acquire throws QueueFullError if the queue is full", async () => {
-    await bench.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1");
+    await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1");
     try {
-      await hold();
-      const [one, other] = [await lock(), await lock()];
-      const waits = one.acquire();
-      await waiters(1);
+      await holdByOther();
+      const [lock, other] = [await makeLock(), await makeLock()];
+      const waiting = lock.acquire();
+      await untilWaiters(1);
       await assert.rejects(other.acquire(), { name: "QueueFullError" });
-      await release();
-      await (await waits).release();
+      await releaseByOther();
+      await (await waiting).release();
     } finally {
-      await bench.server.ask("CONFIG", "RESET", "dlock.max-waiters-per-key").catch(() => {});
-      await bench.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1000");
+      await env.server.ask("CONFIG", "RESET", "dlock.max-waiters-per-key").catch(() => {});
+      await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1000");
     }
   });
 });
