@@ -61,18 +61,21 @@ class Server:
         until("the server", lambda: self("PING") == "+PONG")
 
     def send(self, *words):
+        """Sends a command over a new connection, and returns the connection."""
         connection = socket.create_connection(("127.0.0.1", self.port), 5)
         encoded = b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words)
         connection.sendall(b"*%d\r\n%s" % (len(words), encoded))
         return connection
 
     def __call__(self, *words):
-        """The first line of the reply."""
+        """Sends a command, and returns the first line of the reply."""
         with self.send(*words) as connection, connection.makefile() as reply:
             return reply.readline().strip()
 
 
 class Prometheus:
+    """A Prometheus that scrapes the exporter on the port `exporter` each second."""
+
     def __init__(self, stack, folder, exporter):
         rules = Path("contrib/prometheus/dlock.rules.yml").read_text()
         rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
@@ -89,15 +92,15 @@ class Prometheus:
                 }
             )
         )
-        self.at = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         start(
-            stack, PROMETHEUS, f"--config.file={folder}/prometheus.yml", f"--web.listen-address={self.at}",
+            stack, PROMETHEUS, f"--config.file={folder}/prometheus.yml", f"--web.listen-address={self.address}",
             f"--storage.tsdb.path={folder}/data", "--log.level=warn",
         )  # fmt: skip
         until("Prometheus", lambda: self.get("query", query="up")["data"]["result"])
 
     def get(self, what, **arguments):
-        url = f"http://{self.at}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
+        url = f"http://{self.address}/api/v1/{what}?{urllib.parse.urlencode(arguments)}"
         with urllib.request.urlopen(url, timeout=5) as answer:
             return json.load(answer)
 
@@ -108,7 +111,7 @@ class Prometheus:
     def expect(self, alert):
         until(f"{alert} fires", lambda: alert in self.firing())
         print(f"   fires: {alert}", flush=True)
-        seen.add(alert)
+        alerts_seen.add(alert)
 
     def expect_dashboard(self):
         dashboard = json.loads(Path("contrib/grafana/dlock.json").read_text())
@@ -136,12 +139,13 @@ def expect_redis_exporter(stack, server):
 
 
 def main(stack, folder):
+    # Without this option, `dlock doctor` and so DlockWarning would warn of it.
     without_warnings = ("--notify-keyspace-events", "Kd")
     servers = [Server(stack, folder, *without_warnings) for _ in range(3)]
     server = servers[0]
     exporter = free_port()
     urls = [word for one in servers for word in ("-s", f"redis://127.0.0.1:{one.port}")]
-    exporting = start(stack, DLOCK, "exporter", "--listen", f"127.0.0.1:{exporter}", *urls)
+    exporter_process = start(stack, DLOCK, "exporter", "--listen", f"127.0.0.1:{exporter}", *urls)
     prometheus = Prometheus(stack, folder, exporter)
     until("the metrics", lambda: prometheus.get("query", query="count(dlock_up) == 3")["data"]["result"])
     # An alert about the rate of a counter needs two scrapes.
@@ -152,9 +156,10 @@ def main(stack, folder):
     # A client waits for more than 10 s; the other alerts are raised meanwhile.
     server("DLOCK.ACQUIRE", "slow", "holder", "600000")
     waiting = server.send("DLOCK.ACQUIRE", "slow", "waiter", "600000", "BLOCK", "0")
-    waits = time.monotonic()
+    wait_began = time.monotonic()
     server("DLOCK.ACQUIRE", "short", "t", "1")
     prometheus.expect("DlockExpiries")
+    # Two sharers that both ask for the exclusive lock wait for each other.
     for token in ("a", "b"):
         server("DLOCK.ACQUIRE", "shared", token, "600000", "SHARED")
     server("DLOCK.ACQUIRE", "shared", "a", "600000", "QUEUE", "600000")
@@ -165,7 +170,7 @@ def main(stack, folder):
     reply = server("DLOCK.ACQUIRE", "slow", "refused", "600000", "QUEUE", "600000")
     assert reply.startswith("-QUEUEFULL"), reply
     prometheus.expect("DlockQueueRefusals")
-    until("a wait of more than 10 s", lambda: time.monotonic() - waits > 11)
+    until("a wait of more than 10 s", lambda: time.monotonic() - wait_began > 11)
     server("DLOCK.RELEASE", "slow", "holder")
     assert waiting.recv(1) == b":"
     prometheus.expect("DlockSlowWaits")
@@ -174,25 +179,28 @@ def main(stack, folder):
 
     server("CONFIG", "SET", "notify-keyspace-events", "")
     prometheus.expect("DlockWarning")
+    # With a maxmemory of one byte, the server evicts the locks before it refuses the SET.
     server("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", "1")
     server("SET", "too", "much")
     prometheus.expect("DlockEvictions")
     server("CONFIG", "SET", "maxmemory", "0", "dlock.restart-grace", "60000")
+    # A flush that ends a hold begins a grace period.
     server("DLOCK.ACQUIRE", "forgotten", "t", "60000")
     server("FLUSHALL")
     prometheus.expect("DlockGrace")
+    # The fence mark is in this folder.
     shutil.rmtree(server.dir)
     prometheus.expect("DlockFenceMarkFailing")
     servers[1].process.kill()
     prometheus.expect("DlockServerDown")
     servers[2].process.kill()
     prometheus.expect("DlockNoQuorum")
-    exporting.kill()
+    exporter_process.kill()
     prometheus.expect("DlockNotWatched")
-    assert seen == ALERTS, f"never seen firing: {ALERTS - seen}"
+    assert alerts_seen == ALERTS, f"did not fire: {ALERTS - alerts_seen}"
 
 
-seen = set()
+alerts_seen = set()
 with tempfile.TemporaryDirectory() as name, ExitStack() as processes:
     log = open(Path(name) / "log", "w")  # noqa: SIM115
     main(processes, Path(name))

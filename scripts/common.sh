@@ -11,8 +11,7 @@ fail() {
     exit 1
 }
 
-# Prints the path of REDIS_SERVER if it is set, else of the distribution's Redis. Without the package of the service, the
-# server is a link to one of the tools (see setup.sh).
+# Prints the path of the Redis server: REDIS_SERVER if it is set, else Debian's, else the link that setup.sh makes.
 redis_server() {
     if [ -n "${REDIS_SERVER:-}" ]; then
         echo "$REDIS_SERVER"
@@ -75,7 +74,7 @@ test_servers() {
     export DLOCK_TEST_SERVERS
 }
 
-# Installs and builds both clients, and the other lock libraries of clients/fleet.
+# Installs and builds both clients, and the other lock libraries that the tests of clients/fleet need.
 test_clients() {
     test_databases
     say "the Python and the Node client"
@@ -95,7 +94,7 @@ test_databases() {
 
 # Runs the tests of the Python client. The arguments go to pytest. DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE must be set.
 python_tests() (
-    export NODE_PATH="$top/target/node/node_modules" # for the fleet
+    export NODE_PATH="$top/target/node/node_modules" # for the tests of clients/fleet
     cd clients/python && "$top/target/python/bin/python" -m pytest -q "$@"
 )
 

@@ -30,28 +30,32 @@ until etcdctl get x >/dev/null 2>&1 && redis-cli -p 23791 PING >/dev/null 2>&1; 
     sleep 0.1
 done
 
-# How each one runs a command under a lock; with a lease of 3 s where there are leases.
+# TOOL_ NAME COMMAND...: runs a command under a lock, with a lease of 3 s where there are leases.
 flock_() { exec flock "$@"; }
 setlock_() { exec setlock "$@"; }
 etcdctl_() { local name=$1; shift; exec etcdctl lock --ttl=3 "$name" -- "$@"; }
 dlock_() { local name=$1; shift; exec dlock run --ttl 3s "$name" -- "$@"; }
-# The same without waiting.
+# now_TOOL NAME COMMAND...: the same without waiting. etcdctl cannot do that.
 now_flock() { flock -n "$@"; }
 now_setlock() { setlock -n "$@" 2>/dev/null; }
 now_etcdctl() { return 255; }
 now_dlock() { local name=$1; shift; dlock run --no-wait --quiet "$name" -- "$@"; }
-# Prints yes if another process gets the lock within 5 s.
+# free TOOL NAME: prints yes if another process gets the lock within 5 s.
 free() { (timeout 5 bash -c "$(declare -f "$1_"); $1_ $2 true" 2>/dev/null) && echo yes || echo no; }
+# lives FILE: prints yes if the process whose id is in FILE runs.
 lives() { kill -0 "$(cat "$1")" 2>/dev/null && echo yes || echo no; }
-# Holds lock $2 while a command runs. The file $2.pid gets the command's process id, $runner the runner's.
+# hold TOOL NAME: runs a command under a lock. Writes the command's process id to NAME.pid, and sets $runner to that of the
+# tool.
 hold() {
     ("$1_" "$2" sh -c "echo \$\$ >$2.pid; exec sleep 60") 2>/dev/null &
     runner=$!
     until [ -s "$2.pid" ]; do sleep 0.05; done
 }
+# end NAME: ends what `hold` began.
 end() { kill "$(cat "$1.pid")" "$runner" 2>/dev/null; wait "$runner" 2>/dev/null; }
 
 printf '| %s | flock | setlock | etcdctl lock | dlock run |\n|---|---|---|---|---|\n' "tried"
+# row TEST TITLE: prints a row of the table. The function TEST gets the name of a tool, and prints what happened.
 row() {
     printf '| %s |' "$2"
     for tool in flock setlock etcdctl dlock; do printf ' %s |' "$("$1" $tool 2>/dev/null)"; done
@@ -73,7 +77,7 @@ order() {
     tr -d '\n' <"order-$1.log"
 }
 killed() { hold "$1" "killed-$1"; kill -9 "$runner"; echo "$(free "$1" "killed-$1"), $(lives "killed-$1.pid")"; end "killed-$1"; }
-term() { hold "$1" "term-$1"; kill -TERM "$runner"; sleep 1; lives "term-$1.pid" | sed 's/yes/no/;t;s/no/yes/'; end "term-$1"; }
+term() { hold "$1" "term-$1"; kill -TERM "$runner"; sleep 1; [ "$(lives "term-$1.pid")" = no ] && echo yes || echo no; end "term-$1"; }
 broken() {
     hold "$1" "broken-$1"
     case $1 in

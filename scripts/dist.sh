@@ -18,29 +18,29 @@ umask 022
 rm -rf "$dist"
 mkdir -p "$work"
 
-# Gives all files of TREE the time of the commit: dated TREE
-dated() {
+# Gives all files of TREE the time of the last commit: set_times TREE
+set_times() {
     find "$1" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 }
 
-# Prints the version of the C library that FILE requires: glibc FILE
-glibc() {
+# Prints the version of the C library that FILE requires: required_glibc FILE
+required_glibc() {
     objdump -T "$1" | sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -uV | tail -n 1
 }
 
-# deb NAME FILE: makes the package of the tree $work/NAME. FILE decides the required version of the C library.
+# Makes the Debian package of the tree $work/NAME, which depends on the C library that FILE requires: deb NAME FILE
 deb() {
     tree=$work/$1
     mkdir -p "$tree/DEBIAN" "$tree/usr/share/doc/$1"
     sed -e 's/^$/./' -e 's/^/ /' LICENSE-MIT | cat packaging/debian/copyright - >"$tree/usr/share/doc/$1/copyright"
-    sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@GLIBC@/$(glibc "$tree/$2")/" \
+    sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@GLIBC@/$(required_glibc "$tree/$2")/" \
         "packaging/debian/$1/control" >"$tree/DEBIAN/control"
     for script in postinst prerm postrm; do
         [ ! -e "packaging/debian/$1/$script" ] || install -m 755 "packaging/debian/$1/$script" "$tree/DEBIAN/"
     done
     [ ! -d "$tree/etc" ] || (cd "$tree" && find etc -type f | sort | sed 's|^|/|') >"$tree/DEBIAN/conffiles"
     (cd "$tree" && find usr -type f | sort | xargs md5sum) >"$tree/DEBIAN/md5sums"
-    dated "$tree"
+    set_times "$tree"
     dpkg-deb --root-owner-group -Zxz --build "$tree" "$dist/$1_${version}_$arch.deb" >/dev/null
 }
 
@@ -51,7 +51,7 @@ export SOURCE_DATE_EPOCH
 mkdir -p "$work/$name/share/dlock"
 cp -R contrib "$work/$name/share/dlock/"
 cp docs/install.md docs/monitoring.md "$work/$name/share/doc/dlock/"
-dated "$work/$name"
+set_times "$work/$name"
 tar --create --sort=name --owner=0 --group=0 --numeric-owner --directory="$work" "$name" | gzip -9n >"$dist/$name.tar.gz"
 
 # The command with its pages, and without the module.
@@ -66,12 +66,12 @@ gzip -9n "$work"/dlock/usr/share/man/man1/*
 deb dlock usr/bin/dlock
 
 module=$work/dlock-module
-from=packaging/debian/dlock-module
+packaging=packaging/debian/dlock-module
 install -D -m 755 -t "$module/usr/lib/redis/modules" "$work/$name/lib/redis/modules/libdlock.so"
 install -D -m 644 -t "$module/usr/share/doc/dlock-module" redis.conf.example docs/install.md
-install -D -m 644 -t "$module/etc/dlock" $from/server.conf
+install -D -m 644 -t "$module/etc/dlock" $packaging/server.conf
 for server in redis-server valkey-server; do
-    install -D -m 644 $from/$server.conf "$module/usr/lib/systemd/system/$server.service.d/dlock.conf"
+    install -D -m 644 $packaging/$server.conf "$module/usr/lib/systemd/system/$server.service.d/dlock.conf"
 done
 deb dlock-module usr/lib/redis/modules/libdlock.so
 

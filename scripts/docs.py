@@ -32,10 +32,11 @@ def links(text):
 
 
 def stage(source):
-    """Copies the documents and the files that they link. The index becomes mdbook's summary."""
+    """Copies the documents and the files that they link. Makes mdbook's SUMMARY.md, its table of contents, of the index
+    docs/README.md."""
     index = pathlib.Path("docs/README.md").read_text()
     summary = re.sub(r"^#+ ", "# ", index, flags=re.M)
-    summary = re.sub(r"^(- \[.*?\])\((.*?)\).*", lambda at: f"{at[1]}({project_path('docs', at[2])})", summary, flags=re.M)
+    summary = re.sub(r"^(- \[.*?\])\((.*?)\).*", lambda m: f"{m[1]}({project_path('docs', m[2])})", summary, flags=re.M)
     chapters = [pathlib.Path("docs/README.md")] + [project_path("docs", target) for target in links(index)]
     for chapter in chapters:
         copy(chapter, source)
@@ -45,6 +46,7 @@ def stage(source):
 
 
 def project_path(folder, target):
+    """Returns the path in the project of a link's target in a document of `folder`."""
     path = (pathlib.Path(folder) / target).resolve()
     return path.relative_to(pathlib.Path.cwd())
 
@@ -58,6 +60,8 @@ def copy(path, source):
 
 
 class Page(html.parser.HTMLParser):
+    """The anchors and the links of an HTML page."""
+
     def __init__(self, path):
         super().__init__()
         self.ids, self.targets = set(), []
@@ -69,13 +73,14 @@ class Page(html.parser.HTMLParser):
         self.targets += [attributes[name] for name in ("href", "src") if attributes.get(name)]
 
 
-def lead_to_index(folder):
-    """Mends links to README.html: mdbook renders README.md as index.html."""
+def link_to_index(folder):
+    """Replaces links to README.html: mdbook renders README.md as index.html."""
     for path in folder.rglob("*.html"):
         path.write_text(re.sub(r'(href="[^":]*)\bREADME\.html', r"\1index.html", path.read_text()))
 
 
-def broken(folder):
+def broken_links(folder):
+    """Yields the broken links of all pages, each with the path of its page."""
     pages = {path.resolve(): Page(path) for path in folder.rglob("*.html")}
     checked = 0
     for path, page in pages.items():
@@ -92,7 +97,7 @@ def broken(folder):
                 yield f"{path.relative_to(folder.resolve())}: {target}"
     print(f"{len(pages)} pages, {checked} links")
     if checked < 100:
-        yield "hardly any link was checked"
+        yield f"only {checked} links were checked"
 
 
 def main():
@@ -102,9 +107,9 @@ def main():
     (folder / "book.toml").write_text(BOOK)
     stage(folder / "src")
     subprocess.run([mdbook, "build", folder], check=True)
-    lead_to_index(folder / "book")
-    wrong = sorted(set(broken(folder / "book")))
-    sys.exit("\n".join(["broken links:", *wrong]) if wrong else 0)
+    link_to_index(folder / "book")
+    broken = sorted(set(broken_links(folder / "book")))
+    sys.exit("\n".join(["broken links:", *broken]) if broken else 0)
 
 
 main()

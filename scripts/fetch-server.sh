@@ -13,7 +13,7 @@ if [ -x "$home/server" ]; then
     exit 0
 fi
 
-# The folder is named after the version that the suite had at first; the version found is printed below.
+# The folder's name is the version that the suite had at first. The script prints the version that it has found.
 case $name in
     valkey-8.0) suites="bookworm bookworm-backports" package=valkey-tools program=valkey-check-rdb ;;
     redis-8) suites=trixie package=redis-tools program=redis-check-rdb ;;
@@ -54,7 +54,7 @@ own_apt() {
 
 say "fetching $name from Debian's ${suites##* }"
 own_apt update || fail "$name: the package lists of '$suites' could not be fetched from $mirror"
-# Names the last suite: apt uses backports only on request.
+# -t names the last suite: apt uses backports only on request.
 own_apt install --yes --download-only -t "${suites##* }" "$package" >"$work/log" 2>&1 ||
     {
         cat "$work/log" >&2

@@ -16,7 +16,7 @@ fi
 for file in "$@"; do
     target=$(basename "$file" .rs)
     say "$target, $limit s"
-    # New inputs go to the first folder. The tests replay fuzz/corpus.
+    # cargo fuzz stores new inputs in the first folder. The second one is in the repository, and the tests replay it.
     mkdir -p "build/corpus/$target"
     cargo +nightly fuzz run "$target" "build/corpus/$target" "fuzz/corpus/$target" -- -max_total_time="$limit"
 done

@@ -21,6 +21,7 @@ class Rust:
 
     def __init__(self, folder):
         self.folder = folder
+        # A module is the tuple of the parts of its path: ("queue", "waiter"), and () for the crate's root.
         self.files = {self.module(path): path for path in folder.rglob("*.rs") if path.name != "tests.rs"}
         self.code = {module: without_tests(path.read_text()) for module, path in self.files.items()}
         self.uses = {module: self.used_names(module) for module in self.files}
@@ -30,9 +31,10 @@ class Rust:
         return parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts
 
     def used_names(self, module):
-        """The names that a file takes in by `use`, with their paths; those of a `use ..::*` are under "*"."""
+        """Returns the path of each name that a file imports by `use`. The key "*" has the paths of all `use ..::*`."""
         names = {"*": []}
         for tree in re.findall(r"\buse\s+([^;]+);", self.code[module]):
+            # "a as b" becomes "a=b", without spaces.
             for path in paths(re.sub(r"\s+as\s+", "=", tree).replace("\n", "").replace(" ", "")):
                 path, _, alias = path.partition("=")
                 path = path.removesuffix("::self")
@@ -44,10 +46,12 @@ class Rust:
         return names
 
     def defines(self, module, name):
+        """Returns whether a module defines an item of this name, rather than re-exporting it."""
         return re.search(rf"\b(?:struct|enum|trait|type|fn|const|static|mod|macro_rules!)\s+{name}\b", self.code[module])
 
     def resolve(self, module, path, depth=0):
-        """The module that a path leads to, or None if it leads out of the crate."""
+        """Returns the module that defines the item of a path in `module`; None if that is in another crate."""
+        # First follow the path through the modules: `base` is the module so far, and `names` is the rest.
         names, base = path.split("::"), module
         if names[0] == "crate":
             names, base = names[1:], ()
@@ -59,8 +63,10 @@ class Rust:
             return None
         while names and base + (names[0],) in self.files:
             base, names = base + (names[0],), names[1:]
+        # `depth` ends the search in re-exports that lead to each other.
         if not names or names[0] == "*" or depth == 8 or self.defines(base, names[0]):
             return base
+        # `base` re-exports the item: follow its `use`.
         if names[0] in self.uses[base] and (self.uses[base][names[0]] != path or base != module):
             return self.resolve(base, "::".join([self.uses[base][names[0]], *names[1:]]), depth + 1)
         for glob in self.uses[base]["*"]:
@@ -70,42 +76,48 @@ class Rust:
         return base
 
     def imports(self, module):
+        """Returns the modules of the crate that a module uses: by `use`, or by a path in its code."""
         children = [m[-1] for m in self.files if m and m[:-1] == module]
         start = r"(?:crate|super|self" + "".join("|" + child for child in children) + ")::"
         code = re.sub(r"\buse\s+[^;]+;", "", self.code[module])
-        inline = re.findall(rf"(?<![:$\w]){start}[\w:]+", code)
+        paths_in_code = re.findall(rf"(?<![:$\w]){start}[\w:]+", code)
         uses = self.uses[module]
-        found = [*inline, *(path + "::*" for path in uses["*"]), *(path for name, path in uses.items() if name != "*")]
+        found = [*paths_in_code, *(path + "::*" for path in uses["*"]), *(path for name, path in uses.items() if name != "*")]
         return {self.resolve(module, path) for path in found} - {None, module}
 
 
 def without_tests(text):
-    """The code without comments, strings, and modules of tests."""
+    """Returns the code without comments, strings and test modules."""
     code = re.sub(r"//.*|\"(?:\\[\s\S]|[^\"\\])*\"", "", text)
     while found := re.search(r"#\[cfg\(test\)\]\s*mod \w+ \{", code):
-        at, depth = found.end(), 1
-        while depth and at < len(code):
-            depth += (code[at] == "{") - (code[at] == "}")
-            at += 1
-        code = code[: found.start()] + code[at:]
+        end, open_braces = found.end(), 1
+        while open_braces and end < len(code):
+            open_braces += (code[end] == "{") - (code[end] == "}")
+            end += 1
+        code = code[: found.start()] + code[end:]
     return re.sub(r"#\[cfg\(test\)\]\s*use [^;]+;", "", code)
 
 
 def paths(tree):
-    """`a::{b, c::{d, e}}` as a::b, a::c::d, a::c::e."""
-    at = tree.find("{")
-    if at < 0:
+    """Returns the paths of a `use`: a::b, a::c::d and a::c::e for `a::{b, c::{d, e}}`."""
+    brace = tree.find("{")
+    if brace < 0:
         return [tree]
-    inner, found, start, depth = tree[at + 1 : tree.rfind("}")], [], 0, 0
+    prefix, inner = tree[:brace], tree[brace + 1 : tree.rfind("}")]
+    found, start, open_braces = [], 0, 0
     for i, c in enumerate(inner + ","):
-        depth += (c == "{") - (c == "}")
-        if c == "," and depth == 0:
-            found += [tree[:at] + part for part in paths(inner[start:i])] if inner[start:i] else []
+        open_braces += (c == "{") - (c == "}")
+        if c == "," and open_braces == 0:
+            # After a last comma, the part is empty.
+            if inner[start:i]:
+                found += [prefix + path for path in paths(inner[start:i])]
             start = i + 1
     return found
 
 
 class Python:
+    """The files of the Python client, with its modules of the package `dlock`."""
+
     def __init__(self, folder):
         self.files = {(path.stem,): path for path in folder.rglob("*.py")}
 
@@ -120,6 +132,8 @@ class Python:
 
 
 class Node:
+    """The files of the Node client."""
+
     def __init__(self, folder):
         self.files = {(path.name,): path for path in folder.rglob("*.*ts")}
 
@@ -129,7 +143,7 @@ class Node:
 
 
 def packages():
-    """The folder of each package's sources, as ARCHITECTURE.md names it, with its language."""
+    """Yields the folder of each package's sources, as ARCHITECTURE.md names it, with the class that reads it."""
     yield "src", Rust
     for folder in sorted(TOP.glob("crates/*/src")):
         yield str(folder.relative_to(TOP)), Rust
@@ -138,7 +152,7 @@ def packages():
 
 
 def circles(graph):
-    """The strongly connected components (Tarjan) of more than one file."""
+    """Returns the circles of a graph: its strongly connected components of more than one node (by Tarjan's algorithm)."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(node):
@@ -161,7 +175,8 @@ def circles(graph):
 
 
 def layer_tables():
-    """The tables of ARCHITECTURE.md: folder -> [(names of the row, names that it may use)]."""
+    """Returns the tables of ARCHITECTURE.md by folder. A row has its names and the names that these may use, or the
+    text "all below"."""
     tables, folder, rows = {}, None, None
     for line in (TOP / "ARCHITECTURE.md").read_text().splitlines():
         if re.fullmatch(r"\| *from *\| *may use *\|", line):
@@ -169,33 +184,37 @@ def layer_tables():
         elif rows is not None and line.startswith("|"):
             names, uses = line.strip().strip("|").split("|")
             if not set(line) <= set("|- :"):
-                rows.append((named(names), "all below" if "all below" in uses else named(uses)))
+                rows.append((code_spans(names), "all below" if "all below" in uses else code_spans(uses)))
         elif line.strip():
             rows = None
+            # A folder of sources that the text names belongs to the next table.
             found = re.findall(r"`([\w/.-]*\bsrc\b[\w/.-]*)`", line)
             folder = found[-1].rstrip("/") if found else folder
     return tables
 
 
-def named(cell):
+def code_spans(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
 def row_of(rows, file):
-    """The number of the row that names a file: by its own name, else by the innermost folder."""
+    """Returns the number of the row that has a file: by its own name, else by the innermost of its folders; None if no
+    row has it."""
     best = None
     for number, (names, _) in enumerate(rows):
         for name in names:
             bare = name.rstrip("/")
-            fits = file == bare or name.endswith("/") and (file.startswith(name) or file.rpartition(".")[0] == bare)
+            # A folder `queue/` also has the file `queue.rs`.
+            is_in_folder = name.endswith("/") and (file.startswith(name) or file.rpartition(".")[0] == bare)
             rank = (file == bare, len(bare))
-            if fits and (best is None or rank > best[0]):
+            if (file == bare or is_in_folder) and (best is None or rank > best[0]):
                 best = (rank, number)
     return None if best is None else best[1]
 
 
-def against_layers(rows, graph):
-    """The imports that a table of layers does not allow, and the files and names that it gets wrong."""
+def layer_errors(rows, graph):
+    """Yields the imports that a table of layers does not allow, its names without a file, and the files without a
+    row."""
     for name in {name for names, uses in rows for name in [*names, *(uses if uses != "all below" else [])]}:
         if not any(row_of([([name], [])], file) == 0 for file in graph):
             yield f"the table names {name}, which does not exist"
@@ -216,7 +235,8 @@ SHARED_WITH_FFI = {"dlock_protocol::options", "dlock_protocol::reply"}
 
 
 def ffi_errors(package):
-    """src/ffi knows no locks: it imports nothing but itself, and from the protocol the types of options and replies."""
+    """Yields the imports of src/ffi that its layer forbids. It has no code of locks, so it may use only itself, and of the
+    other crates only SHARED_WITH_FFI."""
     for module, path in package.files.items():
         if module[:1] == ("ffi",):
             for other in package.imports(module):
@@ -230,8 +250,8 @@ def main():
     errors, tables = [], layer_tables()
     for folder, language in packages():
         package = language(TOP / folder)
-        shown = {module: str(path.relative_to(TOP / folder)) for module, path in package.files.items()}
-        graph = {shown[module]: {shown[to] for to in package.imports(module)} for module in package.files}
+        names = {module: str(path.relative_to(TOP / folder)) for module, path in package.files.items()}
+        graph = {names[module]: {names[to] for to in package.imports(module)} for module in package.files}
         if "--list" in sys.argv:
             for file, to in sorted(graph.items()):
                 print(f"{folder}/{file}: {' '.join(sorted(to))}")
@@ -239,7 +259,7 @@ def main():
         if folder == "src":
             errors += [f"src/ffi: {error}" for error in ffi_errors(package)]
         if folder in tables:
-            errors += [f"{folder}: {error}" for error in against_layers(tables.pop(folder), graph)]
+            errors += [f"{folder}: {error}" for error in layer_errors(tables.pop(folder), graph)]
         elif len(graph) > 1:
             errors.append(f"ARCHITECTURE.md: no table of layers for {folder}")
     errors += [f"ARCHITECTURE.md: no sources in {folder}" for folder in tables]

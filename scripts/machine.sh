@@ -27,8 +27,8 @@ in_tree() {
         DEBIAN_FRONTEND=noninteractive "$@"
 }
 
-# Makes the smallest Debian with systemd and these packages: keep_tree PACKAGE... Sets $kept to its tar file, which is
-# reused the next time.
+# Makes a tar file of the smallest Debian with systemd and these packages: keep_tree PACKAGE... Sets $kept to its path. A
+# file that an earlier run made is used again.
 keep_tree() {
     kept=$top/build/machine/$suite-$(echo "$*" | md5sum | cut -c 1-8).tar
     [ ! -e "$kept" ] || return 0
@@ -59,7 +59,7 @@ unpack_machine() {
     tar -C "$machine" -xf "$kept"
 }
 
-# Starts systemd in the tree, in namespaces of its own, the network's too unless SHARED_NETWORK is set.
+# Starts systemd in the tree, in namespaces of its own. It shares only the network if SHARED_NETWORK is set.
 boot() {
     cat >"$folder/boot" <<'SCRIPT'
 set -eu
@@ -88,7 +88,7 @@ umount -l /.old
 rmdir /.old
 exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --show-status=no
 SCRIPT
-    # As every installed Debian has.
+    # Every installed Debian has this line.
     echo "127.0.0.1 localhost" >"$machine/etc/hosts"
     mkdir "$cgroup"
     net=--net
@@ -126,12 +126,14 @@ shut_down() {
     rm -rf --one-file-system "$folder"
 }
 
-expect() { # expect WHAT WANTED GOT
+# Fails unless a value is the wanted one: expect WHAT WANTED GOT
+expect() {
     [ "$2" = "$3" ] || fail "$1: wanted '$2', got '$3'"
     echo "   $1: $3"
 }
 
-await() { # await WHAT COMMAND...: for at most 30 s
+# Repeats a command until it succeeds, for at most 30 s: await WHAT COMMAND...
+await() {
     what=$1
     shift
     tries=0

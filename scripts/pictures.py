@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Records `dlock run` handing a lock on and `dlock top`, as animated SVG: pictures.py PORT FOLDER.
+"""Records two pictures as animated SVG: a second `dlock run` that waits for the first one, and `dlock top`:
+pictures.py PORT FOLDER.
 
 Terminals are windows of a separate tmux, which are captured several times a second. Needs `dlock` and `tmux` in PATH, and
 a server with the module on PORT.
@@ -38,15 +39,16 @@ class Terminal:
     def enter(self):
         self.tmux("send-keys", "-t", self.name, "Enter")
 
-    def shown(self):
+    def lines(self):
+        """Returns the lines on the screen, with their escape sequences for colors."""
         return self.tmux("capture-pane", "-e", "-p", "-t", self.name).rstrip("\n").split("\n")
 
     def until(self, text):
         for _ in range(300):
-            if text in "\n".join(self.shown()):
+            if text in "\n".join(self.lines()):
                 return
             time.sleep(0.05)
-        sys.exit(f"{self.name} does not show {text!r}:\n" + "\n".join(self.shown()))
+        sys.exit(f"{self.name} does not show {text!r}:\n" + "\n".join(self.lines()))
 
     def end(self):
         self.tmux("kill-session", "-t", self.name)
@@ -59,31 +61,35 @@ class Recording:
         self.terminals, self.frames, self.start = terminals, [], time.monotonic()
 
     def watch(self, seconds):
+        """Adds a frame whenever a terminal changes."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            shown = [terminal.shown() for terminal in self.terminals]
-            if not self.frames or self.frames[-1][1] != shown:
-                self.frames.append((time.monotonic() - self.start, shown))
+            screens = [terminal.lines() for terminal in self.terminals]
+            if not self.frames or self.frames[-1][1] != screens:
+                self.frames.append((time.monotonic() - self.start, screens))
             time.sleep(0.1)
 
-    def svg(self, about):
+    def svg(self, title):
+        """Returns the picture, which shows each frame for as long as it was recorded, over and over."""
         total = time.monotonic() - self.start
         width = max(t.columns for t in self.terminals) * WIDTH + 24
         heights = [t.rows * HEIGHT + 20 for t in self.terminals]
         out = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {sum(heights) + 8 * len(heights)}" '
-            f'width="{width:.0f}" role="img"><title>{html.escape(about)}</title>',
+            f'width="{width:.0f}" role="img"><title>{html.escape(title)}</title>',
             "<style>text{font:14px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}"
             f"g.f{{visibility:hidden;animation:f {total:.1f}s step-end infinite}}",
             # Without animation, for example on paper, the last frame is visible.
             "g.f:last-of-type{visibility:visible}",
         ]
         ends = [at for at, _ in self.frames[1:]] + [total]
-        for n, ((at, _), until) in enumerate(zip(self.frames, ends)):
-            a, b = (100 * moment / total for moment in (at if n else 0, until))
-            hide = f"{b:.2f}%{{visibility:hidden}}" if b < 99.99 else ""
+        for n, ((begin, _), end) in enumerate(zip(self.frames, ends)):
+            # The first frame is visible from the start.
+            begin_percent, end_percent = (100 * at / total for at in (begin if n else 0, end))
             before = "0%{visibility:hidden}" if n else ""
-            out.append(f"#f{n}{{animation-name:k{n}}}@keyframes k{n}{{{before}{a:.2f}%{{visibility:visible}}{hide}}}")
+            after = f"{end_percent:.2f}%{{visibility:hidden}}" if end_percent < 99.99 else ""
+            visible = f"{begin_percent:.2f}%{{visibility:visible}}"
+            out.append(f"#f{n}{{animation-name:k{n}}}@keyframes k{n}{{{before}{visible}{after}}}")
         out.append("</style>")
         top = 0
         tops = []
@@ -91,9 +97,9 @@ class Recording:
             out.append(f'<rect y="{top}" width="100%" height="{height}" rx="6" fill="{BACK}"/>')
             tops.append(top + 10)
             top += height + 8
-        for n, (_, shown) in enumerate(self.frames):
+        for n, (_, screens) in enumerate(self.frames):
             out.append(f'<g class="f" id="f{n}">')
-            for top, lines in zip(tops, shown):
+            for top, lines in zip(tops, screens):
                 out += [run for row, line in enumerate(lines) for run in runs(line, top + row * HEIGHT)]
             out.append("</g>")
         return "\n".join([*out, "</svg>\n"])
@@ -119,6 +125,7 @@ def runs(line, top):
 
 
 def styled(codes, fill, back, bold):
+    """Returns the style after an escape sequence with these codes."""
     for code in map(int, codes.split(";") if codes else ["0"]):
         if code == 0:
             fill, back, bold = FRONT, None, False

@@ -1,12 +1,14 @@
 #!/bin/sh
-# Checks the rules of ARCHITECTURE.md that say "only" and that no compiler checks. Part of `make lint`.
+# Checks the rules of ARCHITECTURE.md that no compiler checks: which code only some files may contain, and which files may
+# import each other. Part of `make lint`.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
 wrong=0
 
-# only WHAT WHERE PATTERN FOLDER...: fails if code in FOLDER, outside WHERE, matches PATTERN. Prints the lines.
+# only WHAT WHERE PATTERN FOLDER...: sets `wrong`, and prints the lines, if code in FOLDER and outside WHERE matches
+# PATTERN.
 only() {
     what=$1 where=$2 pattern=$3
     shift 3

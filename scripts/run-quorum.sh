@@ -25,7 +25,7 @@ for _ in 1 2 3 4 5; do
     while answers "$port"; do port=$((port + 1)); done
     dir=$top/build/run/$port
     mkdir -p "$dir"
-    # Without persistence, no lock of the last run is still held, so that no grace period is needed.
+    # No persistence, so that no lock of the last run is still held.
     "$(redis_server)" --port "$port" --bind 127.0.0.1 --dir "$dir" --logfile log --save '' --appendonly no \
         --notify-keyspace-events KEgd --loadmodule "$top/target/release/libdlock.so" &
     servers+=($!)
@@ -36,12 +36,12 @@ for _ in 1 2 3 4 5; do
     done
 done
 
-all=$(IFS=,; echo "${urls[*]}")
+url_list=$(IFS=,; echo "${urls[*]}")
 cat <<END
 
 Five lock servers are running, process ids ${servers[*]}. In another terminal:
 
-  export PATH="$top/target/release:\$PATH" DLOCK_SERVERS=$all
+  export PATH="$top/target/release:\$PATH" DLOCK_SERVERS=$url_list
   dlock run --fenced nightly -- sh -c 'echo "fence \$DLOCK_FENCE"; sleep 20'
   dlock inspect nightly
 

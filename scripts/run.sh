@@ -15,7 +15,8 @@ done
 dir=$top/build/run/$port
 mkdir -p "$dir"
 
-# No persistence, so that no lock of the last run is still held. KEgd: the module's events and DEL, by key and by event.
+# No persistence, so that no lock of the last run is still held. KEgd publishes the events of the module (d) and of generic
+# commands such as DEL (g), on a channel for each key (K) and for each event (E).
 options=(--bind 127.0.0.1 --save '' --appendonly no --notify-keyspace-events KEgd
     --loadmodule "$top/target/release/libdlock.so")
 if [ -n "${CONF:-}" ]; then
@@ -24,14 +25,14 @@ if [ -n "${CONF:-}" ]; then
     options=()
 fi
 
-# Print the command to try below the server's own output: wait for the server in the background, until it ends.
+# In the background: once the server answers, print a command to try, below the server's own output.
 (
     until redis-cli -p "$port" PING >/dev/null 2>&1; do
         kill -0 $$ 2>/dev/null || exit 0
         sleep 0.05
     done
     printf '\nA lock server is running on port %s. In another terminal:\n\n' "$port"
-    # Not a key of the README's first session, which needs a free one.
+    # Not "invoice:42": the first session of README.md needs that lock to be free.
     # shellcheck disable=SC2016 # for the reader's shell
     printf '  redis-cli -p %s DLOCK.ACQUIRE hello $(redis-cli -p %s DLOCK.TOKEN) 30000\n' "$port" "$port"
     if redis-cli -p "$port" INFO dlock | grep -q '^dlock_grace_ms_left:[1-9]'; then

@@ -26,19 +26,21 @@ def cargo_metadata():
 
 def linked(nodes, roots):
     """Returns the packages that `roots` link, by id, with their dependencies. Those of builds and tests are left out."""
-    found, todo = {}, list(roots)
+    graph, todo = {}, list(roots)
     while todo:
-        at = todo.pop()
-        if at in found:
+        package = todo.pop()
+        if package in graph:
             continue
-        needs = nodes[at]["deps"]
-        found[at] = [d["pkg"] for d in needs if any(kind["kind"] is None for kind in d["dep_kinds"])]
-        todo += found[at]
-    return found
+        dependencies = nodes[package]["deps"]
+        # The kind of a dependency that is linked is null; others are "build" and "dev".
+        graph[package] = [d["pkg"] for d in dependencies if any(kind["kind"] is None for kind in d["dep_kinds"])]
+        todo += graph[package]
+    return graph
 
 
 def component(package):
-    what = {
+    """Returns the component of CycloneDX for a package of `cargo metadata`."""
+    entry = {
         "type": "application" if package["name"] in OURS else "library",
         "bom-ref": f"pkg:cargo/{package['name']}@{package['version']}",
         "name": package["name"],
@@ -47,8 +49,8 @@ def component(package):
     }
     if package["license"]:
         # Some crates have the old form "MIT/Apache-2.0".
-        what["licenses"] = [{"expression": package["license"].replace("/", " OR ")}]
-    return what
+        entry["licenses"] = [{"expression": package["license"].replace("/", " OR ")}]
+    return entry
 
 
 def main():
@@ -57,23 +59,23 @@ def main():
     nodes = {n["id"]: n for n in data["resolve"]["nodes"]}
     roots = [p["id"] for p in data["packages"] if p["name"] in OURS and p["source"] is None]
     graph = linked(nodes, roots)
-    ref = {i: component(packages[i])["bom-ref"] for i in graph}
-    when = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), timezone.utc)
+    refs = {i: component(packages[i])["bom-ref"] for i in graph}
+    date = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), timezone.utc)
     bom = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
         "metadata": {
-            "timestamp": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "timestamp": date.strftime("%Y-%m-%dT%H:%M:%SZ"),
             "component": {"type": "application", "bom-ref": "dlock-dist", "name": "dlock-dist", "version": sys.argv[1]},
         },
         "components": sorted((component(packages[i]) for i in graph), key=lambda c: c["bom-ref"]),
         "dependencies": sorted(
-            ({"ref": ref[i], "dependsOn": sorted({ref[d] for d in needs})} for i, needs in graph.items()),
+            ({"ref": refs[i], "dependsOn": sorted({refs[d] for d in linked})} for i, linked in graph.items()),
             key=lambda d: d["ref"],
         ),
     }
-    bom["dependencies"].append({"ref": "dlock-dist", "dependsOn": sorted(ref[i] for i in roots)})
+    bom["dependencies"].append({"ref": "dlock-dist", "dependsOn": sorted(refs[i] for i in roots)})
     json.dump(bom, sys.stdout, indent=1)
     print()
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Runs each suite ROUNDS times beside two busy loops: test-busy.py ROUNDS [SUITE...] <messages of cargo test --no-run
+"""Runs each suite ROUNDS times beside two busy loops: test-busy.py ROUNDS [SUITE...] <MESSAGES
+
+MESSAGES is what `cargo test --no-run --message-format json` prints, which names the test programs.
 
 Prints a table of the runs and of the tests that failed. Fails if a test failed. The output of each run that failed is
 kept in build/busy.
@@ -21,7 +23,7 @@ LOGS = TOP / "build/busy"
 BUSY_LOOPS = 2
 # Only ends a hang: the slowest suite takes some minutes on an idle machine.
 LIMIT_S = 3600
-# One line of libtest, of pytest, and of each of Node's two reporters.
+# The line about a failed test of libtest, of pytest, and of Node's two reporters.
 FAILED = re.compile(
     r"^test (?P<rust>\S+) \.\.\. FAILED$"
     r"|^(?:FAILED|ERROR) (?P<python>\S+?::.+?)(?: - .*)?$"
@@ -67,7 +69,7 @@ class Suite:
 
 
 def stop_group(process):
-    """Ends a process and its children, whether it has ended or not."""
+    """Ends a process and its children. The process itself may have ended already."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

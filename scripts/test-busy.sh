@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every suite of `make test` again and again beside two busy loops: test-busy.sh ROUNDS [SUITE...]
+# Runs every suite of `make test` ROUNDS times beside two busy loops: test-busy.sh ROUNDS [SUITE...]
 #
 # A test that fails here depends on the speed of the machine: find the cause, never repeat the test.
 set -eu

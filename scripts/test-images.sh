@@ -6,21 +6,23 @@ set -eu
 # shellcheck source=scripts/machine.sh
 . "$(dirname "$0")/machine.sh"
 
-# A base image, of a tree and a Dockerfile on standard input: base NAME TREE
+# Builds a base image. Its Dockerfile, on standard input, begins FROM tree, the image made of the tar file TREE:
+# base NAME TREE
 base() {
     inside podman import --quiet - tree <"$2" >/dev/null
     inside BUILDAH_ISOLATION=chroot podman build --quiet --tag "docker.io/$1" --file - /srv/context >/dev/null
 }
 
-# A container with the rights and the file system that the pods have: contained OPTION... IMAGE [COMMAND...]
+# Starts a container with the rights and the file system that the pods have: contained OPTION... IMAGE [COMMAND...]
 contained() {
     inside docker run --quiet --detach --read-only --user 999:999 --cap-drop ALL --security-opt no-new-privileges "$@" \
         >/dev/null
 }
 
+# Sends a command to the server in the container "server", and prints the reply.
 ask() { inside docker exec server "$family-cli" "$@"; }
 
-# The answer to a GET of the exporter.
+# Prints the exporter's answer to GET PATH: get PATH
 get() {
     # shellcheck disable=SC2016 # for that shell
     inside docker exec exporter bash -c 'exec 3<>/dev/tcp/127.0.0.1/9736 && printf "GET $0 HTTP/1.0\r\n\r\n" >&3 && cat <&3' "$1"
@@ -68,7 +70,7 @@ keep_tree redis-server && redis=$kept
 keep_tree valkey-server && valkey=$kept
 keep_tree ca-certificates gcc libc6-dev && rust=$kept
 unpack_machine podman podman-docker crun
-# The limits and groups that this machine may not set are not tried.
+# Podman sets no limits and control groups: this machine may not be allowed to.
 cat >>"$machine/etc/containers/containers.conf" <<END
 [containers]
 cgroups = "disabled"

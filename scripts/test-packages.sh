@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tries the packages of `make dist` in Debians of their own, with the units of the packaged servers and their sandbox:
-# install, lock, CONFIG REWRITE, upgrade while a lock is held, free the files of locks, remove. OLD_MODULE names the
+# Tries the packages of `make dist` in Debians of their own, with the systemd units of Debian's Redis and Valkey: install,
+# lock, CONFIG REWRITE, upgrade while a lock is held, rewrite the data files without the module's data, remove. OLD_MODULE names the
 # libdlock.so of an older build to upgrade from; else it is the same, packaged with a lower version.
 set -eu
 # shellcheck source=scripts/machine.sh
@@ -85,7 +85,7 @@ try() {
     expect "and no other token gets it" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
     expect "one release ends it" 1 "$(ask DLOCK.RELEASE upgraded holder)"
 
-    say "$family: free the files of locks, and remove everything"
+    say "$family: rewrite the data files without the module's data, and remove everything"
     ask SET kept value >/dev/null
     ask CONFIG SET appendonly yes aof-use-rdb-preamble no >/dev/null
     await "the append only file" rewritten
@@ -105,7 +105,7 @@ try() {
     machine=$folder/tree
 }
 
-# The units for a job that one host of several does, but each second.
+# Tries contrib/systemd/nightly.*, the units of a job for one of several hosts, with a timer for each second.
 try_timer() {
     say "$family: the timer of the examples"
     units="/etc/systemd/system/nightly.service /etc/systemd/system/nightly.timer"
@@ -124,7 +124,7 @@ try_timer() {
     quietly systemctl disable --now nightly.timer
     quietly systemctl stop nightly.service
     [ "$(ask DLOCK.ACQUIRE nightly other 60000)" -gt 0 ] || fail "the stopped job holds its lock"
-    # As on another host: that the lock is taken is no failure.
+    # On a host that finds the lock taken, the unit does not fail.
     quietly systemctl start nightly.service
     expect "the report was made once, under" "nightly" "$(cat "$machine/srv/reports")"
     expect "the other host is done" 1 "$(ask DLOCK.RELEASE nightly other)"

@@ -8,7 +8,7 @@ set -eu
 test_servers valkey-8.0 redis-8 valkey-9
 export DLOCK_ROUNDS="${DLOCK_ROUNDS:-50}" DLOCK_RESTARTS="${DLOCK_RESTARTS:-100}"
 say "the module"
-# The tests would build it too, but silently.
+# The tests would also build the module, but would not show the compiler's output.
 cargo build --package dlock-module
 say "integration tests (DLOCK_ROUNDS=$DLOCK_ROUNDS)"
 cargo test --package dlock-module --package dlock

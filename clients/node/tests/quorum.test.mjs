@@ -18,7 +18,7 @@ function cut(proxy) {
 
 onEachServer(
   (env) => {
-    const { masters, proxies, clients, quorumOf, untilHeldAt, untilWaiters, untilAnyWaiter } =
+    const { masters, proxies, clients, quorumOf, untilHeldAt, untilFree, untilWaiters, untilAnyWaiter } =
       mastersFor(env);
     let quorum;
     const lock = (options) => new Lock(quorum, "foo", options);
