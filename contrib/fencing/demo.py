@@ -1,4 +1,4 @@
-"""Plays a scene twice, without and with a fence: `demo.py URL`, the URL of a server with the module.
+"""Shows what an overtaken holder does without and with a fence: `demo.py URL`, the URL of a server with the module.
 
 A worker reads a total, is stopped past its lease, and continues after the next worker has written."""
 
@@ -45,6 +45,8 @@ def work(url, path, amount, is_fenced):
 
 
 class Worker:
+    """A process that runs `work`. Prints what it prints, with the time."""
+
     def __init__(self, name, *arguments):
         self.name = name
         command = [sys.executable, __file__, "worker", *map(str, arguments)]
@@ -60,6 +62,7 @@ class Worker:
         return line
 
     def write(self):
+        """Lets the worker write, and returns what it prints."""
         self.process.stdin.write("\n")
         return self.wait()
 
@@ -94,7 +97,7 @@ def play(url, folder, is_fenced):
     elif answers[0] == "writes 120" and answers[1].startswith("is refused") and total == 120:
         print(f"  The total is {total}: worker-2's write stands, and worker-1 knows that its own failed.")
     else:
-        sys.exit(f"The total is {total}: neither outcome of the scene")
+        sys.exit(f"The total is {total}, and the workers printed {answers}: neither is expected")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
--- The triggers of one table of InnoDB, for MariaDB and MySQL, beside mysql.sql. Write the table's name (at most 51
+-- The triggers of one table of InnoDB, for MariaDB and MySQL. They need mysql.sql. Write the table's name (at most 51
 -- characters), without quotes, for TABLE_NAME:
 --
 --   sed 's/TABLE_NAME/invoice/g' mysql-triggers.sql | mariadb DATABASE

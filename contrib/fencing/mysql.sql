@@ -26,8 +26,8 @@ BEGIN
     END IF;
 END$$
 
--- Returns the fence that the session carries, or refuses the statement if it is below `least_fence`. A transaction writes to
--- the tables with triggers only after
+-- Returns the fence that the session carries in @dlock_fence. Refuses the statement if there is none, or if it is below
+-- `least_fence`. A transaction writes to the tables with triggers only after
 --   SET @dlock_fence = 1795179170661711
 -- Neither COMMIT nor ROLLBACK resets the variable.
 CREATE FUNCTION IF NOT EXISTS dlock_carried_fence(least_fence BIGINT) RETURNS BIGINT NOT DETERMINISTIC NO SQL

@@ -35,7 +35,7 @@ DECLARE
     carried text := current_setting('dlock.fence', true);
     fence bigint;
 BEGIN
-    -- After a transaction that set it, the setting is the empty string.
+    -- In a session that has set it in an earlier transaction, the setting is the empty string.
     IF carried IS NULL OR carried !~ '^[1-9][0-9]{0,15}$' THEN
         RAISE EXCEPTION 'dlock: the transaction carries no fence: %', coalesce(quote_literal(carried), 'not set')
             USING ERRCODE = 'check_violation', HINT = 'Begin with SELECT set_config(''dlock.fence'', :fence, true).';
@@ -56,7 +56,7 @@ BEGIN
 END
 $$;
 
--- TRUNCATE fires no trigger of a row.
+-- TRUNCATE fires no row triggers, so a statement trigger refuses it.
 CREATE OR REPLACE FUNCTION dlock_refuse_truncate() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'dlock: TRUNCATE checks no fence of %: use DELETE', TG_TABLE_NAME USING ERRCODE = 'check_violation';

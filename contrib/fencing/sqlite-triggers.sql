@@ -1,4 +1,4 @@
--- The triggers of one table, for SQLite, beside sqlite.sql. Write the table's name, without quotes, for TABLE_NAME:
+-- The triggers of one table, for SQLite. They need sqlite.sql. Write the table's name, without quotes, for TABLE_NAME:
 --
 --   sed 's/TABLE_NAME/invoice/g' sqlite-triggers.sql | sqlite3 -bail shop.db
 --

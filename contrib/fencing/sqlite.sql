@@ -30,7 +30,8 @@ CREATE TABLE IF NOT EXISTS dlock_carried (
     fence INTEGER NOT NULL CHECK (typeof(fence) = 'integer' AND fence BETWEEN 1 AND 9007199254740991)
 );
 
--- Refuses a statement unless its transaction carries a fence that is at least `least_fence`. The triggers insert into it.
+-- An INSERT into this view fails unless the transaction carries a fence that is at least `least_fence`. The triggers of a
+-- table check their fence so.
 CREATE VIEW IF NOT EXISTS dlock_check AS SELECT 0 AS least_fence;
 CREATE TRIGGER IF NOT EXISTS dlock_check_fence INSTEAD OF INSERT ON dlock_check
 BEGIN

@@ -9,7 +9,7 @@ import { Owed } from "../dist/owed.js";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
 // No lease ends during a test.
-const MINUTES = 600_000;
+const TEN_MINUTES = 600_000;
 // More than a client sends for one token if the server has answered each ACQUIRE.
 const RELEASES = 5;
 
@@ -61,7 +61,7 @@ onEachServer(
         quorum.limit = 2000;
         const members = membersAt(...indices);
         const before = await releases(members);
-        const lock = new Lock(quorum, "foo", { ttl: MINUTES, renew: false });
+        const lock = new Lock(quorum, "foo", { ttl: TEN_MINUTES, renew: false });
         const outcome = await acquireOverStalled(members, () => lock.tryAcquire());
         if (outcome instanceof Hold) await outcome.release();
         else assert(!isAcquired && outcome instanceof NoQuorumError, outcome);
@@ -72,7 +72,7 @@ onEachServer(
     test("an ACQUIRE that arrives late at a single server is released", async () => {
       const [member] = membersAt(0);
       const [before] = await releases([member]);
-      const lock = new Lock(await env.client(proxies[0].url), "foo", { ttl: MINUTES, renew: false });
+      const lock = new Lock(await env.client(proxies[0].url), "foo", { ttl: TEN_MINUTES, renew: false });
       assert.equal(await lock.locked(), false, "the client is connected");
       // When the connection breaks, the command fails in node-redis, and ioredis sends it again.
       const outcome = await acquireOverStalled([member], () => lock.acquire());
@@ -102,7 +102,7 @@ test("answers confirm an owed RELEASE only once each ACQUIRE of its token has be
     return yield [];
   };
   // Two answers are needed.
-  const owed = new Owed(release, MINUTES, 2, () => acquiresAreAnswered);
+  const owed = new Owed(release, TEN_MINUTES, 2, () => acquiresAreAnswered);
   assert.equal(answeredTries(owed, 20), 20);
   assert(owed.wakeAt() - now() > 2000, "the pauses grow");
   acquiresAreAnswered = true;

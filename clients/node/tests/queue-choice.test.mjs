@@ -17,7 +17,8 @@ import { mastersFor, onEachServer, until } from "./support.mjs";
 // Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
-const MINUTES = 600_000;
+const TEN_MINUTES = 600_000;
+
 /** Returns the reply to INSPECT with these holds: ages in ms by token. */
 const inspectReply = (ages) => [
   "holders",
@@ -257,8 +258,8 @@ onEachServer(
   (env) => {
     const { masters, quorumOf, untilWaiters } = mastersFor(env);
     // No lease ends during a test.
-    const lock = (quorum) => new Lock(quorum, "foo", { ttl: MINUTES });
-    const leaveHold = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
+    const lock = (quorum) => new Lock(quorum, "foo", { ttl: TEN_MINUTES });
+    const leaveHold = (at, token = "left") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, TEN_MINUTES);
 
     /** Each client acquires and releases the lock again and again, until `isEnough` accepts the numbers of
      * acquisitions by client. Returns these numbers. */
@@ -301,11 +302,11 @@ onEachServer(
 
     test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
       for (const at of [0, 1, 2]) await leaveHold(at, `left ${at}`);
-      const hold = lock(await quorumOf(masters)).acquire();
+      const acquiring = lock(await quorumOf(masters)).acquire();
       await untilWaiters(0, 0, 1);
       // Now a majority can grant, and the last queue still does not move.
       for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);
-      await (await hold).release();
+      await (await acquiring).release();
     });
 
     for (const at of [undefined, 0, 1]) {

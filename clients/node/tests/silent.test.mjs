@@ -11,7 +11,7 @@ import { mastersFor, onEachServer, until } from "./support.mjs";
 // Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
-const MINUTES = 600_000;
+const TEN_MINUTES = 600_000;
 
 onEachServer(
   (env) => {
@@ -20,13 +20,13 @@ onEachServer(
       for (const master of masters) master.thaw();
     });
     // No lease ends during a test.
-    const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: MINUTES, ...options });
-    const holdByRival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, MINUTES);
+    const lock = (quorum, options) => new Lock(quorum, "foo", { ttl: TEN_MINUTES, ...options });
+    const holdByRival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, TEN_MINUTES);
     const releaseByRival = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
 
     /** From now on, an acquisition that waits for a silent member makes `withinLimit` fail. */
     const neverGiveUpOnSilent = (quorum) => {
-      quorum.limit = MINUTES;
+      quorum.limit = TEN_MINUTES;
     };
 
     /** Returns the outcome of `work`. Fails if the work does not end within the limit of `until`, a minute. */
@@ -99,9 +99,9 @@ onEachServer(
             `round ${round}`,
             lock(quorum).using(() => {}),
           );
-        // One of the two waits for the other.
+        // One of the two callers waits for the other.
         const both = [1, 2].map(() => lock(quorum).using(() => {}));
-        await withinLimit("both clients have had the lock", Promise.all(both));
+        await withinLimit("both callers have had the lock", Promise.all(both));
         assert.equal(proxies[at].requestCount("DLOCK.ACQUIRE"), before, "no ACQUIRE to a silent member");
         proxies[at].silent = false;
         await until("the member answers", () => !quorum.channels[at].isSilent);
@@ -115,11 +115,11 @@ onEachServer(
     test("a client that gets no majority while one member is silent releases its grants, and queues", async () => {
       const quorum = await quorumWithSilent(2);
       await holdByRival(0);
-      const hold = lock(quorum).acquire();
+      const acquiring = lock(quorum).acquire();
       await untilWaiters(1, 0, 0);
       await untilHeldAt(0);
       await releaseByRival(0);
-      await (await hold).release();
+      await (await acquiring).release();
       await untilFree();
     });
 
@@ -150,15 +150,15 @@ onEachServer(
       const quorums = await Promise.all([1, 2, 3].map(() => quorumOf(masters, 1000)));
       const hold = await lock(await quorumOf(masters)).acquire();
       await untilHeldAt(0, 1, 2);
-      const order = [];
-      const done = quorums.map((quorum, at) => lock(quorum).using(() => order.push(at)));
+      const served = [];
+      const done = quorums.map((quorum, at) => lock(quorum).using(() => served.push(at)));
       await untilWaiters(3, 0, 0);
       const before = await masters[0].calls("dlock.acquire");
       masters[0].freeze();
       await until("all clients wait at the next member", async () => (await masters[1].waiters()) === 3);
       await hold.release();
       await withinLimit("all clients have had the lock", Promise.all(done));
-      assert.deepEqual(order.sort(), [0, 1, 2]);
+      assert.deepEqual(served.sort(), [0, 1, 2]);
       masters[0].thaw();
       await untilFree();
       await untilWaiters(0, 0, 0);
@@ -171,12 +171,12 @@ onEachServer(
 
     test("a client that its queue grants the lock moves to the queue of the first member that refuses", async () => {
       await Promise.all([holdByRival(1), holdByRival(2)]);
-      const hold = lock(await quorumOf(masters)).acquire();
+      const acquiring = lock(await quorumOf(masters)).acquire();
       await untilWaiters(0, 1, 0);
       await untilHeldAt(1, 2);
       await Promise.all([releaseByRival(1), releaseByRival(2)]);
       await untilHeldAt(0, 1, 2);
-      await (await hold).release();
+      await (await acquiring).release();
       await untilFree();
     });
 
@@ -198,12 +198,12 @@ onEachServer(
 
     test("a newcomer does not overtake the queue by a majority of the other members", async () => {
       await holdByRival(0);
-      await masters[0].ask("DLOCK.ACQUIRE", "foo", "waits", MINUTES, "QUEUE", MINUTES);
-      const hold = lock(await quorumOf(masters)).acquire();
+      await masters[0].ask("DLOCK.ACQUIRE", "foo", "waiter", TEN_MINUTES, "QUEUE", TEN_MINUTES);
+      const acquiring = lock(await quorumOf(masters)).acquire();
       await untilWaiters(2, 0, 0);
       await untilHeldAt(0);
-      for (const token of ["rival", "waits"]) await releaseByRival(0, token);
-      await (await hold).release();
+      for (const token of ["rival", "waiter"]) await releaseByRival(0, token);
+      await (await acquiring).release();
     });
 
     test("a client that cannot reach the member of the queue gets its share", async () => {
