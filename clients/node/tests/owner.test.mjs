@@ -33,7 +33,7 @@ onEachServer(
     };
 
     for (const [what, make] of Object.entries(services)) {
-      test(`callers that lock in opposite order get a DeadlockError: ${what}`, async () => {
+      test(`one of two callers that lock in opposite order gets a DeadlockError: ${what}`, async () => {
         const service = await make();
         const bothHoldOne = barrier(2);
         const nested = (outer, inner) =>
@@ -132,7 +132,7 @@ onEachServer(
       }
     });
 
-    test("callers of redlock.using that lock in opposite order get a DeadlockError", async () => {
+    test("one of two callers of redlock.using that lock in opposite order gets a DeadlockError", async () => {
       // With retryCount -1, the calls wait without a limit.
       const redlock = new Redlock([await env.client(masters[0].url)], { retryCount: -1 });
       const bothHoldOne = barrier(2);
