@@ -16,7 +16,7 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
     for masters in [1, 3] {
         let stage = Stage::with(kind, masters);
         let runs = [crossing(&stage, "a", "b"), crossing(&stage, "b", "a")];
-        let mut done = runs.map(Running::end);
+        let mut done = runs.map(Running::wait);
         done.sort_by_key(|done| done.code);
         let [ran, ended] = done;
         assert_eq!((ran.code, &*ran.stdout, &*ran.stderr), (Some(0), "inside\n", ""));
@@ -50,7 +50,7 @@ fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
         let stage = Stage::one(kind);
         let run = stage.start(stage.run("", &script));
         stage.until_waiting("x", 1);
-        let done = stage.finish(run);
+        let done = stage.create_go_and_wait(run);
         assert_eq!((done.code, &*done.stderr), (Some(0), ""), "{script}");
         assert_eq!(stage.lines("turns"), ["turn", "turn"], "{script}");
     }
@@ -62,7 +62,7 @@ fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
 fn a_nested_run_is_refused_when_it_waits_for_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let inner = "unset DLOCK_TOKEN DLOCK_RESOURCE; exec $DLOCK run r -- echo inside";
-    let done = stage.end(stage.run("", inner));
+    let done = stage.execute(stage.run("", inner));
     assert_eq!((done.code, &*done.stdout), (Some(75), ""), "{}", done.stderr);
     done.assert_stderr("would be a deadlock");
 }

@@ -60,13 +60,13 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
     let urls = stage.urls().replace("redis://", "redis://zoe:s3cret@");
     let mut doctor = stage.dlock("doctor lock:1 --json");
     doctor.env("DLOCK_SERVERS", &urls);
-    let output = stage.end(doctor).stdout;
+    let output = stage.execute(doctor).stdout;
     assert!(output.contains("+info") && output.contains("NOPERM"), "{output}");
     conn.ok("ACL SETUSER zoe +info +config|get");
     let with_rights = || {
         let mut doctor = stage.dlock("doctor lock:1 --json");
         doctor.env("DLOCK_SERVERS", &urls);
-        stage.end(doctor).stdout
+        stage.execute(doctor).stdout
     };
     let output = with_rights();
     let fix = "ACL SETUSER zoe +dlock.extend +dlock.release ~lock:1";
@@ -95,12 +95,12 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     let [first, second] = [0, 1].map(|server: usize| stage.servers[server].port());
     let twice = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
     doctor.env("DLOCK_SERVERS", twice);
-    let output = stage.end(doctor).stdout;
+    let output = stage.execute(doctor).stdout;
     assert!(output.contains("it would vote twice") && output.contains("name each server once"), "{output}");
 
     let mut doctor = stage.dlock("doctor --json");
     doctor.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{first},redis://127.0.0.1:{second}"));
-    assert!(stage.end(doctor).stdout.contains("name 1 or 3 servers"));
+    assert!(stage.execute(doctor).stdout.contains("name 1 or 3 servers"));
 
     stage.servers[1].connect().ok(&format!("REPLICAOF 127.0.0.1 {first}"));
     let found = findings(&stage, "doctor", 1);
@@ -111,13 +111,14 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
 fn doctor_reports_a_client_that_names_other_members(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let mut other = stage.servers[1].connect();
+    // The library name of a client of a quorum: q, the number of members, and a digest of their run ids.
     if matches!(other.say("CLIENT SETINFO LIB-NAME dlock-py(q5-0badcafe)"), Reply::Error(_)) {
         return; // Redis 7.0 has no library names.
     }
-    let named = |found: Vec<String>| -> Vec<String> {
+    let about_members = |found: Vec<String>| -> Vec<String> {
         found.into_iter().filter(|finding| finding.contains("names other members")).collect()
     };
-    let found = named(findings(&stage, "doctor", 1));
+    let found = about_members(findings(&stage, "doctor", 1));
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].starts_with(&format!("redis://127.0.0.1:{}: ", stage.servers[1].port())), "{found:?}");
     assert!(found[0].contains("(q5-0badcafe)"), "{found:?}");
@@ -125,7 +126,7 @@ fn doctor_reports_a_client_that_names_other_members(kind: &ServerKind) {
     // libraries.
     for name in ["dlock-client(q3)", "dlock-client", "redis-py(q5-0badcafe)"] {
         other.ok(&format!("CLIENT SETINFO LIB-NAME {name}"));
-        let found = named(findings(&stage, "doctor", 1));
+        let found = about_members(findings(&stage, "doctor", 1));
         assert!(found.is_empty(), "{name}: {found:?}");
     }
 }

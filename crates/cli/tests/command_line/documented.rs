@@ -21,7 +21,7 @@ fn shell(stage: &Stage, script: &str) -> Command {
 fn uniform(line: &str) -> String {
     let is_fence = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_digit());
     let is_token = |word: &str| word.strip_suffix('…').is_some_and(|word| word.len() == 8);
-    // Each unit of a time is a word.
+    // A time of several units, such as `1m 30s`, has a word for each.
     let is_time = |word: &str| {
         let unit = word.trim_start_matches(|char: char| char.is_ascii_digit());
         unit != word && ["ms", "s", "m"].contains(&unit)
@@ -48,7 +48,7 @@ fn the_documented_session_runs_as_shown(kind: &ServerKind) {
         }
     }
     assert!(shown.len() >= 7, "{shown:?}");
-    let done = stage.end(shell(&stage, &script));
+    let done = stage.execute(shell(&stage, &script));
     let address = format!("127.0.0.1:{}", stage.servers[0].port());
     let printed: Vec<String> = done.stdout.replace(&address, "127.0.0.1:6379").lines().map(uniform).collect();
     assert_eq!(printed, shown);
@@ -64,14 +64,15 @@ fn line_of_the_crontab() -> String {
 fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let line = line_of_the_crontab();
+    // The line sleeps, so that a machine whose clock is late still finds the lock held.
     assert!(line.contains("sleep 60"));
     let line = line.replace("sleep 60", "until [ -e go ]; do sleep 0.02; done");
     let line = line.replace("--wait 2s", "--wait 100ms");
     executable(&stage, "report.sh", "echo report >> reports");
     let first = stage.start(shell(&stage, &line));
-    stage.lines("reports");
-    assert_eq!(stage.end(shell(&stage, &line)).code, Some(75));
-    assert_eq!(stage.finish(first).code, Some(0));
+    stage.until_written("reports");
+    assert_eq!(stage.execute(shell(&stage, &line)).code, Some(75));
+    assert_eq!(stage.create_go_and_wait(first).code, Some(0));
     assert_eq!(stage.lines("reports"), ["report"]);
 }
 
@@ -97,7 +98,7 @@ fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
     for (server, token) in stage.servers.iter().zip(["x", "y"]) {
         assert_eq!(server.connect().say(&format!("DLOCK.RELEASE nightly-report {token}")), 1);
     }
-    let done = machine.end();
+    let done = machine.wait();
     assert_eq!(done.code, Some(0), "{}", done.stderr);
     assert_eq!(stage.lines("reports"), ["report"]);
 }
@@ -111,7 +112,7 @@ fn the_migration_line_runs_on_one_instance_at_a_time(kind: &ServerKind) {
     executable(&stage, "serve", "echo served >> done");
     let instances = [0, 1].map(|_| stage.start(shell(&stage, line)));
     for instance in instances {
-        assert_eq!(instance.end().code, Some(0));
+        assert_eq!(instance.wait().code, Some(0));
     }
     let mut done = stage.lines("done");
     done.sort();
@@ -122,7 +123,7 @@ fn executable(stage: &Stage, name: &str, script: &str) {
     use std::os::unix::fs::PermissionsExt;
     let path = stage.write(name, &format!("#!/bin/sh\n{script}\n"));
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
-        .expect("the file has the owner of this process");
+        .expect("this process owns the file");
 }
 
 #[test]
@@ -139,8 +140,8 @@ fn exit_codes_match_the_manual() {
         let meaning = meaning.lines().next().expect("a meaning");
         let (code, meaning) = (code.replace("\\fB", "").replace("\\fR", ""), meaning.replace("\\*(Aq", "'"));
         let row = match meaning.split_once(": ") {
-            Some((of @ ("run, elect" | "status, doctor"), meaning)) => {
-                format!("| {code} | `{}` | {meaning} |", of.replace(", ", "`, `"))
+            Some((subcommands @ ("run, elect" | "status, doctor"), meaning)) => {
+                format!("| {code} | `{}` | {meaning} |", subcommands.replace(", ", "`, `"))
             }
             _ => format!("| {code} | all | {meaning} |"),
         };

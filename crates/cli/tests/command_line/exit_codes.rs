@@ -16,7 +16,7 @@ fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
         // A real-time signal, which has no name.
         ("kill -40 $$", 168),
     ] {
-        let done = stage.end(stage.run("--no-wait", script));
+        let done = stage.execute(stage.run("--no-wait", script));
         assert_eq!((done.code, done.signal), (Some(code), None), "{script}: {}", done.stderr);
         assert_eq!(done.stderr, "");
     }
@@ -27,7 +27,7 @@ fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
 #[each_server]
 fn run_is_killed_by_sigint_when_its_command_is(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let done = stage.end(stage.run("", "kill -INT $$"));
+    let done = stage.execute(stage.run("", "kill -INT $$"));
     assert_eq!((done.code, done.signal), (None, Some(2)));
     assert_eq!(stage.held_on("r"), 0);
 }
@@ -40,7 +40,7 @@ fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(ki
         ("run r -- no-such-command x", 127, "dlock: no-such-command: No such file"),
         ("run r -- ./data", 126, "dlock: ./data: Permission denied"),
     ] {
-        let done = stage.end(stage.dlock(command));
+        let done = stage.execute(stage.dlock(command));
         assert_eq!(done.code, Some(code), "{}", done.stderr);
         done.assert_stderr(message);
         assert_eq!(stage.held_on("r"), 0);
@@ -51,9 +51,9 @@ fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(ki
 fn run_exits_with_69_without_a_quorum(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     stage.servers[1].kill9();
-    assert_eq!(stage.end(stage.run("", "true")).code, Some(0), "two of three are a majority");
+    assert_eq!(stage.execute(stage.run("", "true")).code, Some(0), "two of three are a majority");
     stage.servers[2].kill9();
-    let done = stage.end(stage.run("", "echo ran"));
+    let done = stage.execute(stage.run("", "echo ran"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(69), ""), "{}", done.stderr);
     done.assert_stderr_starts("dlock: no quorum for r");
     assert_eq!(stage.held_on("r"), 0, "the grant of the one server was released");
@@ -75,10 +75,8 @@ fn run_exits_with_69_for_an_unusable_server_and_64_for_an_invalid_address(kind: 
         for url in urls {
             command.args(["--server", &url]);
         }
-        let done = stage.end({
-            command.args(["r", "--", "true"]);
-            command
-        });
+        command.args(["r", "--", "true"]);
+        let done = stage.execute(command);
         assert_eq!(done.code, Some(code), "{}", done.stderr);
         done.assert_stderr(&message);
     }
@@ -95,11 +93,11 @@ fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
     let [resource, token, fence] = variables[..] else { panic!("{variables:?}") };
     assert_eq!(resource, "r");
     assert!(stage.count_confirmed("r", token, fence, "by-hand") >= 2);
-    assert_eq!(stage.finish(run).code, Some(0));
+    assert_eq!(stage.create_go_and_wait(run).code, Some(0));
 
     // Without --fenced, a run over a quorum has no fence, and does not show its parent's.
     let inner = format!("$DLOCK run inner -- sh -c '{report}'");
-    let done = stage.end(stage.run("--fenced", &inner));
+    let done = stage.execute(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(done.stdout.starts_with("inner ") && done.stdout.ends_with(" none\n"), "{}", done.stdout);
 }
@@ -108,13 +106,13 @@ fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
 fn the_default_label_names_host_and_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("", "echo $PPID > dlock; until [ -e go ]; do sleep 0.02; done"));
-    let dlock = stage.process("dlock");
+    let dlock = stage.process_id("dlock");
     assert_eq!(dlock, run.id());
     let lock = stage.connect().ok("DLOCK.INSPECT r");
     let label = lock.field("holders").items()[0].field("label").text();
-    let host = stage.end(stage.command("hostname")).stdout;
+    let host = stage.execute(stage.command("hostname")).stdout;
     assert_eq!(label, format!("sh@{} ({dlock})", host.trim()));
-    assert_eq!(stage.finish(run).code, Some(0));
+    assert_eq!(stage.create_go_and_wait(run).code, Some(0));
 }
 
 #[each_server]
@@ -132,14 +130,14 @@ fn servers_and_passwords_come_from_a_file_or_the_environment(kind: &ServerKind) 
     let run = |name: &str, value: &str| {
         let mut run = stage.dlock("run r -- true");
         run.env_remove("DLOCK_SERVERS").env(name, value);
-        stage.end(run)
+        stage.execute(run)
     };
     let file = list.to_str().expect("a path");
     assert_eq!(run("DLOCK_SERVERS", &url("se%2Ccret")).code, Some(0));
     assert_eq!(run("DLOCK_SERVERS_FILE", file).code, Some(0));
     let mut by_option = stage.dlock("run r --servers-file");
     by_option.arg(file).args(["--", "true"]).env("DLOCK_SERVERS", "redis://nobody.invalid");
-    assert_eq!(stage.end(by_option).code, Some(0), "an option overrides the environment");
+    assert_eq!(stage.execute(by_option).code, Some(0), "an option overrides the environment");
 
     let refused = run("DLOCK_SERVERS", &url("wrong"));
     assert_eq!(refused.code, Some(69), "{}", refused.stderr);
@@ -154,7 +152,7 @@ fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind)
     let end = |words: &str| {
         let mut dlock = stage.dlock(words);
         dlock.env("DLOCK_SERVERS", &urls);
-        stage.end(dlock)
+        stage.execute(dlock)
     };
     let done = end("run r -- true");
     assert_eq!(done.code, Some(0), "{}", done.stderr);
@@ -169,13 +167,13 @@ fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind)
 #[each_server]
 fn commands_succeed_with_a_silent_member(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // On each server: `dlock acquire` would return as soon as a majority has granted the lock.
+    // The servers themselves get the ACQUIRE, because `dlock acquire` returns once a majority has granted.
     stage.on_each("DLOCK.ACQUIRE other token 600000");
     stage.servers[0].pause();
     let release = "release --node-timeout 3s other token";
     let all = ["run --node-timeout 3s r -- true", "inspect --node-timeout 3s r", release];
     for running in all.map(|words| stage.start(stage.dlock(words))) {
-        let done = running.end();
+        let done = running.wait();
         assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     }
     stage.servers[0].resume();
@@ -188,44 +186,44 @@ fn run_waits_for_servers_that_are_down(kind: &ServerKind) {
     let run = stage.start(stage.run("--wait 10m", "echo ran"));
     until("the run reports the outage", || run.stderr().contains("dlock: too few servers for r at present"));
     stage.servers[0].restart();
-    let done = run.end();
+    let done = run.wait();
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{}", done.stderr);
     assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
 
     stage.servers[0].kill9();
-    let done = stage.end(stage.run("--wait 1s", "echo ran"));
+    let done = stage.execute(stage.run("--wait 1s", "echo ran"));
     assert_eq!(done.code, Some(69), "{}", done.stderr);
     assert!(done.stderr.contains("no quorum for r") && done.stderr.contains(" down: "), "{}", done.stderr);
-    assert_eq!(stage.end(stage.dlock("wait --timeout 100ms r")).code, Some(69));
+    assert_eq!(stage.execute(stage.dlock("wait --timeout 100ms r")).code, Some(69));
 }
 
 #[each_server]
 fn commands_exit_with_64_for_a_rejected_argument_and_69_for_a_missing_right(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for wrong in ["--ttl 25h", "--delay 2d"] {
-        let done = stage.end(stage.run(wrong, "echo ran"));
+        let done = stage.execute(stage.run(wrong, "echo ran"));
         assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
     }
-    // The servers reject the ttl. An error of the argument parser would repeat it.
-    let extended = stage.end(stage.dlock("extend r t --ttl 25h"));
+    // The servers reject this ttl, and their error does not repeat it. One of the argument parser would.
+    let extended = stage.execute(stage.dlock("extend r t --ttl 25h"));
     assert_eq!((extended.code, extended.stderr.contains("25h")), (Some(64), false), "{}", extended.stderr);
     // The lock is free, but this user has no right to inspect it.
     let mut conn = stage.connect();
     assert_eq!(conn.ok("ACL SETUSER worker on >pw ~* +@all -dlock.inspect"), "OK");
     let mut wait = stage.dlock("wait --timeout 100ms r");
     wait.env("DLOCK_SERVERS", format!("redis://worker:pw@127.0.0.1:{}", stage.servers[0].port()));
-    let done = stage.end(wait);
+    let done = stage.execute(wait);
     assert_eq!((done.code, done.stderr.contains("NOPERM")), (Some(69), true), "{}", done.stderr);
 }
 
 #[each_server]
 fn commands_report_each_server_that_is_down(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
-    let hold = stage.end(stage.dlock("acquire other")).stdout;
+    let hold = stage.execute(stage.dlock("acquire other")).stdout;
     stage.servers.iter().for_each(|server| server.kill9());
     let release = format!("release other {}", hold.trim());
     for words in ["run --no-wait r -- true", &release] {
-        let done = stage.end(stage.dlock(words));
+        let done = stage.execute(stage.dlock(words));
         assert_eq!((done.code, done.stderr.matches(" down: ").count()), (Some(69), 5), "{}", done.stderr);
     }
 }

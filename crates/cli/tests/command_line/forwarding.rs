@@ -23,12 +23,12 @@ fn run_forwards_each_signal_once(kind: &ServerKind) {
     let mut run = stage.run("", LISTEN);
     run.env("NAMES", names.join(" "));
     let run = stage.start(run);
-    stage.process("ready");
+    stage.until_written("ready");
     for (count, name) in names.into_iter().enumerate() {
         run.signal(name);
         until(&format!("the command receives SIG{name}"), || stage.file("signals").lines().count() > count);
     }
-    let done = stage.finish(run);
+    let done = stage.create_go_and_wait(run);
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
     assert_eq!(stage.lines("signals"), names);
 }
@@ -37,7 +37,7 @@ fn run_forwards_each_signal_once(kind: &ServerKind) {
 fn the_command_inherits_the_ignored_signals_and_blocks_none(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let masks = "grep -E 'SigBlk|SigIgn' /proc/self/status";
-    let masks_of = |script: &str| stage.end(stage.shell(script)).stdout;
+    let masks_of = |script: &str| stage.execute(stage.shell(script)).stdout;
     let plain = masks_of(masks);
     assert!(plain.starts_with("SigBlk:\t0000000000000000\nSigIgn:\t"), "{plain}");
     assert_eq!(masks_of(&format!("\"$DLOCK\" run r -- {masks}")), plain);
@@ -52,10 +52,10 @@ fn run_ends_the_children_of_a_terminated_shell_before_it_frees_the_lock(kind: &S
     let stage = Stage::one(kind);
     let script = "setsid sleep 1000 & echo $! > one; timeout 1000 sleep 1000 & echo $! > two; wait";
     let run = stage.start(stage.run("", script));
-    let (one, two) = (stage.process("one"), stage.process("two"));
+    let (one, two) = (stage.process_id("one"), stage.process_id("two"));
     assert_eq!(stage.held_on("r"), 1);
     run.signal("TERM");
-    let done = run.end();
+    let done = run.wait();
     assert_eq!((done.code, done.stderr), (Some(143), String::new()));
     assert!(!is_alive(one) && !is_alive(two));
     assert_eq!(stage.held_on("r"), 0);
@@ -64,8 +64,8 @@ fn run_ends_the_children_of_a_terminated_shell_before_it_frees_the_lock(kind: &S
 #[each_server]
 fn children_outlive_a_command_that_exits_by_itself(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let done = stage.end(stage.run("", "sleep 1000 & echo $! > daemon"));
-    let daemon = stage.process("daemon");
+    let done = stage.execute(stage.run("", "sleep 1000 & echo $! > daemon"));
+    let daemon = stage.process_id("daemon");
     let lives = is_alive(daemon);
     signal(daemon, "KILL");
     assert_eq!((done.code, lives), (Some(0), true));
@@ -78,11 +78,11 @@ fn run_reaps_adopted_orphans(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let script = "(sleep 0 & sleep 1000 & echo $! > orphan); until [ -e go ]; do sleep 0.02; done";
     let run = stage.start(stage.run("", script));
-    let orphan = stage.process("orphan");
+    let orphan = stage.process_id("orphan");
     until("dlock is the parent of the orphan", || status(orphan, "PPid") == Some(run.id().to_string()));
     signal(orphan, "KILL");
     until("the orphan is reaped", || status(orphan, "State").is_none());
-    assert_eq!(stage.finish(run).code, Some(0));
+    assert_eq!(stage.create_go_and_wait(run).code, Some(0));
 }
 
 #[each_server]
@@ -93,7 +93,7 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
         let run = stage.start(stage.run("", "echo ran"));
         stage.until_waiting("r", 1);
         run.signal(name);
-        let done = run.end();
+        let done = run.wait();
         assert_eq!((done.code, done.signal, done.stdout.as_str()), (None, Some(number), ""));
         stage.servers.iter().for_each(queue::until_no_waiters);
     }
@@ -132,9 +132,9 @@ fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for (name, number) in [("ALRM", 14), ("XCPU", 24), ("ABRT", 6)] {
         let run = stage.start(stage.run("--ttl 10m", "ulimit -c 0; echo $$ > ready; exec sleep 1000"));
-        let command = stage.process("ready");
+        let command = stage.process_id("ready");
         run.signal(name);
-        let done = run.end();
+        let done = run.wait();
         assert_eq!((done.code, done.stderr), (Some(128 + number), String::new()));
         assert!(!is_alive(command));
         assert_eq!(stage.held_on("r"), 0);
@@ -146,13 +146,13 @@ fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
 fn run_renews_the_lock_of_a_stopped_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut run = stage.start(stage.run("--ttl 3s", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
-    let command = stage.process("ready");
+    let command = stage.process_id("ready");
     signal(command, "STOP");
     until("the command is stopped", || is_stopped(command));
     until_renewed(&mut stage.connect(), "r");
     assert!(!run.has_ended() && !is_stopped(run.id()));
     signal(command, "CONT");
-    assert_eq!(stage.finish(run).code, Some(0));
+    assert_eq!(stage.create_go_and_wait(run).code, Some(0));
 }
 
 /// Some supervisors ignore SIGCHLD when they start a program. For a process that ignores it, the kernel
@@ -163,7 +163,7 @@ fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
     for (script, code) in [("exit 3", 3), ("kill -TERM $$", 143)] {
         let mut run = stage.command("env");
         run.args(["--ignore-signal=CHLD", stage::DLOCK, "run", "r", "--", "sh", "-c", script]);
-        let done = stage.end(run);
+        let done = stage.execute(run);
         assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
         assert_eq!(stage.held_on("r"), 0);
     }
@@ -191,7 +191,7 @@ fn a_waiting_run_ignores_signals_that_would_not_end_it(kind: &ServerKind) {
             });
         }
         stage.on_each("DLOCK.RELEASE r other");
-        let done = run.end();
+        let done = run.wait();
         assert_eq!(
             (done.code, done.stdout.as_str(), done.stderr.as_str()),
             (Some(0), "ran\n", ""),

@@ -50,11 +50,11 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
         observer.stdout().contains("is led by two") && json.stdout().contains("\"leader\":\"two\"")
     });
     stage.write("end-two", "");
-    assert_eq!(second.end().code, Some(7), "dlock exits with the code of its command");
+    assert_eq!(second.wait().code, Some(7), "dlock exits with the code of its command");
     until_led_by(&stage, &["one", "two", "one"]);
     until("the observer has seen every change", || observer.stdout().matches("is led by one").count() == 2);
     stage.write("end-one", "");
-    assert_eq!(first.end().code, Some(7));
+    assert_eq!(first.wait().code, Some(7));
     until("the observer sees no leader", || observer.stdout().ends_with("scheduler has no leader\n"));
     until("the JSON names no leader", || {
         let text = json.stdout();
@@ -76,22 +76,21 @@ fn hold_ends_when_its_script_ends(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     let script = stage.start(stage.shell(SCRIPT));
-    stage.process("ready");
+    stage.until_written("ready");
     let lock = conn.ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
     let (token, fence) = (lock.field("token").text(), lock.field("fence").int());
     assert_eq!(stage.file("held"), format!("{token} {fence}\n"));
     assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
     until_renewed(&mut conn, "r");
-    assert_eq!(stage.end(stage.dlock("hold --no-wait r --pid 1")).code, Some(75));
-    let done = stage.finish(script);
+    assert_eq!(stage.execute(stage.dlock("hold --no-wait r --pid 1")).code, Some(75));
+    let done = stage.create_go_and_wait(script);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     until("the lock is released", || stage.held_on("r") == 0);
 
     // A script that is killed releases the lock, too.
-    std::fs::remove_file(stage.write("go", "")).expect("the file exists");
-    std::fs::remove_file(stage.write("ready", "")).expect("the file exists");
+    assert_eq!(stage.execute(stage.shell("rm go ready")).code, Some(0));
     let script = stage.start(stage.shell(SCRIPT));
-    signal(stage.process("ready"), "KILL");
+    signal(stage.process_id("ready"), "KILL");
     until("the lock is released", || stage.held_on("r") == 0);
     drop(script);
 }
@@ -100,11 +99,11 @@ fn hold_ends_when_its_script_ends(kind: &ServerKind) {
 fn hold_ends_its_script_when_the_lock_is_lost(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let script = stage.start(stage.shell(SCRIPT));
-    stage.process("ready");
+    stage.until_written("ready");
     stage.connect().ok("DLOCK.BREAK r");
-    assert_eq!(script.end().code, Some(3));
+    assert_eq!(script.wait().code, Some(3));
     assert_eq!(stage.file("signals"), "TERM\n");
-    let done = stage.end(stage.dlock("hold r --pid 999999999"));
+    let done = stage.execute(stage.dlock("hold r --pid 999999999"));
     assert_eq!(done.code, Some(64), "{}", done.stderr);
 }
 
@@ -114,17 +113,15 @@ fn hold_ends_its_script_when_the_lock_is_lost(kind: &ServerKind) {
 fn hold_continues_when_its_script_survives_a_signal_to_the_group(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut script = stage.shell(&SCRIPT.replace("exit 3", "true"));
-    let script = stage.start({
-        script.process_group(0);
-        script
-    });
-    stage.process("ready");
+    script.process_group(0);
+    let script = stage.start(script);
+    stage.until_written("ready");
     let all = format!("kill -TERM -{}", script.id());
-    assert_eq!(stage.end(stage.shell(&all)).code, Some(0));
+    assert_eq!(stage.execute(stage.shell(&all)).code, Some(0));
     assert_eq!(stage.lines("signals"), ["TERM"]);
     until_renewed(&mut stage.connect(), "r");
     stage.write("go", "");
-    script.end();
+    script.wait();
     until("the lock is released", || stage.held_on("r") == 0);
 }
 
@@ -142,7 +139,7 @@ fn a_wait_of_hold_ends_when_its_script_or_dlock_is_killed(kind: &ServerKind) {
         let script = stage.start(stage.shell(&script));
         stage.until_waiting("r", 1);
         // Each round has two files of its own: `dlock-ROUND` and `script-ROUND`.
-        signal(stage.process(&format!("{killed}-{killed}")), "KILL");
+        signal(stage.process_id(&format!("{killed}-{killed}")), "KILL");
         until("the client has left the queue", || queue::tokens(&mut conn, "r").is_empty());
         drop(script);
     }
@@ -156,9 +153,8 @@ fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE scheduler t 600000 LABEL ada");
     let (preloaded, clock) = WallClock::of(kind);
     let acquired = wall_clock::seconds(&mut conn);
-    until("the lock is held for longer than the clock of the observer runs", || {
-        wall_clock::seconds(&mut conn) > acquired + 3
-    });
+    // By the observer's clock, which starts at 0, the hold then began before 1970.
+    until("the hold is 3 s old", || wall_clock::seconds(&mut conn) > acquired + 3);
     clock.set_offset(-wall_clock::seconds(&mut conn));
     let mut elect = stage.dlock("elect scheduler --observe");
     // Preloads the library with that clock into dlock.

@@ -10,17 +10,18 @@ use dlock_testkit::{Conn, Server, ServerKind, each_server};
 /// A command that writes `TERM` into the file `signals` when it receives SIGTERM, and exits.
 const OBEYS: &str = "trap 'echo TERM > signals; exit 0' TERM; echo $$ > ready; while :; do sleep 0.02; done";
 
-/// A command that ignores SIGTERM, with two children that ignore it too.
+/// A command that ignores SIGTERM, with two children that ignore it too: `far` in a session of its own,
+/// `near` in the command's process group.
 const IGNORES: &str = "trap '' TERM; setsid sh -c 'echo $$ > far; exec sleep 1000' & sleep 1000 & echo $! > near; \
     echo $$ > ready; while :; do sleep 0.02; done";
 
-/// Time for a command to handle SIGTERM. It only has to be longer than a busy machine needs.
+/// Options that give the command more time to handle SIGTERM than it needs on a busy machine.
 const PATIENT: &str = "--ttl 1m --kill-after 25s";
 
 /// Waits until the command runs, and then breaks its lock. Returns the process id of the command.
 #[track_caller]
 fn break_lock(stage: &Stage) -> u32 {
-    let command = stage.process("ready");
+    let command = stage.process_id("ready");
     assert_eq!(stage.connect().say("DLOCK.BREAK r"), 1);
     command
 }
@@ -30,7 +31,7 @@ fn run_ends_its_command_and_exits_with_79_when_the_lock_is_broken(kind: &ServerK
     let stage = Stage::one(kind);
     let run = stage.start(stage.run(PATIENT, OBEYS));
     let command = break_lock(&stage);
-    let done = run.end();
+    let done = run.wait();
     assert!(!is_alive(command));
     assert_eq!(stage.file("signals"), "TERM\n");
     assert_eq!(done.code, Some(79), "dlock does not exit with the code of its command");
@@ -43,10 +44,10 @@ fn run_kills_a_command_that_ignores_sigterm_and_its_children(kind: &ServerKind) 
     for stopped in [false, true] {
         let stage = Stage::one(kind);
         let run = stage.start(stage.run("--ttl 1m --kill-after 100ms", IGNORES));
-        let pids = [stage.process("far"), stage.process("near"), stage.process("ready")];
+        let pids = [stage.process_id("far"), stage.process_id("near"), stage.process_id("ready")];
         pids.iter().filter(|_| stopped).for_each(|pid| signal(*pid, "STOP"));
         break_lock(&stage);
-        let done = run.end();
+        let done = run.wait();
         assert_eq!(pids.map(is_alive), [false; 3]);
         assert_eq!(done.code, Some(79));
         done.assert_stderr("is killed");
@@ -57,11 +58,11 @@ fn run_kills_a_command_that_ignores_sigterm_and_its_children(kind: &ServerKind) 
 fn a_stopped_command_handles_sigterm_when_the_lock_is_lost(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run(PATIENT, OBEYS));
-    let command = stage.process("ready");
+    let command = stage.process_id("ready");
     signal(command, "STOP");
     until("the command is stopped", || is_stopped(command));
     break_lock(&stage);
-    let done = run.end();
+    let done = run.wait();
     assert_eq!((done.code, stage.file("signals").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
@@ -71,7 +72,7 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
     for (servers, options, script) in [(3, "--ttl 20s", OBEYS), (1, "--ttl 20s --kill-after 1s", IGNORES)] {
         let stage = Stage::with(kind, servers);
         let run = stage.start(stage.run(options, script));
-        let command = stage.process("ready");
+        let command = stage.process_id("ready");
         let mut conns: Vec<Conn> = stage.servers.iter().map(|server| server.connect()).collect();
         conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
         let mut left = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
@@ -84,7 +85,7 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
             assert!(left > 0, "the command outlived its lease");
             std::thread::yield_now();
         }
-        let done = run.end();
+        let done = run.wait();
         assert_eq!(done.code, Some(79));
         done.assert_stderr_starts("dlock: the lock is lost: it was not renewed in time");
     }
@@ -94,9 +95,9 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
 fn run_ends_its_command_when_a_majority_is_killed(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let run = stage.start(stage.run("--ttl 12s --kill-after 5s", OBEYS));
-    let command = stage.process("ready");
+    let command = stage.process_id("ready");
     stage.servers[..2].iter().for_each(|server| server.kill9());
-    let done = run.end();
+    let done = run.wait();
     assert!(!is_alive(command));
     assert_eq!((done.code, stage.file("signals").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
@@ -105,7 +106,7 @@ fn run_ends_its_command_when_a_majority_is_killed(kind: &ServerKind) {
 fn run_continues_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
     let run = stage.start(stage.run("--ttl 6s", "echo > ready; until [ -e go ]; do sleep 0.02; done"));
-    stage.lines("ready");
+    stage.until_written("ready");
     stage.servers[0].kill9();
     stage.servers[1].pause();
     let mut conn = stage.servers[2].connect();
@@ -113,7 +114,7 @@ fn run_continues_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
         until_renewed(&mut conn, "r");
     }
     stage.servers[1].resume();
-    let done = stage.finish(run);
+    let done = stage.create_go_and_wait(run);
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
 }
 
@@ -124,7 +125,7 @@ fn run_reports_a_loss_that_it_finds_at_the_release(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     break_lock(&stage);
-    let done = stage.finish(run);
+    let done = stage.create_go_and_wait(run);
     assert_eq!(done.code, Some(79));
     let messages = ["lost before the command ended", "lost while the command ended", "the lock is lost"];
     assert!(messages.iter().any(|words| done.stderr.contains(words)), "{}", done.stderr);
@@ -134,9 +135,9 @@ fn run_reports_a_loss_that_it_finds_at_the_release(kind: &ServerKind) {
 fn the_command_is_killed_when_dlock_is_killed(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("", "trap '' TERM; echo $$ > ready; while :; do sleep 0.02; done"));
-    let command = stage.process("ready");
+    let command = stage.process_id("ready");
     run.signal("KILL");
-    assert_eq!(run.end().signal, Some(9));
+    assert_eq!(run.wait().signal, Some(9));
     until("the command is dead", || !is_alive(command));
 }
 
@@ -148,7 +149,7 @@ fn run_ends_its_command_when_stderr_is_full(kind: &ServerKind) {
     let run =
         stage.start(stage.shell("exec \"$DLOCK\" run --ttl 1m --kill-after 25s r -- sh script 2> /dev/full"));
     let command = break_lock(&stage);
-    assert_eq!((run.end().code, is_alive(command)), (Some(79), false));
+    assert_eq!((run.wait().code, is_alive(command)), (Some(79), false));
     assert_eq!(stage.file("signals"), "TERM\n");
 }
 
@@ -159,8 +160,8 @@ fn run_leaves_earlier_children_of_its_process_alone(kind: &ServerKind) {
     stage.write("inner", OBEYS);
     let script = "sleep 1000 & echo $! > before; exec \"$DLOCK\" run --ttl 1m --kill-after 25s r -- sh inner";
     let run = stage.start(stage.shell(script));
-    let (before, command) = (stage.process("before"), break_lock(&stage));
-    assert_eq!(run.end().code, Some(79));
+    let (before, command) = (stage.process_id("before"), break_lock(&stage));
+    assert_eq!(run.wait().code, Some(79));
     let is_alive_after = is_alive(before);
     signal(before, "KILL");
     assert_eq!((is_alive_after, is_alive(command)), (true, false));
@@ -192,14 +193,14 @@ int main(void) {
 fn run_kills_a_command_whose_first_thread_has_ended(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.write("command.c", FIRST_THREAD_ENDS);
-    assert_eq!(stage.end(stage.shell("cc -o command command.c -pthread")).code, Some(0));
+    assert_eq!(stage.execute(stage.shell("cc -o command command.c -pthread")).code, Some(0));
     let run = stage.start(stage.dlock("run --ttl 30s --kill-after 100ms r -- ./command"));
-    let command = stage.process("ready");
+    let command = stage.process_id("ready");
     until("the first thread of the command has ended", || {
         status(command, "State").is_some_and(|state| state.starts_with('Z'))
     });
     break_lock(&stage);
-    let done = run.end();
+    let done = run.wait();
     assert_eq!(done.code, Some(79));
     done.assert_stderr("is killed");
     assert!(!done.stderr.contains("could not kill"), "{}", done.stderr);
@@ -217,7 +218,7 @@ fn start_with_full_stderr(mut command: Command) -> (Child, PipeReader) {
 fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let (mut run, mut reader) = start_with_full_stderr(stage.run("--ttl 1m --kill-after 100ms", IGNORES));
-    let pids = [stage.process("far"), stage.process("near"), break_lock(&stage)];
+    let pids = [stage.process_id("far"), stage.process_id("near"), break_lock(&stage)];
     until("the command and its children have ended", || pids.map(is_alive) == [false; 3]);
     let mut output = String::new();
     reader.read_to_string(&mut output).expect("text");
@@ -234,7 +235,7 @@ fn run_renews_the_lock_when_stderr_is_not_read(kind: &ServerKind) {
     let mut command = stage.run("--ttl 3s", OBEYS);
     command.env("DLOCK_SERVERS", format!("{},redis://127.0.0.1:{}", stage.urls(), without_module.port()));
     let (mut run, mut reader) = start_with_full_stderr(command);
-    stage.process("ready");
+    stage.until_written("ready");
     let mut conn = stage.connect();
     let token = queue::holders(&mut conn, "r");
     for _ in 0..4 {

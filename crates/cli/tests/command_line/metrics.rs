@@ -33,7 +33,10 @@ fn parse(text: &str) -> Samples {
         let (name, labels) = sample.split_once('{').map_or((sample, ""), |(name, labels)| {
             (name, labels.strip_suffix('}').expect("the end of the labels"))
         });
-        assert!(family.iter().any(|of| of == name), "a sample follows the header of its family: {line}");
+        assert!(
+            family.iter().any(|member| member == name),
+            "a sample follows the header of its family: {line}"
+        );
         let mut rest = labels;
         while let Some((label, value)) = rest.split_once("=\"") {
             assert!(is_name(label), "{line}");
@@ -55,7 +58,7 @@ fn parse(text: &str) -> Samples {
 }
 
 fn metrics(stage: &Stage, options: &str, code: i32) -> Samples {
-    let done = stage.end(stage.dlock(&format!("metrics {options}")));
+    let done = stage.execute(stage.dlock(&format!("metrics {options}")));
     assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
     parse(&done.stdout)
 }
@@ -97,7 +100,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     }
 
     // The histograms are empty before a hold has ended, and then count one hold and one wait.
-    let held = |of: &Samples, what: &str| of[&format!("dlock_held_seconds_{what}")];
+    let held = |samples: &Samples, what: &str| samples[&format!("dlock_held_seconds_{what}")];
     let bucket = |bound: &str| format!("bucket{{{server},le=\"{bound}\"}}");
     assert_eq!(held(&seen, &bucket("+Inf")), 0.0);
     conn.ok("DLOCK.RELEASE waited:2 t");
@@ -192,8 +195,8 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
     stage.servers[0].restart();
     until("the server is back", || scrape()[&up] == 1.0);
     exporter.signal("TERM");
-    assert_eq!(exporter.end().signal, Some(15));
-    let done = stage.end(stage.dlock("exporter --listen 203.0.113.1:1"));
+    assert_eq!(exporter.wait().signal, Some(15));
+    let done = stage.execute(stage.dlock("exporter --listen 203.0.113.1:1"));
     assert_eq!(done.code, Some(71), "{}", done.stderr);
 }
 
@@ -208,7 +211,7 @@ fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();
     let open = format!("/proc/{}/fd", exporter.id());
     let count = || std::fs::read_dir(&open).map_or(0, Iterator::count);
-    // Of the 64 that it may have.
+    // `ulimit` allows 64 open files.
     until("the exporter accepts no more, or has ended", || exporter.has_ended() || count() >= 60);
     drop(silent);
     let (status, body) = get(port, "GET /metrics");

@@ -5,7 +5,7 @@ use dlock_testkit::{ServerKind, each_server};
 use serde_json::Value;
 
 pub fn dlock(stage: &Stage, words: &str, code: i32) -> Done {
-    let done = stage.end(stage.dlock(words));
+    let done = stage.execute(stage.dlock(words));
     assert_eq!(done.code, Some(code), "{words}: {}{}", done.stdout, done.stderr);
     done
 }
@@ -92,12 +92,12 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let name = "two\nlines";
     let mut held = stage.dlock("acquire --ttl 10m");
     held.arg(name);
-    assert_eq!(stage.end(held).code, Some(0));
+    assert_eq!(stage.execute(held).code, Some(0));
     assert!(dlock(&stage, "list", 0).stdout.contains("two\\nlines "));
     let listed = json(&stage, "list", 0);
     let mut inspect = stage.dlock("inspect --json");
     inspect.arg(listed["locks"][0]["resource"].as_str().expect("a name"));
-    let output: Value = serde_json::from_str(&stage.end(inspect).stdout).expect("JSON");
+    let output: Value = serde_json::from_str(&stage.execute(inspect).stdout).expect("JSON");
     assert_eq!((&output["resource"], &output["state"]), (&name.into(), &"held".into()));
 }
 
@@ -115,10 +115,12 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     dlock(&stage, "acquire --ttl 10m --label ada r", 0);
     dlock(&stage, "acquire --ttl 10m --label ada --fenced fenced", 0);
     until("each server has both locks", || (stage.held_on("r"), stage.held_on("fenced")) == (3, 3));
-    let taken = |resource: &str| stage.end(stage.dlock(&format!("run --no-wait {resource} -- true"))).stderr;
+    let taken =
+        |resource: &str| stage.execute(stage.dlock(&format!("run --no-wait {resource} -- true"))).stderr;
     let [plain, fenced] = ["r", "fenced"].map(taken);
     assert!(plain.starts_with("dlock: r is taken by ada for ") && !plain.contains("fence"), "{plain}");
     assert!(fenced.contains(" (fence "), "{fenced}");
+    // Sorted by name: `fenced`, `other`, `r`.
     let locks = json(&stage, "list", 0);
     let fence = |at: usize| &locks["locks"][at]["holder"]["fence"];
     assert!(fence(0).is_u64() && fence(2).is_null(), "{locks}");
@@ -132,16 +134,16 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
 fn server_errors_come_with_a_remedy(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.connect().ok("SET data x");
-    let done = stage.end(stage.dlock("run data -- true"));
+    let done = stage.execute(stage.dlock("run data -- true"));
     assert_eq!(done.code, Some(64));
     assert!(
         done.stderr.contains("WRONGTYPE: ") && done.stderr.contains("choose another name"),
         "{}",
         done.stderr
     );
-    let mut words = stage.dlock("run r -- true");
-    words.env("DLOCK_SERVERS", format!("{}/999", stage.urls()));
-    let done = stage.end(words);
+    let mut run = stage.dlock("run r -- true");
+    run.env("DLOCK_SERVERS", format!("{}/999", stage.urls()));
+    let done = stage.execute(run);
     assert_eq!(done.code, Some(69));
     let expected = ["DB index is out of range", "use a lower one in the address"];
     assert!(expected.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
@@ -154,7 +156,7 @@ fn subcommands_end_quietly_when_their_reader_has_closed(kind: &ServerKind) {
     stage.connect().ok("DLOCK.ACQUIRE r t 600000");
     stage.connect().ok("DLOCK.BREAK r");
     for words in ["list", "log --follow", "status --json", "inspect r", "doctor", "metrics", "man run"] {
-        let done = stage.end(stage.shell(&unread(&format!("\"$DLOCK\" {words}"))));
+        let done = stage.execute(stage.shell(&with_closed_stdout(&format!("\"$DLOCK\" {words}"))));
         assert_eq!((done.code, &*done.stderr), (Some(141), ""), "{words}");
     }
 }
@@ -204,7 +206,7 @@ fn log_merges_the_logs_of_all_servers_by_time(kind: &ServerKind) {
     let last: Value = serde_json::from_str(output.lines().last().expect("a line")).expect("JSON");
     assert_eq!(last["resource"], "new");
     log.signal("INT");
-    assert_eq!(log.end().signal, Some(2));
+    assert_eq!(log.wait().signal, Some(2));
     stage.servers[0].kill9();
     let partial = dlock(&stage, "log", 69);
     assert!(
@@ -230,7 +232,7 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     assert!(first["version"].as_str().expect("a version").starts_with(name), "{first}");
 
     stage.connect().ok("CONFIG SET notify-keyspace-events Ed");
-    // A warning does not change the exit code.
+    // Clients need the letter K. Without it the server warns, which does not change the exit code.
     let warned = json(&stage, "status", 0);
     assert_eq!(warned["status"], "ok");
     assert_eq!(warned["servers"][0]["warnings"][0], "notify-keyspace-events");

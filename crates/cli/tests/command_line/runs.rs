@@ -25,7 +25,7 @@ fn parallel_runs_exclude_each_other_and_their_fences_rise(kind: &ServerKind) {
         stage.until_waiting("r", RUNS);
         stage.on_each("DLOCK.RELEASE r other");
         for run in runs {
-            let done = run.end();
+            let done = run.wait();
             assert_eq!((done.code, done.stderr), (Some(0), String::new()));
         }
         assert_eq!(stage.lines("log").len(), RUNS);
@@ -39,11 +39,11 @@ fn shared_runs_overlap_and_exclude_exclusive_ones(kind: &ServerKind) {
     let meet = "echo here >> met; until [ -e go ]; do sleep 0.02; done";
     let sharers: Vec<Running> = (0..2).map(|_| stage.start(stage.run("--shared", meet))).collect();
     until("both sharers run", || stage.file("met").lines().count() == 2);
-    assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(75));
+    assert_eq!(stage.execute(stage.run("--no-wait", "true")).code, Some(75));
     for sharer in sharers {
-        assert_eq!(stage.finish(sharer).code, Some(0));
+        assert_eq!(stage.create_go_and_wait(sharer).code, Some(0));
     }
-    assert_eq!(stage.end(stage.run("--no-wait", "true")).code, Some(0));
+    assert_eq!(stage.execute(stage.run("--no-wait", "true")).code, Some(0));
 }
 
 /// A script that writes the variables of its hold into the file `variables`, and waits until the file `go`
@@ -54,9 +54,9 @@ const REPORTS: &str = "echo \"$DLOCK_RESOURCE/$DLOCK_TOKEN/${DLOCK_FENCE-none}\"
 #[each_server]
 fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // The resources `b`, `a` and `r`, which the variables list in sorted order.
+    // `stage.run` adds the resource `r`. The variables list all three in sorted order.
     let run = stage.start(stage.run("b a", REPORTS));
-    stage.lines("ready");
+    stage.until_written("ready");
     assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [3; 3]);
     let variables = stage.file("variables");
     let (resources, rest) = variables.trim_end().split_once('/').expect("resources");
@@ -65,14 +65,14 @@ fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
     for (resource, token) in ["a", "b", "r"].into_iter().zip(tokens) {
         assert_eq!(queue::holders(&mut stage.connect(), resource), [token]);
     }
-    let done = stage.end(stage.dlock("run --no-wait free b -- true"));
+    let done = stage.execute(stage.dlock("run --no-wait free b -- true"));
     assert_eq!(done.code, Some(75), "{}", done.stderr);
     done.assert_stderr_starts("dlock: b is taken by sh@");
     assert_eq!(stage.held_on("free"), 0);
 
     // The loss of one lock ends the command.
     stage.servers.iter().for_each(|server| drop(server.connect().ok("DLOCK.BREAK b")));
-    let done = run.end();
+    let done = run.wait();
     assert_eq!(done.code, Some(79), "{}", done.stderr);
     assert_eq!(["a", "b", "r"].map(|resource| stage.held_on(resource)), [0; 3]);
 }
@@ -82,13 +82,13 @@ fn permits_bound_the_number_of_parallel_runs(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let runs = [0, 1].map(|_| stage.start(stage.run("--permits 2", "until [ -e go ]; do sleep 0.02; done")));
     until("both commands run", || queue::holders(&mut stage.connect(), "r").len() == 2);
-    assert_eq!(stage.end(stage.run("--permits 2 --no-wait", "true")).code, Some(75));
+    assert_eq!(stage.execute(stage.run("--permits 2 --no-wait", "true")).code, Some(75));
     stage.write("go", "");
     for run in runs {
-        assert_eq!(run.end().code, Some(0));
+        assert_eq!(run.wait().code, Some(0));
     }
     // Majorities cannot count permits, so a quorum is refused.
-    let done = stage.end(Stage::with(kind, 2).run("--permits 2 --no-wait", "true"));
+    let done = stage.execute(Stage::with(kind, 2).run("--permits 2 --no-wait", "true"));
     assert_eq!(done.code, Some(64), "{}", done.stderr);
 }
 
@@ -97,8 +97,8 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let fence = stage.connect().ok("DLOCK.ACQUIRE r t 600000 LABEL nightly@host7").int();
     let conflict = |options: &str| {
-        let run = stage.end(stage.run(&format!("--no-wait {options}"), "echo ran"));
-        let acquire = stage.end(stage.dlock(&format!("acquire --no-wait {options} r")));
+        let run = stage.execute(stage.run(&format!("--no-wait {options}"), "echo ran"));
+        let acquire = stage.execute(stage.dlock(&format!("acquire --no-wait {options} r")));
         assert_eq!((run.code, run.stdout.as_str()), (acquire.code, ""));
         (run.code, run.stderr)
     };
@@ -110,7 +110,7 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
     assert_eq!(conflict("--quiet --conflict-code 0"), (Some(0), String::new()));
     // These options do not change other errors.
     stage.servers[0].kill9();
-    let done = stage.end(stage.dlock("run --no-wait --quiet -E 3 r -- true"));
+    let done = stage.execute(stage.dlock("run --no-wait --quiet -E 3 r -- true"));
     assert_eq!(done.code, Some(69));
     done.assert_stderr("down: ");
 }
@@ -119,7 +119,7 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
 #[each_server]
 fn run_ends_a_command_that_exceeds_its_time_limit(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let done = stage.end(stage.run("--ttl 10m --max-hold 100ms", "exec sleep 1000"));
+    let done = stage.execute(stage.run("--ttl 10m --max-hold 100ms", "exec sleep 1000"));
     assert_eq!(done.code, Some(79), "{}", done.stderr);
     done.assert_stderr("--max-hold");
     assert_eq!(stage.held_on("r"), 0);
@@ -129,22 +129,20 @@ fn run_ends_a_command_that_exceeds_its_time_limit(kind: &ServerKind) {
 fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut run = stage.run("", "echo > ready; until [ -e go ]; do sleep 0.02; done");
-    let run = stage.start({
-        run.env("DLOCK_LABEL", "ours").env("DLOCK_TTL", "1h").env("DLOCK_NODE_TIMEOUT", "9s");
-        run
-    });
-    stage.lines("ready");
+    run.env("DLOCK_LABEL", "ours").env("DLOCK_TTL", "1h").env("DLOCK_NODE_TIMEOUT", "9s");
+    let run = stage.start(run);
+    stage.until_written("ready");
     let hold = stage.connect().ok("DLOCK.INSPECT r").field("holders").items()[0].clone();
     assert_eq!(hold.field("label"), &"ours");
     assert!(hold.field("pttl").int() > 3_000_000);
-    assert_eq!(stage.finish(run).code, Some(0));
+    assert_eq!(stage.create_go_and_wait(run).code, Some(0));
     let mut wrong = stage.run("", "true");
     wrong.env("DLOCK_TTL", "redis://u:s3cret@host");
-    let done = stage.end(wrong);
+    let done = stage.execute(wrong);
     assert!(done.code == Some(64) && !done.stderr.contains("s3cret"), "{}", done.stderr);
 }
 
-/// The nested run has the parent's variables, and does not release the parent's hold.
+/// The command of a nested run has the variables of the parent's hold, which the nested run does not release.
 #[each_server]
 fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
@@ -152,7 +150,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let inner = format!(
         "{report}; $DLOCK run --fenced r -- sh -c '{report}; exit 7'; echo $?; $DLOCK inspect r --json"
     );
-    let done = stage.end(stage.run("--fenced", &inner));
+    let done = stage.execute(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = done.stdout.lines().collect();
     assert_eq!((lines[0], lines[2]), (lines[1], "7"));
@@ -160,16 +158,16 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
 
     // For resources that the parent does not hold, the nested run acquires locks of its own.
     let inner = format!("$DLOCK run a r b -- sh -c '{report}; $DLOCK list --json'; $DLOCK list");
-    let done = stage.end(stage.run("", &inner));
+    let done = stage.execute(stage.run("", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(done.stdout.starts_with("r a b "), "{}", done.stdout);
     assert_eq!(done.stdout.matches("\"state\":\"held\"").count(), 3, "{}", done.stdout);
     assert!(done.stdout.lines().last().expect("a row").starts_with(" r "), "{}", done.stdout);
 
     // A nested run that needs an exclusive lock cannot enter a shared hold.
-    let done = stage.end(stage.run("--shared", "$DLOCK run r -- echo wrote"));
+    let done = stage.execute(stage.run("--shared", "$DLOCK run r -- echo wrote"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
-    let done = stage.end(stage.run("", "$DLOCK run --shared r -- echo read"));
+    let done = stage.execute(stage.run("", "$DLOCK run --shared r -- echo read"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "read\n"), "{}", done.stderr);
 }
 
@@ -177,15 +175,15 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
 #[each_server]
 fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let done = stage.end(stage.run("", "echo $DLOCK_TOKEN > token"));
+    let done = stage.execute(stage.run("", "echo $DLOCK_TOKEN > token"));
     assert_eq!(done.code, Some(0));
     let mut inner = stage.run("--no-wait", "echo $DLOCK_TOKEN");
     inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
-    let done = stage.end(inner);
+    let done = stage.execute(inner);
     assert_eq!(done.code, Some(0), "{}", done.stderr);
     assert_ne!(done.stdout, stage.file("token"), "the inner run has a hold of its own");
     stage.connect().ok("DLOCK.ACQUIRE r somebody 600000");
     let mut inner = stage.run("--no-wait", "true");
     inner.env("DLOCK_RESOURCE", "r").env("DLOCK_TOKEN", stage.file("token").trim());
-    assert_eq!(stage.end(inner).code, Some(75));
+    assert_eq!(stage.execute(inner).code, Some(75));
 }

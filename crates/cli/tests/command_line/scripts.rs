@@ -6,7 +6,7 @@ use dlock_testkit::{ServerKind, each_server};
 /// Runs a subcommand, which must exit with `code`, and returns its standard output.
 #[track_caller]
 fn step(stage: &Stage, words: &str, code: i32) -> String {
-    let done = stage.end(stage.dlock(words));
+    let done = stage.execute(stage.dlock(words));
     assert_eq!(done.code, Some(code), "{words}: {}", done.stderr);
     assert_eq!(done.stderr.is_empty(), code == 0, "{words}: {}", done.stderr);
     done.stdout
@@ -26,11 +26,11 @@ fn scripts_acquire_extend_and_release_a_hold(kind: &ServerKind) {
     assert!((1_140_000..=1_200_000).contains(&lease(&mut conn)));
     let mut extend = stage.dlock(&format!("extend r {token}"));
     extend.env("DLOCK_TTL", "30m");
-    assert_eq!(stage.end(extend).code, Some(0));
+    assert_eq!(stage.execute(extend).code, Some(0));
     assert!((1_740_000..=1_800_000).contains(&lease(&mut conn)));
     step(&stage, "acquire --no-wait r", 75);
     step(&stage, "release r wrong", 79);
-    let wrong = stage.end(stage.dlock("release r wrong"));
+    let wrong = stage.execute(stage.dlock("release r wrong"));
     assert!(!wrong.stderr.contains("no answer in time"), "no server was silent: {}", wrong.stderr);
     assert_eq!(step(&stage, &format!("release r {token}"), 0), "");
     assert_eq!(stage.held_on("r"), 0);
@@ -40,7 +40,7 @@ fn scripts_acquire_extend_and_release_a_hold(kind: &ServerKind) {
 
 /// Tokens of dlock never begin with a hyphen, but those of other clients may.
 #[each_server]
-fn a_token_may_begin_with_a_hyphen_after_a_double_hyphen(kind: &ServerKind) {
+fn a_token_after_a_double_hyphen_may_begin_with_a_hyphen(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     for server in &stage.servers {
         assert!(server.connect().ok("DLOCK.ACQUIRE r -Ab_c 60000").int() > 0);
@@ -68,7 +68,7 @@ fn acquire_prints_json(kind: &ServerKind) {
 fn extend_takes_the_token_from_the_environment(kind: &ServerKind) {
     let stage = Stage::one(kind);
     // `dlock run` sets DLOCK_TOKEN for its command.
-    let done = stage.end(stage.run("", "$DLOCK extend r --ttl 20m"));
+    let done = stage.execute(stage.run("", "$DLOCK extend r --ttl 20m"));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
 }
 
@@ -79,12 +79,12 @@ fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
     for (script, code, held, message) in [
         (format!("{acquire} > /dev/full"), 71, 0, "standard output"),
         (format!("{acquire} >&-"), 71, 0, "standard output"),
-        (unread(acquire), 141, 0, ""),
+        (with_closed_stdout(acquire), 141, 0, ""),
         // A caller may discard the token, to keep other clients out until the lease ends.
         (format!("{acquire} > /dev/null"), 0, 1, ""),
     ] {
         let stage = Stage::one(kind);
-        let done = stage.end(stage.shell(&script));
+        let done = stage.execute(stage.shell(&script));
         assert_eq!((done.code, stage.held_on("r")), (Some(code), held), "{script}: {}", done.stderr);
         done.assert_stderr(message);
     }
@@ -94,7 +94,7 @@ fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
 fn inspect_prints_json(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let inspect = |code: i32| -> serde_json::Value {
-        let done = stage.end(stage.dlock("inspect --json r"));
+        let done = stage.execute(stage.dlock("inspect --json r"));
         assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
         serde_json::from_str(&done.stdout).expect("JSON")
     };
@@ -156,7 +156,7 @@ fn wait_ends_when_the_lock_is_free(kind: &ServerKind) {
     let mut waiter = stage.start(stage.dlock("wait r"));
     assert!(!waiter.has_ended());
     stage.on_each("DLOCK.RELEASE r somebody");
-    assert_eq!(waiter.end().code, Some(0));
+    assert_eq!(waiter.wait().code, Some(0));
     assert_eq!(stage.held_on("r"), 0);
     stage.servers[..2].iter().for_each(|server| server.kill9());
     step(&stage, "wait r", 69);
@@ -169,7 +169,7 @@ fn break_ends_the_hold_on_each_server_that_answers(kind: &ServerKind) {
     step(&stage, "break r", 64);
     assert_eq!(stage.held_on("r"), 3, "without a terminal to ask on, nothing is broken");
     stage.servers[2].kill9();
-    let done = stage.end(stage.dlock("break --yes r"));
+    let done = stage.execute(stage.dlock("break --yes r"));
     assert_eq!((done.code, stage.held_on("r")), (Some(69), 0));
     done.assert_stderr("not broken on every server");
     assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
@@ -184,7 +184,7 @@ fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
         let waiter = stage.start(stage.dlock(&format!("acquire {fenced} r")));
         stage.until_waiting("r", 1);
         stage.on_each("DLOCK.RELEASE r other");
-        let done = waiter.end();
+        let done = waiter.wait();
         assert_eq!(done.stdout.split_whitespace().count(), words, "{fenced}: {}", done.stdout);
         let token = done.stdout.split_whitespace().next().expect("a token");
         step(&stage, &format!("release r {token}"), 0);
@@ -199,7 +199,7 @@ fn a_servers_file_may_have_a_byte_order_mark_but_must_name_a_server(kind: &Serve
     let end = |file: &str| {
         let mut wait = stage.dlock("wait r");
         wait.env("DLOCK_SERVERS", "").env("DLOCK_SERVERS_FILE", file);
-        stage.end(wait)
+        stage.execute(wait)
     };
     let done = end("empty");
     assert_eq!((done.code, done.stderr.contains("empty names no server")), (Some(64), true));

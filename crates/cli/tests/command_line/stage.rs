@@ -41,8 +41,8 @@ impl Stage {
     }
 
     /// Any program, in the folder, with DLOCK_SERVERS and a long node timeout, so that a slow server does not
-    /// count as silent, and no other variable of dlock. All signals have their default action: in a test that
-    /// runs in the background, Ctrl-C would be ignored.
+    /// count as silent, and no other variable of dlock. All signals have their default action: a shell that
+    /// starts the tests in the background makes them ignore SIGINT.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);
@@ -95,9 +95,15 @@ impl Stage {
         text.lines().map(str::to_owned).collect()
     }
 
+    /// Waits until a file ends with a whole line.
+    #[track_caller]
+    pub fn until_written(&self, name: &str) {
+        self.lines(name);
+    }
+
     /// Waits until a program has written a process id into a file, and returns it.
     #[track_caller]
-    pub fn process(&self, name: &str) -> u32 {
+    pub fn process_id(&self, name: &str) -> u32 {
         self.lines(name)[0].parse().expect("a process id")
     }
 
@@ -115,15 +121,15 @@ impl Stage {
 
     /// Starts a command and waits for its end.
     #[track_caller]
-    pub fn end(&self, command: Command) -> Done {
-        self.start(command).end()
+    pub fn execute(&self, command: Command) -> Done {
+        self.start(command).wait()
     }
 
     /// Creates the file `go`, which the command of the run waits for, and waits for the end of the run.
     #[track_caller]
-    pub fn finish(&self, run: Running) -> Done {
+    pub fn create_go_and_wait(&self, run: Running) -> Done {
         self.write("go", "");
-        run.end()
+        run.wait()
     }
 
     /// Sends a command to each server.
@@ -176,7 +182,7 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
 }
 
 /// A script that runs `script` with a pipe as standard output whose reader has closed.
-pub fn unread(script: &str) -> String {
+pub fn with_closed_stdout(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
 }
 
@@ -237,7 +243,7 @@ impl Running {
 
     /// Waits until the process has ended.
     #[track_caller]
-    pub fn end(mut self) -> Done {
+    pub fn wait(mut self) -> Done {
         let err = self.err.clone();
         let status = until_some(&format!("the process ends; stderr: {:?}", fs::read_to_string(err)), || {
             self.child.try_wait().expect("the state of a child")

@@ -51,9 +51,9 @@ impl Terminal {
     /// Waits until the program has ended. The pipe stays open until then: when it closes, script(1) may drop
     /// keys that were typed.
     #[track_caller]
-    pub fn end(self) -> Done {
+    pub fn wait(self) -> Done {
         let _keys = self.keys;
-        self.running.end()
+        self.running.wait()
     }
 }
 
@@ -74,14 +74,14 @@ fn assert_interrupted_once(stage: &Stage, launcher: &str) {
     // code is.
     let run = format!("exec \"$DLOCK\" run r -- {launcher} sh script");
     let mut terminal = Terminal::with(stage, &run);
-    stage.process("ready");
+    stage.until_written("ready");
     terminal.types(CTRL_C);
     until("SIGINT is received", || stage.file("signals").contains("INT\n"));
-    crate::stage::signal(stage.process("dlock"), "USR1");
+    crate::stage::signal(stage.process_id("dlock"), "USR1");
     until("SIGUSR1 is received", || stage.file("signals").contains("USR1\n"));
     assert_eq!(stage.lines("signals"), ["INT", "USR1"]);
     stage.write("go", "");
-    assert_eq!(terminal.end().code, Some(0));
+    assert_eq!(terminal.wait().code, Some(0));
 }
 
 #[each_server]
@@ -104,9 +104,9 @@ fn ctrl_c_ends_the_calling_script_too(kind: &ServerKind) {
         "\"$DLOCK\" run r -- sh -c 'echo $$ > ready; exec sleep 1000'; echo went on > after",
     );
     let mut terminal = Terminal::with(&stage, "bash script");
-    let command = stage.process("ready");
+    let command = stage.process_id("ready");
     terminal.types(CTRL_C);
-    assert_eq!(terminal.end().code, Some(130));
+    assert_eq!(terminal.wait().code, Some(130));
     assert!(!is_alive(command));
     assert_eq!(stage.file("after"), "");
     assert_eq!(stage.held_on("r"), 0);
@@ -124,9 +124,9 @@ fn a_wait_shows_its_position_on_a_terminal_only(kind: &ServerKind) {
     let shows = |seconds: u32| terminal.output().contains(&format!(" {seconds} s"));
     until("the time advances", || (2..10).any(shows));
     assert_eq!(conn.say("DLOCK.RELEASE r other"), 1);
-    let done = piped.end();
+    let done = piped.wait();
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
-    let done = terminal.end();
+    let done = terminal.wait();
     assert_eq!(done.code, Some(0));
     assert!(done.stdout.starts_with("\r\x1b[Kwaiting for r: position 2"), "{:?}", done.stdout);
     assert!(done.stdout.ends_with("\r\x1b[Kran\r\n"), "{:?}", done.stdout);
@@ -148,7 +148,7 @@ fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
         }
         now().saturating_since(since) > Duration::from_secs(3)
     });
-    let dlock = stage.process("dlock");
+    let dlock = stage.process_id("dlock");
     crate::stage::signal(dlock, "TERM");
     until("the wait has ended", || queue::clients(&mut conn, "r").is_empty());
     until("dlock has ended", || !is_alive(dlock));
@@ -157,31 +157,32 @@ fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
 #[each_server]
 fn run_without_a_wait_writes_nothing_to_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let done = Terminal::with(&stage, "printf 'at work... '; \"$DLOCK\" run r -- echo done").end();
+    let done = Terminal::with(&stage, "printf 'at work... '; \"$DLOCK\" run r -- echo done").wait();
     assert_eq!(done.stdout, "at work... done\r\n");
 }
 
 /// Stops a run by Ctrl-Z, calls `then`, and continues it by `fg`. Returns the exit code of the run.
 fn suspend_and_continue(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
     // The script waits without starting a process: a shell that is stopped between vfork and exec hangs.
-    assert_eq!(stage.end(stage.shell("mkfifo go")).code, Some(0));
+    assert_eq!(stage.execute(stage.shell("mkfifo go")).code, Some(0));
     stage.write("script", "echo $PPID > dlock; echo $$ > ready; read line < go");
     let mut terminal = Terminal::with(stage, "bash --norc --noprofile -i");
     terminal.types(&format!("\"$DLOCK\" run --ttl {ttl} r -- sh script\n"));
-    let (command, dlock) = (stage.process("ready"), stage.process("dlock"));
+    let (command, dlock) = (stage.process_id("ready"), stage.process_id("dlock"));
     terminal.types(CTRL_Z);
     until("dlock and its command are stopped", || is_stopped(command) && is_stopped(dlock));
     then();
     terminal.types("fg\n");
     until("dlock and its command are continued", || !is_stopped(command) && !is_stopped(dlock));
-    // In a process of its own: this blocks if dlock has already ended the script that reads the pipe.
+    // A process of its own writes, because opening the pipe blocks if dlock has already ended the script that
+    // reads it.
     let go = stage.start(stage.shell("echo > go"));
     terminal.types("echo $? > code\n");
     let code = stage.lines("code").remove(0);
     assert!(!is_alive(command));
     drop(go);
     terminal.types("exit\n");
-    terminal.end();
+    terminal.wait();
     code
 }
 
@@ -211,7 +212,7 @@ fn break_asks_for_confirmation(kind: &ServerKind) {
         until("the command asks", || terminal.output().contains("End every hold of r? [y/N]"));
         assert!(terminal.output().contains("by-hand"), "{}", terminal.output());
         terminal.types(answer);
-        assert_eq!((terminal.end().code, stage.held_on("r")), (Some(code), held), "{answer:?}");
+        assert_eq!((terminal.wait().code, stage.held_on("r")), (Some(code), held), "{answer:?}");
     }
 }
 
@@ -230,5 +231,5 @@ fn positions_are_escaped_for_the_terminal(kind: &ServerKind) {
     );
     assert!(!terminal.output().contains("\x1b]") && !terminal.output().contains("\x1b[2J"));
     terminal.types(CTRL_C);
-    terminal.end();
+    terminal.wait();
 }

@@ -24,7 +24,7 @@ impl Top {
         until(&format!("the screen shows {what:?}"), || self.0.screen(SIZE.0, SIZE.1).contains(what));
     }
 
-    /// The first word of each row in the list of locks.
+    /// Those of `names` that the screen lists, in the order of their rows.
     fn locks(&self, names: &[&str]) -> Vec<String> {
         let screen = self.0.screen(SIZE.0, SIZE.1);
         let first = screen.lines().filter_map(|line| line.split_whitespace().next().map(str::to_owned));
@@ -34,7 +34,7 @@ impl Top {
     /// Checks that dlock top has ended and the terminal is restored.
     #[track_caller]
     fn assert_ended(self, code: i32) {
-        let end = self.0.end();
+        let end = self.0.wait();
         let text = end.stdout.rsplit("\u{1b}[?1049l").next().expect("the main screen").to_owned();
         assert!(text.contains(&format!("code {code}\r\n")), "{text:?}");
         assert!(text.contains("icanon") && !text.contains("-icanon") && !text.contains("-echo"), "{text:?}");
@@ -93,7 +93,7 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
     top.until_shows("2 of 2 servers, 1 locks");
     let tty = stage.lines("tty").remove(0);
     let resize = |rows: u16, columns: u16| {
-        let done = stage.end(stage.shell(&format!("stty -F {tty} rows {rows} cols {columns}")));
+        let done = stage.execute(stage.shell(&format!("stty -F {tty} rows {rows} cols {columns}")));
         assert_eq!(done.code, Some(0), "{}", done.stderr);
     };
     // Shrinks the terminal below the size of any table, and restores it.
@@ -115,7 +115,7 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
     for (signal, number) in [("TERM", 15), ("INT", 2)] {
         let top = Top::start(&stage);
         top.until_shows("2 of 2 servers");
-        crate::stage::signal(stage.process("pid"), signal);
+        crate::stage::signal(stage.process_id("pid"), signal);
         top.assert_ended(128 + number);
     }
 }
@@ -123,7 +123,7 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
 #[each_server]
 fn top_needs_a_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let done = stage.end(stage.dlock("top"));
+    let done = stage.execute(stage.dlock("top"));
     assert_eq!(done.code, Some(64));
     done.assert_stderr("requires a terminal");
 }

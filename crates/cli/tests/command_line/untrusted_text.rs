@@ -42,7 +42,7 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
             "release" | "extend" => dlock.arg("wrong"),
             _ => &mut dlock,
         };
-        let done = stage.end(dlock);
+        let done = stage.execute(dlock);
         assert_harmless(&done.stdout);
         assert_harmless(&done.stderr);
         done
@@ -78,7 +78,7 @@ fn program_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut run = stage.dlock("run r --");
     run.arg(format!("./{HOSTILE}"));
-    let done = stage.end(run);
+    let done = stage.execute(run);
     assert_eq!(done.code, Some(127), "{}", done.stderr);
     assert_harmless(&done.stderr);
     done.assert_stderr(ESCAPED);
@@ -111,7 +111,7 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
         for servers in [servers.clone(), format!("redis://127.0.0.1:{port}")] {
             let mut dlock = stage.dlock(words);
             dlock.env("DLOCK_SERVERS", servers);
-            let done = stage.end(dlock);
+            let done = stage.execute(dlock);
             let text = done.stdout + &done.stderr;
             assert_harmless(&text);
             assert!(text.contains("\\u{1b}]0;title") || text.contains("\\u001b]0;title"), "{words}: {text}");
@@ -122,7 +122,7 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
 /// Starts dlock and waits until it reads a pipe: only then can the pipe be opened for writing without
 /// blocking.
 fn start_reading_pipe(stage: &Stage, words: &str) -> (Running, File) {
-    let made = stage.end(stage.shell("rm -f pipe && mkfifo pipe && pwd"));
+    let made = stage.execute(stage.shell("rm -f pipe && mkfifo pipe && pwd"));
     let pipe = Path::new(made.stdout.trim()).join("pipe");
     let running = stage.start(stage.dlock(words));
     let open = || File::options().write(true).custom_flags(O_NONBLOCK).open(&pipe).ok();
@@ -139,13 +139,13 @@ fn a_signal_ends_dlock_while_it_reads_its_servers_from_a_pipe(kind: &ServerKind)
             let (running, _pipe) =
                 start_reading_pipe(&stage, &format!("{call} --servers-file pipe {command}"));
             running.signal(name);
-            assert_eq!(running.end().signal, Some(number), "{call}");
+            assert_eq!(running.wait().signal, Some(number), "{call}");
         }
     }
     // A certificate file can be a pipe, too.
     let (running, _pipe) = start_reading_pipe(&stage, "run r --cacert pipe -- true");
     running.signal("INT");
-    assert_eq!(running.end().signal, Some(2));
+    assert_eq!(running.wait().signal, Some(2));
 }
 
 /// For example `--servers-file <(pass show servers)`.
@@ -155,13 +155,13 @@ fn servers_file_may_be_a_pipe(kind: &ServerKind) {
     let (running, mut pipe) = start_reading_pipe(&stage, "run r --servers-file pipe -- echo ran");
     pipe.write_all(format!("# ours\n{}\n", stage.urls()).as_bytes()).expect("dlock reads the pipe");
     drop(pipe);
-    let done = running.end();
+    let done = running.wait();
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
 }
 
 /// An address in DLOCK_SERVERS_FILE or a key in DLOCK_KEY is an easy mistake, and cron mails the messages.
 #[each_server]
-fn an_error_does_not_repeat_the_value_of_a_wrong_servers_file(kind: &ServerKind) {
+fn an_error_does_not_repeat_a_secret_in_place_of_a_file_name(kind: &ServerKind) {
     let stage = Stage::one(kind);
     for (variable, text) in [
         ("DLOCK_SERVERS_FILE", "redis://zoe:s3cret@127.0.0.1:6379"),
@@ -174,10 +174,8 @@ fn an_error_does_not_repeat_the_value_of_a_wrong_servers_file(kind: &ServerKind)
         if variable == "DLOCK_SERVERS_FILE" {
             command.env_remove("DLOCK_SERVERS");
         }
-        let done = stage.end({
-            command.env("DLOCK_CERT", "/dev/null").env("DLOCK_KEY", "/dev/null").env(variable, text);
-            command
-        });
+        command.env("DLOCK_CERT", "/dev/null").env("DLOCK_KEY", "/dev/null").env(variable, text);
+        let done = stage.execute(command);
         assert_eq!(done.code, Some(64), "{variable}: {}", done.stderr);
         assert!(!done.stderr.contains("s3cret"), "{variable}: {}", done.stderr);
         assert!(done.stderr.contains("the named file (not shown)"), "{variable}: {}", done.stderr);
