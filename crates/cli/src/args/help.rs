@@ -34,19 +34,19 @@ Ctrl-Z reach it once, as without dlock. A signal to the whole group (kill -TERM 
 directly, and through dlock. While the command is stopped by Ctrl-Z, the lease is not renewed: if it ends \
 meanwhile, the command is killed as soon as it continues.
 
-The command's environment describes the hold (several resources have a line each, sorted by resource):
+The command's environment describes the hold (with several resources, one line for each, in sorted order):
   DLOCK_RESOURCE  the locked resource
   DLOCK_TOKEN     the token of the hold
   DLOCK_FENCE     its fence, if it has one (a single server, or --fenced)
   DLOCK_OWNER     the owner of the run, one for all its resources
 
 A nested run re-enters the holds of its parent run, which it finds in these variables, if the servers \
-confirm them. If it needs no other lock, it becomes the command: the parent run renews the lease, forwards \
-signals and ends the command if the lock is lost.
+confirm them. If it needs no other lock, the command replaces the process of the nested run: the parent run \
+renews the lease, forwards signals and ends the command if the lock is lost.
 
 If runs would wait for each other for ever, the last one exits with code 75 at once (a deadlock). The \
 servers detect this for a nested run that is itself the command of its parent run (dlock run a -- dlock run \
-b -- ..). A nested run in a script is not recognised as part of its parent: give it --wait.";
+b -- ..), but not for one that a script starts, which may run beside others: give it --wait.";
 
 pub const RUN_EXAMPLES: &str =
     "  A job that starts on several machines and runs on one, even while servers restart:
@@ -168,10 +168,10 @@ pub const LOG_EXAMPLES: &str = "  dlock log -n 10
 pub const STATUS: &str = "\
 Show the state of each server, for health checks.
 
-Prints a row for each server: version, role, rest of its grace period, fence mark, number of locks held and \
-of waiters, and warnings (dlock_warning_words). The exit code is 0 if all is well; 1 if locks can be \
-acquired, but a server is down, is no master, is in its grace period or cannot write its fence mark; 69 if \
-too few servers can grant locks. Warnings do not change it: `dlock doctor` recommends changes.
+Prints a row for each server: version, role, rest of its grace period, fence mark (a file by which fences \
+rise after data loss), locks held, waiters, and warnings (dlock_warning_words). The exit code is 0 if all is \
+well; 1 if locks can be acquired, but a server is down, no master, in its grace period or unable to write \
+its mark; 69 if too few servers can grant locks. Warnings do not change it: see `dlock doctor`.
 
 With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
 with its address as `server` and either its values or `unanswered`.";
@@ -237,10 +237,10 @@ pub const TOP_EXAMPLES: &str = "  dlock top
 pub const HOLD: &str = "\
 Hold a lock for as long as a process lives, such as the script that asks for it.
 
-Returns when the lock is held, and prints its token and, if there is one, its fence. A process in the \
-background renews the lease and releases the lock when the process ends, however it ends; SIGTERM does not \
-end it earlier. If the lock is lost, the process gets SIGTERM. If the process or dlock ends while dlock \
-waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: it ends \
+Returns when the lock is held, and prints its token and, if there is one, its fence. A background process of \
+dlock renews the lease, and releases the lock when the process PID ends, however it ends; SIGTERM to the \
+background process does not end it earlier. If the lock is lost, PID gets SIGTERM. If PID or dlock ends while \
+dlock waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: it ends \
 everything that the command has started, before the lease ends.";
 
 pub const HOLD_EXAMPLES: &str = "  #!/bin/sh

@@ -274,8 +274,8 @@ fn members_in(library: &str) -> Option<&str> {
     (name.starts_with("dlock") && members.starts_with('q')).then_some(members)
 }
 
-/// Checks what the user may do, by commands with invalid arguments: a server checks the rights first, so a
-/// command that is permitted is refused all the same, and changes nothing.
+/// Checks what the user may do, by commands with invalid arguments. A server checks the rights before the
+/// arguments, so a permitted command fails too, and changes nothing.
 async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Finding>) {
     let users = client.ask(&["ACL", "WHOAMI"]).await;
     let mut tries: Vec<(&str, Vec<&[u8]>)> = vec![

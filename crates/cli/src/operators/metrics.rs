@@ -163,7 +163,7 @@ impl Text {
         for (resource, (waiters, _)) in &shown {
             self.sample("dlock_resource_waiters", &[("resource", resource)], *waiters as f64);
         }
-        self.family("dlock_resource_held_seconds", "gauge", "How long their holders have held them");
+        self.family("dlock_resource_held_seconds", "gauge", "How long these resources have been held");
         for (resource, (_, held_ms)) in &shown {
             self.sample("dlock_resource_held_seconds", &[("resource", resource)], *held_ms as f64 / 1000.0);
         }

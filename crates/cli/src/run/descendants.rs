@@ -1,9 +1,10 @@
 //! Finds every process that the program of a run has started, in any process group or session.
 //!
-//! A process group of its own would be easier to signal, but it would take the program out of its pipeline
-//! and away from the keys of the terminal. Besides, processes that a script starts with `timeout` or `setsid`
-//! leave their group. So the program stays in dlock's group, and dlock is the subreaper of its descendants
-//! (`PR_SET_CHILD_SUBREAPER`): orphans become children of dlock, so that it finds all of them.
+//! A process group of its own would be easier to signal. But Ctrl-C and Ctrl-Z reach only the group in the
+//! foreground, which is that of the whole pipeline (`dlock run r -- a | b`), and processes that a script
+//! starts with `timeout` or `setsid` leave their group. So the program stays in dlock's group, and dlock is
+//! the subreaper of its descendants (`PR_SET_CHILD_SUBREAPER`): orphans become children of dlock, so that it
+//! finds all of them.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -69,7 +70,7 @@ struct Process {
 }
 
 impl Process {
-    /// Reads `/proc/NAME/stat`. `None` if `name` is not the number of a running process.
+    /// Reads `/proc/NAME/stat`. `None` if `name` is not the id of a process.
     fn read(name: &str) -> Option<Process> {
         let pid = Pid::from_raw(name.parse().ok()?);
         let stat = fs::read(format!("/proc/{name}/stat")).ok()?;
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn stat_is_parsed_when_the_name_contains_parentheses_or_other_bytes() {
+    fn stat_is_parsed_when_the_name_contains_parentheses_or_invalid_utf8() {
         assert_eq!(parse(b"7 (sleep) S", 1), Some((5, true, 917)));
         assert_eq!(parse(b"7 (a) Z 9 (b) S", 1), Some((5, true, 917)));
         assert_eq!(parse(b"7 (\xff\n) Z", 1), Some((5, false, 917)));

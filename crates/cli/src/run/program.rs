@@ -128,7 +128,7 @@ pub fn become_program() -> Option<ExitCode> {
     // The kernel kills the program if dlock is killed, because then no process would end it before the lease
     // does. This setting survives the exec, unless the program is set-user-ID. Children do not inherit it.
     let is_set_up = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
-    // If dlock ended before that setting, it has no effect, but this process has another parent.
+    // The setting has no effect if dlock had ended before. Then this process has another parent.
     if !is_set_up || parent != *getppid().to_string() {
         return Some(Error::system("the command was not started", "dlock has ended").report());
     }

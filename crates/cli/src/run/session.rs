@@ -125,8 +125,8 @@ pub fn wait_from(start: Instant, limit: Duration) -> Wait {
 }
 
 impl LockArgs {
-    /// A request for `resource` with these options. Messages call it `names`, which lists all the resources
-    /// of the acquisition.
+    /// A request for `resource` with these options. `names` lists all the resources of the acquisition, for
+    /// messages.
     fn lock(&self, client: &Client, resource: &OsStr, names: &str, began: Instant, holder: &str) -> Acquire {
         let wait = match self.wait {
             _ if self.no_wait => Wait::No,
