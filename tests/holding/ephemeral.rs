@@ -12,7 +12,7 @@ fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut observer = server.connect();
     type End = fn(Conn, &mut Conn);
-    let ways: [(&str, End); 4] = [
+    let ends: [(&str, End); 4] = [
         ("close", |conn, _| drop(conn)),
         ("QUIT", |mut conn, _| {
             let _ = conn.say("QUIT");
@@ -28,14 +28,14 @@ fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
         }),
     ];
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-    for (way, end) in ways {
+    for (name, end) in ends {
         events.so_far();
         let mut a = server.connect();
         let first = a.ok("DLOCK.ACQUIRE k a 60000 EPHEMERAL").int();
         let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         end(a, &mut observer);
-        assert!(granted(&mut b) > first, "{way}");
-        assert_eq!(events.messages(), ["dlock.acquire", "dlock.disconnect", "dlock.acquire"], "{way}");
+        assert!(granted(&mut b) > first, "{name}");
+        assert_eq!(events.messages(), ["dlock.acquire", "dlock.disconnect", "dlock.acquire"], "{name}");
         observer.ok("DLOCK.RELEASE k b");
     }
     assert_eq!(server.number("dlock_disconnects"), 4);
@@ -57,7 +57,7 @@ fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
 /// MEMORY USAGE used to leave out the record of the connection, which is most of the memory of an ephemeral
 /// hold.
 #[each_server]
-fn memory_usage_counts_the_binding_of_a_hold(kind: &ServerKind) {
+fn memory_usage_counts_the_connection_record_of_an_ephemeral_hold(kind: &ServerKind) {
     const HOLDS: usize = 300;
     let (server, mut observer) = Server::connected(kind);
     let mut clients: Vec<Conn> = (0..HOLDS).map(|_| server.connect()).collect();

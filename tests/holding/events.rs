@@ -71,13 +71,14 @@ fn a_handoff_from_an_expired_hold_publishes_no_free_event(kind: &ServerKind) {
         conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
     assert!(replies[2].int() > replies[0].int());
     assert_eq!(events.messages(), ["dlock.acquire", "dlock.expired", "dlock.acquire"]);
-    // Also if a lock-delay follows the expired hold: the waiter is granted the lock after it.
+    // With DELAY, the lock stays free of holders for 30 ms after the expired lease, and no event shows that:
+    // the waiter is granted the lock afterwards.
     conn.ok("DLOCK.ACQUIRE delayed t 600000 DELAY 30");
     let mut waiter = waiter(&server, "DLOCK.ACQUIRE delayed u 600000 BLOCK 0");
     conn.ok("DLOCK.EXTEND delayed t 20");
     granted(&mut waiter);
     assert_eq!(events.messages(), ["dlock.acquire", "dlock.extend", "dlock.expired", "dlock.acquire"]);
-    // Without a waiter, the lock is free after the lock-delay.
+    // Without a waiter, the lock is free when the delay has ended.
     conn.ok("DLOCK.ACQUIRE alone t 20 DELAY 30");
     until("the delay has ended", || conn.ok("EXISTS alone") == 0);
     assert_eq!(events.messages(), ["dlock.acquire", "dlock.expired", "dlock.free", "del"]);

@@ -1,5 +1,6 @@
-//! Guarded writes: GUARD and FENCED. Data commands and dlock commands run behind a guard; scripts, and
-//! commands about the connection or the server, are refused.
+//! Guarded writes: GUARD runs a command if a token holds a lock, FENCED if a fence is not lower than the
+//! number in a key (the gate), which it raises. Data commands and dlock commands run behind a guard;
+//! scripts, and commands about the connection or the server, are refused.
 
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 

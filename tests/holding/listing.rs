@@ -81,23 +81,23 @@ fn list_shows_locks_that_are_held_waited_for_or_in_delay(kind: &ServerKind) {
 fn list_shows_the_longest_lease_and_the_age_of_the_oldest_hold(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     conn.hello3();
-    let oldest = |conn: &mut Conn| first_hold(conn, "k").field("held").int();
+    let age_of_first = |conn: &mut Conn| first_hold(conn, "k").field("held").int();
     let listed = |conn: &mut Conn, key: &str| {
         conn.ok(&format!("DLOCK.LIST 0 MATCH {key}")).items()[1].items()[0].clone()
     };
-    // The hold that ends first was granted first.
+    // The oldest hold also ends first. So it is the first that INSPECT shows, whether the lock keeps its
+    // holds in the order of grants or, as with many holders, of deadlines.
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
-    until("the first hold is 5 ms old", || oldest(&mut conn) >= 5);
-    // A lock with this many holders keeps its holds in the order of their deadlines, not of their grants.
+    until("the first hold is 5 ms old", || age_of_first(&mut conn) >= 5);
     for n in 0..200 {
         conn.ok(&format!("DLOCK.ACQUIRE k sharer-{n} {} SHARED", 600_000 + n));
     }
-    let (before, lock, after) = (oldest(&mut conn), listed(&mut conn, "k"), oldest(&mut conn));
+    let (before, lock, after) = (age_of_first(&mut conn), listed(&mut conn, "k"), age_of_first(&mut conn));
     assert!((before..=after).contains(&lock.field("held").int()), "{lock:?} {before} {after}");
     assert!((500_000..=600_199).contains(&lock.field("pttl").int()), "{lock:?}");
     assert_eq!(lock.field("holders"), &Value::Int(201));
     conn.ok("DLOCK.RELEASE k a");
-    let (lock, after) = (listed(&mut conn, "k"), oldest(&mut conn));
+    let (lock, after) = (listed(&mut conn, "k"), age_of_first(&mut conn));
     assert!(lock.field("held").int() <= after, "the first holder has released the lock: {lock:?} {after}");
     conn.ok("DLOCK.ACQUIRE free t 1 DELAY 600000");
     until("the lock is in its delay", || conn.ok("DLOCK.PTTL free") == -2);

@@ -4,7 +4,8 @@
 use dlock_testkit::queue::{self, granted, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 
-/// More holds than one event-loop turn ends, and than one effect names.
+/// More holds than one event-loop turn ends, and than one effect names. An effect is the command that the
+/// server replicates for a change of a lock.
 const MANY: i64 = 3000;
 
 /// Acquires a lock for `count` tokens.

@@ -1,7 +1,7 @@
 //! Damaged files: a server that loads one either starts with consistent locks, or logs the fault and exits.
-//! The server parses the file and passes the stored locks and effects to the module. `fuzz/` (`stored`,
-//! `effects`) tests the module alone, a million times as fast; these tests run both. `DLOCK_SECONDS` makes
-//! them longer (`make fuzz`).
+//! The server parses the file and passes the stored locks and effects (logged changes of locks) to the
+//! module. `fuzz/` (`stored`, `effects`) tests the module alone, a million times as fast; these tests run
+//! both. `DLOCK_SECONDS` makes them longer (`make fuzz`).
 
 #![allow(clippy::disallowed_methods, reason = "DLOCK_SECONDS limits the long form")]
 
@@ -174,13 +174,13 @@ fn shown(conn: &mut Conn) -> Vec<Shown> {
                 continue;
             }
             let holders = lock.field("holders").items();
-            let most = match lock.field("mode").text().as_str() {
+            let max_holders = match lock.field("mode").text().as_str() {
                 "free" => 0,
                 "exclusive" => 1,
                 "permits" => lock.field("permits").int() as usize,
                 _ => usize::MAX,
             };
-            assert!(holders.len() <= most, "{lock:?}");
+            assert!(holders.len() <= max_holders, "{lock:?}");
             let fields =
                 |hold: &Value| ["token", "count", "fence", "label"].map(|name| hold.field(name).clone());
             let holders: Vec<_> = holders.iter().map(fields).collect();

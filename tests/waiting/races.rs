@@ -1,5 +1,6 @@
-//! A grant and another event in one event-loop turn: each test sends both commands in one write. A module
-//! that relied on the server's own timeouts of blocked clients would lose replies or crash the server here.
+//! Races of a grant with another event: a test sends both commands in one write, so that the server runs them
+//! in one event-loop turn. A module that relied on the server's own timeouts of blocked clients would lose
+//! replies or crash the server here.
 
 use dlock_testkit::queue::{self, granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
@@ -11,6 +12,7 @@ fn rounds() -> usize {
     dlock_testkit::rounds(3)
 }
 
+/// The scene on a server with events of locks, whose append only file has every acknowledged command.
 fn scene(kind: &ServerKind) -> Scene {
     Scene::on(Server::options(kind).conf("notify-keyspace-events Kd").synced().start(), |_| ())
 }
@@ -48,15 +50,15 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_is_unblocked_with_an_error(
     release_and_unblock(kind, "ERROR", is_unblocked);
 }
 
-/// If a module leaves the wait to the server, Redis 7.0 and earlier lose the reply and send the next one in
-/// its place, and 7.2 fails an assertion.
+/// dlock times its waits itself. If a module gives the server the timeout of a wait, and the timeout and a
+/// grant coincide, Redis 7.0 loses the reply, so that the client takes the next one for it, and 7.2 crashes.
 #[each_server]
 fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);
 }
 
-/// Releases the lock and unblocks b in one write. `was_unblocked` recognises the reply if b was not
-/// granted the lock.
+/// Releases the lock and unblocks b in one write. `was_unblocked` recognises the reply that b gets if it was
+/// unblocked before the grant.
 fn release_and_unblock(kind: &ServerKind, how: &str, was_unblocked: fn(&Value) -> bool) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
@@ -184,10 +186,10 @@ fn a_grant_passes_to_the_next_waiter_when_holder_and_waiter_are_killed(kind: &Se
     }
 }
 
-/// A client retries on a second connection, so two connections wait with its token. If its process dies,
-/// neither receives the reply, and the grant passes on. If one connection stays, the hold does.
+/// A client that retries on a second connection waits with one token on both. If both close, the token loses
+/// its grant to the next waiter. If one stays open, the token keeps the grant.
 #[each_server]
-fn a_grant_passes_to_the_next_waiter_only_when_all_connections_of_its_token_are_killed(kind: &ServerKind) {
+fn a_grant_passes_on_only_when_all_connections_that_wait_with_its_token_are_killed(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         scene.a.ok("DLOCK.CANCEL k c");

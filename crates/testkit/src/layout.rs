@@ -27,6 +27,7 @@ pub struct Layout {
     pub put: Vec<HoldLayout>,
 }
 
+/// A hold of a lock. Times are in ms, those of `deadline` and `granted` by the server clock.
 #[derive(Clone, Debug)]
 pub struct HoldLayout {
     pub fence: u64,

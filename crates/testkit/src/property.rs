@@ -12,10 +12,10 @@ pub fn cases(default: u32) -> u32 {
 }
 
 /// Runs a random test. A failure prints the seed that repeats it.
-pub fn random<S: Strategy>(strategy: S, default: u32, test: impl Fn(S::Value)) {
+pub fn random<S: Strategy>(strategy: S, default_cases: u32, test: impl Fn(S::Value)) {
     let seed = seed();
     let config = Config {
-        cases: cases(default),
+        cases: cases(default_cases),
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         max_shrink_iters: 100_000,

@@ -14,7 +14,7 @@ fn hold(token: &str, asked: At, at: At, until: At, fence: i64) -> Hold {
     }
 }
 
-fn from(holds: &[Hold]) -> History {
+fn with_holds(holds: &[Hold]) -> History {
     History { holds: holds.to_vec(), ..History::default() }
 }
 
@@ -30,7 +30,7 @@ fn report(asked: At, answered: At, holders: &[(&str, i64)], queue: &[&str]) -> R
 }
 
 fn with_reports(holds: &[Hold], reports: &[Report]) -> History {
-    History { reports: reports.to_vec(), ..from(holds) }
+    History { reports: reports.to_vec(), ..with_holds(holds) }
 }
 
 #[track_caller]
@@ -56,16 +56,16 @@ fn consecutive_holds_are_accepted() {
 
 #[test]
 fn two_holders_at_once_are_rejected() {
-    reject(from(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "incompatible holds");
+    reject(with_holds(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "incompatible");
     // The second hold may end before the first one.
-    reject(from(&[hold("a", 10, 20, 100, 1), hold("b", 30, 40, 50, 2)]).exclusion(), "b on k");
+    reject(with_holds(&[hold("a", 10, 20, 100, 1), hold("b", 30, 40, 50, 2)]).exclusion(), "b on k");
 }
 
 #[test]
 fn holds_of_different_keys_may_overlap() {
     let mut other = hold("b", 30, 40, 90, 2);
     other.key = "other".into();
-    accept(&from(&[hold("a", 10, 20, 50, 1), other]));
+    accept(&with_holds(&[hold("a", 10, 20, 50, 1), other]));
 }
 
 #[test]
@@ -75,9 +75,9 @@ fn sharers_overlap_only_with_sharers() {
         hold
     };
     let shared = |token, asked, fence| in_mode(hold(token, asked, asked + 10, 100, fence), Mode::Shared);
-    accept(&from(&[shared("a", 10, 1), shared("b", 11, 2), shared("c", 12, 3)]));
-    reject(from(&[shared("a", 10, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "a on k");
-    reject(from(&[hold("a", 10, 20, 90, 1), shared("b", 30, 2)]).exclusion(), "b on k");
+    accept(&with_holds(&[shared("a", 10, 1), shared("b", 11, 2), shared("c", 12, 3)]));
+    reject(with_holds(&[shared("a", 10, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "a on k");
+    reject(with_holds(&[hold("a", 10, 20, 90, 1), shared("b", 30, 2)]).exclusion(), "b on k");
 }
 
 #[test]
@@ -87,35 +87,35 @@ fn too_many_permits_are_rejected() {
         hold.mode = Mode::Permits(2);
         hold
     };
-    accept(&from(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 50, 100, 3)]));
-    let three = from(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 30, 100, 3)]);
+    accept(&with_holds(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 50, 100, 3)]));
+    let three = with_holds(&[permit("a", 10, 50, 1), permit("b", 11, 100, 2), permit("c", 30, 100, 3)]);
     reject(three.exclusion(), "3 clients relied on 2 permits");
 }
 
 #[test]
 fn a_hold_that_a_break_ended_may_be_overlapped() {
-    let history = from(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
+    let history = with_holds(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
     let broken = |asked, answered| Break { key: "k".into(), asked, answered };
     accept(&History { breaks: vec![broken(40, 44)], ..history });
     // A break before the request does not end the hold.
-    let history = from(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
+    let history = with_holds(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
     reject(History { breaks: vec![broken(5, 9)], ..history }.exclusion(), "a on k");
 }
 
 #[test]
 fn a_repeated_fence_is_rejected() {
-    reject(from(&[hold("a", 10, 20, 25, 7), hold("b", 15, 40, 90, 7)]).fences(), "the same fence");
+    reject(with_holds(&[hold("a", 10, 20, 25, 7), hold("b", 15, 40, 90, 7)]).fences(), "the same fence");
 }
 
 #[test]
 fn a_falling_fence_is_rejected() {
-    reject(from(&[hold("a", 10, 20, 25, 7), hold("b", 30, 40, 90, 6)]).fences(), "b on k");
+    reject(with_holds(&[hold("a", 10, 20, 25, 7), hold("b", 30, 40, 90, 6)]).fences(), "b on k");
     // Fences rise over all keys of a server.
     let mut other = hold("b", 30, 40, 90, 6);
     other.key = "other".into();
-    reject(from(&[hold("a", 10, 20, 25, 7), other]).fences(), "b on other");
+    reject(with_holds(&[hold("a", 10, 20, 25, 7), other]).fences(), "b on other");
     // If two requests overlap in time, either may get the lower fence.
-    accept(&from(&[hold("a", 10, 32, 33, 7), hold("b", 30, 40, 90, 6)]));
+    accept(&with_holds(&[hold("a", 10, 32, 33, 7), hold("b", 30, 40, 90, 6)]));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Tests of the checker in `record.rs`: records of clients' holds and writes that it must accept or reject.
+//! Tests of the checker in `record.rs`: records of clients' holds and writes that it must accept or reject. A
+//! write is stale if it arrives after the end of its hold.
 
 use crate::record::{Record, Write};
 use dlock_testkit::history::{At, Grant, Hold, Mode};

@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(6);
 pub struct Stage {
     pub store: Store,
     pub ended: AtomicBool,
-    /// While true, holders do not release their holds.
+    /// While true, holders do not release their holds, so that masters restart while a client relies on one.
     pub keep_holds: AtomicBool,
     /// Number of holders that keep their holds because of `keep_holds`.
     pub keeping: AtomicUsize,

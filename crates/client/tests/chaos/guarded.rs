@@ -19,8 +19,8 @@ use dlock_testkit::{Conn, Events, Random, Server, ServerKind, each_server, round
 const CONTENDERS: usize = 6;
 const RESOURCES: [&str; 2] = ["ledger", "stock"];
 const LEASE: Duration = Duration::from_millis(100);
-/// Greatest delay of requests, replies and clients.
-const LATE: Duration = Duration::from_millis(80);
+/// Longest random delay of requests and replies in the proxy.
+const MAX_DELAY: Duration = Duration::from_millis(80);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the contenders' writes are guarded.
@@ -36,7 +36,7 @@ struct Arena {
     ended: AtomicBool,
     landed: AtomicUsize,
     refused: AtomicUsize,
-    /// Writes sent after the end of the lease that landed.
+    /// Writes that landed although they were sent after the end of the lease.
     late: Mutex<Vec<String>>,
 }
 
@@ -87,18 +87,17 @@ fn run(kind: &ServerKind, writes: Writes, rounds: usize) -> (Vec<String>, Vec<(S
             scope.spawn(move || arena.contend(number, conn, random));
         }
         for round in 0..rounds {
-            proxy.set_delay(if round % 2 == 0 { LATE } else { Duration::ZERO });
+            proxy.set_delay(if round % 2 == 0 { MAX_DELAY } else { Duration::ZERO });
             if random.once_in(2) {
                 server.pause();
                 thread::sleep(LEASE);
                 server.resume();
             }
             let late = || arena.late.lock().expect("no panic").len();
-            let seen = || [arena.landed.load(Relaxed), arena.refused.load(Relaxed) + late()];
-            let before = seen();
+            let counts = || (arena.landed.load(Relaxed), arena.refused.load(Relaxed) + late());
+            let (landed, refused_or_late) = counts();
             until_within(TIMEOUT, "writes land, and others are refused or late", || {
-                let now = seen();
-                now[0] > before[0] + 10 && now[1] > before[1] + 2
+                counts().0 > landed + 10 && counts().1 > refused_or_late + 2
             });
             events.extend(subscriber.so_far());
         }
@@ -119,7 +118,8 @@ impl Arena {
             if conn.ok(&format!("DLOCK.ACQUIRE {resource} {token} {ttl} BLOCK 1000")).is_nil() {
                 continue;
             }
-            // The lease has ended by then: it began before the reply, and the server rounds to ms.
+            // At this time the lease has ended: it began before the reply arrived, and the server rounds to
+            // ms.
             let end = now() + LEASE + Duration::from_millis(1);
             for _ in 0..=random.below(4) {
                 let late = now() > end;
@@ -152,11 +152,12 @@ impl Arena {
     }
 }
 
-/// Holder of a resource by its events. Events do not name the token, but the key of a write does.
+/// State of a resource, from its events. The event of a grant does not name the token, but the key of a write
+/// (`RESOURCE:TOKEN`) does: the first writer counts as the holder.
 #[derive(Default)]
 struct Resource<'a> {
     held: bool,
-    /// Token that has written during this hold.
+    /// Token of the first write during this hold.
     writer: Option<&'a str>,
     /// Tokens that wrote during earlier holds.
     ended_writers: HashSet<&'a str>,

@@ -17,7 +17,7 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 pub const HOLD: Duration = Duration::from_millis(20);
 
 pub struct Links {
-    /// Masters in the order of the clients' queues.
+    /// Masters, sorted by run id. All clients queue at the first one that they reach.
     pub masters: Vec<Server>,
     /// Links of each client to each master.
     pub links: Vec<Vec<Proxy>>,
@@ -117,6 +117,6 @@ pub fn jain(counts: &[usize]) -> f64 {
 
 /// Returns whether each count is at least half of the mean, and Jain's index at least 0.9.
 pub fn is_fair(counts: &[usize]) -> bool {
-    let least = counts.iter().min().copied().unwrap_or(0);
-    2 * least * counts.len() >= counts.iter().sum() && jain(counts) >= 0.9
+    let smallest = counts.iter().min().copied().unwrap_or(0);
+    2 * smallest * counts.len() >= counts.iter().sum() && jain(counts) >= 0.9
 }

@@ -216,7 +216,8 @@ fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
     });
 }
 
-/// The server sends a message at most once, so a waiter also polls. The connection stays open in this test.
+/// The server sends the message of a grant at most once, so a waiter also polls. In this test the message is
+/// lost and the connection stays open.
 #[each_server(in_turn)]
 fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
     let links = Links::start(kind, 1, 1);

@@ -121,8 +121,10 @@ impl Network {
         Some(random + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
     }
 
-    fn loses(&self, way: Cut) -> bool {
-        self.is_cut(way) || self.is_cut(Cut::Both) || (way == Cut::Answers && self.is_cut(Cut::Messages))
+    /// `direction` is [`Cut::Requests`] or [`Cut::Answers`].
+    fn loses(&self, direction: Cut) -> bool {
+        let is_to_client = direction == Cut::Answers;
+        self.is_cut(direction) || self.is_cut(Cut::Both) || (is_to_client && self.is_cut(Cut::Messages))
     }
 
     fn is_cut(&self, cut: Cut) -> bool {
@@ -158,7 +160,7 @@ async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     network: &Network,
-    way: Cut,
+    direction: Cut,
 ) -> io::Result<()> {
     let (sender, mut receiver) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let read = async {
@@ -166,14 +168,14 @@ async fn forward(
         loop {
             let length = from.read(&mut piece).await?;
             let Some(delay) = network.next().filter(|_| length > 0) else { return Ok(()) };
-            if network.loses(way) {
+            if network.loses(direction) {
                 network.lost.fetch_add(1, Ordering::Relaxed);
                 if network.is_cut(Cut::Messages) {
                     continue;
                 }
                 // Without the lost piece, the rest of the stream has no meaning. So the connection closes
                 // when the loss ends.
-                while network.loses(way) {
+                while network.loses(direction) {
                     sleep_until(Instant::now() + CHECK_INTERVAL).await;
                 }
                 return Ok(());

@@ -11,6 +11,7 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
         let ttl = Duration::from_secs(3);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
         assert_eq!(guard.token(), &kept.token);
+        // In a quorum only `guard` has a fence: `ann` did not ask for one.
         assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
         assert!(guard.remaining() <= ttl);
         outlast_lease(&guard, ttl);

@@ -39,6 +39,7 @@ async fn until_reported(client: &Client, guard: &Guard, what: &str) {
 #[each_server]
 async fn a_member_that_floods_with_messages_ends_no_hold(kind: &ServerKind) {
     let servers = masters(kind, 3);
+    // An invalidation of a cached key, a subscription and a reply, none of which the client has asked for.
     for message in [
         &b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nr\r\n"[..],
         b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",

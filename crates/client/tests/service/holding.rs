@@ -10,7 +10,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
         assert!(guard.remaining() > LONG / 2 && guard.remaining() < LONG);
         assert!(guard.valid_until() > now());
-        assert_eq!(guard.fence().is_some(), count == 1, "in a quorum, only a fenced hold has a fence");
+        assert_eq!(guard.fence().is_some(), count == 1, "a quorum gives a fence only on request: fenced()");
         let token = String::from_utf8(guard.token().as_bytes().to_vec()).expect("text");
         assert_eq!(token.len(), 27);
         for server in &servers {
@@ -44,7 +44,7 @@ async fn a_dropped_guard_releases_and_flush_waits_for_the_release(kind: &ServerK
 }
 
 #[each_server]
-async fn a_hold_that_is_not_renewed_is_lost_before_it_ends(kind: &ServerKind) {
+async fn a_loss_of_an_unrenewed_hold_is_reported_before_its_lease_ends(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
         let short = client.lock("r").ttl(Duration::from_secs(6)).notice(Duration::from_secs(3));
@@ -66,7 +66,7 @@ async fn a_hold_is_renewed_until_its_maximum_time(kind: &ServerKind) {
     let guard = lock.acquire().await.expect("the lock is free");
     let first = guard.valid_until();
     assert_eq!(guard.lost().await, Lost::Ended);
-    assert!(guard.valid_until() > first, "the hold was renewed before");
+    assert!(guard.valid_until() > first, "the hold was renewed before its maximum time");
     until_nothing_is_left(&servers, "r");
 }
 
@@ -126,7 +126,7 @@ async fn a_renewal_that_waits_for_an_extension_does_not_restore_the_old_lease(ki
     let mut conn = servers[0].connect();
     assert_eq!(conn.ok("CLIENT PAUSE 600000 WRITE"), "OK");
     let resuming = tokio::task::spawn_blocking(move || {
-        // A hold is renewed after a third of its lease.
+        // A renewal is due after a third of the lease, and here half of the lease has passed.
         until("a renewal is due", || now() + ttl / 2 > end);
         conn.ok("CLIENT UNPAUSE")
     });

@@ -14,8 +14,8 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
     for renews in [true, false] {
         for (count, removed_on) in [(1, 1), (3, 2)] {
             let (servers, client) = quorum(kind, count).await;
-            let ways = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
-            for way in ways {
+            let removals = ["DLOCK.BREAK r", "DEL r", "FLUSHALL", "PEXPIRE r 1", "RENAME r other"];
+            for removal in removals {
                 servers.iter().for_each(|server| assert_eq!(server.connect().ok("CONFIG RESETSTAT"), "OK"));
                 let guard =
                     client.lock("r").ttl(LONG).renew(renews).acquire().await.expect("the lock is free");
@@ -23,12 +23,12 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
                 // The extension changes the key, which ends the tracking; the client starts it again.
                 guard.extend(LONG).await.expect("the lock is held");
                 for server in &servers[..removed_on] {
-                    server.connect().ok(way);
+                    server.connect().ok(removal);
                 }
                 let why = guard.lost().await;
-                let Lost::TakenAway(report) = why else { panic!("{way}: {why:?}") };
+                let Lost::TakenAway(report) = why else { panic!("{removal}: {why:?}") };
                 let mut states = servers[..removed_on].iter().map(|server| state(&report, server));
-                assert!(states.all(|state| *state == NodeState::NotHeld), "{way}: {report}");
+                assert!(states.all(|state| *state == NodeState::NotHeld), "{removal}: {report}");
                 servers.iter().for_each(|server| assert_eq!(server.connect().ok("FLUSHALL"), "OK"));
             }
         }

@@ -77,7 +77,7 @@ async fn a_restarted_master_votes_again(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_hold_is_lost_before_it_ends_when_most_masters_die_or_stop(kind: &ServerKind) {
+async fn a_loss_is_reported_before_the_lease_ends_when_most_masters_die_or_stop(kind: &ServerKind) {
     for (count, missing) in [(1, 1), (3, 2), (5, 3)] {
         for (begin, end) in [DIES, STOPS] {
             let servers = masters(kind, count);
@@ -101,8 +101,8 @@ async fn a_hold_is_lost_before_it_ends_when_most_masters_die_or_stop(kind: &Serv
     }
 }
 
-/// This includes the read that connects to the missing member again, where a socket now accepts connections
-/// and sends nothing.
+/// The member is killed, and later a socket takes its port, which accepts connections and sends nothing. Even
+/// the read for which the client connects to that socket must not wait.
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);

@@ -219,6 +219,7 @@ async fn a_hold_that_a_member_lost_is_restored_in_its_new_mode(kind: &ServerKind
     });
     guard.downgrade().await.expect("a majority has the hold");
     resuming.await.expect("no panic");
+    // These round trips give the restarted member time to answer the earlier requests.
     for _ in 0..5 {
         client.inspect("r").await;
     }
@@ -230,8 +231,8 @@ async fn a_hold_that_a_member_lost_is_restored_in_its_new_mode(kind: &ServerKind
     until_nothing_is_left(&servers, "r");
 }
 
-/// A client passes pushes on to its latest hold of a resource. After the end of that hold, the upgrade must
-/// register the other one again.
+/// A push about a resource goes to the latest hold that the client has of it. Here that hold has ended, and
+/// the upgrade of the earlier hold must register it for pushes again.
 #[each_server]
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;

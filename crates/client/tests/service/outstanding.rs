@@ -47,9 +47,10 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
     }
 }
 
-/// Runs an operation in which one server could vote twice: the second of three members is down, and the third
-/// address now leads to the first server. While the client has a connection to the first member, it rejects
-/// the same server as the third. So the third connection opens only after the first has voted and closed.
+/// Runs an operation in which one server could vote twice: the second of three members is down, and the
+/// third address now leads to the first server. While the client has a connection to a server under one
+/// address, it rejects that server under another. So the third connection opens only after the first has
+/// voted and closed.
 async fn attempt_double_vote<T: Send + 'static>(
     kind: &ServerKind,
     begin: impl FnOnce(Client, Guard) -> Pin<Box<dyn Future<Output = T> + Send>>,

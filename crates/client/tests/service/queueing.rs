@@ -55,7 +55,8 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    // The later queue is the last one, because waits leave a queue in the middle as soon as it stops moving.
+    // The later queue is that of the last master: at the middle one, waits would move on at once, because the
+    // holder there has no majority and will not release the lock.
     let mut order: Vec<&Server> = servers.iter().collect();
     order.sort_by_cached_key(|server| server.info("run_id"));
     let [first, middle, later] = order[..] else { panic!("three masters") };
