@@ -19,16 +19,17 @@ export class Holders {
     return this.ages.some((ages) => [...(ages?.keys() ?? [])].some((token) => this.#isMajority(token)));
   }
 
-  /** Returns whether the wait queue of a member can move: it has no holder, or one of its holders has, or may
-   * have, a majority and will release it. A hold without a majority may be that of a dead client, which
-   * nothing ends before its lease. */
+  /** Returns whether the wait queue of a member can move: there is no hold at the member, or one of its
+   * holders has a majority and will release it, or may have one, as some members do not show their holders. A
+   * hold without a majority may have been left by a client that died: nothing ends it before its lease
+   * does. */
   queueCanMove(member: number): boolean {
     const holders = this.at(member);
     const unknown = this.ages.filter((ages) => ages === undefined).length;
     return !holders?.size || [...holders.keys()].some((token) => this.#isMajority(token, unknown));
   }
 
-  /** Returns the holders at a member that are not known to have a majority, except the token `own`. */
+  /** Returns the holders at a member, without the token `own`, that are not known to have a majority. */
   partialHolders(member: number, own: string): HoldAges {
     const isPartial = (token: string) => token !== own && !this.#isMajority(token);
     return new Map([...(this.at(member) ?? [])].filter(([token]) => isPartial(token)));

@@ -302,8 +302,8 @@ export class Hold implements AsyncDisposable {
     this.#renewal.end();
     const ended = await run(this.#granted.release(this.#renewal), this.#service);
     this.#isReleased = true;
-    const isUnknown = (ended === undefined || isRepeated) && this.#renewal.loss === undefined;
-    if (!ended && !isUnknown) throw this.#notHeld();
+    const mayBeReleased = (ended === undefined || isRepeated) && this.#renewal.loss === undefined;
+    if (!ended && !mayBeReleased) throw this.#notHeld();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

@@ -83,7 +83,7 @@ export class QuorumHold implements Granted {
     this.#holds.asked.add(member);
     try {
       // The request asks for a queue position, as another client may hold the lock there: the next EXTEND
-      // keeps the position alive, and shows whether the lock was granted meanwhile. The request names no
+      // retains the position, and shows whether the lock was granted meanwhile. The request names no
       // owner, as the owner does not wait for this grant.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
@@ -107,8 +107,9 @@ export class QuorumHold implements Granted {
     const hasReconnected = new Map<number, () => boolean>();
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires[member]!.isEmpty;
-      const ask = () => zeroIfReplaced(this.members.ask(member, send(release(this.request.key, this.token))));
-      owed.set(member, new Owed(ask, longestLease, answersToRelease, isSettled));
+      const sendRelease = () =>
+        zeroIfReplaced(this.members.ask(member, send(release(this.request.key, this.token))));
+      owed.set(member, new Owed(sendRelease, longestLease, answersToRelease, isSettled));
       hasReconnected.set(member, this.members.reconnectionCheck(member));
     }
     /** Returns whether the release ended the hold at a member; undefined before its first answer. */

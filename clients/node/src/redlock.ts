@@ -37,8 +37,8 @@ const defaults: Settings = {
   automaticExtensionThreshold: 500,
 };
 
-/** The votes of one attempt. Either all clients are in `votesFor`, or all are in `votesAgainst`: the outcome of
- * each client is not recorded. */
+/** The votes of one attempt. Either all clients are in `votesFor`, or all are in `votesAgainst`: the outcome
+ * of each client is not recorded. */
 export interface ExecutionStats {
   readonly membershipSize: number;
   readonly quorumSize: number;
@@ -72,8 +72,8 @@ export class Lock {
     readonly redlock: Redlock,
     readonly resources: string[],
     /** The tokens in the order of `resources`, separated by commas. A `Lock` that another process constructs
-     * with this value can extend and release. An extension without an answer may still shorten the
-     * lease. Only the object that sent it knows of it: extend through that object. */
+     * with this value can extend and release. An extension without an answer may still shorten the lease
+     * later. Only the object that sent that extension takes this into account: extend through that object. */
     readonly value: string,
     readonly attempts: readonly Promise<ExecutionStats>[],
     /** End of the validity, as `Date.now()`. 0 after a release or an extension. */

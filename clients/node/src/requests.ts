@@ -77,7 +77,8 @@ export function* tryAcquire(
     if (errorWord(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request.key)) return "foreign";
     const type = yield* typeOf(key);
-    // The string that was at the key is gone: it was a lock that has been released. The caller tries again.
+    // The key has changed since the command: it is free now, or holds a lock of dlock. The caller tries
+    // again, as for a foreign lock.
     if (type === "none" || type === LOCK_TYPE) return "foreign";
     throw occupied(request.name, type, why);
   }

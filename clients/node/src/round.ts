@@ -76,14 +76,14 @@ export class Round {
   }
 
   /** Returns the step that releases the token at every member that was asked for the lock. The step waits for
-   * the members that have answered this round, so that the next round finds them free. */
+   * the releases at the members that answered the round, so that the next round finds these members free. */
   owe(): Owe {
     const { members, request, token } = this;
     const expiresAfter = timeUntilExpired(request.lease);
     for (const member of this.holds.asked) {
-      const ask = () => zeroIfReplaced(members.ask(member, send(release(request.key, token))));
+      const sendRelease = () => zeroIfReplaced(members.ask(member, send(release(request.key, token))));
       const isSettled = () => this.holds.acquires[member]!.isEmpty;
-      this.#owed.set(member, new Owed(ask, expiresAfter, ANSWERS_TO_RELEASE, isSettled));
+      this.#owed.set(member, new Owed(sendRelease, expiresAfter, ANSWERS_TO_RELEASE, isSettled));
     }
     const answered = [...this.holds.asked].filter((member) => this.#hasAnsweredInTime(member));
     return new Owe(this.#owed, () => answered.every((member) => this.#isReleasedAt(member)));

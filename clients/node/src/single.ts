@@ -61,9 +61,9 @@ export class SingleAttempt implements Acquisition {
   takeBack(): Owe | undefined {
     if (!this.#isAsked) return undefined;
     const { key, lease } = this.request;
-    const ask = () => zeroIfReplaced(send(release(key, this.#token)));
+    const sendRelease = () => zeroIfReplaced(send(release(key, this.#token)));
     const isSettled = () => this.#acquires.isEmpty;
-    const owed = new Owed(ask, timeUntilExpired(lease), ANSWERS_TO_RELEASE, isSettled);
+    const owed = new Owed(sendRelease, timeUntilExpired(lease), ANSWERS_TO_RELEASE, isSettled);
     this.#owed = owed;
     return new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
   }
@@ -214,11 +214,11 @@ export class SingleHold implements Granted {
 
   *release({ longestLease }: Renewal): Steps<boolean | undefined> {
     const hasReconnected = reconnectionCheck(this.server);
-    const ask = () => zeroIfReplaced(send(release(this.request.key, this.token)));
-    const owed = new Owed(ask, longestLease, ANSWERS_TO_RELEASE, () => this.acquires.isEmpty);
+    const sendRelease = () => zeroIfReplaced(send(release(this.request.key, this.token)));
+    const owed = new Owed(sendRelease, longestLease, ANSWERS_TO_RELEASE, () => this.acquires.isEmpty);
     let removed: number;
     try {
-      removed = yield* ask();
+      removed = yield* sendRelease();
     } catch (why) {
       // The release is owed after an error reply, too: a server that refuses writes retains the hold.
       yield new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
@@ -227,7 +227,7 @@ export class SingleHold implements Granted {
     // A copy of the ACQUIRE may still arrive over a broken connection.
     if (!this.acquires.isEmpty) yield new Owe(new Map([[0, owed]]), () => true);
     if (removed > 0) return true;
-    // After a reconnect, this RELEASE may be a second copy, after the first one has ended the hold.
+    // After a reconnect, this RELEASE may be the second copy, after the first copy has ended the hold.
     return hasReconnected() ? undefined : false;
   }
 }

@@ -47,7 +47,7 @@ export class Waiter {
     try {
       // Waits for the subscription, as a message that the server sends earlier is lost.
       if (!wait.registry.hasTriedToSubscribe) yield new Pause(wait, Math.min(this.limit, LONGEST_PAUSE));
-      return yield* this.#ask(wait, watch, end, isLast);
+      return yield* this.#askRepeatedly(wait, watch, end, isLast);
     } finally {
       wait.close();
       watch.waits.delete(wait);
@@ -56,7 +56,7 @@ export class Waiter {
   }
 
   /** Asks for the lock. Asks again when a message arrives, and before the position expires. */
-  *#ask(wait: Wait, watch: QueueWatch, end: number, isLast: boolean): Steps<Waited> {
+  *#askRepeatedly(wait: Wait, watch: QueueWatch, end: number, isLast: boolean): Steps<Waited> {
     const { departures } = watch;
     const position = new QueuePosition(wait, this.request.lease);
     let answeredAt = now();

@@ -22,9 +22,10 @@ class Holders:
         return any(self._count(token) >= self._majority for tokens in self._holders for token in tokens or ())
 
     def queue_can_move(self, member: int) -> bool:
-        """Returns whether the wait queue of a member can move. A queue moves when a holder that has acquired
-        the lock, with a majority, releases it. So it cannot move if no holder at the member can have a
-        majority."""
+        """Returns whether the wait queue of a member can move: there is no hold at the member, or one of its
+        holders has a majority and will release it, or may have one, as some members do not show their
+        holders. A hold without a majority may have been left by a client that died: nothing ends it before
+        its lease does."""
         tokens, unknown = self.at(member), self._holders.count(None)
         return not tokens or any(self._count(token) + unknown >= self._majority for token in tokens)
 

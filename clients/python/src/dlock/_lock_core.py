@@ -326,8 +326,9 @@ class Core(Generic[C]):
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
         loss = None if hold is None else hold.loss
-        # If an earlier, unanswered RELEASE may have ended the hold, it was not lost.
-        if not ended and (loss is not None or not (sent_before or ended is None)):
+        # An earlier, unanswered RELEASE may have ended the hold.
+        may_be_released = (sent_before or ended is None) and loss is None
+        if not ended and not may_be_released:
             raise self._not_owned("release", loss or "it expired, or was taken away")
 
     def _extending(self, additional: float, replace: bool) -> Steps:

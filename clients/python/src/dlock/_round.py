@@ -81,9 +81,9 @@ class Round:
 
     def at_once(self) -> Steps:
         """Asks all members at once. Returns whether the lock is acquired. A majority counts only after the
-        answer of the first member of the order, where other clients queue. If that member refuses, its queue
-        must be empty: a newcomer could otherwise overtake the whole queue by a majority of the other
-        members."""
+        answer of the first member of the order, where other clients queue. If that member refuses and may
+        have waiters, the round gives the majority back: a newcomer could otherwise overtake the whole queue
+        by a majority of the other members."""
         since = now()
         first = self._order[0] if self._order else None
         yield from self._ask(list(self._quorum.all()), first)
@@ -129,7 +129,7 @@ class Round:
             self.answers[queue] = answer
             if answer is None:
                 return False
-            # The wait ended with an error. Its last request may have no answer.
+            # The wait ended with an error, so its last ACQUIRE may have no answer.
             self.unanswered_acquires.add(queue)
             # A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold
             # that this member grants to a later request of this round.

@@ -173,7 +173,7 @@ class SingleAttempt:
         """Sends ACQUIRE, and returns the reply. Sets `_outstanding` unless redis-py has sent the command only
         once and received the reply."""
         name = Counted("DLOCK.ACQUIRE")
-        before, is_answered = self._outstanding, False
+        was_outstanding, is_answered = self._outstanding, False
         self.request_sent = self._outstanding = True
         try:
             reply = yield from _protocol.send_unless_data(self._command(name), self.name)
@@ -183,7 +183,7 @@ class SingleAttempt:
             raise
         finally:
             if is_answered and name.sent <= 1:
-                self._outstanding = before
+                self._outstanding = was_outstanding
         return reply
 
     def _command(self, name: str) -> Args:
