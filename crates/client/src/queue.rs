@@ -155,8 +155,8 @@ impl Waiter {
         rand::random_range(longest / 2..=longest)
     }
 
-    /// Returns when this wait must leave the queue, because no holder there can have a majority and will
-    /// release the lock: the queue does not move.
+    /// Returns when this wait must leave the queue: no holder at its member can have a majority, so none of
+    /// them will release the lock, and the queue does not move.
     async fn until_stuck(&self) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);

@@ -4,8 +4,8 @@
 //! share one queue. A client moves to the queue of a later member in two cases:
 //! * Its queue has granted it the lock, but the later member refuses it: clients that cannot reach the first
 //!   member wait there.
-//! * Its queue does not move, which means that the lock is not granted to the head of the queue: no holder at
-//!   its member can have a majority, so none of them will release the lock there.
+//! * Its queue does not move: no holder at its member can have a majority, so none of them will release the
+//!   lock there, and the member will not grant it to the head of the queue.
 //!
 //! The client's other waits for the lock move along, and its next waits start in that queue (the start queue)
 //! until it has noticed no other client there for 2 s. If the last queue does not move either, and all holds

@@ -141,8 +141,8 @@ pub enum Failure {
 }
 
 impl<G> Vote<G> {
-    /// Returns the value of a grant. Any other vote is the error: a vote for any type of value, because it
-    /// contains none.
+    /// Returns the value of a grant. Any other vote is returned as the error. It contains no value, so it can
+    /// be a vote of any type.
     pub fn into_grant<T>(self) -> Result<G, Vote<T>> {
         match self {
             Vote::Granted(granted) => Ok(granted),

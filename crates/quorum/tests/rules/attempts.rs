@@ -151,6 +151,7 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     let begun = client.attempt.begin_round(at(30));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
+    // The wait outlasts the start queue, which expires after 2 s.
     client.attempt.waited(Member(2), Vote::Refused(Refusal::Taken), at(2_500));
     assert_eq!(client.review(None, 2_500).next, Next::BeginRound);
     assert_eq!(sent(&client.attempt.begin_round(at(2_500)).sends, Request::Wait), [0]);
