@@ -25,7 +25,7 @@ impl Figures {
             ("episodes", 1),
             ("requests", sum(&|worker| worker.holds.len())),
             ("grants", sum(&|worker| worker.granted)),
-            ("grants without a connection", sum(&|worker| worker.found_granted)),
+            ("grants to queued positions", sum(&|worker| worker.found_granted)),
             ("releases", sum(&|worker| worker.released)),
             ("hang-ups", sum(&|worker| worker.hung_up)),
             ("reports", operator.reports.len()),
@@ -56,7 +56,7 @@ impl Figures {
 
     /// Asserts that every kind of event happened: otherwise the test proves nothing.
     pub fn assert_everything_happened(&self) {
-        for name in ["grants", "grants without a connection", "releases", "hang-ups", "waiters seen"] {
+        for name in ["grants", "grants to queued positions", "releases", "hang-ups", "waiters seen"] {
             assert!(self.counts[name] > 0, "{name}: {:?}", self.counts);
         }
     }

@@ -3,7 +3,7 @@
    The folder named by DISK contains two files. `room` is the number of bytes that may still be written (8 bytes; a
    negative number means no limit). Each fsync and fdatasync of a file appends the line "inode birth size" to `synced`, with
    the size of the file at the call. The birth is the creation time in ns: it distinguishes the file from an earlier one
-   with the same inode. Standard output and standard error, which are the server's log, are on no such disk. */
+   with the same inode. Standard output and standard error, which are the server's log, are not on this disk. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
