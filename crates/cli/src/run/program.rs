@@ -88,9 +88,11 @@ impl Program {
         self.descendants.alive()
     }
 
-    /// Sends a signal to the program and every live process that it has started.
+    /// Sends a signal to the program, then to every live process that it has started: to find those takes a
+    /// while on a busy machine with many processes.
     pub fn signal_all(&self, signal: Signal) -> io::Result<()> {
-        for pid in self.alive()? {
+        self.signal(signal);
+        for pid in self.alive()?.into_iter().filter(|pid| *pid != self.pid()) {
             // Fails if the process has ended or belongs to another user. Callers check afterwards which
             // processes are alive.
             let _ = kill(pid, signal);
@@ -108,7 +110,6 @@ impl Drop for Program {
     fn drop(&mut self) {
         if self.ended.is_none() {
             let _ = self.signal_all(Signal::SIGKILL);
-            self.signal(Signal::SIGKILL);
         }
     }
 }

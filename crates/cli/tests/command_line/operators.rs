@@ -105,11 +105,12 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // Raises the servers' fences to a second (1,000,000 µs) apart, so that each grants `r` with another
-    // fence.
-    for (server, seconds) in stage.servers.iter().zip(0..) {
+    // Raises the servers' fences to a minute apart, so that each grants `r` with another fence. CONFIRM
+    // accepts fences that are ahead of the clock by up to half of the grace period.
+    for (server, minutes) in stage.servers.iter().zip(0..) {
         let mut conn = server.connect();
-        let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int() + seconds * 1_000_000;
+        conn.ok("CONFIG SET dlock.restart-grace 600000");
+        let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int() + minutes * 60_000_000;
         conn.ok(&format!("DLOCK.CONFIRM other t {fence} 600000"));
     }
     dlock(&stage, "acquire --ttl 10m --label ada r", 0);
