@@ -61,7 +61,7 @@ fn failover_loses_no_hold(kind: &ServerKind) {
 fn with_grace(kind: &ServerKind) -> Options {
     // With a fence mark, a restarted old master would have a greater last fence than the new master, and the
     // tests compare the two servers.
-    Server::options(kind).conf("dlock.restart-grace 300").conf("dlock.fence-mark no")
+    Server::options(kind).conf("dlock.restart-grace 3000").conf("dlock.fence-mark no")
 }
 
 fn with_short_leases(random: &mut Random) -> Load {

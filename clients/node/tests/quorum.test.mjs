@@ -166,12 +166,12 @@ onEachServer(
         const setMaxTtl = (ttl) =>
           Promise.all(masters.map((master) => master.ask("CONFIG", "SET", "dlock.max-ttl", ttl)));
         // Less than the client's usual time for a queue position, 10 s.
-        await setMaxTtl(5000);
+        await setMaxTtl(9000);
         try {
           for (const timeout of [0, 60_000])
             await assert.rejects(lock(60_000).acquire({ timeout }), /^\w*Error: ERR/);
-          const hold = await lock(4000).acquire();
-          const next = lock(4000).acquire();
+          const hold = await lock(9000).acquire();
+          const next = lock(9000).acquire();
           await untilAnyWaiter();
           await hold.release();
           await (await next).release();

@@ -7,7 +7,7 @@ use super::*;
 async fn hold_through(servers: &[Server], flood: &Flood) -> (Client, Guard) {
     let builder = Client::builder().servers(servers[..2].iter().map(url)).server(flood.url());
     // The timeout is long, so that the client does not drop the member because it is silent.
-    let client = builder.node_timeout(Duration::from_secs(5)).build().await.expect("a client");
+    let client = builder.node_timeout(Duration::from_secs(30)).build().await.expect("a client");
     let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     (client, guard)
 }
