@@ -119,6 +119,7 @@ async function compare(url, [clients, hold, pause], seconds) {
     const held = sum(all.map((client) => client.held));
     p99[kind] = quantile(waits, 0.99);
     meanHold[kind] = held / waits.length;
+    // The last of these quantiles is the longest wait.
     const shown = [0.5, 0.99, 0.9999999].map((part) => quantile(waits, part).toFixed(0)).join(", ");
     const jain = Math.min(...found.map(fairness));
     console.log(

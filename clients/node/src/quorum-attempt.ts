@@ -39,7 +39,7 @@ export class QuorumAttempt implements Acquisition {
   takeBack(): Owe | undefined {
     if (this.#round === undefined) return undefined;
     this.#failed.push(this.#round);
-    return this.#round.owe();
+    return this.#round.takeBack();
   }
 
   isTakenBack(): boolean {
@@ -67,7 +67,7 @@ export class QuorumAttempt implements Acquisition {
       const won = yield* this.#runRound(start, round, end);
       if (won !== null) return yield* this.#holdOf(won, round);
       const duration = now() - began;
-      yield round.owe();
+      yield round.takeBack();
       this.#failed.push(round);
       const final = round.finalError();
       if (final !== undefined) throw final;

@@ -54,7 +54,7 @@ export interface Acquisition {
   isTakenBack(): boolean;
 }
 
-/** An acquisition fails after this many grants whose answers took longer than the lease. */
+/** An acquisition fails after this many grants that arrived after the end of their leases. */
 export const MAX_LATE = 3;
 
 /** Outcome of ACQUIRE: the fence, null if the lock is taken, or "foreign" if a lock of another library is at

@@ -77,7 +77,7 @@ export class Round {
 
   /** Returns the step that releases the token at every member that was asked for the lock. The step waits for
    * the releases at the members that answered the round, so that the next round finds these members free. */
-  owe(): Owe {
+  takeBack(): Owe {
     const { members, request, token } = this;
     const expiresAfter = timeUntilExpired(request.lease);
     for (const member of this.holds.asked) {
@@ -158,7 +158,8 @@ export class Round {
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
       // A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold that
-      // this member grants to a later request of this round.
+      // this member grants to a later request of this round. After `times.keep`, the position has expired by
+      // itself.
       const leave = new Owed(() => zeroIfReplaced(send(cancel(request.key, this.token))), times.keep, 1);
       yield new Owe(new Map([[queue, leave]]), () => true);
     }

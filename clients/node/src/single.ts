@@ -137,7 +137,7 @@ export class SingleAttempt implements Acquisition {
     return acquired;
   }
 
-  /** Returns the hold; null if the answer took longer than the lease. */
+  /** Returns the hold; null if the grant arrived after the end of its lease. */
   #granted(fence: number): Granted | null {
     const validUntil = this.#sentAt! + validity(this.request.lease);
     this.#sentAt = undefined;

@@ -1,5 +1,5 @@
 """The clients of redis-py and valkey-py: checks of the user's client, and clients and connections to the same
-server for the background, with short time limits."""
+server for background work, with short time limits."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyClu
 
 
 def check_client(client: Any, user: str, *, is_async: bool, single: bool = False) -> None:
-    """Raises TypeError unless ``client`` is a client of redis-py or valkey-py, for asyncio if ``is_async``,
-    and not for a cluster if ``single``. ``user`` is the name of the class that needs the client, for the
-    message."""
+    """Raises TypeError unless ``client`` is a client of redis-py or valkey-py. ``is_async``: whether it must
+    be one for asyncio, or else one for threads. ``single``: whether it must not be one for a cluster.
+    ``user``: the name of the class that needs the client, for the message."""
     for client_class, class_is_async, is_cluster in _client_classes():
         if not isinstance(client, client_class) or _is_pipeline(client):
             continue
@@ -169,8 +169,8 @@ def _from_package(kind: Any, name: str) -> Any:
 
 
 def own_client(client: Any) -> Any:
-    """Returns a client of the background to the same server, with a connection pool of its own. A client of a
-    Sentinel still asks the Sentinel for the master."""
+    """Returns a client for background work, to the same server, with a connection pool of its own. A client
+    of a Sentinel still asks the Sentinel for the master."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
         # A cluster's client has no single pool, and a quorum has none: the background uses this object
@@ -419,7 +419,7 @@ async def _disconnect(connection: Any) -> None:
 
 
 class Nodes:
-    """The client of the background for a cluster, for asyncio. Each node has a connection of its own:
+    """The client for background work in a cluster, for asyncio. Each node has a connection of its own:
     redis-py's client may delay the requests to all nodes while one node does not answer."""
 
     def __init__(self, cluster: Any) -> None:

@@ -187,8 +187,8 @@ def set_library_name(name: str) -> Args:
 
 def send(command: Args) -> Steps:
     """Sends a command, and returns the reply. Raises `InvalidResponse` if the reply to one of
-    `INTEGER_COMMANDS` is neither an integer nor null: then the client does not send commands at once, as a
-    mock or a pipeline."""
+    `INTEGER_COMMANDS` is neither an integer nor null: the client is a mock, or a pipeline, which sends
+    nothing at once."""
     try:
         reply = yield command
     except ResponseError as answer:

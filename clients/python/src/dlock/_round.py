@@ -132,7 +132,8 @@ class Round:
             # The wait ended with an error, so its last ACQUIRE may have no answer.
             self.unanswered_acquires.add(queue)
             # A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold
-            # that this member grants to a later request of this round.
+            # that this member grants to a later request of this round. After `KEEP`, the position has expired
+            # by itself.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue_index += 1
         return False
