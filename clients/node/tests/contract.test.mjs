@@ -52,6 +52,7 @@ class LibraryConnection {
     this.#addReply(this.direct.read());
   }
 
+  /** Adds the promise of a reply. Errors of the library become the answers of the contract. */
   #addReply(reply) {
     this.#replies.push(
       reply.catch((why) => {

@@ -11,15 +11,17 @@ afterEach(() => Object.assign(times, defaultTimes));
 
 onEachServer((env) => {
   let proxy;
+  /** Returns a lock over a client that is connected through a new `proxy`. */
   const lockOverProxy = async (options) => {
     proxy = await env.proxy();
-    return new Lock(await env.client(proxy.url), "foo", options);
+    const lock = new Lock(await env.client(proxy.url), "foo", options);
+    await lock.locked();
+    return lock;
   };
   const nothingIsHeld = () => until("nothing is held", async () => !(await env.server.exists()));
 
   test("acquire leaves nothing on the server when its answer is lost", async () => {
     const lock = await lockOverProxy({ ttl: 60_000 });
-    await lock.locked();
     Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
     // ioredis sends the command again over a new connection.
     const outcome = await lock.tryAcquire().catch((why) => why);
@@ -72,7 +74,6 @@ onEachServer((env) => {
 
   test("an aborted acquire leaves nothing on the server", async () => {
     const lock = await lockOverProxy({ ttl: 60_000 });
-    await lock.locked();
     proxy.delay = 300;
     const controller = new AbortController();
     const acquired = assert.rejects(lock.tryAcquire({ signal: controller.signal }), { name: "AbortError" });
@@ -85,7 +86,6 @@ onEachServer((env) => {
 
   test("acquire fails when each answer takes longer than the lease", async () => {
     const lock = await lockOverProxy({ ttl: 100 });
-    await lock.locked();
     proxy.delay = 150;
     await assert.rejects(lock.tryAcquire(), LateError);
     await nothingIsHeld();
@@ -93,7 +93,6 @@ onEachServer((env) => {
 
   test("the validity of a hold counts from before the request", async () => {
     const lock = await lockOverProxy({ ttl: 60_000, renew: false });
-    await lock.locked();
     proxy.delay = 600;
     const hold = await lock.tryAcquire();
     assert(hold.validFor < 60_000 - 600 && hold.validFor > 0);

@@ -204,6 +204,7 @@ onEachServer((env) => {
 
   test("an answer that arrived while the event loop was blocked counts", async () => {
     const lock = await makeLock({ ttl: MINUTE });
+    // Connects the client, so that it sends the next command at once.
     await lock.locked();
     times.answer = 500;
     const acquired = lock.tryAcquire();

@@ -1,6 +1,12 @@
-// Three members of a quorum, without servers.
+// Three members of a quorum, and the acquisitions from them, without servers.
 
 import { Members } from "../dist/members.js";
+import { QueueChoice } from "../dist/queue-choice.js";
+import { QuorumAttempt } from "../dist/quorum-attempt.js";
+import { Round } from "../dist/round.js";
+
+// Time limit of an answer, ms.
+const LIMIT = 1000;
 
 export const request = {
   key: "foo",
@@ -31,4 +37,14 @@ export function threeMembers() {
   const { members, channels } = unknownMembers();
   for (const member of members.all()) members.record(member, info(member));
   return { members, channels };
+}
+
+/** Returns a round of an acquisition. `order`: the members in whose queues it waits. */
+export function roundOf(members, order, { fenced = false, lease = request.lease } = {}) {
+  return new Round(members, new QueueChoice(members), { ...request, lease }, fenced, LIMIT, order);
+}
+
+/** Returns the steps of an acquisition that waits without a timeout, or does not wait at all. */
+export function acquisition(members, { waits, choice = new QueueChoice(members) }) {
+  return new QuorumAttempt(members, choice, request, false, LIMIT).run(waits, Number.POSITIVE_INFINITY);
 }

@@ -92,6 +92,7 @@ onEachServer((env) => {
     await configureMajority("dlock.restart-grace", "600000");
     try {
       for (const master of masters.slice(1)) {
+        // A flush that ends a hold begins a grace period.
         await master.ask("DLOCK.ACQUIRE", "forgotten", "token", 60_000);
         await master.ask("FLUSHALL");
       }
@@ -125,6 +126,7 @@ onEachServer((env) => {
       // Each round begins only after the members have confirmed the releases of the round before.
       times.patience = 20_000;
       const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
+      // Connects the clients, before their answers are delayed.
       await lock.locked();
       for (const proxy of proxies) proxy.delay = 150;
       await assert.rejects(lock.tryAcquire(), LateError);

@@ -6,12 +6,10 @@ import { test } from "node:test";
 import { Lock, NoAnswerError, NoQuorumError } from "dlock";
 import { Holders } from "../dist/holders.js";
 import { QueueChoice } from "../dist/queue-choice.js";
-import { QuorumAttempt } from "../dist/quorum-attempt.js";
-import { Round } from "../dist/round.js";
 import { run } from "../dist/run.js";
 import { Ask, Begin, Listen, Sleep } from "../dist/steps.js";
 import { times, WaitRegistry } from "../dist/waits.js";
-import { request, threeMembers } from "./members.mjs";
+import { acquisition, request, roundOf, threeMembers } from "./members.mjs";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
 // Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
@@ -57,7 +55,7 @@ for (const [order, answers, queue] of [
 ]) {
   test(`if the members answer ${answers.map(String)} and the order is ${order}, the next queue is ${queue}`, () => {
     const { members } = threeMembers();
-    const round = new Round(members, new QueueChoice(members), request, false, 1000, order);
+    const round = roundOf(members, order);
     round.queued(Number.POSITIVE_INFINITY).next();
     round.answers = new Map([...answers.entries()].filter(([, answer]) => answer !== undefined));
     assert.equal(round.nextQueue(), queue);
@@ -82,8 +80,7 @@ test("a new wait begins in the later queue where other waits of the client are",
   const choice = new QueueChoice(members);
   choice.contended.note("foo");
   choice.moveToQueue("foo", 1);
-  const steps = new QuorumAttempt(members, choice, request, false, 1000).run(true, Number.POSITIVE_INFINITY);
-  const { value } = steps.next();
+  const { value } = acquisition(members, { waits: true, choice }).next();
   assert.equal(value.member, 1);
   assert(value.step instanceof Listen);
 });
@@ -108,10 +105,7 @@ function answersTo(ask, replies) {
 function acquire(replies) {
   const { members } = threeMembers();
   const choice = new QueueChoice(members);
-  const acquiring = new QuorumAttempt(members, choice, request, false, 1000).run(
-    true,
-    Number.POSITIVE_INFINITY,
-  );
+  const acquiring = acquisition(members, { waits: true, choice });
   const { value: ask } = acquiring.next();
   const { answers, token } = answersTo(ask, replies);
   return { choice, token, ask, acquiring, next: acquiring.next(answers) };
@@ -161,7 +155,7 @@ test("a client looks for others after a late answer only if that answer is a ref
 
 test("a client that waited in a later queue, and is refused late by a still later one, looks for others", () => {
   const { members } = threeMembers();
-  const round = new Round(members, new QueueChoice(members), request, false, 1000, [1, 2]);
+  const round = roundOf(members, [1, 2]);
   const waiting = round.queued(Number.POSITIVE_INFINITY);
   assert(waiting.next().value.step instanceof Listen);
   const registry = new WaitRegistry();

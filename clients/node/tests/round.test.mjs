@@ -5,11 +5,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { LockError, NoAnswerError } from "dlock";
 import { now, validity } from "../dist/clock.js";
-import { QueueChoice } from "../dist/queue-choice.js";
-import { QuorumAttempt } from "../dist/quorum-attempt.js";
-import { Round } from "../dist/round.js";
 import { Ask, Owe, Sleep } from "../dist/steps.js";
-import { request, threeMembers } from "./members.mjs";
+import { acquisition, roundOf, threeMembers } from "./members.mjs";
 
 const LEASE = 10_000;
 // The answer to CONFIRM of a member whose own clock is far behind the fence.
@@ -23,7 +20,7 @@ class ConfirmPhases {
 
   constructor(grants, lease = LEASE) {
     const { members } = threeMembers();
-    this.round = new Round(members, new QueueChoice(members), { ...request, lease }, true, 1000, []);
+    this.round = roundOf(members, [], { fenced: true, lease });
     this.#steps = this.round.atOnce();
     this.#answerAll(this.#steps.next().value, grants);
     this.#next = this.#steps.next(new Map(grants.map((grant, member) => [member, grant])));
@@ -63,7 +60,7 @@ for (const [what, last, isTaken] of [
 ]) {
   test(`a round without a majority waits for the answer that tells taken from an outage: ${what}`, () => {
     const { members } = threeMembers();
-    const round = new Round(members, new QueueChoice(members), request, false, 1000, []);
+    const round = roundOf(members, []);
     const steps = round.atOnce();
     const { enough } = steps.next().value;
     const answers = new Map([
@@ -109,7 +106,6 @@ for (const [what, isDown] of [
 ]) {
   test(`tryAcquire asks all members after its last split vote: ${what}`, () => {
     const { members } = threeMembers();
-    const attempt = new QuorumAttempt(members, new QueueChoice(members), request, false, 1000);
     let hasReadHolders = false;
     const reply = (member, [name]) => {
       if (name === "DLOCK.INSPECT") {
@@ -119,7 +115,7 @@ for (const [what, isDown] of [
       }
       return isDown && hasReadHolders && member > 0 ? new Error("READONLY a replica") : null;
     };
-    const tried = () => runSteps(attempt.run(false, Number.POSITIVE_INFINITY), reply);
+    const tried = () => runSteps(acquisition(members, { waits: false }), reply);
     if (isDown) assert.throws(tried, /NoQuorumError.*no majority can grant/);
     else assert.equal(tried(), null);
   });
