@@ -84,7 +84,7 @@ def broken_links(folder):
     pages = {path.resolve(): Page(path) for path in folder.rglob("*.html")}
     checked = 0
     for path, page in pages.items():
-        # The page for unknown addresses has the links of the first page, relative to the first page.
+        # mdbook puts links into these two files that are relative to another page.
         if path.name in ("404.html", "toc.html"):
             continue
         for target in page.targets:

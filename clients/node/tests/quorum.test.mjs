@@ -109,6 +109,7 @@ onEachServer(
     });
 
     test("tryAcquire leaves nothing on the members when its answers are lost", async () => {
+      // Now the client is connected, and knows the run ids of the members.
       await (await lock().acquire()).release();
       await untilFree();
       for (const proxy of proxies) Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
@@ -204,6 +205,7 @@ onEachServer(
     });
 
     test("tryAcquire tries again when the votes are split and no client has a majority", async () => {
+      // Now the client is connected, and knows the run ids of the members.
       await (await lock().acquire()).release();
       await untilFree();
       const rivals = [0, 1];
