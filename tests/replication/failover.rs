@@ -69,7 +69,7 @@ fn with_short_leases(random: &mut Random) -> Load {
 }
 
 #[each_server]
-fn a_promoted_replica_grants_no_lock_that_was_lost(kind: &ServerKind) {
+fn a_promoted_replica_grants_no_lock_whose_hold_it_missed(kind: &ServerKind) {
     let mut random = Random::fresh();
     let mut servers = [with_grace(kind).start(), with_grace(kind).start()];
     servers[1].replicate(&servers[0]);
@@ -179,7 +179,7 @@ fn role(server: &Server) -> Option<String> {
 }
 
 #[each_server]
-fn a_sentinel_failover_grants_no_lost_lock_and_demotes_the_old_master(kind: &ServerKind) {
+fn a_sentinel_failover_grants_no_lock_of_a_missed_hold_and_demotes_the_old_master(kind: &ServerKind) {
     let mut random = Random::fresh();
     let (mut master, replica) = (with_grace(kind).start(), with_grace(kind).start());
     replica.replicate(&master);

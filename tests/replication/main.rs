@@ -4,12 +4,12 @@
 #![allow(clippy::disallowed_methods, reason = "tests read the clock, to limit their waits")]
 
 mod cluster;
+mod ended_leases;
 mod ended_waits;
 mod ephemeral;
 mod failover;
 mod followers;
 mod guarded;
-mod handoff;
 mod load;
 mod newer_master;
 mod plain;

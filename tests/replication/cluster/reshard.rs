@@ -21,7 +21,7 @@ fn keys(node: &Server, prefix: &str, count: usize) -> Vec<String> {
     keys.filter(|key| slot(key) < SLOTS as i64).take(count).collect()
 }
 
-/// Acquires locks of every kind for longer than the test.
+/// Acquires locks of every kind with leases that are longer than the test.
 fn acquire_all(node: &Server, keys: &[String]) {
     let mut conn = node.connect();
     for (n, key) in keys.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Leases that end during pauses, failovers and shutdowns: a background write in one of them would crash the
-//! server.
+//! Leases that end while the server is paused, fails over or shuts down. A background write at such a time
+//! would crash the server.
 
 use dlock_testkit::queue::{holders, waiter};
 use dlock_testkit::{Server, ServerKind, each_server, locks, until};
