@@ -13,8 +13,8 @@ const LONGEST_PAUSE = 2000;
 // more than LONGEST_PAUSE.
 const LONGEST_FRACTION = 1 / 20;
 
-/** Returns the time in ms after which a server retains neither a hold nor a queue position of an ACQUIRE for
- * this lease, even if the ACQUIRE arrives `times.keep` late. */
+/** Returns the time in ms after which the server retains nothing of a request with this lease: neither a hold
+ * nor a queue position. A position can become a hold just before it expires. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }

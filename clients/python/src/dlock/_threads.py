@@ -76,8 +76,8 @@ def _perform(step: Any, client: Any) -> Any:
             return None
         return _clock.background(step.quorum.members[step.member], is_member=True).submit(step.steps)
     assert isinstance(step, Owe)
-    # The clock wakes each owed command until the server has confirmed it. This thread waits for the first
-    # answers.
+    # The clock wakes each owed command (a RELEASE or CANCEL) until the server has confirmed it. This thread
+    # waits for the first answers.
     answer_arrived = threading.Event()
     for member, owed in step.owed.items():
         owed.on_answer = answer_arrived.set
