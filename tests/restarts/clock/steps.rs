@@ -112,6 +112,7 @@ fn step_with_holders_and_waiters(
     assert!(fences.is_sorted_by(|a, b| a < b), "{fences:?}");
     let last = conn.ok("DLOCK.ACQUIRE last t 600000").int();
     assert!(last > short && last > extended && fences.iter().all(|fence| last > *fence));
+    // The leases of `short`, `extended` and `late` expired; both waits for `long` timed out.
     let fields = ["dlock_expiries", "dlock_timeouts", "dlock_handoffs", "dlock_waiting"];
     assert_eq!(server.numbers(fields), [3, 2, 6, 0]);
 }
