@@ -54,11 +54,11 @@ struct LoggedGrace {
 
 fn logged_grace(server: &Server) -> LoggedGrace {
     let log = server.log();
-    let begins = log.lines().filter_map(|line| Some(line.split_once("restart-grace begins: ")?.1));
+    let mut begins = log.lines().filter_map(|line| Some(line.split_once("restart-grace begins: ")?.1));
     LoggedGrace {
         begun: begins.clone().count(),
         ended: log.matches("restart-grace is over: ").count(),
-        last_reason: begins.last().unwrap_or_default().to_string(),
+        last_reason: begins.next_back().unwrap_or_default().to_string(),
     }
 }
 
