@@ -47,7 +47,7 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
 
 fn run(m: &Module, ctx: Ctx<'_>) {
     let start = clock::now().micros();
-    if !finish_waits(m, start) {
+    if !refuse_all_if_scheduled(m, start) {
         return m.arm_timer_in(0, clock::now().millis());
     }
     if !ctx.flags().contains(Flags::MASTER) {
@@ -134,7 +134,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             undelivered(m, ctx, &name, &token, waiter);
         }
         Task::Unread { delivery, waiter, evicted } => {
-            // The server evicted the connection, so it had sent the reply: see `waiters::missed_grant`.
+            // The server evicted the connection, so it had sent the reply: see `waiters::note_missed_grant`.
             if waiters::evicted_clients(ctx) != evicted {
                 return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
             }
@@ -327,25 +327,26 @@ fn refuse(m: &Module, id: WaiterId, why: &str) {
 /// Most servers unblock the waiting connections themselves. Valkey does not when its cluster is down. From 9
 /// on, it also does not when it becomes a replica, if it runs in a cluster or the connection has sent
 /// `CLIENT CAPA redirect`.
-pub fn end_waits(m: &Module, why: Error) {
+pub fn schedule_refusal_of_all(m: &Module, why: Error) {
     let any = m.with(|s| {
-        s.waits_end = Some(why).filter(|_| !s.waiting.is_empty());
-        s.waits_end.is_some()
+        s.refusal_of_all = Some(why).filter(|_| !s.waiting.is_empty());
+        s.refusal_of_all.is_some()
     });
     if any {
         m.arm_timer_in(0, clock::now().millis());
     }
 }
 
-/// Refuses the waiters as scheduled by [`end_waits`]. Returns false if some of them remain for the next run.
-fn finish_waits(m: &Module, start: u64) -> bool {
-    let Some(why) = m.with(|s| s.waits_end.as_ref().map(Error::to_string)) else { return true };
+/// Refuses all waiters if [`schedule_refusal_of_all`] was called. Returns false if some of them remain for
+/// the next run.
+fn refuse_all_if_scheduled(m: &Module, start: u64) -> bool {
+    let Some(why) = m.with(|s| s.refusal_of_all.as_ref().map(Error::to_string)) else { return true };
     while let Some(head) = m.with(|s| s.waiting.any_head().map(|head| head.id)) {
         if clock::now().micros() > start + MAX_RUN_MICROS {
             return false;
         }
         refuse(m, head, &why);
     }
-    m.with(|s| s.waits_end = None);
+    m.with(|s| s.refusal_of_all = None);
     true
 }

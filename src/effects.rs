@@ -243,13 +243,13 @@ impl Target<'_> {
         let Some(lock) = key.value().or(fresh.as_deref()) else { return LogForm::Verbatim };
         let anchor = clock::anchor();
         // Readers need no state for a RELEASE that frees the lock.
-        if plain.is_some_and(|plain| plain.suffices(&mut None, lock, anchor)) {
+        if plain.is_some_and(|plain| plain.advance_if_exact(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
         let next_can_build_on = followers::next_can_build_on(*ctx);
         m.with(|s| {
             let state = &mut s.followers.readers_state;
-            if plain.is_some_and(|plain| next_can_build_on && plain.suffices(state, lock, anchor)) {
+            if plain.is_some_and(|plain| next_can_build_on && plain.advance_if_exact(state, lock, anchor)) {
                 return LogForm::Verbatim;
             }
             let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());

@@ -119,9 +119,9 @@ pub struct State {
     pub waiting: Waiting,
     /// The connections of the waiters.
     pub connections: Connections,
-    /// Set while every wait has to end, with the error that ends it: this server has become a replica, or its
-    /// cluster is down. The background job ends the waits, then clears it.
-    pub waits_end: Option<Error>,
+    /// Set while every waiter has to be refused, with the error: this server has become a replica, or its
+    /// cluster is down. The background job refuses the waiters, then clears the field.
+    pub refusal_of_all: Option<Error>,
     /// Where [`crate::effects::open_queued_keys`] continues.
     pub last_opened_queue: WaiterId,
     pub background: Background,

@@ -49,7 +49,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             }
         }
         Notice::ClientGone(id) => {
-            let missed_grant = waiters::missed_grant(m, ctx, ClientId(id));
+            let missed_grant = waiters::note_missed_grant(m, ctx, ClientId(id));
             let (had_positions, had_holds) =
                 m.with(|s| (s.waiting.client_gone(ClientId(id)), s.background.client_gone(ClientId(id))));
             if !missed_grant && !had_positions && !had_holds {
@@ -72,7 +72,7 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     fence_mark::on_tick(m, ctx);
     if m.with(|s| !s.waiting.is_empty()) {
         if ctx.flags().contains(Flags::CLUSTER) && ctx.cluster_is_down() {
-            background::end_waits(m, Error::ClusterDown);
+            background::schedule_refusal_of_all(m, Error::ClusterDown);
         }
         effects::open_queued_keys(m, ctx);
     }
@@ -91,7 +91,7 @@ fn became_replica(m: &Module, ctx: Ctx<'_>) {
         s.grace.stop();
     });
     unbind(m, ctx);
-    background::end_waits(m, Error::Demoted);
+    background::schedule_refusal_of_all(m, Error::Demoted);
     note_possible_follower(m);
 }
 

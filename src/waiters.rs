@@ -1,8 +1,8 @@
 //! Waiters: they join the wait queue of a lock, and each gets one answer. For a blocked connection, that is
 //! the reply; for a position (ACQUIRE with QUEUE), the notification on the channel of its NOTIFY.
 //!
-//! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`missed_grant`] detects it.
-//! The background job then takes the grant back, and serves the queue.
+//! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`note_missed_grant`] detects
+//! it. The background job then takes the grant back, and serves the queue.
 
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;
@@ -246,7 +246,7 @@ impl Answer {
     pub fn deliver(&mut self, m: &Module, mut ctx: Ctx<'_>, waited: Waited) {
         match &self.reply {
             Reply::Fence(fence) => {
-                if let Some(refused) = waited.refused(ctx) {
+                if let Some(refused) = waited.deny_if_rights_lost(ctx) {
                     // The grant is left in the answer, where `reply_reclaimed` finds it.
                     return ctx.reply_error(&refused);
                 }
@@ -276,10 +276,10 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
     }
 }
 
-/// Checks whether a closed connection has missed a grant: its client cannot have read a reply that was
-/// written to it in this turn of the event loop, unless the server sent all replies before it closed the
-/// connection. Returns whether there is a new task for the background job.
-pub fn missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
+/// Adds a task for the background job if a closed connection has missed a grant: its client cannot have read
+/// a reply that was written to it in this turn of the event loop, unless the server sent all replies before
+/// it closed the connection. Returns whether there is a new task.
+pub fn note_missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.client_gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
         m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));

@@ -141,9 +141,9 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns the denial in the server's words, and adds it to ACL LOG, if the client's user may no longer
-    /// run the command: its rights can be withdrawn while it waits. `ctx` is the client's.
-    pub fn refused(self, ctx: Ctx<'_>) -> Option<String> {
+    /// Adds a denial to ACL LOG, and returns it in the server's words, if the client's user may no longer run
+    /// the command: its rights can be withdrawn while it waits. `ctx` is the client's.
+    pub fn deny_if_rights_lost(self, ctx: Ctx<'_>) -> Option<String> {
         const READS_AND_WRITES: u32 =
             rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;
         // A call of another module can wait, too. It has no user, and asking for its name crashes the server.

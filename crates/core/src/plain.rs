@@ -11,7 +11,7 @@
 //! this:
 //!
 //! - The writer logs a plain command only if readers derive from it exactly the state that the writer has
-//!   stored ([`Plain::suffices`]). Otherwise it logs an effect.
+//!   stored ([`Plain::advance_if_exact`]). Otherwise it logs an effect.
 //! - Readers decide nothing. The derived lock replaces the stored one, as that of an effect does.
 //! - A log is cut at its end only, so a plain command always follows the effect that it builds on.
 //! - A reader begins at a snapshot, and needs no state from before: after each snapshot by a child process,
@@ -71,13 +71,13 @@ impl LogState {
 impl Plain<'_> {
     /// For the writer: returns whether readers with this state derive exactly the stored lock from the
     /// command. If so, advances the state.
-    pub fn suffices(self, state: &mut Option<LogState>, lock: &Lock, anchor: Anchor) -> bool {
+    pub fn advance_if_exact(self, state: &mut Option<LogState>, lock: &Lock, anchor: Anchor) -> bool {
         let Plain::Acquire(token, ttl) = self else { return lock.is_gone() };
         let Some(state) = state.as_mut().filter(|state| state.written_by == anchor) else { return false };
         let Holding::Exclusive(hold) = lock.holding() else { return false };
-        let suffices = state.next(token, ttl).as_ref() == Some(hold);
-        state.last += u64::from(suffices);
-        suffices
+        let is_exact = state.next(token, ttl).as_ref() == Some(hold);
+        state.last += u64::from(is_exact);
+        is_exact
     }
 }
 
@@ -117,13 +117,13 @@ mod tests {
     fn a_plain_acquire_needs_the_clock_of_the_last_effect() {
         let [own, other] = [1, 2].map(|offset| Anchor { boot: 7, offset });
         let (token, ttl) = (TokenRef::new(b"t").unwrap(), Ttl::MAX);
-        for (written_by, suffices) in [(own, true), (other, false)] {
+        for (written_by, is_exact) in [(own, true), (other, false)] {
             let state = LogState { written_by, at: 1_000, last: 41 };
             let mut lock = Lock::default();
             lock.add(state.next(token, ttl).unwrap(), Mode::Exclusive);
             let mut state = Some(state);
-            assert_eq!(Plain::Acquire(token, ttl).suffices(&mut state, &lock, own), suffices);
-            assert_eq!(state.map(|state| state.last), Some(41 + u64::from(suffices)));
+            assert_eq!(Plain::Acquire(token, ttl).advance_if_exact(&mut state, &lock, own), is_exact);
+            assert_eq!(state.map(|state| state.last), Some(41 + u64::from(is_exact)));
         }
     }
 }

@@ -226,7 +226,7 @@ map! {
         /// The number of all holders.
         b"holders-count" holders_count: u64,
         b"waiters" waiters: u64,
-        /// The ms left of a lock-delay.
+        /// The ms left of a lock-delay (option DELAY of ACQUIRE).
         b"delay" delay: u64,
     }
 }

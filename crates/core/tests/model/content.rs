@@ -25,7 +25,7 @@ pub fn content(lock: &Lock) -> Content {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub mode: Option<Mode>,
-    /// The end of the lock-delay in ms of the server clock, 0 for none.
+    /// The end of the lock-delay (option DELAY) in ms of the server clock, 0 for none.
     pub delay_until: u64,
     pub holds: Vec<Stored>,
 }

@@ -19,7 +19,7 @@ pub enum Move {
     Queue(Request, u64, Option<u64>),
     Release(Key, Token, ReleaseCount),
     Extend(Key, Token, u64),
-    /// CONFIRM with a fence, a ttl and the skew bound.
+    /// CONFIRM with a fence, a ttl, and the ms by which the fence may be ahead of the clock.
     Confirm(Key, Token, u64, u64, u64),
     Break(Key),
     CancelToken(Key, Token),

@@ -26,7 +26,7 @@ impl System {
         let anchor = self.anchor();
         let near = Reader { now: self.instant(), anchor, origin: Origin::Live };
         let far = self.far_reader();
-        let plain = plain.filter(|plain| plain.suffices(&mut self.known, lock, anchor));
+        let plain = plain.filter(|plain| plain.advance_if_exact(&mut self.known, lock, anchor));
         let (mut bytes, greatest) = (Vec::new(), self.fences.last());
         match plain {
             Some(Plain::Acquire(..)) => self.marks.push("an ACQUIRE is logged verbatim"),
