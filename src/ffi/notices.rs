@@ -57,8 +57,9 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
 /// Switches the notice of each turn of the event loop on or off. The notice costs time in each turn, so it is
 /// off while no client waits.
 ///
-/// May be called in a tick, while the server walks its list of listeners and keeps a pointer to the next one
-/// after that of ticks. This listener is further back, because it is added after all those of [`subscribe`].
+/// May be called in a tick, while the server walks its list of listeners and keeps a pointer to the listener
+/// after that of ticks. This listener is further back, because it is added after all those of [`subscribe`],
+/// so its removal leaves that pointer valid.
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {

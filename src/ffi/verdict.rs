@@ -52,7 +52,8 @@ impl Ctx<'_> {
             answer => return verdict(answer),
         }
         // In the detached context, the server checks the memory in use at this moment, although it evicts
-        // keys before a client's command. In this context, it checks the result of the last eviction.
+        // keys before a client's command. In the context of a callback (`self`), it checks the result of the
+        // last eviction.
         let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {

@@ -90,7 +90,7 @@ pub enum Found {
 }
 
 impl Order {
-    /// Classifies the mark that was found in the file.
+    /// Classifies `there`, the mark that was found in the file.
     pub fn found(self, there: u64) -> Found {
         match self.written {
             None => Found::Before(there),
