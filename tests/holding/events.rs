@@ -56,7 +56,7 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
         assert_eq!(events_of(command, &mut events, &mut conn), expected, "{command}");
     }
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-    events.so_far();
+    events.discard();
     let confirm = format!("DLOCK.CONFIRM k t {fence} 600000");
     assert_eq!(events_of(&confirm, &mut events, &mut conn), ["k dlock.extend"]);
 }

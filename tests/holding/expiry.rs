@@ -18,7 +18,7 @@ fn an_expired_hold_is_removed_in_the_background(kind: &ServerKind) {
         ]
     });
     assert_eq!(published, wanted.collect::<Vec<_>>());
-    events.none();
+    events.assert_none();
     assert_eq!(conn.ok("EXISTS k"), 0);
     assert_eq!(server.numbers(["dlock_expiries", "dlock_held"]), [1, 0]);
 }

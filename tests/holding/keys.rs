@@ -40,7 +40,7 @@ impl Fixture {
         let fence = self.conn.ok(&format!("DLOCK.ACQUIRE {key} {token} 600000")).int();
         assert!(fence > self.last_fence, "{fence} after {}", self.last_fence);
         self.last_fence = fence;
-        self.events.so_far();
+        self.events.discard();
         fence
     }
 
@@ -49,7 +49,7 @@ impl Fixture {
     fn assert_published(&mut self, wanted: &[&str]) {
         let published: Vec<String> = wanted.iter().map(|_| self.next_event()).collect();
         assert_eq!(published, wanted);
-        self.events.none();
+        self.events.assert_none();
     }
 
     #[track_caller]

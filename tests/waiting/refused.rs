@@ -48,7 +48,7 @@ impl Scene {
         assert_eq!(holders(&mut self.conn, "k"), [""; 0]);
         assert_eq!(tokens(&mut self.conn, "k"), ["b"]);
         assert!(self.b.try_read(Duration::ZERO).is_none(), "b got a reply");
-        self.events.none();
+        self.events.assert_none();
     }
 
     /// Asserts that b is granted the lock, once the server accepts writes again.

@@ -61,9 +61,15 @@ impl Events {
         self.so_far().into_iter().map(|(_, message)| message).collect()
     }
 
+    /// Discards all events that the server has sent up to now.
+    #[track_caller]
+    pub fn discard(&mut self) {
+        self.so_far();
+    }
+
     /// Panics if the server has sent an event since the last read.
     #[track_caller]
-    pub fn none(&mut self) {
+    pub fn assert_none(&mut self) {
         let events = self.so_far();
         assert!(events.is_empty(), "expected no event, got {events:?}");
     }

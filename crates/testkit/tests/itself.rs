@@ -246,13 +246,13 @@ fn events_show_each_change_and_the_absence_of_one(kind: &ServerKind) {
     let mut conn = server.connect();
     conn.ok("SET a 1");
     assert_eq!(events.read(), ("__keyevent@0__:set".to_string(), "a".to_string()));
-    events.none();
+    events.assert_none();
     conn.ok("GET a");
-    events.none();
+    events.assert_none();
     conn.ok("DEL a");
     assert_eq!(events.so_far(), [("__keyevent@0__:del".to_string(), "a".to_string())]);
     conn.ok("SET a 1");
-    assert!(panic_of(|| events.none()).contains("keyevent"));
+    assert!(panic_of(|| events.assert_none()).contains("keyevent"));
 }
 
 #[each_server]

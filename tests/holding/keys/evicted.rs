@@ -17,7 +17,7 @@ fn an_evicted_key_ends_its_hold(kind: &ServerKind) {
         events.sort();
         let wanted = ["a", "b", "c"].map(|key| [format!("{key} dlock.free"), format!("{key} evicted")]);
         assert_eq!(events, wanted.concat());
-        fixture.events.none();
+        fixture.events.assert_none();
         fixture.ok("CONFIG SET maxmemory 0");
         fixture.assert_locks(0, &[("a", None), ("b", None), ("c", None)], 0);
         fixture.acquire("a", "other");

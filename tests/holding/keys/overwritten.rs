@@ -27,7 +27,7 @@ fn del_ends_the_hold(kind: &ServerKind) {
         fixture.assert_locks(0, &[("k", Some("other"))], 2);
         fixture.ok("DLOCK.BREAK k");
         fixture.ok("DLOCK.BREAK stays");
-        fixture.events.so_far();
+        fixture.events.discard();
     }
 }
 
@@ -36,7 +36,7 @@ fn a_value_written_over_a_lock_ends_its_hold(kind: &ServerKind) {
     let mut fixture = Fixture::new(kind);
     fixture.ok("RPUSH list 3 1 2");
     fixture.ok("SET plain x");
-    fixture.events.so_far();
+    fixture.events.discard();
     for (command, event) in [
         ("SET k x", "k set"),
         ("SORT list STORE k", "k sortstore"),
@@ -52,15 +52,15 @@ fn a_value_written_over_a_lock_ends_its_hold(kind: &ServerKind) {
             events[1] = fixture.next_event();
         }
         assert_eq!(events, [event, "k dlock.free"], "{command}");
-        fixture.events.none();
+        fixture.events.assert_none();
         assert!(fixture.conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("WRONGTYPE"), "{command}");
         fixture.assert_locks(0, &[("k", None)], 0);
         assert_eq!(fixture.ok("DEL k"), 1);
-        fixture.events.so_far();
+        fixture.events.discard();
     }
     fixture.acquire("k", "t");
     assert_eq!(fixture.ok("SET k x NX"), Value::Nil);
-    fixture.events.none();
+    fixture.events.assert_none();
     fixture.assert_locks(0, &[("k", Some("t"))], 1);
 }
 
@@ -71,7 +71,7 @@ fn a_native_ttl_ends_the_hold_with_the_key(kind: &ServerKind) {
     fixture.ok("EXPIRE k 1000");
     assert_eq!(fixture.ok("PERSIST k"), 1);
     fixture.assert_locks(0, &[("k", Some("t"))], 1);
-    fixture.events.so_far();
+    fixture.events.discard();
     assert_eq!(fixture.ok("PEXPIRE k 50"), 1);
     until("the key has expired", || fixture.conn.ok("EXISTS k") == 0);
     fixture.assert_published(&["k expire", "k expired", "k dlock.free"]);

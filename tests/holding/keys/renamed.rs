@@ -26,7 +26,7 @@ fn rename_ends_the_hold_and_leaves_the_new_name_without_a_hold(kind: &ServerKind
             // The empty value of the rename is removed with the hold that was acquired at its key.
             assert_eq!(fixture.ok(&format!("EXISTS {key}")), 0);
         }
-        fixture.events.so_far();
+        fixture.events.discard();
     }
 }
 
@@ -37,13 +37,13 @@ fn rename_onto_a_lock_ends_both_holds(kind: &ServerKind) {
     fixture.acquire("x", "u");
     assert_eq!(fixture.ok("RENAMENX k x"), 0);
     fixture.assert_locks(0, &[("k", Some("t")), ("x", Some("u"))], 2);
-    fixture.events.so_far();
+    fixture.events.discard();
 
     assert_eq!(fixture.ok("RENAME k x"), "OK");
     let mut events: Vec<String> = (0..4).map(|_| fixture.next_event()).collect();
     events.sort();
     assert_eq!(events, ["k dlock.free", "k rename_from", "x dlock.free", "x rename_to"]);
-    fixture.events.none();
+    fixture.events.assert_none();
     fixture.assert_locks(0, &[("k", None), ("x", None)], 0);
     fixture.acquire("x", "other");
     fixture.acquire("k", "other");
@@ -54,7 +54,7 @@ fn rename_onto_itself_keeps_the_hold(kind: &ServerKind) {
     let mut fixture = Fixture::new(kind);
     fixture.acquire("k", "t");
     assert_eq!(fixture.ok("RENAME k k"), "OK");
-    fixture.events.none();
+    fixture.events.assert_none();
     fixture.assert_locks(0, &[("k", Some("t"))], 1);
 }
 
@@ -82,7 +82,7 @@ fn copy_refuses_a_lock(kind: &ServerKind) {
         assert_eq!(fixture.conn.say(copy).error(), "ERR not supported for this module key", "{copy}");
     }
     assert_eq!(fixture.ok("EXISTS x"), 0);
-    fixture.events.none();
+    fixture.events.assert_none();
     fixture.assert_locks(0, &[("k", Some("t")), ("x", None)], 1);
     fixture.assert_locks(1, &[("k", None)], 1);
 }

@@ -176,7 +176,7 @@ fn all_positions_of_a_long_queue_are_refused_and_none_is_granted(kind: &ServerKi
     begin_migration(&mut from, &mut to, "k");
     from.ok(&format!("MIGRATE 127.0.0.1 {} k 0 5000", target.port()));
     until("all positions are refused", || source.number("dlock_queued") == 0);
-    events.none();
+    events.assert_none();
 }
 
 #[each_server]
@@ -230,7 +230,7 @@ fn an_isolated_node_grants_no_lock_in_the_background(kind: &ServerKind) {
         node.number("dlock_waiting") == 0 && since.elapsed() > Duration::from_millis(12_500)
     });
     assert_eq!(node.numbers(["dlock_expiries", "dlock_handoffs"]), [0, 0]);
-    events.none();
+    events.assert_none();
     for other in [&one, &two] {
         other.resume();
     }
