@@ -358,7 +358,7 @@ fn event_name(event: Event) -> &'static CStr {
 
 // Keys outside of an operation.
 
-/// Number of keys that one tick opens. They take about 0.1 ms.
+/// Number of keys that one tick opens, which takes about 0.1 ms.
 const KEYS_PER_TICK: usize = 256;
 
 /// Opens the keys of some wait queues, so that the server deletes every key with a native TTL that has

@@ -37,8 +37,8 @@ pub fn has_dry_runs(ctx: Ctx<'_>) -> bool {
     static DRY_RUNS: OnceLock<bool> = OnceLock::new();
     // SAFETY: the context is valid; the reply is freed at once.
     *DRY_RUNS.get_or_init(|| unsafe {
-        // A server that supports the format replies that there is no such command; an older one gives no
-        // reply.
+        // A server that supports dry runs (the format D) replies that there is no such command. An older
+        // server gives no reply.
         call!(ctx, c"dlock._none", c"D").is_some()
     })
 }

@@ -185,8 +185,8 @@ impl Background {
         first.into_iter().chain(self.pending.due()).chain(grace.due()).min()
     }
 
-    /// Takes back a task that cannot be carried out yet: it is the next one again. A wait that is over or a
-    /// due lock is found again anyway.
+    /// Takes back a task that cannot be carried out yet, and puts it before the other pending tasks. A wait
+    /// that is over and a due lock are not pending: [`Background::next_task`] finds them again.
     pub fn put_back(&mut self, task: Task) {
         if !matches!(task, Task::Over(..) | Task::Due(..)) {
             self.pending.put_back(task);

@@ -166,7 +166,7 @@ impl Search {
     }
 
     /// Follows the edges of one wait: to the waits of the newcomer's party ahead of it, to the holders, and
-    /// to the other waiters ahead of it. Returns whether one leads back to the newcomer.
+    /// to the other waiters ahead of it. Returns whether an edge leads back to the newcomer.
     fn follow(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         let is_ahead = |own: &Wait| own.name == wait.name && own.position < wait.position;
         let keeps_out = |own: &Wait| own.token != wait.token && excludes(own.mode, wait.mode);

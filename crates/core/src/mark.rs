@@ -99,7 +99,7 @@ impl Order {
         }
     }
 
-    /// The write with its mark, which is above the mark that was found: a fence may have reached that one.
+    /// The write with its mark, which is above the found mark: fences up to that one may have been issued.
     pub fn done(self, found: Found) -> Done {
         Done { mark: Fences::mark_for(self.now, self.last.max(found.number())), found }
     }

@@ -41,7 +41,7 @@ pub enum Change {
     None,
     /// The whole lock.
     Whole,
-    /// The holds of these tokens. The hold of a token that the lock does not have is removed by the readers.
+    /// The holds of these tokens. If the lock no longer has the hold of a token, the readers remove it, too.
     /// A token can occur twice.
     Part(Vec<Token>),
 }

@@ -109,7 +109,7 @@ impl Pending {
         }
     }
 
-    /// Takes back a task that cannot be carried out yet: it is the next one again.
+    /// Takes back a task that cannot be carried out yet, and puts it before the other pending tasks.
     pub fn put_back(&mut self, task: Task) {
         if self.register(&task) {
             self.tasks.push_front(task);
@@ -139,7 +139,7 @@ impl Pending {
         }
     }
 
-    /// The next task, if one may run by now.
+    /// The next task that may run at this time.
     pub fn next(&mut self, now_millis: u64) -> Option<Task> {
         let task = match self.later.front() {
             Some((at, _)) if *at <= now_millis => self.later.pop_front().map(|(_, task)| task),
