@@ -21,6 +21,9 @@ const LONGEST_PAUSE = 2000;
 /** How a round begins: see `atOnce`, `inOrder` and `queued` of `Round`. */
 type Start = "at once" | "in order" | "queued";
 
+/** How the next round begins, and the order of its queues. */
+type NextRound = [start: Start, order: readonly number[]];
+
 export class QuorumAttempt implements Acquisition {
   #round: Round | undefined;
   /** Failed rounds that may have left a hold or a queue position at a member. */
@@ -130,15 +133,9 @@ export class QuorumAttempt implements Acquisition {
     return this.#failed.every((round) => round.isTakenBackAt(member));
   }
 
-  /** Called after a failed round of an acquisition that waits. Returns how the next round begins, and the
-   * order of its queues. Pauses first if the next round asks all members at once. `duration`: that of the
-   * failed round, in ms. */
-  *#afterFailedRound(
-    start: Start,
-    round: Round,
-    duration: number,
-    end: number,
-  ): Steps<[Start, readonly number[]]> {
+  /** Called after a failed round of an acquisition that waits. Pauses first if the next round asks all members
+   * at once. `duration`: that of the failed round, in ms. */
+  *#afterFailedRound(start: Start, round: Round, duration: number, end: number): Steps<NextRound> {
     const { members, choice } = this;
     const { name } = this.request;
     const mayBeTaken = round.mayBeTaken();
@@ -146,8 +143,7 @@ export class QuorumAttempt implements Acquisition {
     const queue = round.queue();
     const nextQueue = round.nextQueue();
     const startQueue = choice.startQueueSetWithin(name, duration);
-    let waitsAgain = false;
-    let startsOver = false;
+    let [waitsAgain, startsOver] = [false, false];
     if (wasQueued && startQueue !== undefined && startQueue !== queue) {
       // Another wait of this client has moved to another queue meanwhile. This wait follows it there.
       waitsAgain = true;

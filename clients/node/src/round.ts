@@ -349,8 +349,7 @@ export class Round {
   *#confirm(): Steps<number | null> {
     const { members } = this;
     // Each phase either confirms, tries a greater fence, or drops members.
-    const maxPhases = MAX_LATE + members.all().length;
-    for (let phase = 0; phase < maxPhases; phase++) {
+    for (let phase = 0; phase < MAX_LATE + members.all().length; phase++) {
       const counted = [...this.answers.keys()].filter((member) => this.#isGrantedBy(member));
       if (counted.length < members.majority) return null;
       const fence = Math.max(...counted.map((member) => this.answers.get(member) as number));

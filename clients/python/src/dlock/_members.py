@@ -171,7 +171,7 @@ class Quorum(Generic[C_co]):
             elif peer.run_id is None and len(self.members) > 1 and not isinstance(answer, Exception):
                 not_counted[member] = NoPermissionError(UNIDENTIFIED)
             next_steps = None if member in not_counted else on_answer(member, answer)
-            return self._with_library_name(member, answer, peer, next_steps)
+            return self._add_library_name(member, answer, peer, next_steps)
 
         def with_errors(found: Answers) -> Answers:
             return {**answers, **{member: not_counted.get(member, found[member]) for member in found}}
@@ -226,16 +226,14 @@ class Quorum(Generic[C_co]):
         if isinstance(why, NO_ANSWER):
             self._silent.setdefault(member, (now(), why))
 
-    def _with_library_name(
-        self, member: int, answer: Any, peer: Peer, next_steps: Steps | None
-    ) -> Steps | None:
-        """Returns the steps after an answer: `next_steps`, and the command that sets the library name if the
+    def _add_library_name(self, member: int, answer: Any, peer: Peer, steps: Steps | None) -> Steps | None:
+        """Returns the steps after an answer: `steps`, and the command that sets the library name if the
         server has not received the present name."""
         name = self.library_name()
         if isinstance(answer, NO_ANSWER) or self._sent_names.get(member) == (peer, name):
-            return next_steps
+            return steps
         self._sent_names[member] = peer, name
-        return _set_name(name, next_steps)
+        return _set_name(name, steps)
 
     def owe(
         self,

@@ -317,8 +317,7 @@ class Round:
         Returns the time from which the validity counts; None if no majority confirms a fence."""
         key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
         # Each phase either confirms, tries a greater fence, or drops members.
-        max_phases = MAX_LATE + len(self._quorum.members)
-        for _ in range(max_phases):
+        for _ in range(MAX_LATE + len(self._quorum.members)):
             counted = {m: self.answers[m] for m in self.answers if self._is_granted_by(m)}
             if len(counted) < majority:
                 return None
