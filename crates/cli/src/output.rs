@@ -122,9 +122,9 @@ pub fn short(token: &str) -> String {
     escape_control(cut(token, 8))
 }
 
-/// The first `most` characters of a text, with an ellipsis if it is longer.
-pub fn cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
+/// The first `max_chars` characters of a text, with an ellipsis if it is longer.
+pub fn cut(text: &str, max_chars: usize) -> String {
+    match text.char_indices().nth(max_chars) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }

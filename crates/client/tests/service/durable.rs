@@ -1,5 +1,5 @@
-//! Durable grants: `durable(n, limit)` acquires only if each master of a majority reports in time that n of
-//! its replicas have the grant, or for n = 0 that its append only file has it.
+//! Durable grants: `durable(n, limit)` acquires only if each master of a majority reports within the limit
+//! that n of its replicas have the grant, or for n = 0 that its append only file has it.
 
 use super::proxies::{Loss, Lossy};
 use super::*;

@@ -12,7 +12,7 @@ async fn hold_through(servers: &[Server], flood: &Flood) -> (Client, Guard) {
     (client, guard)
 }
 
-/// Extends the hold until the first two members answer in time.
+/// Extends the hold. Repeats a failed extension: on a busy machine, the first two members may answer late.
 async fn extend(guard: &Guard) {
     let begun = now();
     while let Err(error) = guard.extend(LONG).await {

@@ -65,7 +65,7 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    // The first master releases last: its waiter then asks the others, and moves on if the middle one
+    // The first master releases last: its waiter then asks the other masters, and moves on if the middle one
     // refuses.
     release_as("other", [middle, first]);
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
