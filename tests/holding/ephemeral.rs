@@ -83,8 +83,10 @@ fn memory_usage_counts_the_connection_record_of_an_ephemeral_hold(kind: &ServerK
     };
     let (plain, before) = (memory_usage_with(""), used());
     let counted = memory_usage_with("EPHEMERAL") - plain;
-    let taken = used() - before;
-    assert!((0.6..1.4).contains(&(taken / counted)), "MEMORY USAGE counts {counted} of {taken} bytes");
+    // A busy server frees other buffers late.
+    until(&format!("MEMORY USAGE counts {counted} bytes, about what the holds take"), || {
+        (0.6..1.4).contains(&((used() - before) / counted))
+    });
 }
 
 /// The end of the hold used to be replicated as the command that closed the connection, CLIENT KILL.

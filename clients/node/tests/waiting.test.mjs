@@ -216,7 +216,7 @@ onEachServer((env) => {
   });
 
   test("a wait outlasts a restart of the server", async () => {
-    times.answer = 30_000;
+    times.keep = 60_000;
     const server = await env.ownServer();
     await server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
     const waiting = new Lock(await env.client(server.url), "foo").acquire();
@@ -227,7 +227,7 @@ onEachServer((env) => {
   });
 
   test("a wait outlasts the loading of the server's data", async () => {
-    times.answer = 30_000;
+    times.keep = 60_000;
     // The server answers LOADING for about a second.
     const slowLoading = ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
     const server = await env.ownServer();
