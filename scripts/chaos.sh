@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs a quorum under faults on each server, and checks every answer that its clients get: chaos.sh ROUNDS. Python and Node
-# clients lock beside the Rust clients.
+# For Redis and for Valkey: runs a quorum of three such servers under faults, and checks every answer that the clients
+# get: chaos.sh ROUNDS. Python and Node clients lock beside the Rust clients.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -13,5 +13,5 @@ python="$top/target/python/bin/python $fleet.py"
 node="node $fleet.js"
 export DLOCK_CHAOS_CLIENTS="$python threads;$python asyncio;$node ioredis;$node node-redis"
 
-say "chaos, $1 rounds of faults a server"
+say "chaos, $1 rounds of faults with Redis and with Valkey"
 DLOCK_ROUNDS=$1 cargo test --package dlock-client --test chaos -- --ignored --nocapture

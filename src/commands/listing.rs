@@ -27,8 +27,9 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         }
         let open = Key::open_for_read(ctx, raw.name()).ok();
         let lock = open.as_ref().and_then(Key::value);
-        // A lock with waiters that is also scheduled is listed later, among the scheduled locks. With WAITED,
-        // it is listed now, because the iteration ends before the scheduled locks.
+        // LIST iterates over the keys with waiters, then over the keys in the schedule of deadlines. A lock
+        // that is in both is listed in the second part. WAITED has no second part, so it lists the lock at
+        // once.
         if list_now || lock.is_none_or(|lock| lock.slot().is_none()) {
             let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
             let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);
@@ -43,7 +44,7 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     reply_with(ctx, Listing { cursor: part.next.map_or(0, Place::cursor), locks })
 }
 
-/// Returns the entry of a lock. `None` if it is free by now.
+/// Returns the entry of a lock. `None` if there is nothing to show: no holder, no waiter and no delay.
 fn listed<'k>(key: &'k [u8], lock: Option<View<'_>>, waiters: u64) -> Option<Listed<'k>> {
     let mode = lock.and_then(View::mode).map_or(Inspection::FREE, Mode::word);
     let holders = lock.map_or(0, |lock| lock.holders() as u64);
@@ -68,7 +69,7 @@ pub fn log<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         }
     };
     let max_entries = count.map_or(usize::MAX, |n| n.get() as usize);
-    // Copied, because a reply calls the server.
+    // Copied, because replies call the server, which is not allowed while the state is borrowed.
     let entries: Vec<Entry> = m.with(|s| {
         s.log.keep_newest(s.config.log_max_len);
         let wanted = |entry: &&Entry| key.is_none_or(|key| entry.incident.is_about(key));

@@ -19,10 +19,10 @@ export class Holders {
     return this.ages.some((ages) => [...(ages?.keys() ?? [])].some((token) => this.#isMajority(token)));
   }
 
-  /** Returns whether the wait queue of a member can move: there is no hold at the member, or one of its
-   * holders has a majority and will release it, or may have one, as some members do not show their holders. A
-   * hold without a majority may have been left by a client that died: nothing ends it before its lease
-   * does. */
+  /** Returns whether the wait queue of a member can move. It can if the member has no holder, or does not
+   * show its holders. It also can if one of its holders has a majority, or could have one with the members
+   * that do not show their holders: such a holder will release the lock. A hold without a majority may be
+   * that of a client that died, and then lasts until its lease ends. */
   queueCanMove(member: number): boolean {
     const holders = this.at(member);
     const unknown = this.ages.filter((ages) => ages === undefined).length;

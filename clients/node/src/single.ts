@@ -79,10 +79,11 @@ export class SingleAttempt implements Acquisition {
       const granted = yield* this.#acquire(waits, end);
       if (granted !== null) return granted;
       if (this.#unanswered !== undefined) throw this.#unanswered;
-      // Removes the position, or ends a hold that was granted at this moment.
+      // Removes the position, or ends a hold that was granted in the meantime.
       const leave = send(release(this.request.key, this.#token));
       if (this.#position !== undefined) yield* zeroIfReplaced(leave);
-      // A copy of a request may still arrive over a broken connection.
+      // If a connection broke, the client has sent the ACQUIRE again, and the server may read the first copy
+      // after this release.
       if (!this.#acquires.isEmpty) yield this.takeBack()!;
       return null;
     } finally {
@@ -114,6 +115,7 @@ export class SingleAttempt implements Acquisition {
         }
         pause = acquired === null ? this.#pauseForMessage() : retryDelay;
       } catch (why) {
+        // The server may refuse an option of the request: asks again without it.
         if (this.#position?.askDifferently(why)) continue;
         pause = why instanceof NoAnswerError ? this.#pauseInOutage(why) : this.#pauseInGrace(why, waits, end);
       }
@@ -169,8 +171,8 @@ export class SingleAttempt implements Acquisition {
     return this.request.retryDelay;
   }
 
-  /** Returns the pause before the next request to a server in its grace period, ms. Throws any other error,
-   * and a `GraceError` if the acquisition ends before the grace period. */
+  /** Returns the pause before the next request to a server in its grace period, ms. Throws `why`
+   * unless it is a `GraceError` and the acquisition can wait until the grace period is over. */
   #pauseInGrace(why: unknown, waits: boolean, end: number): number {
     this.#sentAt = undefined;
     const refused = why instanceof LockError ? undefined : refusal(why, this.request.name);
@@ -224,7 +226,8 @@ export class SingleHold implements Granted {
       yield new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
       throw why;
     }
-    // A copy of the ACQUIRE may still arrive over a broken connection.
+    // If a connection broke, the client has sent the ACQUIRE again, and the server may read the first copy
+    // after this release.
     if (!this.acquires.isEmpty) yield new Owe(new Map([[0, owed]]), () => true);
     if (removed > 0) return true;
     // After a reconnect, this RELEASE may be the second copy, after the first copy has ended the hold.

@@ -19,8 +19,8 @@ const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 500;
 
 /** Outcome of a wait. "granted": the token holds the lock at the member, since an unknown time. "left": the
- * wait timed out, an operator cancelled it, or all waits leave the queue. An error: the member cannot
- * grant. */
+ * wait timed out, an operator cancelled it, or the client moves all its waits for this lock to another queue.
+ * An error: the member cannot grant. */
 export type Waited = "granted" | "left" | Error;
 
 /** One token in the queue of one member. */
@@ -70,9 +70,11 @@ export class Waiter {
         );
         if (typeof acquired === "number") return "granted";
         answeredAt = now();
+        // No message announces the end of a lock of another kind, such as `SET NX PX`.
         if (acquired === "foreign") pause = this.request.retryDelay;
         else pause = position.receivesMessages ? this.#pauseForMessage(position) : this.#backoff();
       } catch (why) {
+        // The server may refuse an option of the request: asks again without it.
         if (position.askDifferently(why)) continue;
         if (!(why instanceof NoAnswerError)) return this.#refused(why);
         // The wait continues while the member is only slow, and may still retain the position.

@@ -74,7 +74,7 @@ def test_object_storage_refuses_a_holder_after_the_next_holder_has_written(amoun
 
 
 def test_object_storage_keeps_both_writes_of_one_holder():
-    """The second write of the holder comes between the read and the write of the first."""
+    """While the holder's first call is between its read and its write, its second call writes."""
     replace = recipe("replace")
     s3 = S3(b"40\n100")
     pending_write = [b"110"]

@@ -198,8 +198,8 @@ impl History {
         back.collect()
     }
 
-    /// Returns holds that are missing from a report, although a client relied on them from before its request
-    /// until after its reply.
+    /// Returns holds that are missing from a report, although a client relied on them during the whole
+    /// report: from before it was requested until after it arrived.
     pub fn lost(&self) -> Vec<String> {
         let relied_on = self.relied_on();
         let mut faults = Vec::new();

@@ -171,7 +171,8 @@ class Background:
         self._disconnect_if_idle()
 
     def _disconnect_if_idle(self) -> None:
-        """Closes the connection if no work is left. Then removes this object from `_backgrounds`."""
+        """If no work is left, starts closing the connection. If there is none to close, removes this object
+        from `_backgrounds`. Called again when the connection is closed."""
         if self._timers or self._tasks:
             return
         if self._background_client is None or self._background_client is self.client:
@@ -199,6 +200,7 @@ class Background:
     def watch(self, task: Task) -> None:
         """Wakes the task whenever it is due, until it is finished."""
         self._arm(task)
+        # The task calls this when it is finished, and `_arm` drops it.
         task.forget = functools.partial(self._arm, task)
 
     def _arm(self, task: Task) -> None:

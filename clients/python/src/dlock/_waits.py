@@ -30,9 +30,10 @@ IDLE = 10.0
 
 # Time for which a lock counts as contended after it was found taken, in seconds.
 CONTENDED_FOR = 1.0
-# Least time from one look for other clients in a later queue to the next, in seconds.
+# In a quorum: least time between two looks for other clients in the queues of later members, in seconds.
 LOOK_INTERVAL = 1.0
-# Time for which a start queue lasts after the client has last noticed other clients there, in seconds.
+# In a quorum: how long a start queue (see `Contention`) is used after the client has last noticed other
+# clients there, in seconds.
 START_QUEUE_KEPT_FOR = 2.0
 # Greatest number of entries in each dict of `Contention`. A full dict is cleared.
 MAX_ENTRIES = 1000
@@ -163,9 +164,8 @@ class Contention:
     A client that may wait for a contended lock queues at once: if it asked all members first, it would
     briefly take votes from the waiter that has just been granted the lock.
 
-    The start queue of a lock is the one in which this client's next waits for it start: the queue of a later
-    member, where the client has noticed other clients. Without a start queue, waits start at the first
-    member."""
+    A wait normally starts in the queue of the first member. If the client has noticed other clients in the
+    queue of a later member, its next waits for the lock start there: that is the start queue of the lock."""
 
     def __init__(self) -> None:
         self._contended_until: dict[bytes, float] = {}
@@ -183,11 +183,11 @@ class Contention:
         """Returns whether the lock is contended."""
         return now() < self._contended_until.get(key, 0.0)
 
-    def move_to(self, key: bytes, queue: int) -> None:
-        """Makes the queue of the member `queue` the start queue."""
+    def move_to(self, key: bytes, member: int) -> None:
+        """Makes the queue at `member` the start queue of the lock."""
         if len(self._start_queues) >= MAX_ENTRIES:
             self._start_queues.clear()
-        self._start_queues[key] = queue, now()
+        self._start_queues[key] = member, now()
 
     def forget_start_queue(self, key: bytes) -> None:
         self._start_queues.pop(key, None)
@@ -208,5 +208,5 @@ class Contention:
         return True
 
     def allow_looking_again(self, key: bytes) -> None:
-        """Called when a look has found no hold of other clients: the next look may begin at once."""
+        """Called when a look has found no other holder of the lock: the next look may begin at once."""
         self._next_look.pop(key, None)

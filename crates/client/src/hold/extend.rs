@@ -135,13 +135,15 @@ impl ExtendRequest {
         let vote = reply.extended();
         channel.note(&vote);
         match vote {
+            // An earlier EXTEND for a shorter lease has no answer. It may still arrive, and shorten this one.
             Vote::Granted(()) if !channel.lease_is_certain(ttl) => (to, Vote::Unknown),
             vote => (to, self.voters.admit(to, server, vote)),
         }
     }
 
-    /// Asks a master that could not be reached before, once it can be reached. Returns `None` if it cannot,
-    /// or if the request fails again: the reached master would only repeat its error.
+    /// Waits until a master that could not be reached is reached, then asks it. Returns `None` if it is not
+    /// reached any more. Also returns `None` if the request fails again, so that the caller does not ask a
+    /// third time: a reached master would only repeat its error.
     async fn ask_once_reached(self: Arc<Self>, to: Member) -> Option<(Member, Vote<()>)> {
         if !self.channel(to).node.wait_until_reached().await {
             return None;

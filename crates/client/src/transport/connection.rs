@@ -18,7 +18,8 @@ use super::address::Address;
 use super::reply::{text, without_arguments};
 use super::stream::{Intake, Stream};
 
-/// After this number of late answers in a row a connection is suspect: a new one may reach the master.
+/// After this number of late answers in a row, the connection is replaced: the network may have lost the
+/// connection without closing it.
 const MAX_SILENCES: u32 = 2;
 
 /// Largest number, and largest size in bytes, of the requests in one write, such as the renewals of one
@@ -76,7 +77,8 @@ impl Connection {
         missing: &mut &'static str,
     ) -> Result<Connection, ConnectError> {
         let (closed, intake) = (CancellationToken::new(), Arc::<Intake>::default());
-        // `end` cancels `closed` when the receiver of push messages is dropped, however the connection ends.
+        // The closure for push messages owns `end`. When redis drops it, however the connection ends,
+        // `closed` is cancelled.
         let (end, pushes) = (closed.clone().drop_guard(), intake.clone());
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
@@ -325,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sentinel_is_refused_by_name() {
+    fn the_error_for_a_sentinel_says_that_it_is_one() {
         for field in ["redis_mode", "server_mode"] {
             let info = format!("# Server\r\nredis_version:7.0.15\r\n{field}:sentinel\r\nrun_id:abc\r\n");
             let unknown = redis::parse_redis_value(b"-ERR unknown command 'DLOCK.TOKEN'\r\n").expect("RESP");

@@ -145,10 +145,10 @@ fn held_on(servers: &[Server], resource: &str) -> usize {
     servers.iter().filter(|server| server.is_alive() && !holders(server, resource).is_empty()).count()
 }
 
-/// Waits until every living server has the hold; an acquisition needs only a majority.
+/// Waits until every server has the hold; all must be alive. An acquisition needs only a majority.
 #[track_caller]
 fn until_held_everywhere(servers: &[Server], resource: &str) {
-    until("every living server has the hold", || held_on(servers, resource) == servers.len());
+    until("every server has the hold", || held_on(servers, resource) == servers.len());
 }
 
 /// Waits until no living server has a hold or a waiter of the resource.
