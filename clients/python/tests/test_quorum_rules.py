@@ -9,7 +9,7 @@ from conftest import quorum_of
 
 from dlock._hold import OwedRelease
 from dlock._holders import Holders
-from dlock._queue import QueueWatch
+from dlock._quorum_queue import QueueWatch
 from dlock._round import Request, Round
 from dlock._steps import Begin, Listen, Peer
 

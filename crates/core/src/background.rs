@@ -193,7 +193,8 @@ impl Background {
         }
     }
 
-    /// Puts a task off until `at`, which must not be earlier than for any task that was put off before.
+    /// Puts a task off until `at`: a due lock until any time, another task not until an earlier time than any
+    /// task that was put off before.
     pub fn put_off(&mut self, task: Task, at: Deadline) {
         match task {
             // A due lock is not in `pending`, but in the schedule.

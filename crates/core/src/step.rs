@@ -16,7 +16,7 @@ pub enum End {
     Broken,
 }
 
-/// An event on the keyspace channels, in the order of publication.
+/// An event on the keyspace channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A hold began.
@@ -57,6 +57,7 @@ impl Change {
 #[derive(Debug, Default)]
 pub struct Step {
     pub change: Change,
+    /// In the order of publication.
     pub events: SmallVec<[Event; 4]>,
     /// A lease was granted or changed. If another command had set a TTL on the key, the Redis module clears
     /// it.

@@ -22,7 +22,7 @@ pub const DOWNGRADE: &CStr = c"dlock.downgrade";
 /// The resource has no holder any more.
 pub const FREE: &CStr = c"dlock.free";
 
-/// All events, in the order of the manual.
+/// All events, in the order of `docs/commands.md`.
 pub const TABLE: [&CStr; 8] = [ACQUIRE, EXTEND, RELEASE, EXPIRED, DISCONNECT, BREAK, DOWNGRADE, FREE];
 
 /// A channel, and the beginning of the message that is published there: 1 to 255 bytes each.

@@ -46,7 +46,7 @@ pub const LOG_MAX_LEN: Spec = number("log-max-len", 128, 0, 10_000);
 /// DLOCK.LOG records a hold or a wait that took at least this number of ms. -1 records none.
 pub const LOG_SLOWER_THAN: Spec = number("log-slower-than", 10_000, -1, u32::MAX as i64);
 
-/// All options, in the order of the manual.
+/// All options, in the order of `docs/options.md`.
 pub const TABLE: [Spec; 10] = [
     MAX_TTL,
     RESTART_GRACE,

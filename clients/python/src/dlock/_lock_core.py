@@ -1,6 +1,6 @@
 """The logic of a lock, without I/O. Methods that return `Steps` are generators: they yield each command as a
-tuple, or an object of `_steps.py`, and receive its outcome. `lock.py` runs them in threads, `asyncio.py` in
-tasks."""
+tuple, or an object of `_steps.py`, and receive its outcome. `_threads.py` carries them out for `lock.py`, and
+`_tasks.py` for `asyncio.py`."""
 
 from __future__ import annotations
 

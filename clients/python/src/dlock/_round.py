@@ -14,7 +14,7 @@ from ._clock import now, validity
 from ._hold import Owed, UnansweredLeases
 from ._members import Confirmations, NoQuorumError, Quorum, report
 from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, error_word, is_misuse
-from ._queue import PARTIAL_HOLD_MAX_AGE, Waiter
+from ._quorum_queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._single_attempt import MAX_LATE
 from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP

@@ -34,6 +34,7 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     Ok(if answered >= majority(client.members()) { 0 } else { Failure::NoQuorum.code() })
 }
 
+/// The table of `dlock list`, which `dlock top` shows too.
 pub fn text(locks: &[Lock]) -> String {
     let mut rows = table(&["RESOURCE", "MODE", "HOLDER", "FROM", "HELD", "LEASE LEFT", "WAITING"]);
     rows.add_rows(locks.iter().map(Lock::row));
@@ -45,7 +46,7 @@ pub async fn with_holders(client: &Client, locks: Vec<Lock>) -> Vec<Lock> {
     stream::iter(locks).map(|lock| lock.with_holder(client)).buffered(MAX_INSPECTIONS).collect().await
 }
 
-/// A lock, merged from the answers of all servers that list it.
+/// A lock, merged from the answers of all servers that list it. An entry of `locks` in the JSON.
 #[derive(Debug, Default, Serialize)]
 pub struct Lock {
     #[serde(skip)]

@@ -77,7 +77,7 @@ docs! {
         "O(1)";
 }
 
-/// The commands for clients, in the order of the manual.
+/// The commands for clients, in the order of `docs/commands.md`.
 pub const TABLE: [&Doc; 16] = [
     &ACQUIRE, &RELEASE, &EXTEND, &CONFIRM, &GUARD, &FENCED, &HOLDS, &PTTL, &INSPECT, &WAITERS, &CANCEL,
     &LIST, &LOG, &BREAK, &TOKEN, &HELP,
