@@ -49,7 +49,7 @@ def start(stack, *command):
 
 
 class Server:
-    """A server with the module. Its folder contains the fence mark."""
+    """A server with the module. Its folder contains the fence mark, the file that keeps fences rising."""
 
     def __init__(self, stack, folder, *options):
         self.port, self.dir = free_port(), folder / f"server-{free_port()}"
@@ -79,7 +79,7 @@ class Prometheus:
     def __init__(self, stack, folder, exporter):
         rules = Path("contrib/prometheus/dlock.rules.yml").read_text()
         rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
-        # With windows of 20 s, each alert lasts long enough to be seen, and ends before the next check.
+        # With windows of 20 s, an alert lasts long enough to be seen.
         (folder / "rules.yml").write_text(re.sub(r"\[\d+m\]", "[20s]", rules))
         (folder / "prometheus.yml").write_text(
             json.dumps(
@@ -139,7 +139,7 @@ def expect_redis_exporter(stack, server):
 
 
 def main(stack, folder):
-    # Without this option, `dlock doctor` and so DlockWarning would warn of it.
+    # A server without this option has a warning, and DlockWarning would fire.
     without_warnings = ("--notify-keyspace-events", "Kd")
     servers = [Server(stack, folder, *without_warnings) for _ in range(3)]
     server = servers[0]

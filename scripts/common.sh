@@ -41,8 +41,8 @@ install_packages() {
         }
 }
 
-# Installs the Python client in target/python, with its extras: python_client EXTRA. PYTHON names the interpreter
-# (python3), REDIS_PY the requirement of redis-py (redis: the newest).
+# Installs the Python client in target/python, with its extras: python_client EXTRA. PYTHON: the interpreter,
+# by default python3. REDIS_PY: what pip installs as redis-py, by default the newest.
 python_client() {
     "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
     [ -x target/python/bin/python ] || "${PYTHON:-python3}" -m venv target/python
@@ -52,7 +52,7 @@ python_client() {
 # Installs the Node client with its test dependencies, and builds it. NODE_CLIENTS names other versions of the libraries
 # ("ioredis@6 redis@4").
 node_client() (
-    # Debian's package of npm needs that of node.
+    # To look for npm is enough: Debian's npm depends on node.
     command -v npm >/dev/null || install_packages nodejs npm
     cd clients/node
     npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -123,7 +123,7 @@ nightly_with() {
     done
 }
 
-# Prints the version of Cargo.toml, which all packages have.
+# Prints the version in Cargo.toml. All packages share it.
 version() {
     sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml
 }

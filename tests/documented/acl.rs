@@ -41,7 +41,7 @@ fn key_patterns_separate_reading_from_writing(kind: &ServerKind) {
     assert_eq!(
         allowed(&mut writer),
         ["LIST", "LOG", "TOKEN", "HELP"],
-        "a change also reads, because its reply shows the earlier state"
+        "commands that change a lock also need the right to read: their reply shows the earlier state"
     );
     let mut both = server.user("~lock:* +@all");
     assert_eq!(allowed(&mut both).len(), 14);

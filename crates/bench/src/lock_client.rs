@@ -1,4 +1,5 @@
-//! Clients with one connection each. Each waits for a held lock as one kind of lock library does.
+//! Clients with a connection each, and a second one for messages. Each waits for a held lock as one kind of
+//! lock library does.
 
 use std::io::Result;
 use std::thread::sleep;

@@ -1,5 +1,5 @@
-//! Tests of the testkit. Each helper must succeed where it should, and a helper that guards against tests
-//! that prove nothing must also fail where it should. The servers run without the module.
+//! Tests of the testkit. Some helpers, such as the crash check and `assert_none`, exist to make a test fail:
+//! their failures are tested too. The servers run without the module.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -240,7 +240,7 @@ fn a_stream_yields_the_commands_that_a_replica_gets() {
 }
 
 #[each_server]
-fn events_show_each_change_and_the_absence_of_one(kind: &ServerKind) {
+fn events_are_read_in_order_and_assert_none_fails_after_a_change(kind: &ServerKind) {
     let server = plain(kind);
     let mut events = Events::subscribe(&server, "__keyevent@0__:*");
     let mut conn = server.connect();

@@ -1,4 +1,5 @@
-//! Snapshots with locks on other servers and without the module, and MEMORY USAGE of a lock.
+//! Snapshots that contain locks, loaded by other servers and by servers without the module. Also MEMORY USAGE
+//! of a lock.
 
 use std::fs;
 
@@ -23,9 +24,9 @@ fn a_snapshot_loads_on_every_server_that_reads_its_format(writer_kind: &ServerKi
             Err(log) => {
                 let other_format = ["RDB format version", "Wrong signature", "foreign"];
                 assert!(other_format.iter().any(|words| log.contains(words)), "{log}");
-                let newer = (writer_kind.is_valkey, &writer_kind.version)
+                let is_other_version = (writer_kind.is_valkey, &writer_kind.version)
                     != (reader_kind.is_valkey, &reader_kind.version);
-                assert!(newer, "{} does not read its own snapshot", writer_kind.name);
+                assert!(is_other_version, "{} does not read its own snapshot", writer_kind.name);
             }
         }
     });
@@ -48,7 +49,7 @@ fn a_server_without_the_module_loads_a_snapshot_from_before_the_first_grant(kind
     conn.ok("SET a 1");
     conn.ok("SAVE");
     let started = start_without_module(&mut server, kind);
-    // Redis 7.0 writes a header of the module's data even if there is none.
+    // Redis 7.0 writes a header for the module even if the module has no data, and then refuses the snapshot.
     assert_eq!(started.is_ok(), kind.is_valkey || kind.is_at_least(7, 2), "{started:?}");
 }
 

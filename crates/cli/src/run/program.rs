@@ -88,8 +88,8 @@ impl Program {
         self.descendants.alive()
     }
 
-    /// Sends a signal to the program, then to every live process that it has started: to find those takes a
-    /// while on a busy machine with many processes.
+    /// Sends a signal to the program, and to every live process that it has started. The program is first, as
+    /// the search for the others takes a while on a busy machine.
     pub fn signal_all(&self, signal: Signal) -> io::Result<()> {
         self.signal(signal);
         for pid in self.alive()?.into_iter().filter(|pid| *pid != self.pid()) {
@@ -126,8 +126,8 @@ pub fn become_program() -> Option<ExitCode> {
     }
     let parent = words.next()?;
     let program = words.next()?;
-    // The kernel kills the program if dlock is killed, because then no process would end it before the lease
-    // does. This setting survives the exec, unless the program is set-user-ID. Children do not inherit it.
+    // If dlock is killed, no process is left to end the program before its lease does: the kernel kills it
+    // then. This setting survives the exec, unless the program is set-user-ID. Children do not inherit it.
     let is_set_up = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
     // The setting has no effect if dlock had ended before. Then this process has another parent.
     if !is_set_up || parent != *getppid().to_string() {

@@ -15,7 +15,7 @@ impl System {
             let (key, id) = (key_of(&waiter.name), waiter.id);
             self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
         }
-        // The turn for one hold can end others on the same key, because they have expired: those are skipped.
+        // The end of one hold also ends expired holds on the same key. Their bonds are skipped.
         let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
         for (_, key, who) in bonds {
             self.bonds.remove(&(client, key, who));
@@ -43,18 +43,20 @@ impl System {
             view.hold_of(&token(who)).map(|hold| (hold.fence(), view.mode()))
         };
         let before = held(self);
-        let [received, received_exclusive] = [&mut self.received, &mut self.received_exclusive].map(|map| {
-            let clients = map.entry((key, who)).or_default();
-            clients.remove(&client);
-            !clients.is_empty()
-        });
+        let [others_received, others_received_exclusive] = [&mut self.received, &mut self.received_exclusive]
+            .map(|map| {
+                let clients = map.entry((key, who)).or_default();
+                clients.remove(&client);
+                !clients.is_empty()
+            });
+        // The server gives back the reply that it could not deliver.
         assert!(self.waiting.deliveries.reply_reclaimed(WaiterId(number)).is_some());
         self.turn(key, |turn| turn.undelivered(&token(who), WaiterId(number)));
         let (fence, mode) = (before.map(|hold| hold.0), before.and_then(|hold| hold.1));
-        if received {
+        if others_received {
             assert_eq!(held(self).map(|hold| hold.0), fence, "a client keeps a hold that it received");
         }
-        if received_exclusive && mode == Some(Mode::Exclusive) {
+        if others_received_exclusive && mode == Some(Mode::Exclusive) {
             assert_eq!(held(self), before, "a client that received an exclusive grant is still alone");
         }
     }
