@@ -2,8 +2,8 @@
 //
 // All clients sort the members by run id, with those that may not vote last, and wait in the queue of the
 // first member, so that all wait in one queue. A client moves to a later queue in two cases:
-// - Its queue granted it the lock, but the member of the later queue refuses it: clients that cannot reach
-//   the first member wait there.
+// - The member of its queue granted it the lock, but the member of a later queue refused it. That suggests
+//   that clients which cannot reach the first member wait there.
 // - Its queue does not move: no holder at its member can have a majority, so none of them will release the
 //   lock there.
 //
@@ -29,9 +29,8 @@ const LONGEST_CHECK_PAUSE = 1000;
 // The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
 // are the releases that would move the queue.
 const CHECK_FACTOR = 8;
-// A client that was granted the lock by the member of its queue has a partial hold (one without a majority)
-// for less than this time, in ms, while other members refuse it. An older partial hold was left behind by a
-// client that died.
+// Longest time for which a live client keeps a partial hold (a grant of its queue's member, but no majority),
+// ms. An older partial hold was left behind by a client that died.
 const PARTIAL_HOLD_MAX_AGE = 2000;
 
 /** The key of a request, also as text. */

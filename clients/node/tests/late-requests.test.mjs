@@ -10,7 +10,7 @@ import { mastersFor, onEachServer, until } from "./support.mjs";
 
 // No lease ends during a test.
 const TEN_MINUTES = 600_000;
-// More than a client sends for one token if the server has answered each ACQUIRE.
+// A client sends fewer RELEASEs than this for one token if each of its ACQUIREs was answered.
 const RELEASES = 5;
 
 onEachServer(
@@ -53,7 +53,7 @@ onEachServer(
     ]) {
       test(name, async () => {
         const quorum = await quorumOf(proxies);
-        // Now the client knows the run ids of all members.
+        // This acquisition lets the client learn the run ids of all members.
         await (await new Lock(quorum, "other").acquire()).release();
         await until("no member has the other lock", async () =>
           (await Promise.all(masters.map((master) => master.exists("other")))).every((held) => !held),
@@ -84,7 +84,7 @@ onEachServer(
   { isParallel: true },
 );
 
-/** Sends the owed request, and answers it, until it is finished, or `maxTries` times. Returns the number of
+/** Sends and answers the owed request until it is finished, at most `maxTries` times. Returns the number of
  * tries. */
 function answeredTries(owed, maxTries) {
   for (let tries = 0; tries < maxTries; tries++) {
@@ -96,7 +96,7 @@ function answeredTries(owed, maxTries) {
   return maxTries;
 }
 
-test("answers confirm an owed RELEASE only once each ACQUIRE of its token has been answered", () => {
+test("an answer to an owed RELEASE does not count until each ACQUIRE of its token has been answered", () => {
   let acquiresAreAnswered = false;
   const release = function* () {
     return yield [];

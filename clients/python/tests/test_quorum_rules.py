@@ -39,7 +39,7 @@ def test_silent_members_are_not_awaited_while_a_majority_answers():
     assert not step.enough({1: 1, 2: 1, 4: 1})
 
 
-def test_silent_members_are_awaited_without_a_majority_of_the_others():
+def test_silent_members_are_awaited_if_the_others_are_no_majority():
     _, step = asking(quorum_of(5, silent=[0, 1, 3]))
     assert not step.enough({2: 1, 4: 1})
     assert step.enough(dict.fromkeys(range(5), 1))
@@ -85,7 +85,7 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
         next(step.questions[member])
     with pytest.raises(StopIteration):
         steps.send({0: 7, 1: 7})
-    # The answers of members 1 and 2 arrive after the decision.
+    # After the decision, the request to member 1 ends with an answer, and the one to member 2 with a timeout.
     with pytest.raises(StopIteration):
         step.questions[1].send(7)
     with pytest.raises(StopIteration):
@@ -148,13 +148,13 @@ def test_all_waits_move_to_a_later_queue_together_and_never_back():
     ],
 )
 def test_young_partial_holds_that_are_seen_twice_mark_the_queue_of_other_clients(before, after, order):
-    """A partial hold is a hold without a majority. ``before`` and ``after``: those at member 2 when the
-    client asks twice, by token, with the ms since the grant."""
+    """A partial hold is a hold without a majority. ``before`` and ``after`` are the holds that member 2 shows
+    when it is asked for the first and for the second time: tokens with the ms since the grant."""
     quorum = quorum_of(3)
     winning_round = Round(quorum, REQUEST, b"own", quorum.order(b"foo"))
     winning_round.answers = {0: 5, 1: 6, 2: None}
     (begun,) = winning_round.move_to_next_queue()
-    # The background asks all members.
+    # None: the work in the background asks all members.
     assert begun.member is None
     # While the client looks for other clients, it does not begin to look a second time. It may look again at
     # once if it has found none.
@@ -187,7 +187,7 @@ def test_a_late_refusal_by_the_member_of_a_later_queue_makes_the_client_look_for
         steps.send({0: 7, 1: 7})
     assert list(round_.move_to_next_queue()) == []
     assert background_work_after(step, 2, 7) == []
-    # Member 0 is not in a later queue.
+    # The queue of member 0 is not a later one.
     assert background_work_after(step, 0, None) == []
     assert len(background_work_after(step, 2, None)) == 1
     # The client is still looking.
@@ -239,8 +239,8 @@ def inspected(tokens):
 
 
 def seen(*tokens):
-    """Returns the holders when the members show these tokens. None stands for a member that shows no
-    holders."""
+    """Returns the holders when the members show these tokens: ``[]`` for a member without holders, None for
+    one whose holders are unknown."""
     return Holders([None if shown is None else dict.fromkeys(shown, 5) for shown in tokens], 2)
 
 
@@ -248,7 +248,7 @@ def test_partial_holders_leave_out_the_own_token_and_a_holder_with_a_majority():
     assert seen([b"a"], None, [b"a", b"own", b"b"]).partial_holders(2, b"own") == {b"b": 5}
 
 
-def test_a_holder_has_a_majority_only_at_members_that_show_it():
+def test_a_member_with_unknown_holders_does_not_count_for_a_majority():
     assert seen([b"a"], [], [b"a", b"b"]).has_majority()
     assert not seen([b"a"], None, [b"b"]).has_majority()
 
@@ -260,7 +260,7 @@ def test_a_holder_has_a_majority_only_at_members_that_show_it():
         (seen([b"a"], [b"b"], [b"b"]), False),
         (seen([b"a"], [], []), False),
         (seen([], [b"b"], [b"b"]), True),
-        # A member with unknown holders may have any of them.
+        # A member with unknown holders may have any holder.
         (seen([b"a"], [b"b"], None), True),
         (seen(None, [b"b"], [b"b"]), True),
     ],

@@ -119,7 +119,7 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
 
 
 @pytest.mark.parametrize("library", ["redis", "valkey"])
-def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster, library):
+def test_asyncio_holds_at_other_nodes_survive_a_node_that_hangs(cluster, library):
     # The key "a" is at the last node, "b" and "c" at the first two.
     others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
 
@@ -139,15 +139,15 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs_from_asyncio(cluster, li
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
 
 
-def test_renewals_from_asyncio_reach_their_nodes_while_the_client_searches(cluster):
+def test_asyncio_renewals_reach_their_nodes_while_the_commands_of_the_client_hang(cluster):
     class Cluster(redis.asyncio.RedisCluster):
-        """A client whose commands never end while `searches` is set, and that takes the last node for the
-        node of every key."""
+        """A client whose commands never end while `hangs` is set. It names a wrong node for each key, as if
+        the slots had moved."""
 
-        searches = False
+        hangs = False
 
         async def execute_command(self, *args, **options):
-            if self.searches:
+            if self.hangs:
                 await asyncio.Event().wait()
             return await super().execute_command(*args, **options)
 
@@ -162,7 +162,7 @@ def test_renewals_from_asyncio_reach_their_nodes_while_the_client_searches(clust
         locks = [dlock.asyncio.Lock(client, name, timeout=6, auto_renew=True) for name in "bc"]
         for lock in locks:
             await lock.acquire()
-        client.searches = True
+        client.hangs = True
 
         def until_all_renewed_twice():
             for lock, other in zip(locks, others):
@@ -172,7 +172,7 @@ def test_renewals_from_asyncio_reach_their_nodes_while_the_client_searches(clust
         await loop.run_in_executor(None, until_all_renewed_twice)
         with stopped(cluster[2]):
             await loop.run_in_executor(None, until_all_renewed_twice)
-        client.searches = False
+        client.hangs = False
         for lock in locks:
             await lock.release()
         await getattr(client, "aclose", client.close)()

@@ -100,7 +100,7 @@ fn environment(page: &mut Vec<u8>) {
         ("DLOCK_TTL, DLOCK_LABEL, DLOCK_NODE_TIMEOUT", "like the options of these names"),
         (
             "DLOCK_TOKEN",
-            "the token, for release and extend; in a nested run, with DLOCK_RESOURCE and DLOCK_FENCE, the holds of its parent run",
+            "the token, for release and extend; dlock run sets it, with DLOCK_RESOURCE and DLOCK_FENCE, so that a nested run knows the holds of its parent run",
         ),
         (
             "DLOCK_OWNER",

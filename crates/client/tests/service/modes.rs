@@ -167,7 +167,8 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
     proxy.lose_the_next();
     let downgraded = guard.downgrade().await;
     assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
-    // After two failures the client uses another connection. The late downgrade counts there, too.
+    // After two failures the client uses another connection. The upgrade is refused there, too, as the
+    // downgrade may still arrive over the first one.
     for _ in 0..5 {
         let upgraded = guard.upgrade(Wait::No).await;
         assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
@@ -175,7 +176,7 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
 }
 
 #[each_server]
-async fn upgrade_and_downgrade_are_refused_for_quorums_permits_and_re_entered_holds(kind: &ServerKind) {
+async fn upgrade_and_downgrade_are_refused_where_they_are_impossible(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (one, three) = (client(&servers[..1]).await, client(&servers).await);
     let mut guard = three.lock("quorum").shared().await.expect("the lock is free");
@@ -241,7 +242,8 @@ async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     other.release().await.expect("the lock is held");
     guard.upgrade(Wait::Forever).await.expect("no other client holds the lock");
     let mut conn = servers[0].connect();
-    // The queries of the client from before the upgrade are answered within 200 ms.
+    // After 200 ms the client has the answers to all queries that it sent before the upgrade, so that only a
+    // push can tell it of the BREAK.
     let begun = now();
     until("the server tracks the hold", || {
         let tracked = servers[0].info("tracking_total_keys") == "1";

@@ -13,8 +13,8 @@ use crate::model::content::content;
 /// The maximum number of steps of an operation, for any number of holders.
 const MAX_STEPS: u64 = 400;
 
-/// Once, a holder was searched in a list of all holders, and the longest lease, the fence and the number of
-/// holders were computed from all holders.
+/// An earlier version went through a list of all holders to find one, and to compute the longest lease, the
+/// fence and the number of holders.
 #[test]
 fn the_work_of_an_operation_does_not_grow_with_the_holders() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100, 1_000, 100_000] } {
@@ -71,10 +71,10 @@ fn a_turn_ends_a_slice_of_the_holds_that_expired_together() {
     assert_eq!((world.lock.stored_len(), world.replica.stored_len()), (many / 2, many / 2));
 }
 
-/// If all holders end at once, they leave the lock in one step. The next waiter is granted the lock in that
-/// step, and one event stands for all of them.
+/// If all holders end at once, they leave the lock in one turn. The next waiter is granted the lock in that
+/// turn, and one event stands for all of them.
 #[test]
-fn all_holders_that_end_together_leave_in_one_step() {
+fn all_holders_that_end_together_leave_in_one_turn() {
     type Ends = fn(&mut World) -> End;
     let ends: [Ends; 2] = [
         |world| {
@@ -109,7 +109,7 @@ fn all_holders_that_end_together_leave_in_one_step() {
 /// One of many expired sharers had a DELAY. Its hold is still stored, because an operation ends only a slice
 /// of the expired holds.
 #[test]
-fn a_delay_counts_before_its_expired_hold_has_ended() {
+fn a_delay_counts_while_the_expired_hold_that_had_it_is_still_stored() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
         let mut world = World::shared(MANY, |n| if n < MANY - 5 { 500 } else { rest });
         let dead = LockRequest { delay: Delay::from_millis(3000).expect("in range"), ..shared(b"zz", 500) };
