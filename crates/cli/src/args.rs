@@ -103,7 +103,7 @@ pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     let lacks_resource = matches!(&parsed, Err(why) if why.kind() == ErrorKind::MissingRequiredArgument);
     let (true, Some(resource)) = (lacks_resource, first) else { return parsed };
     words.remove(separator + 1);
-    // A placeholder that clap accepts before `--`.
+    // A placeholder, which clap takes as the resource. The resource itself replaces it below.
     words.insert(separator, "resource".into());
     match Dlock::try_parse_from(&words) {
         Ok(Dlock { command: Command::Run(mut run) }) => {

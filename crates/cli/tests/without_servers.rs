@@ -124,7 +124,7 @@ fn completions_list_the_subcommands_and_pass_bash() {
     assert_eq!(stdout(&output), "--no-wait --node-timeout\n");
 }
 
-/// Checks the roff source: man(1) is not on every machine.
+/// Checks the roff source, because man(1) is not on every machine.
 #[test]
 fn the_manual_has_a_page_for_each_subcommand() {
     let main = stdout(&dlock(&["man"]));

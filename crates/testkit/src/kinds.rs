@@ -65,7 +65,7 @@ pub fn each_server_in_turn(test: impl Fn(&ServerKind) + Sync) {
     assert_passed(kinds().iter().map(alone).collect());
 }
 
-/// Like [`each_server`], but leaves out Valkey 9 and later. It loads modules with RTLD_DEEPBIND, so the
+/// Like [`each_server`], but leaves out Valkey 9 and later. Valkey 9 loads modules with RTLD_DEEPBIND, so the
 /// module calls the C library and not the preloaded one.
 #[track_caller]
 pub fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {

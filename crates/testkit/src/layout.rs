@@ -15,7 +15,7 @@ pub struct Layout {
     pub offset: u64,
     /// Server clock at the write, in ms.
     pub at: u64,
-    /// Present in mode 3.
+    /// Present in modes 3 and 7.
     pub permits: u64,
     /// Absent in mode 1, as `counts` is.
     pub delay_until: u64,

@@ -183,7 +183,7 @@ pub fn environment(dir: &Path) -> Vec<(String, String)> {
     pairs.collect()
 }
 
-/// The variable is set only for runs with a sanitizer.
+/// Returns whether the servers run with a sanitizer. Only such runs set the variable.
 fn has_sanitizer() -> bool {
     std::env::var_os("DLOCK_TEST_SERVER_ENV").is_some()
 }

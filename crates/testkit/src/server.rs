@@ -348,7 +348,7 @@ impl Options {
                 Ok(process) => {
                     return Ok(Server { process: Mutex::new(process), options: self, port, folder });
                 }
-                // A program that does not claim its ports was faster.
+                // Another program, which does not claim its ports, has taken this one.
                 Err(log) if log.contains("Address already in use") => continue,
                 Err(log) => return Err((log, folder)),
             }

@@ -84,8 +84,8 @@ pub fn during<R>(
     })
 }
 
-/// Sets a flag that ends threads when it is dropped. Without it, a panic in [`thread::scope`] would wait for
-/// ever for threads that only the flag ends.
+/// When dropped, sets a flag that ends threads. Without this type, a panic in [`thread::scope`] would wait
+/// for ever for threads that only the flag ends.
 pub struct SetAtTheEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for SetAtTheEnd<'_> {

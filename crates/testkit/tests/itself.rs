@@ -1,5 +1,5 @@
-//! Tests of the testkit. Some helpers, such as the crash check and `assert_none`, exist to make a test fail:
-//! their failures are tested too. The servers run without the module.
+//! Tests of the testkit. Some helpers, such as the crash check and `assert_none`, exist to make a test fail,
+//! so their failures are tested too. The servers run without the module.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

@@ -13,7 +13,7 @@ use crate::exit::{Abort, Failure};
 use crate::operators::{self, Health, Info, list};
 use crate::output::{cut, escape_control, print};
 
-/// The number of characters of a resource's name that are shown: it may have megabytes.
+/// The number of characters of a resource's name that are shown. A name may have megabytes.
 const MAX_NAME: usize = 256;
 
 const INFO: &str = include_str!("../../../../docs/info.md");

@@ -126,8 +126,9 @@ pub fn become_program() -> Option<ExitCode> {
     }
     let parent = words.next()?;
     let program = words.next()?;
-    // If dlock is killed, no process is left to end the program before its lease does: the kernel kills it
-    // then. This setting survives the exec, unless the program is set-user-ID. Children do not inherit it.
+    // Makes the kernel kill the program when dlock dies, because no other process would end the program
+    // before the lease ends. This setting survives the exec, unless the program is set-user-ID. Children of
+    // the program do not inherit the setting.
     let is_set_up = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
     // The setting has no effect if dlock had ended before. Then this process has another parent.
     if !is_set_up || parent != *getppid().to_string() {

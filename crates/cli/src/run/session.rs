@@ -183,8 +183,8 @@ impl LockArgs {
 /// fence is left out if no majority has it. `None` if the servers no longer name a holder.
 async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
     let named = resources.iter().find(|resource| resource.display().to_string() == taken);
-    // The client writes a name that is not UTF-8 in another form: then `taken` is clear for one resource
-    // only.
+    // The client's error writes a name that is not UTF-8 in another form, which equals no name here. A single
+    // resource is then the one that is taken.
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
     let masters = client.inspect(resource.as_bytes()).await;
     let Holding { holder, fence } = lock_state::holder(&masters)?;

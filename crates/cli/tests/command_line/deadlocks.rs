@@ -30,7 +30,7 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
         assert!(expected.iter().all(|words| ended.stderr.contains(words)), "{}", ended.stderr);
         let counts = stage.servers.iter().map(|server| server.info("dlock_deadlocks"));
         let counts: Vec<String> = counts.filter(|count| count != "0").collect();
-        assert_eq!(counts, ["1"], "one waiter gets the deadlock");
+        assert_eq!(counts, ["1"], "one server refuses one waiter as a deadlock");
         assert_eq!((stage.held_on("a"), stage.held_on("b")), (0, 0));
     }
 }

@@ -167,7 +167,8 @@ fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind)
 #[each_server]
 fn commands_succeed_with_a_silent_member(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // The servers themselves get the ACQUIRE, because `dlock acquire` returns once a majority has granted.
+    // Every server must have the hold, so that the two that answer can confirm the release. `dlock acquire`
+    // returns once a majority has granted, so the test sends the ACQUIREs itself.
     stage.on_each("DLOCK.ACQUIRE other token 600000");
     stage.servers[0].pause();
     let release = "release --node-timeout 3s other token";

@@ -100,7 +100,8 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
     assert_eq!(stage.held_on("r"), 3, "the other client still holds the lock");
 }
 
-/// These subcommands block signals and read them from a signalfd.
+/// These subcommands block signals and read them from a signalfd. A blocked signal does not interrupt a
+/// write.
 #[each_server]
 fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);

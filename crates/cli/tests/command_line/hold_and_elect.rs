@@ -87,7 +87,7 @@ fn hold_ends_when_its_script_ends(kind: &ServerKind) {
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     until("the lock is released", || stage.held_on("r") == 0);
 
-    // A script that is killed releases the lock, too.
+    // The lock is released when its script is killed, too.
     assert_eq!(stage.execute(stage.shell("rm go ready")).code, Some(0));
     let script = stage.start(stage.shell(SCRIPT));
     signal(stage.process_id("ready"), "KILL");

@@ -68,7 +68,7 @@ fn a_stopped_command_handles_sigterm_when_the_lock_is_lost(kind: &ServerKind) {
     assert_eq!((done.code, stage.file("signals").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
-/// The masters ignore renewals, as if the network were cut, while they still answer reads.
+/// The masters do not answer renewals, as if the network were cut, but they still answer reads.
 #[each_server]
 fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind) {
     for (servers, options, script) in [(3, "--ttl 20s", OBEYS), (1, "--ttl 20s --kill-after 1s", IGNORES)] {

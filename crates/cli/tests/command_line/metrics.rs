@@ -10,7 +10,7 @@ use super::*;
 /// Samples by name and labels: `name{label="value"}`, the value unescaped.
 type Samples = BTreeMap<String, f64>;
 
-/// Prometheus' text format, version 0.0.4.
+/// Parses Prometheus' text format, version 0.0.4. Panics at a deviation from it.
 #[track_caller]
 fn parse(text: &str) -> Samples {
     assert!(text.ends_with('\n'), "the last line has a line end");
@@ -144,7 +144,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     assert_eq!(metrics(&stage, "", 69)["dlock_quorum"], 0.0);
 }
 
-/// The address that the exporter listens on.
+/// Waits until the exporter listens, and returns its port.
 #[track_caller]
 fn port(exporter: &Running) -> u16 {
     until("the exporter listens", || exporter.stdout().ends_with("/metrics\n"));

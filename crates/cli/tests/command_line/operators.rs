@@ -105,8 +105,8 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // Raises the servers' fences to a minute apart, so that each grants `r` with another fence. CONFIRM
-    // accepts fences that are ahead of the clock by up to half of the grace period.
+    // Raises the servers' last fences to a minute apart, so that each server grants `r` with a fence of its
+    // own. CONFIRM accepts fences that are ahead of the clock by up to half of the grace period.
     for (server, minutes) in stage.servers.iter().zip(0..) {
         let mut conn = server.connect();
         conn.ok("CONFIG SET dlock.restart-grace 600000");

@@ -70,8 +70,8 @@ const COUNTS: &str = "trap 'echo INT >> signals' INT; trap 'echo USR1 >> signals
 /// is a program that starts the script, or empty.
 fn assert_interrupted_once(stage: &Stage, launcher: &str) {
     stage.write("script", COUNTS);
-    // With exec, because a shell that receives Ctrl-C while it waits may end by it, whatever dlock's exit
-    // code is.
+    // With exec, because a shell that receives Ctrl-C while it waits for dlock may be killed by SIGINT,
+    // whatever dlock's exit code is.
     let run = format!("exec \"$DLOCK\" run r -- {launcher} sh script");
     let mut terminal = Terminal::with(stage, &run);
     stage.until_written("ready");
@@ -89,8 +89,8 @@ fn ctrl_c_reaches_the_command_once(kind: &ServerKind) {
     assert_interrupted_once(&Stage::one(kind), "");
 }
 
-/// The keys of the terminal do not reach a command in another process group, as timeout(1) and setsid(1) make
-/// it: dlock must forward the signal.
+/// timeout(1) and setsid(1) put a command into a process group of its own, which the keys of the terminal do
+/// not reach. dlock must forward the signal.
 #[each_server]
 fn ctrl_c_reaches_a_command_in_its_own_process_group(kind: &ServerKind) {
     assert_interrupted_once(&Stage::one(kind), "setsid");

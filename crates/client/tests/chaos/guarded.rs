@@ -118,8 +118,8 @@ impl Arena {
             if conn.ok(&format!("DLOCK.ACQUIRE {resource} {token} {ttl} BLOCK 1000")).is_nil() {
                 continue;
             }
-            // At this time the lease has ended: it began before the reply arrived, and the server rounds to
-            // ms.
+            // The lease ends at this time or earlier, because it began before the reply arrived. The server
+            // rounds times to ms.
             let end = now() + LEASE + Duration::from_millis(1);
             for _ in 0..=random.below(4) {
                 let late = now() > end;

@@ -1,7 +1,7 @@
 //! A quorum under faults: clients lock five masters and write to a store that checks fences. Masters are
 //! killed, stopped, slow, lossy, cut off in one direction, restarted empty, and get wrong clocks; clients are
-//! paused past their leases. `make chaos` runs ROUNDS rounds on each server, `make test` a few. Redlock with
-//! `SET NX PX`, and dlock without restart grace, must fail the same tests.
+//! paused past their leases. `make chaos` runs ROUNDS rounds on each server, `make test` a few. With Redlock
+//! by `SET NX PX`, and with dlock without restart grace, the tests must find two holders at once.
 
 mod checker;
 mod contender;

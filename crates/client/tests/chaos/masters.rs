@@ -18,7 +18,7 @@ pub enum Fault {
     Killed,
     /// Stopped by SIGSTOP, and continued.
     Stopped,
-    /// All messages are late.
+    /// Each message has a random delay.
     Slow,
     /// Requests and replies are lost, with their connections.
     Lossy,

@@ -1,5 +1,6 @@
-//! Progress and fairness: what a fault of one client, or of the queue's master, costs the other clients.
-//! `make chaos` runs the long forms, which print their measurements.
+//! Progress and fairness: what a fault of one client, or of the queue's master, costs the other clients. The
+//! queue's master, or queue master, is the one where all clients queue. `make chaos` runs the long forms,
+//! which print their measurements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,7 +174,7 @@ fn throughput_stays_above_half_when_the_queue_master_stops(kind: &ServerKind) {
     assert!(stopped >= healthy / 2 && jain(&counts) >= 0.9, "{stopped} instead of {healthy}: {counts:?}");
 }
 
-/// A stale hold on the queue master alone costs newcomers one round trip.
+/// A client that died during its acquisition can leave a hold on the queue master alone.
 #[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
 fn a_hold_on_one_master_alone_delays_no_client(kind: &ServerKind) {

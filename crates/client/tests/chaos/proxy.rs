@@ -20,10 +20,10 @@ pub struct Proxy {
     network: Arc<Network>,
 }
 
-/// Interval at which a connection with losses checks whether it may close.
+/// Interval at which a connection that has lost bytes checks whether the loss has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Kind of loss. The connections stay open while it lasts, and those with losses close at its end.
+/// Kind of loss. The connections stay open during the loss, and those that have lost bytes close at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Nothing,

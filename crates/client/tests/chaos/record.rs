@@ -35,7 +35,7 @@ impl Record {
         History { holds: self.holds.clone(), ..History::default() }.exclusion()
     }
 
-    /// Returns fences that are not greater than the fence before.
+    /// Returns pairs of consecutive holds of a resource in which the later fence is not the greater one.
     fn out_of_order(&self) -> Vec<String> {
         let mut violations = Vec::new();
         for (resource, holds) in self.in_order() {

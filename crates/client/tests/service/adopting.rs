@@ -11,7 +11,7 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
         let ttl = Duration::from_secs(3);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
         assert_eq!(guard.token(), &kept.token);
-        // In a quorum only `guard` has a fence: `ann` did not ask for one.
+        // In a quorum only `guard` has a fence, because `ann` did not ask for one.
         assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
         assert!(guard.remaining() <= ttl);
         outlast_lease(&guard, ttl);
@@ -67,8 +67,8 @@ async fn a_failed_adoption_leaves_the_hold(kind: &ServerKind) {
     }
 }
 
-/// Renewals begin when the adoption ends. If it waited for the silent member until the node timeout of 5 s,
-/// the lease of 2 s would end before.
+/// Renewals begin when the adoption ends. If the adoption waited for the silent member until the node timeout
+/// of 5 s, the lease of 2 s would end before the first renewal.
 #[each_server]
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 3).await;

@@ -123,8 +123,9 @@ fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     until("the connections of the client close", || clients() == before);
 }
 
-/// The runtime is blocked until the last lock is granted and the first hold is lost, which its notice sets to
-/// half of the lease. Then chance decides whether the client polls the grant or the loss first.
+/// The runtime is blocked until the last lock is granted and the first hold is lost. The notice of half a
+/// lease makes an unrenewed hold count as lost after the other half. Then chance decides whether the client
+/// polls the grant or the loss first.
 #[each_server]
 fn lock_all_returns_no_lost_hold_when_the_runtime_blocks_before_the_last_grant(kind: &ServerKind) {
     let servers = masters(kind, 1);

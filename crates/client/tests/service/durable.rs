@@ -56,8 +56,9 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
 }
 
 /// For a durable grant, the client sends each member an EXTEND and then WAIT over a separate connection, and
-/// stops waiting when a majority has answered. The EXTEND to the third member then has no answer yet. If it
-/// arrives after a longer EXTEND, it shortens the lease there, so this member has no vote for a longer lease.
+/// stops waiting when a majority has answered. The EXTEND to the third member then has no answer yet. If this
+/// EXTEND arrives after a longer one, it shortens the lease there, so the third member has no vote for a
+/// longer lease.
 #[each_server]
 async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));

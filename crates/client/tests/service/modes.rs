@@ -120,8 +120,8 @@ async fn an_upgrade_that_is_dropped_leaves_a_shared_hold(kind: &ServerKind) {
     }
 }
 
-/// The BREAK ends the shared hold and grants the lock to the waiting upgrade: a new hold with another fence,
-/// which the guard must not continue.
+/// The BREAK ends both shared holds, and the server grants the lock to the waiting upgrade. This grant is a
+/// new hold with another fence, which the guard must not continue.
 #[each_server]
 async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 1).await;
@@ -157,7 +157,8 @@ async fn a_dropped_upgrade_is_cancelled_until_its_master_confirms(kind: &ServerK
     assert_eq!(guard.loss(), None);
 }
 
-/// A late downgrade would admit sharers beside an exclusive holder.
+/// When the unanswered downgrade is executed, the server admits sharers, so the holder must not rely on an
+/// exclusive hold.
 #[each_server]
 async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -199,8 +200,8 @@ fn text(token: &Token) -> &str {
     std::str::from_utf8(token.as_bytes()).expect("text")
 }
 
-/// A member has restarted without the hold. The request that restores it there as exclusive is in flight when
-/// the mode changes.
+/// A member has restarted without the hold. The request that restores the hold there, as exclusive, is in
+/// flight when the mode changes.
 #[each_server]
 async fn a_hold_that_a_member_lost_is_restored_in_its_new_mode(kind: &ServerKind) {
     let (mut servers, client) = quorum(kind, 3).await;
@@ -232,8 +233,8 @@ async fn a_hold_that_a_member_lost_is_restored_in_its_new_mode(kind: &ServerKind
     until_nothing_is_left(&servers, "r");
 }
 
-/// A push about a resource goes to the latest hold that the client has of it. Here that hold has ended, and
-/// the upgrade of the earlier hold must register it for pushes again.
+/// The client passes a push about a resource to its latest hold of the resource. Here the latest hold has
+/// ended, so the upgrade of the earlier hold must register the earlier one for pushes again.
 #[each_server]
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;

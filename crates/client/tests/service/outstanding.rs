@@ -1,5 +1,5 @@
-//! Unanswered requests, which a server may execute late, and addresses that lead to a different server by
-//! then.
+//! Unanswered requests, which a server may execute late, and addresses that lead to another server than
+//! before.
 
 use super::proxies::{Address, Loss, Lossy};
 use super::*;
@@ -22,7 +22,8 @@ async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(ki
     let extended = guard.extend(LONG).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
     assert!(guard.remaining() <= MINUTE);
-    // This lease is not longer than the unanswered one, so the server may execute the two in any order.
+    // This lease is not longer than that of the unanswered EXTEND, so the server may execute the two in any
+    // order.
     guard.extend(MINUTE / 2).await.expect("two of three answer");
     proxy.deliver();
     let mut conn = servers[0].connect();

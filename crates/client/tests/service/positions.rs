@@ -1,4 +1,5 @@
-//! The waits of a client share one connection, and keep their positions in the queue when it closes.
+//! The waits of a client share one connection, and keep their positions in the queue when the connection
+//! closes.
 
 use super::*;
 use std::sync::{Arc, Mutex};

@@ -138,7 +138,7 @@ fn forward_replies(mut from: TcpStream, mut to: TcpStream, loss: Loss, lost: &At
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// A proxy of a member. After `begin`, it also sends data without an end that the member did not send.
+/// A proxy of a member. After `begin`, it also sends data of its own to the client, without an end.
 pub struct Flood {
     port: u16,
     begun: Arc<AtomicBool>,
@@ -174,7 +174,7 @@ impl Flood {
 }
 
 /// Sends the flood only while the member is silent, so that it interrupts no reply. Begins after the reply to
-/// HELLO: the client's library would take a message for that reply, and a server sends none before it.
+/// HELLO, because the client's library would take an earlier message for that reply.
 fn flood(
     mut server: &TcpStream,
     mut client: TcpStream,

@@ -37,7 +37,7 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
 }
 
 /// A client that acquires the lock finds the hold and the waiter of other clients at a later master. All its
-/// waits move to that queue: the heads of two queues would keep each other from a majority.
+/// waits move to that queue, because the heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     move_together(kind, |_| {}, |_| {}).await;
@@ -55,18 +55,18 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    // The later queue is that of the last master: at the middle one, waits would move on at once, because the
-    // holder there has no majority and will not release the lock.
+    // The later queue is that of the last master. From the middle one, waits would move on at once, because
+    // the holder there has no majority and will not release the lock.
     let mut order: Vec<&Server> = servers.iter().collect();
     order.sort_by_cached_key(|server| server.info("run_id"));
     let [first, middle, later] = order[..] else { panic!("three masters") };
-    // The hold must be young: clients ignore the queue behind an old hold on one master.
+    // The hold must be young, because clients ignore the queue behind an old hold on one master.
     release_as("other", [later]);
     hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    // The first master releases last: its waiter then asks the other masters, and moves on if the middle one
-    // refuses.
+    // The first master releases last, because the waiter that it grants then asks the other masters, and
+    // would move on if the middle one refused.
     release_as("other", [middle, first]);
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
     after(later);

@@ -87,7 +87,7 @@ async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     }
 }
 
-/// A restarted master grants its lock to a waiter. The waiter releases it, because it has no majority.
+/// A restarted master grants the lock to a waiter. The waiter has no majority, so it releases the grant.
 #[each_server]
 async fn a_hold_is_restored_ahead_of_waiters(kind: &ServerKind) {
     let (mut servers, ann, bob) = two_clients(kind, 3).await;
@@ -119,7 +119,7 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
     let guard = client.lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
-    // Longer than the lease would have lasted on that master.
+    // This is at least two leases after the BREAK, with several renewals that could have restored the hold.
     let (broken, renewed) = (now(), || guard.valid_until());
     until("the hold is renewed", || renewed().saturating_since(broken) > LEASE * 3);
     assert_eq!((held_on(&servers, "r"), guard.loss()), (2, None));
