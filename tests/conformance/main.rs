@@ -66,7 +66,7 @@ struct Run<'a> {
     connections: HashMap<String, Conn>,
     /// Saved values by name, as text.
     names: HashMap<String, String>,
-    /// Times just before the requests that a mark names.
+    /// Time just before each step that has a `mark`, by the name of the mark.
     marks: HashMap<String, Instant>,
     greatest_fence: i64,
 }

@@ -100,8 +100,8 @@ fn inspect_and_waiters_show_at_most_1000_entries(kind: &ServerKind) {
     }
 }
 
-/// Scripts and guarded commands run on an internal client of the server. Valkey 9 finds it by its id, too,
-/// and used to crash when the module asked for its address.
+/// Scripts and guarded commands run on an internal client of the server, which has an id but no connection.
+/// Valkey 9 used to crash when the module asked for the address of that client.
 #[each_server]
 fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);

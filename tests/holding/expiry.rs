@@ -46,7 +46,7 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
 #[each_server]
 fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
-    // The new lease is shorter than the one that set the timer, and in another database.
+    // The timer is set for the first lease. The shortened one, in another database, ends before that.
     conn.ok("DLOCK.ACQUIRE far t 600000");
     conn.ok("SELECT 5");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);

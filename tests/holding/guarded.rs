@@ -1,6 +1,6 @@
-//! Guarded writes: GUARD runs a command if a token holds a lock, FENCED if a fence is not lower than the
-//! number in a key (the gate), which it raises. Data commands and dlock commands run behind a guard;
-//! scripts, and commands about the connection or the server, are refused.
+//! Guarded writes: GUARD runs a command if a token holds a lock. FENCED runs one if a fence is not lower than
+//! the number in a key (the gate), and raises that number to the fence. Data commands and dlock commands run
+//! behind a guard; scripts, and commands about the connection or the server, are refused.
 
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 
@@ -169,7 +169,8 @@ fn scripts_cannot_be_guarded_and_may_guard_their_own_writes(kind: &ServerKind) {
         conn.call(&["EVAL", &inside, "1", "x"]).int();
     }
     assert_eq!(conn.ok("GET x"), "2");
-    // The server must not start an endless script, whose client disconnects: SCRIPT KILL finds no script.
+    // A client sends an endless script behind a guard and disconnects. The server must refuse the script, so
+    // SCRIPT KILL finds none.
     other.ok("CONFIG SET busy-reply-threshold 1");
     conn.send(&["DLOCK.GUARD", "k", "t", "EVAL", "while true do end", "0"]);
     conn.send(&["PING"]);

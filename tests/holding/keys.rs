@@ -76,7 +76,7 @@ fn assert_server_has(server: &Server, db: i32, locks: &[(&str, Option<&str>)], h
     let mut conn = server.connect();
     conn.ok(&format!("SELECT {db}"));
     for (key, holder) in locks {
-        // INSPECT returns only WRONGTYPE for a value of another type.
+        // The only error here is WRONGTYPE, at a key with a value of another type.
         match (conn.say(&format!("DLOCK.INSPECT {key}")), holder) {
             (Value::Nil | Value::Error(_), None) => {}
             (lock @ Value::Array(_), Some(holder)) => {

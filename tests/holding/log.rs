@@ -126,7 +126,8 @@ fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
     assert_eq!(ids(&mut conn, ""), [199, 198, 197]);
     assert_eq!(conn.say("DLOCK.LOG RESET"), "OK");
     assert_eq!(ids(&mut conn, ""), []);
-    // No hold is logged: the log has no room, then no hold counts as long, then this one is too short.
+    // Three settings with which no hold is logged: a log without room, no limit for long holds, and a limit
+    // of 600 s.
     conn.ok("CONFIG SET dlock.log-max-len 0");
     hold_and_release(&mut conn);
     conn.ok("CONFIG SET dlock.log-max-len 3");

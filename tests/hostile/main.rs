@@ -11,8 +11,8 @@ mod users;
 
 use dlock_testkit::Value;
 
-/// Builds a call of each command and subcommand in `info`, a reply to COMMAND. The arguments repeat `fill`.
-/// `more` is their number beyond the required ones.
+/// Builds a call of each command and subcommand in `info`, a reply to COMMAND. Each call has `more` arguments
+/// than the command requires; the arguments repeat `fill`.
 fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
     let mut calls = Vec::new();
     for command in info.items() {

@@ -9,7 +9,8 @@ fn with_caller(kind: &ServerKind) -> Server {
     Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start()
 }
 
-/// The call has no user. Reading the user's name at the grant used to crash the server.
+/// A command that another module calls has no user. The server used to crash when dlock read the user's name
+/// at the grant.
 #[each_server]
 fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
     let server = with_caller(kind);
@@ -40,8 +41,8 @@ fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
     assert_eq!((conn.ok("EXISTS k"), server.number("dlock_queued")), (0.into(), 0));
 }
 
-/// While no other module is loaded, dlock sends no notification to modules. So dlock must notice at once that
-/// one is loaded, whatever `notify-keyspace-events` is.
+/// While no other module is loaded, dlock sends no notification to modules. So dlock must notice at once when
+/// another module is loaded, whatever `notify-keyspace-events` is.
 #[each_server]
 fn a_module_loaded_later_is_notified_of_locks(kind: &ServerKind) {
     let listener = compiled("tests/hostile/listener.c");

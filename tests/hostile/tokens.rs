@@ -108,7 +108,7 @@ fn info_client_list_and_logs_show_no_tokens(kind: &ServerKind) {
     granted(&mut waiter);
 }
 
-/// The module logs why it refuses bytes, but not the bytes.
+/// The module logs why it refuses the bytes of a RESTORE, but not the bytes themselves.
 #[each_server]
 fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
     let server = Server::options(kind).conf("rdbcompression no").conf("loglevel debug").start();

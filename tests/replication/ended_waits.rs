@@ -35,7 +35,7 @@ impl Queue {
     }
 }
 
-/// Valkey redirects connections that have sent CLIENT CAPA redirect, instead of ending their waits.
+/// On Valkey, a connection that has sent CLIENT CAPA redirect gets REDIRECT instead of UNBLOCKED.
 #[each_server]
 fn a_demotion_ends_every_wait(kind: &ServerKind) {
     let (old, new) = (Server::start(kind), Server::start(kind));

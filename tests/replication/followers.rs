@@ -57,7 +57,8 @@ fn a_replica_that_attaches_under_load_misses_no_change(kind: &ServerKind) {
     for diskless in ["yes", "no"] {
         let master = server_without_followers(kind);
         master.connect().ok(&format!("CONFIG SET repl-diskless-sync {diskless}"));
-        // Lengthens the time between the replica's request and the snapshot, in which it gets no commands.
+        // Lengthens the time between the replica's request and the snapshot. The replica gets no commands in
+        // that time.
         master.connect().ok("CONFIG SET repl-diskless-sync-delay 1");
         let replica = Server::start(kind);
         under_load(&master, || replica.replicate(&master));
@@ -109,7 +110,7 @@ fn a_reconnected_replica_misses_no_change(kind: &ServerKind) {
     replica.pause();
     conn.ok("CLIENT KILL TYPE replica");
     until("the replica is disconnected", || master.number("connected_slaves") == 0);
-    // In this tick, the module looks for followers. The replication backlog still counts as one.
+    // In this tick, the module looks for followers. The replication backlog still counts as a follower.
     master.wait_for_tick();
     conn.ok("DLOCK.ACQUIRE late t 600000");
     conn.ok("DLOCK.RELEASE early t");

@@ -1,5 +1,5 @@
-//! A replica of a master with a newer module counts the effects that it cannot apply. It lacks their holds,
-//! so its promotion begins a grace period, as after any loss of holds.
+//! A replica of a master with a newer module counts the effects that it cannot apply, and lacks their holds.
+//! The grace period after its promotion covers these holds.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! Replicas and the append only file get each change as an effect: a `DLOCK._SET` with the new state as
 //! bytes. A plain ACQUIRE or RELEASE is logged verbatim instead if these readers derive the same hold, fence
-//! and deadline from the effect before it. For a new reader the next grant is an effect. The clocks of these
-//! masters are stopped, so that all grants fall into one millisecond.
+//! and deadline from the effect before it. When a reader is new, the next grant is an effect. The clocks of
+//! these masters are stopped, so that all grants fall into one millisecond.
 
 mod nested;
 mod readers;

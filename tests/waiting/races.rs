@@ -51,7 +51,8 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_is_unblocked_with_an_error(
 }
 
 /// dlock times its waits itself. If a module gives the server the timeout of a wait, and the timeout and a
-/// grant coincide, Redis 7.0 loses the reply, so that the client takes the next one for it, and 7.2 crashes.
+/// grant coincide, Redis 7.0 loses the reply, so that the client takes the reply to its next command for it,
+/// and 7.2 crashes.
 #[each_server]
 fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);
@@ -108,7 +109,7 @@ fn a_release_at_the_timeout_gives_the_waiter_one_outcome(kind: &ServerKind) {
         assert_eq!(scene.b.read(), Value::Nil);
         assert_eq!(scene.b.say("PING"), "PONG");
         scene.assert_c_holds();
-        // The server grants to b in time, and b's timeout passes before the server writes the reply.
+        // The server grants b the lock before b's timeout, which passes before the server writes the reply.
         scene.reset_to("DLOCK.ACQUIRE k a 600000", "BLOCK 1000");
         assert_eq!(scene.a.say_together(&["DLOCK.RELEASE k a", "DEBUG SLEEP 1.05"])[0], 1);
         granted(&mut scene.b);

@@ -168,8 +168,8 @@ fn a_renewal_clears_the_native_ttl(kind: &ServerKind) {
         assert_eq!(fixture.ok(command), answer, "{command}");
         assert_ttl(&mut fixture, "k", false);
     }
-    // Commands that set no lease leave the TTL. REENTRANT has made the hold count 2, so RELEASE does not end
-    // the hold; CONFIRM changes nothing, because the hold has a greater fence.
+    // Commands that set no lease leave the TTL. REENTRANT has raised the count of the hold to 2, so RELEASE
+    // does not end the hold; CONFIRM changes nothing, because the hold has a greater fence.
     assert_eq!(fixture.ok("PEXPIRE k 400000"), 1);
     assert_eq!(fixture.ok("DLOCK.EXTEND k other 600000"), 0);
     assert_eq!(fixture.ok("DLOCK.RELEASE k t"), 1);

@@ -137,7 +137,8 @@ fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind
     assert_eq!(next_message(&mut plain), ("message".into(), "end".into()));
 }
 
-/// A grant on the source would give the lock a second holder.
+/// MIGRATE moves the lock with its holder to the target, so a grant on the source would give the lock a
+/// second holder.
 #[each_server]
 fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EQUAL_SLOTS);

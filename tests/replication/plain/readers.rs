@@ -143,8 +143,8 @@ fn a_briefly_disconnected_replica_continues_to_read_the_log(kind: &ServerKind) {
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
 }
 
-/// SAVE writes a snapshot without a child process: the log continues as before. After a restart as a replica,
-/// the old master reads on from that snapshot.
+/// SAVE writes a snapshot without a child process, and the grant after it is still logged verbatim. After a
+/// restart as a replica, the old master reads the log on from that snapshot.
 #[each_server(shimmed)]
 fn an_old_master_reads_on_from_its_snapshot_as_a_replica(kind: &ServerKind) {
     let (mut old, new) = (with_frozen_clock(kind).conf("save 3600 1000").start(), Server::start(kind));

@@ -10,7 +10,7 @@ use dlock_testkit::{Conn, Random, Server, ServerKind, each_server, rounds, until
 const ROUNDS: usize = 20;
 
 /// Acquires a SET NX PX lock with a TTL longer than the test, and never releases it. Returns true if the lock
-/// was free: after the first call, because a clock change has ended the earlier lock.
+/// was free. In later calls it is free only if a clock change has ended the earlier lock.
 fn set_nx_was_free(conn: &mut Conn) -> bool {
     conn.ok("SET plain x NX PX 600000") == "OK"
 }

@@ -14,8 +14,9 @@ struct WrittenFile {
     states: Vec<(usize, Vec<String>)>,
 }
 
-/// Runs commands of each kind, and kills the server. The boot-time clock is stopped, so that a command that
-/// is logged verbatim takes its fence from the commands before it.
+/// Runs commands of each kind, and kills the server. Its boot-time clock is stopped, because a grant is
+/// logged verbatim only in the millisecond of an earlier effect. The fence of such a grant depends on that
+/// effect.
 fn write_file(kind: &ServerKind, conf: &str) -> WrittenFile {
     let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
     let server = Server::options(kind).synced().conf(conf).start();

@@ -37,7 +37,7 @@ fn grace_prevents_two_holders_after_kill_9_with_appendfsync_everysec(kind: &Serv
 }
 
 /// In every second round, CONFIG SET switches the append only file off before the crash. The configuration
-/// file still has it on, so the server loads an old file without the last grants.
+/// file still says `appendonly yes`, so the restarted server loads a file without the last grants.
 #[each_server]
 fn grace_prevents_two_holders_after_kill_9_with_the_append_only_file_switched_off(kind: &ServerKind) {
     let options = with_grace(kind).synced();

@@ -79,7 +79,7 @@ impl Rounds {
 /// Results of all rounds.
 pub struct Tally {
     rounds: usize,
-    /// Number of holds that the server may have while the client does not know.
+    /// Number of holds that the server may have although their clients got no reply.
     unanswered: usize,
     pub grants: usize,
     releases: usize,

@@ -38,7 +38,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
         assert_eq!(server.connect().ok("DBSIZE"), 0, "all data is lost");
     }
     assert!(fences >= restarts(RESTARTS));
-    // In these starts the clock was behind the mark, so the fences came from the mark.
+    // The server logs this line at a start with a clock behind the mark. The fences then follow the mark.
     assert!(logged(&server, "s ahead of the clock: fences go on above it") >= restarts(RESTARTS) / 5);
 }
 

@@ -135,8 +135,9 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
     }
 }
 
-/// Redis 7.0 writes a header of the module's data in every RDB, and the module used to refuse an empty one. A
-/// server with an append only file writes its base before any lock exists, so it could not restart.
+/// Redis 7.0 writes a header of the module's data in every RDB file, and the module used to refuse a header
+/// without data. A server writes the base of its append only file before any lock exists, so it could not
+/// restart.
 #[each_server]
 fn a_server_without_grants_restarts(kind: &ServerKind) {
     let mut server = lossless(kind).start();
