@@ -11,7 +11,8 @@ runtime=$(cc -print-file-name=libasan.so)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 say "building the module under AddressSanitizer"
-# The suppressions match names, which the runtime finds by frame pointers and debug information.
+# lsan.supp names a function on the stack of the leaks. The runtime finds the stack by frame pointers, and the names by debug
+# information.
 export CARGO_PROFILE_DEV_DEBUG=full
 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" cargo +nightly build --lib --package dlock-module --target "$host" --target-dir build/asan
 unset CARGO_PROFILE_DEV_DEBUG

@@ -52,7 +52,7 @@ python_client() {
 # Installs the Node client with its test dependencies, and builds it. NODE_CLIENTS names other versions of the libraries
 # ("ioredis@6 redis@4").
 node_client() (
-    # To look for npm is enough: Debian's npm depends on node.
+    # Node.js needs no check of its own, because Debian's package npm depends on it.
     command -v npm >/dev/null || install_packages nodejs npm
     cd clients/node
     npm ci --ignore-scripts --no-audit --no-fund --loglevel=error

@@ -22,7 +22,7 @@ etcd --data-dir etcd --listen-client-urls http://127.0.0.1:23790 --advertise-cli
     --listen-peer-urls http://127.0.0.1:23800 --initial-advertise-peer-urls http://127.0.0.1:23800 \
     --initial-cluster default=http://127.0.0.1:23800 >etcd.log 2>&1 &
 servers="$servers $!"
-# shellcheck disable=SC2064,SC2086 # the ids are those of now, and several
+# shellcheck disable=SC2064,SC2086 # $servers is meant to be expanded now, and to be split
 trap "kill $servers 2>/dev/null; rm -rf '$work'" EXIT
 tries=100
 until etcdctl get x >/dev/null 2>&1 && redis-cli -p 23791 PING >/dev/null 2>&1; do
@@ -44,8 +44,8 @@ now_dlock() { local name=$1; shift; dlock run --no-wait --quiet "$name" -- "$@";
 free() { (timeout 5 bash -c "$(declare -f "$1_"); $1_ $2 true" 2>/dev/null) && echo yes || echo no; }
 # lives FILE: prints yes if the process whose id is in FILE runs.
 lives() { kill -0 "$(cat "$1")" 2>/dev/null && echo yes || echo no; }
-# hold TOOL NAME: runs a command under a lock. Writes the command's process id to NAME.pid, and sets $runner to that of the
-# tool.
+# hold TOOL NAME: runs a command under a lock. Writes the process id of the command to NAME.pid, and sets $runner to the
+# process id of the tool.
 hold() {
     ("$1_" "$2" sh -c "echo \$\$ >$2.pid; exec sleep 60") 2>/dev/null &
     runner=$!

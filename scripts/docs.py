@@ -32,7 +32,7 @@ def links(text):
 
 
 def stage(source):
-    """Copies the documents and the files that they link. Makes mdbook's SUMMARY.md, its table of contents, of the index
+    """Copies the documents and the files that they link. Makes SUMMARY.md, mdbook's table of contents, from the index
     docs/README.md."""
     index = pathlib.Path("docs/README.md").read_text()
     summary = re.sub(r"^#+ ", "# ", index, flags=re.M)

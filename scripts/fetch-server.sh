@@ -13,7 +13,7 @@ if [ -x "$home/server" ]; then
     exit 0
 fi
 
-# The folder's name is the version that the suite had at first. The script prints the version that it has found.
+# NAME has the version that the suite had when this line was written. The script prints the version that it fetches.
 case $name in
     valkey-8.0) suites="bookworm bookworm-backports" package=valkey-tools program=valkey-check-rdb ;;
     redis-8) suites=trixie package=redis-tools program=redis-check-rdb ;;

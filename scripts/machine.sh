@@ -93,7 +93,7 @@ SCRIPT
     mkdir "$cgroup"
     net=--net
     [ -z "${SHARED_NETWORK:-}" ] || net=
-    # shellcheck disable=SC2016,SC2086 # for that shell; no word if empty
+    # shellcheck disable=SC2016,SC2086 # the inner shell expands $$ and $@; an empty $net is no word
     sh -c 'echo $$ >"$1/cgroup.procs"; shift; exec "$@"' sh "$cgroup" unshare --fork --pid --mount --uts --ipc --cgroup \
         $net --kill-child sh "$folder/boot" "$machine" >"$folder/console" 2>&1 &
     unshared=$!

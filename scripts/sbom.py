@@ -25,7 +25,7 @@ def cargo_metadata():
 
 
 def linked(nodes, roots):
-    """Returns the packages that `roots` link, by id, with their dependencies. Those of builds and tests are left out."""
+    """Returns the packages that `roots` link, by id, each with its dependencies, but without those of builds and tests."""
     graph, todo = {}, list(roots)
     while todo:
         package = todo.pop()

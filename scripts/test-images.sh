@@ -24,13 +24,13 @@ ask() { inside docker exec server "$family-cli" "$@"; }
 
 # Prints the exporter's answer to GET PATH: get PATH
 get() {
-    # shellcheck disable=SC2016 # for that shell
+    # shellcheck disable=SC2016 # the bash in the container expands $0
     inside docker exec exporter bash -c 'exec 3<>/dev/tcp/127.0.0.1/9736 && printf "GET $0 HTTP/1.0\r\n\r\n" >&3 && cat <&3' "$1"
 }
 
 try() {
     family=$1
-    # shellcheck disable=SC2046 # a word each
+    # shellcheck disable=SC2046 # the list is meant to be split
     set -- $(sed -n 's/.*exec: {command: \[\(.*\)\]}/\1/p' contrib/kubernetes/quorum.yaml | sort -u |
         sed "s/,//g; s/valkey-cli/$family-cli/")
     [ $# = 5 ] || fail "the probes of contrib/kubernetes are not one command: $*"

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Tries the packages of `make dist` in Debians of their own, with the systemd units of Debian's Redis and Valkey: install,
-# lock, CONFIG REWRITE, upgrade while a lock is held, rewrite the data files without the module's data, remove. OLD_MODULE names the
-# libdlock.so of an older build to upgrade from; else it is the same, packaged with a lower version.
+# lock, CONFIG REWRITE, upgrade while a lock is held, rewrite the data files without the module's data, remove. OLD_MODULE
+# names the libdlock.so of an older build to upgrade from. Without OLD_MODULE, the old package has the new module with a
+# lower version.
 set -eu
 # shellcheck source=scripts/machine.sh
 . "$(dirname "$0")/machine.sh"
@@ -53,7 +54,7 @@ try() {
     restart
     expect "loaded" "dlock 1" "$(modules | cut -c 1-7)"
     pid=$(inside systemctl show -P MainPID "$family-server")
-    # shellcheck disable=SC2016 # for awk
+    # shellcheck disable=SC2016 # awk expands it
     expect "seccomp, no new privileges, no capabilities" "2 1 0000000000000000" "$(inside awk \
         '/^Seccomp:/ { s = $2 } /^NoNewPrivs/ { n = $2 } /^CapBnd/ { c = $2 } END { print s, n, c }' "/proc/$pid/status")"
     expect "the fence mark is written" ok "$(ask INFO dlock | sed -n 's/^dlock_fence_mark_status:\([a-z]*\).*/\1/p')"
@@ -68,7 +69,7 @@ try() {
     say "$family: the exporter's unit"
     inside systemd-analyze verify /usr/lib/systemd/system/dlock-exporter.service
     quietly systemctl enable --now dlock-exporter
-    # shellcheck disable=SC2016 # for that shell
+    # shellcheck disable=SC2016 # the inner bash reads this text
     await "the metrics" inside bash -c 'exec 3<>/dev/tcp/127.0.0.1/9736 && printf "GET /metrics HTTP/1.0\r\n\r\n" >&3 &&
         grep -q "^dlock_up.* 1$" <&3'
     quietly systemctl disable --now dlock-exporter
@@ -110,9 +111,9 @@ try_timer() {
     say "$family: the timer of the examples"
     units="/etc/systemd/system/nightly.service /etc/systemd/system/nightly.timer"
     cp -t "$machine/etc/systemd/system" "$machine"/usr/share/doc/dlock/examples/systemd/nightly.*
-    # shellcheck disable=SC2086 # a word each
+    # shellcheck disable=SC2086 # the list is meant to be split
     inside systemd-analyze verify $units
-    # shellcheck disable=SC2016 # for that shell
+    # shellcheck disable=SC2016 # the written script expands it
     printf '#!/bin/sh\necho "$DLOCK_RESOURCE" >>/srv/reports\n' >"$machine/usr/local/bin/nightly-report"
     chmod +x "$machine/usr/local/bin/nightly-report"
     mkdir "$machine/etc/systemd/system/nightly.timer.d"
@@ -120,7 +121,7 @@ try_timer() {
     quietly systemctl daemon-reload
     quietly systemctl enable --now nightly.timer
     await "the report" test -s "$machine/srv/reports"
-    expect "the lock is held while it sleeps" "" "$(ask DLOCK.ACQUIRE nightly other 60000)"
+    expect "the lock is held while the job sleeps" "" "$(ask DLOCK.ACQUIRE nightly other 60000)"
     quietly systemctl disable --now nightly.timer
     quietly systemctl stop nightly.service
     [ "$(ask DLOCK.ACQUIRE nightly other 60000)" -gt 0 ] || fail "the stopped job holds its lock"
@@ -128,7 +129,7 @@ try_timer() {
     quietly systemctl start nightly.service
     expect "the report was made once, under" "nightly" "$(cat "$machine/srv/reports")"
     expect "the other host is done" 1 "$(ask DLOCK.RELEASE nightly other)"
-    # shellcheck disable=SC2086 # a word each
+    # shellcheck disable=SC2086 # the list is meant to be split
     inside rm -r $units /etc/systemd/system/nightly.timer.d /usr/local/bin/nightly-report
     quietly systemctl daemon-reload
 }

@@ -45,7 +45,7 @@ def work(url, path, amount, is_fenced):
 
 
 class Worker:
-    """A process that runs `work`. Prints what it prints, with the time."""
+    """A process that runs `work`. Its lines of output are printed with its name and the time."""
 
     def __init__(self, name, *arguments):
         self.name = name
