@@ -167,7 +167,7 @@ def send_copy(command):
         (KeyboardInterrupt(), True, 5000),
         # The connection could not be opened.
         (redis.ConnectionError(), False, math.inf),
-        # The server did nothing.
+        # After an error reply, the server has set no lease.
         (ResponseError("NOREPLICAS"), True, math.inf),
     ],
 )
@@ -270,7 +270,7 @@ def test_a_failed_round_leaves_no_hold_at_members_where_its_acquire_stalled(memb
     members.until_free()
 
 
-def test_a_late_acquire_at_a_single_server_is_released(r, server, get_proxied_lock, proxy):
+def test_the_hold_of_a_late_acquire_at_a_single_server_is_released(r, server, get_proxied_lock, proxy):
     lock = get_proxied_lock(timeout=60, socket_timeout=1)
     # Connects the client.
     assert lock.locked() is False
@@ -285,7 +285,7 @@ def test_a_late_acquire_at_a_single_server_is_released(r, server, get_proxied_lo
     until("the hold is released", lambda: not r.exists("foo"))
 
 
-def test_a_late_copy_of_an_acquire_at_a_single_server_is_released(r, locks, proxy):
+def test_the_hold_of_a_late_copy_of_an_acquire_at_a_single_server_is_released(r, locks, proxy):
     client = locks.client(proxy.url, **locks.retries(3))
     lock = locks.lock(client, "foo", timeout=60)
     # Connects the client.
@@ -302,7 +302,7 @@ def test_a_late_copy_of_an_acquire_at_a_single_server_is_released(r, locks, prox
     until("the hold is released", lambda: not r.exists("foo"))
 
 
-def test_a_late_copy_of_an_acquire_that_was_refused_is_released(r, locks, proxy):
+def test_the_hold_of_a_late_copy_of_a_refused_acquire_is_released(r, locks, proxy):
     client = locks.client(proxy.url, **locks.retries(3))
     lock = locks.lock(client, "foo", timeout=60)
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000) is not None
@@ -319,7 +319,7 @@ def test_a_late_copy_of_an_acquire_that_was_refused_is_released(r, locks, proxy)
 
 
 @pytest.mark.parametrize("is_granted", [True, False])
-def test_a_late_acquire_of_a_broken_connection_is_released_after_its_round(members, lock, is_granted):
+def test_the_hold_of_a_late_acquire_of_a_broken_connection_is_released(members, lock, is_granted):
     broken = range(1 if is_granted else 2)
     for member in broken:
         members.proxies[member].stall(breaks=True)

@@ -1,5 +1,5 @@
-"""An acquire raises an error if no majority could vote, or if a majority granted the lock, but each time
-after the end of the lease. It must not return False, which means that another client has the lock."""
+"""An acquire raises an error if no majority could vote, or if the grants of a majority always arrived after
+the end of the lease. It must not return False, which means that another client has the lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_acquire_raises_when_a_majority_is_down(members, options):
     members.until_free()
 
 
-def test_an_acquire_raises_when_the_other_members_refuse_to_grant(members):
+def test_an_acquire_raises_when_a_majority_cannot_grant(members):
     for client in members.direct[:2]:
         client.config_set("min-replicas-to-write", 1)
     try:
@@ -79,13 +79,13 @@ def test_an_acquire_raises_when_each_majority_arrives_after_its_lease(members, o
 
 @pytest.mark.parametrize("is_own", [False, True], ids=["fresh token", "own token"])
 @pytest.mark.parametrize("place", [0, 1], ids=["first queue", "second queue"])
-def test_a_wait_in_the_queue_raises_when_the_others_cannot_grant(members, place, is_own):
-    """Another client holds the lock at the member of the queue; the other members cannot vote."""
+def test_a_wait_in_the_queue_raises_when_the_other_members_cannot_grant(members, place, is_own):
+    """Another client holds the lock at the member where this client queues. The other members cannot vote."""
     # Tells the client the run ids of the members, which decide the order of the queues.
     with members.lock(timeout=10):
         pass
     members.until_free()
-    # Unique, as a CANCEL that a member refused is repeated after the test.
+    # The token is unique, because the background may repeat a CANCEL of this token during the next test.
     token = fresh_token() if is_own else None
     others = members.quorum.order(b"foo")
     holding_member = others.pop(place)

@@ -67,7 +67,7 @@ def test_a_hold_is_lost_once_another_task_has_the_lock(r, server):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_an_acquire_with_the_same_token_loses_nothing(r, get_lock):
+def test_a_second_acquire_with_the_same_token_does_not_report_the_hold_as_taken_away(r, get_lock):
     reasons = []
     lock = get_lock(timeout=60, on_lost=reasons.append)
     for _ in range(2):
