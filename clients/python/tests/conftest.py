@@ -112,8 +112,8 @@ def until(what, condition, limit=LIMIT):
 
 
 def free_port():
-    """Returns a free port. A node of a cluster also uses the port 10000 above its own. Both are below the
-    ports of outgoing connections."""
+    """Returns a free port. A node of a cluster also uses the port 10000 above its own. Both are below 32768,
+    where the ports of outgoing connections begin."""
     while True:
         port = random.randrange(10_000, 22_000)
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
@@ -169,9 +169,8 @@ def shared_server(request):
 
 @pytest.fixture(autouse=True)
 def fresh_client_state(monkeypatch):
-    """Removes what earlier tests left in the client: the locks that it found taken a short while ago, for
-    which a wait begins in the queue, and the owners of the threads, whose names change when a hold is
-    lost."""
+    """Removes what earlier tests left in the client. A wait for a lock that the client found taken a short
+    while ago begins in the queue, and the name of a thread's owner changes when a hold is lost."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
     monkeypatch.setattr("dlock._owners._threads", threading.local())
 

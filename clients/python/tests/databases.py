@@ -54,7 +54,7 @@ class Database:
         raise NotImplementedError
 
     def triggers(self, file, table, has_column):
-        """Returns the SQL of the triggers of a table."""
+        """Returns the SQL of the triggers of a table. Its ALTER TABLE adds the column "fence"."""
         lines = (FENCING / file).read_text().splitlines()
         return "\n".join(
             line.replace("TABLE_NAME", table)
@@ -219,8 +219,8 @@ class MariaDB(Server):
         return connection.thread_id()
 
     def waits(self, connection, session):
-        """Returns whether any session waits. Does not read the table innodb_trx: the server does not update
-        it while it is read more often than every 0.1 s."""
+        """Returns whether any session waits. Does not read the table innodb_trx: the server updates it only
+        if the last query of that table is at least 0.1 s old, and the tests ask more often."""
         with connection.cursor() as cursor:
             cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
             [(_, waits)] = cursor.fetchall()

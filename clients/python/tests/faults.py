@@ -25,7 +25,7 @@ class Proxy:
         self.refuse = False  # new connections are closed at once
         self.cut_replies = 0  # number of replies to lose, each with its connection
         self.half_close = False  # after a lost reply, only the client sees its connection end
-        self.match = b""  # a reply is lost only if its request has this in it
+        self.match = b""  # only replies to requests that contain these bytes are lost
         self.lost = 0  # number of lost replies
         self.accepted = 0  # number of accepted connections
         self._pairs = set()
@@ -44,8 +44,8 @@ class Proxy:
 
     def stall(self, *, breaks=False):
         """Stops passing bytes on the connections that are open now. New connections work. With ``breaks``,
-        the client sees a stalled connection end once it has sent something over it. The server receives those
-        bytes after `resume`."""
+        a stalled connection ends for the client once the client has sent bytes over it. The server receives
+        these bytes after `resume`."""
         self._breaks = breaks
         self._stalled = set(self._pairs)
 

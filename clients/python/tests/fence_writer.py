@@ -1,7 +1,7 @@
-"""A process that adds 1 to a total under a lock, step by step: `fence_writer.py PORTS DATABASE`, both in
-JSON. It first prints the id of its database session. Then it reads one step from each line of its input, and
-answers each with a line: `ok`, `fence N`, or `refused` and the error. If a step has to wait for SQLite, a
-line `waits` comes before its answer.
+"""A process that adds 1 to a total under a lock, step by step. Its arguments are the ports of the servers and
+the database, both in JSON. It first prints the id of its database session. Then it reads one step from each
+line of its input, and answers each with a line: `ok`, `fence N`, or `refused` and the error. If a step has to
+wait for SQLite, a line `waits` comes before its answer.
 
 The process writes with one of the forms of contrib/fencing (column, triggers, gate), or without a fence.
 `test_fencing.py` stops this process between two steps, past the end of its lease."""
@@ -37,7 +37,8 @@ class Unfenced:
     begin_sqlite = "BEGIN"
 
     def claim(self, cursor, row, fence):
-        """Raises the stored fence, or checks it, before the transaction reads."""
+        """Called before the transaction reads. A form refuses the transaction here if the stored fence is
+        greater, and otherwise raises the stored fence."""
 
     def update(self, cursor, row, total, fence):
         cursor.execute(f"UPDATE account SET total = {total} WHERE id = {row}")
@@ -128,7 +129,7 @@ class Writer:
                 self.fence = self.lock.fence
                 return
             except dlock.LockError:
-                # A busy machine may be too slow for the lease.
+                # On a busy machine, the lease may end before the grant arrives.
                 continue
 
     def begin(self):
@@ -171,8 +172,9 @@ class Writer:
                 return "ok"
             except (*ERRORS, Overtaken) as error:
                 busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
-                # In SQLite, a transaction that has read cannot wait for another writer before it writes: that
-                # writer waits for its end or, with the write-ahead log, makes what it has read outdated.
+                # In SQLite, a transaction that reads and then writes cannot wait for another writer. In the
+                # default mode, the other writer commits only after this transaction has ended. With the
+                # write-ahead log, the other writer replaces the data that this transaction has read.
                 if busy and (step != "write" or not self.has_read):
                     if not has_reported_wait:
                         print("waits", flush=True)

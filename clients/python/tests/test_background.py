@@ -1,6 +1,6 @@
-"""The background work continues after callbacks that fail, threads that cannot be started, and errors of
-classes outside redis-py. The background of a client renews and releases, and has a listener, which receives
-messages about the client's waits."""
+"""The background of a client renews and releases holds, and has a listener, which receives messages about the
+client's waits. The background continues after callbacks that fail, threads that cannot be started, and errors
+of classes outside redis-py."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkey
     def refuse(target, name, *args):
         raise RuntimeError("can't start new thread")
 
-    # The new clock, which wakes the background, has no thread yet.
+    # `Clock` is the thread that wakes the background. This new one is not started yet.
     monkeypatch.setattr(_threads, "_clock", _threads.Clock())
     monkeypatch.setattr(_threads, "_start", refuse)
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
@@ -76,11 +76,11 @@ def test_the_end_of_a_hold_calls_every_waker_when_one_removes_itself(r):
     lock.acquire()
     hold, woken = lock.local.hold, []
 
-    def first():
-        hold.wakers.remove(first)
+    def remove_itself():
+        hold.wakers.remove(remove_itself)
 
     # The end of a hold calls these functions.
-    hold.wakers += [first, lambda: woken.append(1)]
+    hold.wakers += [remove_itself, lambda: woken.append(1)]
     lock.release()
     assert woken == [1]
 
@@ -100,7 +100,7 @@ def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypat
         lock = dlock.Lock(client, "foo", timeout=10, sleep=1000)
         with pytest.raises(RuntimeError):
             lock.acquire()
-        # With `sleep` and ASK of 1000 s, only a message ends the wait.
+        # Without a message, the wait asks again only after 1000 s.
         monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
         waiting = threading.Thread(target=lock.acquire)
         waiting.start()
@@ -187,7 +187,7 @@ def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, crede
 
 
 def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, credential_errors, monkeypatch):
-    # With `sleep` and ASK of 1000 s, only a message ends the wait.
+    # Without a message, the wait asks again only after 1000 s.
     monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     credential_errors.is_on = True

@@ -52,7 +52,7 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
         async with redis.asyncio.Redis.from_url(proxy.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
             await lock.acquire()
-            switch = cancelling()
+            canceller = cancelling()
             # Makes a renewal due now, and again soon after each cancelled one.
             hold = lock.local.hold
             hold.valid_until = now() + 30
@@ -60,7 +60,7 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
                 assert not lock.lost.is_set()
                 hold._retry_at = hold._retry_at and min(hold._retry_at, now() + 0.1)
                 await asyncio.sleep(0.01)
-            assert switch.tasks_left == 0
+            assert canceller.tasks_left == 0
             await lock.extend(60, replace_ttl=True)
             await lock.release()
 
@@ -72,13 +72,13 @@ def test_a_release_in_the_background_that_is_cancelled_is_sent_again(server, r, 
         async with redis.asyncio.Redis.from_url(proxy.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
             await lock.acquire()
-            switch = cancelling()
+            canceller = cancelling()
             proxy.silent = True
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(lock.release(), 0.1)
             while r.exists("foo"):
                 await asyncio.sleep(0.01)
-            assert switch.tasks_left == 0
+            assert canceller.tasks_left == 0
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -88,7 +88,7 @@ def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
     lock.acquire()
     extend_lock = lock.local.hold._extend_lock
 
-    # Interrupts the extension in the line after it has locked `extend_lock`, so that it never unlocks it.
+    # Interrupts `extend` in the first line after it has locked `extend_lock`, which then stays locked.
     def interrupt(frame, event, argument):
         if event == "line" and extend_lock.locked():
             sys.settrace(None)

@@ -24,7 +24,8 @@ from dlock._clock import validity
 from dlock._owners import of_thread
 from dlock._single_attempt import SingleAttempt
 
-# Before Python 3.11, a task does not count its cancellations: one that the client drops is lost.
+# Before Python 3.11, a task does not count its cancellations, so dlock cannot notice one that the client
+# drops.
 needs_cancelling = pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="needs Python 3.11")
 
 
@@ -173,8 +174,8 @@ def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, 
 
     async def main():
         async with DropsCancellation.from_url(server.url) as client:
-            # If the lock is taken, the second ACQUIRE is cancelled: the first one begins a wait, which does
-            # not end just because the second one fails.
+            # If the lock is taken, the first ACQUIRE begins a wait, and the second one is cancelled. A failed
+            # request alone does not end a wait.
             client.cancelled_acquire, client.fails = 1 if free else 2, fails
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
             await asyncio.wait([task], timeout=10)

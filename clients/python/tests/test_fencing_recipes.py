@@ -135,6 +135,7 @@ def test_an_http_api_chooses_the_status_by_the_fence(postgresql):
         assert put(wrong) == 400
     assert [put(fence) for fence in ("41", "41", str(2**53 - 1), "41")] == [200, 200, 200, 412]
 
+    # An error of the application's own tables is raised, not answered with 412.
     def violate(connection):
         connection.execute("CREATE TEMPORARY TABLE positive (amount integer CHECK (amount > 0))")
         connection.execute("INSERT INTO positive VALUES (0)")

@@ -1,5 +1,5 @@
-"""The rules of each form of contrib/fencing (column, triggers, gate), on PostgreSQL, MariaDB and SQLite. For
-the triggers, a transaction carries a fence: it sets the fence of its statements."""
+"""The rules of each form of contrib/fencing (column, triggers, gate), on PostgreSQL, MariaDB and SQLite. With
+the triggers, a transaction carries a fence: it first sets the fence for all its statements."""
 
 from __future__ import annotations
 
@@ -443,7 +443,7 @@ def test_only_cursors_of_known_libraries_pass_the_gate(database, connection):
 def test_the_gate_makes_the_next_holder_wait_for_an_open_transaction(database, connection):
     """The open transaction has passed the gate with a fence that does not raise it, and still locks it."""
     if isinstance(database, SQLite):
-        pytest.skip("BEGIN IMMEDIATE waits, before the gate")
+        pytest.skip("in SQLite, BEGIN IMMEDIATE waits already")
     pass_gate(connection, 5)
     fencing.pass_gate(connection.cursor(), "invoice:42", 5)
     with contextlib.closing(database.connect()) as second, contextlib.closing(database.connect()) as observer:

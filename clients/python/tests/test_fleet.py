@@ -162,8 +162,8 @@ def overlaps(holds):
 
 def served_after_strings(holds, waiters_killed_at):
     """Returns the seconds between the end of each hold of an old client and the next grant to a waiter of
-    dlock. Leaves out a grant if a waiter was killed less than 1 s before the old client's hold, or later: the
-    position of the killed waiter is granted the lock first."""
+    dlock. Leaves out a grant if a waiter was killed less than 1 s before the old client's hold, or later,
+    because the server may have granted the lock to the killed waiter first."""
     return [
         b.acquired_at - a.end()
         for a, b in zip(holds, holds[1:])
@@ -175,7 +175,7 @@ def served_after_strings(holds, waiters_killed_at):
 def check(holds, waiters_killed_at, capsys, what):
     assert overlaps(holds) == []
     kinds = {kind: sum(hold.kind == kind for hold in holds) for kind in sorted({*OLD, *NEW})}
-    # Every kind has held the lock, a holder was killed, and a release came too late.
+    # Every kind has held the lock, a holder was killed, and a client released after its lease.
     assert all(kinds.values()), kinds
     killed = sum(hold.released_at is None for hold in holds)
     late = sum(hold.released_at is not None and hold.released_at > hold.lease_end for hold in holds)
@@ -238,7 +238,7 @@ def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(honouring_se
 
 
 def test_a_late_call_of_an_old_holder_changes_nothing(r):
-    """The rules of docs/moving.md for redis-py's lock, and for commands that would overwrite."""
+    """The rules of docs/moving.md for redis-py's lock, and for commands that would overwrite the key."""
     old = r.lock(KEY, timeout=0.05)
     for late in old.release, lambda: old.extend(1), old.reacquire, old.owned, old.locked:
         assert old.acquire()

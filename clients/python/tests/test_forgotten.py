@@ -74,8 +74,8 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
         with members.lock(timeout=60, fenced=True) as other:
             fences.append(other.fence)
 
-    # Waits in the queue of one master. When that master restarts, it grants the waiter the lock. Without a
-    # majority, the waiter releases it there.
+    # The waiter queues at one master. After a restart, that master has no hold, and grants the waiter the
+    # lock. Without a majority, the waiter then releases this grant.
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
 

@@ -267,7 +267,7 @@ def test_do_release_ends_the_hold_and_reports_no_loss(r, get_lock):
     lock = get_lock(timeout=10, auto_renew=True, on_lost=reasons.append)
     lock.acquire()
     hold = lock.local.hold
-    # As `release` of redis-py does.
+    # `release` of redis-py also clears the token before it calls `do_release`.
     token, lock.local.token = lock.local.token, None
     lock.do_release(token)
     assert r.exists("foo") == 0

@@ -181,7 +181,7 @@ def test_a_renewal_whose_reply_is_lost_is_repeated(r, get_proxied_lock, proxy):
         until(
             "a reply is lost", lambda lost=lost: proxy.lost == lost and hold._retry_at not in (None, math.inf)
         )
-        # The next try is due.
+        # Makes the next try due now.
         hold._retry_at = now()
     until("the hold is renewed", lambda: hold.valid_until > now() + 40)
     assert not lock.lost.is_set()

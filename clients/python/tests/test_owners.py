@@ -1,4 +1,4 @@
-"""Owners: by default a cycle of waits raises an error.
+"""By default, a cycle of waits between owners raises an error.
 
 The server detects cycles by the names of owners. If a client gives up a hold that the server may still have,
 it changes the name of the owner: otherwise the owner would seem to wait for itself when it waits for the lock
@@ -240,7 +240,7 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
 def test_a_release_that_a_late_acquire_may_follow_changes_the_name_of_the_owner(r, server, monkeypatch):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
-    # As if a copy of the ACQUIRE had no answer.
+    # The client now counts a copy of the ACQUIRE as unanswered.
     lock.local.hold.repeat_release_at.add(SINGLE)
     # The background repeats the release for 1 ms only.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
@@ -289,6 +289,7 @@ def test_the_loss_of_several_holds_changes_the_name_of_the_owner_once(r, server)
 
 def test_a_deadlock_error_keeps_the_name_of_the_owner(r, server):
     with dlock.Lock(r, "foo", timeout=60):
+        # With a new name, the second acquire would wait for the hold, and raise no error.
         for _ in range(2):
             with pytest.raises(dlock.DeadlockError):
                 dlock.Lock(r, "foo", timeout=60).acquire()

@@ -97,14 +97,14 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
     "order, answers, next_queue",
     [
         ([0, 1, 2], {0: 5, 1: 6, 2: 7}, None),
-        # A later member refuses: other clients queue there.
+        # A refusal by a later member shows that other clients may queue there.
         ([0, 1, 2], {0: 5, 1: 6, 2: None}, 2),
         ([0, 1, 2], {0: 5, 1: None, 2: None}, 1),
-        # Member 0 refuses at the end of the wait: its queue does not move.
+        # Member 0 still refuses after the wait, so its queue does not move.
         ([0, 1, 2], {0: None}, 1),
         # There is no later queue.
         ([2], {2: None}, None),
-        # A wait in a later queue stays there.
+        # The round has waited in a later queue, so the next wait starts there again.
         ([1, 2], {0: None, 1: 6, 2: 7}, 1),
     ],
 )
@@ -141,7 +141,7 @@ def test_all_waits_move_to_a_later_queue_together_and_never_back():
     "before, after, order",
     [
         ({b"stays": 5}, {b"stays": 1999}, [2]),
-        # A hold of this age was left by a dead client, and the queue behind it does not move.
+        # At this age, a partial hold counts as left by a dead client: the queue behind it does not move.
         ({b"left": 5}, {b"left": 2000}, [0, 1, 2]),
         ({b"one": 5}, {b"another": 5}, [0, 1, 2]),
         ({b"own": 5}, {b"own": 5}, [0, 1, 2]),

@@ -44,7 +44,7 @@ def test_a_lock_is_granted_with_one_master_down(members):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Lets a release wait longer for its answers than a busy machine takes."""
+    """Lets a release wait up to 20 s for its answers, because a busy machine is slow."""
     for module in "_threads", "_tasks":
         monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
 
@@ -251,8 +251,8 @@ def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
     members.proxies[1].drop()
     with pytest.raises(dlock.NoQuorumError, match="the same server as another member"):
         lock.extend(60, replace_ttl=True)
-    # The first server alone still has the hold. Its two addresses must not count as a majority: another
-    # client can acquire the lock from the other two servers.
+    # Only the first server still has the hold, and another client can acquire the lock from the other two.
+    # The two addresses of the first server must not count as a majority.
     for client in members.direct[1:]:
         client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
     with pytest.raises(dlock.NoQuorumError):

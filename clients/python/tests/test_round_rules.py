@@ -124,6 +124,7 @@ def test_a_try_asks_all_members_after_its_last_split_vote(is_down):
         return None
 
     tried = attempt.run(sleep=0.1, blocking=False, end=None)
+    # Only a round that asks all members finds the outage.
     if is_down:
         with pytest.raises(NoQuorumError, match="MISCONF"):
             carry_out(tried, reply)

@@ -179,7 +179,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
 
 
 def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
-    # With `sleep` and ASK of 1000 s, the wait does not ask again by itself.
+    # Without a message, the wait asks again only after 1000 s.
     monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30, sleep=1000))
     until("a client waits", lambda: waiters(r) == 1)
@@ -226,7 +226,7 @@ def test_a_wait_polls_when_its_user_may_not_subscribe(r, locks, server, holder, 
     r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all")
     url = server.url.replace("//", "//plain:secret@")
     client = locks.client(url)
-    # Only the first wait awaits the subscription, which never succeeds.
+    # The first wait waits for the subscription, which fails. The second must not: it would wait 1000 s.
     for name in "_single_attempt.SUBSCRIBING", "_threads.LIMIT", "_tasks.LIMIT":
         monkeypatch.setattr(f"dlock.{name}", 1000)
     for _ in range(2):
