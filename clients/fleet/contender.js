@@ -1,4 +1,4 @@
-// A client of a quorum under faults, as contender.py: it locks, writes and releases repeatedly until its
+// A client of a quorum under faults, like contender.py: it locks, writes and releases repeatedly until its
 // input ends.
 //
 // node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms. In the output, the names of

@@ -1,4 +1,4 @@
-// One process of a fleet, as member.py: locks and releases one key repeatedly until its input ends, and
+// One process of a fleet, like member.py: locks and releases one key repeatedly until its input ends, and
 // prints its actions. `clients/python/tests/test_fleet.py` starts it.
 //
 // node member.js redlock|ioredis PORT KEY LEASE, with the lease in ms. `redlock` is node-redlock, and

@@ -5,9 +5,9 @@
         write(invoice, fence=self.request.fence)
 
 The lock keeps two workers from running the task with the same arguments at the same time. It is renewed while
-the task runs. If its worker dies, it is free within 30 s, and the broker delivers the message again. A mark
-records that the task has run. It is set by a guarded write, which fails for a worker that was stopped for
-longer than its lease.
+the task runs. If the worker dies, the lock is free within 30 s, and the broker delivers the message again. A
+mark records that the task has run. A guarded write (DLOCK.GUARD) sets the mark, and fails if the worker was
+stopped for longer than its lease.
 
 If the worker dies between the work and the mark, the work is done again. So write with the fence and reject
 lower ones, or make the work and the mark one transaction of your database.
@@ -42,7 +42,7 @@ class Once(celery.Task):
         done = name + ":done"
         lock = dlock.Lock(client, name)
         if not lock.acquire(blocking=False):
-            # The worker that runs the task may still fail.
+            # Another worker runs the task, and may still fail.
             raise self.retry()
         try:
             if client.exists(done):

@@ -144,7 +144,7 @@ def encoder(client: Any) -> Any:
 
 
 def address(client: Any) -> str:
-    """Returns the address of a client's server, for messages."""
+    """Returns the address of a client's server, as text."""
     options = client.connection_pool.connection_kwargs
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
@@ -249,8 +249,8 @@ class MemberConnection:
     """The connection to one member of a quorum.
 
     If an ACQUIRE gets no reply in time, its connection stays open, and the next command uses a new one. The
-    RELEASE of that ACQUIRE is sent over both: over another connection alone, the server could read it before
-    the ACQUIRE."""
+    RELEASE of that ACQUIRE is sent over both connections: the server could read a RELEASE over the new
+    connection before the ACQUIRE."""
 
     def __init__(self, client: Any) -> None:
         self.peer = Peer(None)
@@ -295,7 +295,7 @@ class MemberConnection:
             self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
             self.peer = Peer(None)
         if self.peer.run_id is None:
-            # A new connection, or one over which the user was not allowed to run INFO: rights can change.
+            # The connection is new, or the user had no right to INFO at the last command but may have it now.
             try:
                 self._connection.connect()
                 self.peer = Peer(self._ask_run_id(self._connection))
@@ -377,7 +377,7 @@ class AsyncMemberConnection:
             self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
             self.peer = Peer(None)
         if self.peer.run_id is None:
-            # A new connection, or one over which the user was not allowed to run INFO: rights can change.
+            # The connection is new, or the user had no right to INFO at the last command but may have it now.
             try:
                 await self._connection.connect()
                 self.peer = Peer(await self._ask_run_id(self._connection))

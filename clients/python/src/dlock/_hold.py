@@ -154,7 +154,7 @@ class Hold:
     def end(self) -> None:
         """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was
         lost before, the background still calls `on_lost`."""
-        # Records a loss that the clock shows: `is_lost` records none once `over` is set.
+        # If the validity has ended, this records the loss: `is_lost` records none once `over` is set.
         self.is_lost()
         self.over = True
         if self.forget is not None and self.finished():
@@ -214,7 +214,8 @@ class Hold:
 
     def _renewed_lease(self) -> int:
         """Returns the lease of a renewal, in ms: at most the shortest lease that an unanswered request may
-        still set. If a renewal asked for more, the answer of that member would not count as a vote."""
+        still set. If a renewal of a quorum's hold asked for more, the member with that request would have no
+        vote."""
         return int(min(self.lease, self.unanswered.shortest_of_all()))
 
     def _renewal(self) -> Steps:
@@ -252,8 +253,8 @@ class Hold:
             self.valid_until = min(self.valid_until, sent + validity(lease / 1000))
         held = yield from self._ask_extend(self, lease)
         if self.is_lost():
-            # Even if the server has extended the hold: the owner may have seen the loss, and stopped its
-            # work.
+            # The hold stays lost even if the server has extended it: the owner may have seen the loss, and
+            # stopped its work.
             return False
         if not held:
             self.lose("taken away")
@@ -331,8 +332,8 @@ class Owed:
 
 
 class OwedRelease(Owed):
-    """A RELEASE. By default it needs two answers: after it has answered the first RELEASE, the server may
-    still read an ACQUIRE from an earlier, broken connection."""
+    """A RELEASE. By default it is sent until it has two answers: after the first answer, the server may still
+    read an ACQUIRE that was sent over an earlier, broken connection."""
 
     def __init__(
         self,
@@ -348,7 +349,7 @@ class OwedRelease(Owed):
 
 
 def _forked() -> None:
-    # If another thread of the parent held the lock at the fork, it stays locked for ever in the child.
+    # If another thread of the parent had locked `_LOSS_LOCK` at the fork, the child's copy stays locked.
     global _LOSS_LOCK
     _LOSS_LOCK = threading.Lock()
 

@@ -23,9 +23,9 @@ class Holders:
 
     def queue_can_move(self, member: int) -> bool:
         """Returns whether the wait queue of a member can move: there is no hold at the member, or one of its
-        holders has a majority and will release it, or may have one, as some members do not show their
-        holders. A hold without a majority may have been left by a client that died: nothing ends it before
-        its lease does."""
+        holders has a majority, or could have one because some members do not show their holders. A holder
+        with a majority will release the lock. A holder without one may have died, and then its hold stays
+        until the end of the lease."""
         tokens, unknown = self.at(member), self._holders.count(None)
         return not tokens or any(self._count(token) + unknown >= self._majority for token in tokens)
 

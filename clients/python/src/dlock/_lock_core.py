@@ -128,7 +128,7 @@ class Core(Generic[C]):
 
     def _hold_for_lost(self) -> Hold | None:
         """Returns the hold that the property `lost` watches: the hold of this thread. Raises `LockError` if
-        another thread has acquired the lock with this object: without a hold, `lost` would never be set."""
+        another thread has acquired the lock with this object: the event of this thread would never be set."""
         hold, latest = self._hold(), self._latest
         if hold is None and self.thread_local and latest is not None and not latest.over:
             text = "Another thread has acquired the lock: read `lost` in that thread, and pass the event on"
@@ -222,8 +222,8 @@ class Core(Generic[C]):
             try:
                 yield Watch(hold)
             except BaseException:
-                # For example if no thread can be started. Releases the lock, as the caller gets an error and
-                # no hold.
+                # For example, no thread could be started. The caller gets an error and no hold, so the lock
+                # is released.
                 yield from self._releasing()
                 raise
         return True
@@ -289,7 +289,8 @@ class Core(Generic[C]):
         except GeneratorExit:
             raise
         except BaseException:
-            # The server may still have the hold, also after an error reply: it may refuse writes.
+            # The server may still have the hold, even after an error reply: a server that refuses writes
+            # executes no RELEASE.
             if hold is not None:
                 hold.rename_owner()
             again = owed()
@@ -356,7 +357,7 @@ class Core(Generic[C]):
     def _setting_lease(self, action: str, token: bytes, ttl: int) -> Steps:
         hold = self._hold()
         if hold is None:
-            # The program has set a token that another object acquired.
+            # The program has set `local.token` to a token that another object acquired.
             if self.local.adopted is None or self.local.adopted[0] != token:
                 self.local.adopted = token, UnansweredLeases()
             unanswered = self.local.adopted[1]

@@ -66,7 +66,7 @@ class Quorum(Generic[C_co]):
         # The run id of each member, from its last answer.
         self.run_ids: dict[int, str] = {}
         self.contention = Contention()
-        # The `QueueWatch` of each queue in which waits of this client are, by its member and the key.
+        # The `QueueWatch` of each queue in which this client waits, by the member and the key of the lock.
         self.queue_watches: dict[tuple[int, bytes], Any] = {}
         # The silent members, which did not answer the last request: the time of the failure, and the error.
         self._silent: dict[int, tuple[float, Exception]] = {}
@@ -110,9 +110,9 @@ class Quorum(Generic[C_co]):
 
     def move_to_queue(self, key: bytes, queue: int) -> None:
         """Makes the queue of the member `queue` the start queue, as other clients wait there, and makes this
-        client's waits in other queues move there. All waits move at once: the heads of two queues would each
-        hold a part of the members, and keep each other from a majority. Does nothing if the start queue is a
-        later one: while clients wait in both, waits move only from the earlier queue to the later one."""
+        client's waits in other queues move there. All waits move at once, as the heads of two queues would
+        each hold a part of the members, and keep each other from a majority. Does nothing if the start queue
+        comes later in the order: waits move only from an earlier queue to a later one."""
         order, start_queue = self._common_order(), self._start_queue(key)
         if start_queue is not None and order.index(start_queue) > order.index(queue):
             return
@@ -148,7 +148,7 @@ class Quorum(Generic[C_co]):
     ) -> Steps:
         """Asks members in parallel. Returns the answers once `enough` returns True for them. `enough`
         receives the answers so far, and the members whose answers are still awaited. Silent members are not
-        awaited while the other members are a majority: the validity of a hold would pass meanwhile."""
+        awaited while the other members are a majority, as the validity of a hold would pass meanwhile."""
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -190,8 +190,8 @@ class Quorum(Generic[C_co]):
         return self.ask(self.all(), lambda member: _protocol.send(command), all_answered)
 
     def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
-        # Commands to one member are sent one after the other. If the member has fallen silent meanwhile, the
-        # caller no longer waits for the answer to this command, so it is not sent.
+        # Commands to one member are sent one after the other. If the member failed to answer an earlier one
+        # while this command waited to be sent, this command is not sent, and has the same error as answer.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why

@@ -44,7 +44,7 @@ _tasks: weakref.WeakKeyDictionary[asyncio.Task[object], Owner] = weakref.WeakKey
 
 
 def of_thread() -> Owner:
-    """Returns the owner of this thread. A fork has owners of its own."""
+    """Returns the owner of this thread. A forked child has owners of its own."""
     found: Owner | None = getattr(_threads, "owner", None)
     if found is None or found.pid != os.getpid():
         found = _threads.owner = Owner(threading.current_thread().name)

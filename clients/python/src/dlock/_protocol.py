@@ -82,7 +82,8 @@ def error(kind: type[LockError], text: str, name: Key) -> LockError:
 
 
 def refusal(answer: ResponseError, name: Key) -> LockError | None:
-    """Returns the lock error for an error reply to ACQUIRE. None if its word has none."""
+    """Returns the lock error for an error reply to ACQUIRE. None if no class of lock errors stands for the
+    first word of the reply."""
     text = str(answer)
     word, _, rest = text.partition(" ")
     if word == "GRACE":

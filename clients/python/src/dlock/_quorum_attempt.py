@@ -19,8 +19,8 @@ from ._round import Request, Round
 from ._single_attempt import MAX_LATE, time_until_expired
 from ._steps import Sleep
 
-# An acquisition that does not wait begins another round after at most this many split votes: rounds in which
-# no client got a majority.
+# After a split vote (a round in which no client got a majority), an acquisition that does not wait begins
+# another round, at most this many times.
 MAX_SPLIT_VOTES = 20
 # First and longest pause between two rounds, in seconds.
 FIRST_PAUSE = 0.05
@@ -96,8 +96,8 @@ class QuorumAttempt:
     @property
     def repeat_release_at(self) -> set[int]:
         """The members that may execute an ACQUIRE after a RELEASE, so that the RELEASE is repeated there.
-        Empty if the caller gave the token: the caller may use it again, and a repeated RELEASE would end that
-        hold."""
+        Empty if the caller gave the token: a later acquisition may use the same token, and a repeated RELEASE
+        would end its hold."""
         return set() if self.token_given else self._round.unanswered_acquires
 
     def take_back(self) -> Steps:
@@ -105,8 +105,8 @@ class QuorumAttempt:
         key, token = self._key, self._round.token
         expires_after = time_until_expired(self.lease / 1000)
         answers_needed = 1 if self.token_given else 2
-        # `repeats` reads this set before each repetition: if an ACQUIRE that is still under way gets no
-        # answer, its member is added.
+        # Not a copy: the round adds a member whose ACQUIRE is still under way and then gets no answer, and
+        # `repeats` reads the set before each repetition.
         repeat_at = self.repeat_release_at
 
         def release(member: int) -> OwedRelease:
@@ -238,8 +238,9 @@ class QuorumAttempt:
         if self.token_given or quorum.majority == 1 or split_votes == MAX_SPLIT_VOTES:
             return False
         holders = yield from quorum.holders(self._key)
-        # If a member does not show its holders, this is a guess by the grants of this round: a client with a
-        # majority usually holds the lock at all members, so that none of them grants it to this round.
+        # If a member does not show its holders, the result is a guess: a grant to this round counts as a sign
+        # of a split vote. A client with a majority usually holds the lock at all members, and none of them
+        # grants it to this round.
         are_known = all(holders.at(member) is not None or quorum.is_silent(member) for member in quorum.all())
         return not holders.has_majority() and (are_known or round_.grants() > 0)
 

@@ -118,8 +118,8 @@ class QuorumCore(Core[C]):
         return bool((yield from self._ask_majority(question, lambda member, answer: bool(answer))))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
-        # `repeats` reads this set before each repetition: if an ACQUIRE that is still under way gets no
-        # answer, its member is added.
+        # Not a copy: a member whose ACQUIRE is still under way and then gets no answer is added later, and
+        # `repeats` reads the set before each repetition.
         repeat_at = set() if hold is None else hold.repeat_release_at
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
@@ -136,7 +136,7 @@ class QuorumCore(Core[C]):
             )
 
         owed = {member: release(member) for member in members}
-        # After a RELEASE without an answer, the server may still have the hold.
+        # After a RELEASE without an answer, the server may still have the hold: see `Owner.rename`.
         failed = (lambda: None) if hold is None else hold.rename_owner
         yield self.redis.owe(owed, lambda: self._released(owed) is not None, failed)
         released = self._released(owed)
@@ -226,9 +226,9 @@ class Extension:
     """Sends EXTEND to all members, and restores the hold at the members that have forgotten it.
 
     A member that restarted without its data, or was unreachable for a whole lease, has forgotten the hold. If
-    the members forgot it one after the other, the hold would be lost, although a majority had it at every
-    moment. So the client sends ACQUIRE to such a member, but only after a majority has extended the hold
-    without it. The new grant does not count as a vote; the answer of that member to a later EXTEND does.
+    two of three members forgot it, even days apart, the hold would be left without a majority. So the client
+    sends ACQUIRE to such a member, but only after a majority has extended the hold without it. The new grant
+    does not count as a vote; the answer of that member to a later EXTEND does. The header of
     `crates/quorum/src/extension.rs` says why restoring is safe."""
 
     def __init__(

@@ -18,9 +18,9 @@ from ._steps import Listen, Pause
 from ._waits import QueuePosition, Wait
 
 # Pauses between two requests of a wait, in seconds. A wait that receives messages repeats its request only to
-# retain its position, and to find out whether the member still answers. All waits of a client at the member
-# share that task: one of them asks within LONGEST_PAUSE. A wait that receives no messages begins with
-# FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
+# retain its position, and to find out whether the member still answers. The more waits a client has at the
+# member, the longer each of them pauses, so that together they ask about once in LONGEST_PAUSE. A wait that
+# receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 0.5
 # First and longest pause between two checks whether a queue moves (see `QueueWatch`), in seconds.
@@ -30,16 +30,17 @@ LONGEST_CHECK_PAUSE = 1.0
 # are the releases that would move the queue.
 CHECK_FACTOR = 8
 # A client that was granted the lock by the member of its queue has a partial hold (one without a majority)
-# for less than this time, in ms, while other members refuse it. An older partial hold was left behind by a
-# client that died.
+# for less than this time, in ms, while other members refuse it. The client takes an older partial hold for
+# one that a client left behind when it died.
 PARTIAL_HOLD_MAX_AGE = 2000
 
 
 class QueueWatch:
-    """Checks whether the queue of one member moves, on behalf of all waits of this client in it. It does not
-    move if no holder at the member can have a majority, so that none of them will release the lock there.
+    """Checks whether the queue of one member moves, on behalf of all waits of this client in it. The queue
+    does not move if no holder at the member can have a majority: such a holder may have died, and then never
+    releases the lock.
 
-    One wait at a time carries out the check. All waits leave the queue together: the heads of two queues
+    One wait at a time carries out the check. All waits leave the queue together, as the heads of two queues
     would each hold a part of the members, and keep each other from a majority."""
 
     def __init__(self, quorum: Quorum[object], queue: int, key: bytes) -> None:
@@ -50,7 +51,7 @@ class QueueWatch:
         # The key of this object in `Quorum.queue_watches`.
         self._watch_key = queue, key
         self._pause = FIRST_CHECK_PAUSE
-        # The holders at the last check if the queue could not move then. Otherwise None.
+        # The holders at the last check. None if the queue could move then.
         self._stuck_before: set[bytes] | None = None
         # Time of the next check. Infinite during a check.
         self._check_at = now() + FIRST_CHECK_PAUSE

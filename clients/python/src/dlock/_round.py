@@ -19,8 +19,8 @@ from ._single_attempt import MAX_LATE
 from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP
 
-# Once the member at which the client queues has granted, the round asks the other members this many times:
-# the RELEASEs of the previous holder may still be in flight.
+# Once the member at which the client queues has granted, the round asks the other members up to this many
+# times, as the RELEASEs of the previous holder may still be in flight.
 TRIES = 12
 # If other clients wait in another queue, the round asks members that refuse it again this many times, before
 # the client moves to that queue.
@@ -76,7 +76,7 @@ class Round:
         # not overtake.
         self._queue_index = 0
         self._has_waited = False
-        # Whether the round had a majority, and gives it back because clients wait in the current queue.
+        # Whether the round had a majority, and gives it back because clients may wait in the current queue.
         self._waiters_are_ahead = False
 
     def at_once(self) -> Steps:
@@ -131,9 +131,9 @@ class Round:
                 return False
             # The wait ended with an error, so its last ACQUIRE may have no answer.
             self.unanswered_acquires.add(queue)
-            # A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold
-            # that this member grants to a later request of this round. After `KEEP`, the position has expired
-            # by itself.
+            # Removes the token from this queue, as it waits in one queue at a time. A RELEASE could arrive
+            # late, and end a hold that this member grants to a later request of this round; a CANCEL ends no
+            # hold. After `KEEP`, the position has expired by itself.
             yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
             self._queue_index += 1
         return False
@@ -143,8 +143,8 @@ class Round:
         return self._order[self._queue_index] if self._queue_index < len(self._order) else None
 
     def next_queue(self) -> int | None:
-        """Returns the member in whose queue this client's next waits for the lock start. None for the first
-        queue of all.
+        """Returns the member in whose queue this client's next waits for the lock start. None if none of the
+        three rules applies.
 
         1. The next member of the order, if the member of the current queue refused the token: that queue does
            not move.
@@ -316,7 +316,7 @@ class Round:
         """Sets one fence, the greatest that was granted, at a majority of the members: the confirm phase.
         Returns the time from which the validity counts; None if no majority confirms a fence."""
         key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
-        # Each phase either confirms, tries a greater fence, or drops members.
+        # Each pass confirms the fence, or finds a greater fence for the next pass, or drops members.
         for _ in range(MAX_LATE + len(self._quorum.members)):
             counted = {m: self.answers[m] for m in self.answers if self._is_granted_by(m)}
             if len(counted) < majority:
@@ -342,7 +342,7 @@ class Round:
                 return since
             ahead = any(error_word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # The next phase counts the members with a fence in `answers`, and tries the greatest of these
+                # The next pass counts the members with a fence in `answers`, and tries the greatest of these
                 # fences. A member that failed, or that no longer has the hold (None), does not count. A
                 # member that calls the fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
                 if error_word(answer) != "FENCEAHEAD":

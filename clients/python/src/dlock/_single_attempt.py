@@ -31,7 +31,8 @@ _contended = Contention()
 
 def time_until_expired(lease: float) -> float:
     """Returns the time in seconds after which the server retains nothing of a request with this lease:
-    neither a hold nor a queue position. A position can become a hold just before it expires."""
+    neither a hold nor a queue position. Just before a position expires, it may still become a
+    hold."""
     return KEEP + max(lease, KEEP)
 
 
@@ -66,14 +67,14 @@ class SingleAttempt:
     @property
     def repeat_release_at(self) -> set[int]:
         """Contains `SINGLE` if the server may execute an ACQUIRE after a RELEASE, so that the RELEASE is
-        repeated. Empty if the caller gave the token: the caller may use it again, and a repeated RELEASE
-        would end that hold."""
+        repeated. Empty if the caller gave the token: a later acquisition may use the same token, and a
+        repeated RELEASE would end its hold."""
         return {SINGLE} if self._outstanding and not self._token_given else set()
 
     def take_back(self) -> Steps:
         """Ends the hold or queue position that the server may have for the token."""
-        # An ACQUIRE without a reply can arrive after any RELEASE that is sent over another connection. Then
-        # the RELEASE is repeated until the hold has expired.
+        # After an ACQUIRE without a reply, the RELEASE is repeated until the hold has expired, as the ACQUIRE
+        # can arrive later than a RELEASE that is sent over another connection.
         repeats = bool(self.repeat_release_at)
         expires_after = time_until_expired(self.lease / 1000)
         owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
@@ -195,8 +196,8 @@ class SingleAttempt:
     def _listen(self, end: float | None) -> Steps:
         wait: Wait = yield Listen()
         self._position = QueuePosition(wait, self.lease)
-        # Waits for the subscription, as a message that the server sends earlier is lost. Only the first wait
-        # of a client does so: if the client cannot subscribe, the other waits are not delayed.
+        # Waits for the subscription, as messages published before it are lost. Once the first attempt to
+        # subscribe has ended, even in failure, later waits are not delayed here.
         if not wait.registry.has_tried_to_subscribe:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 

@@ -126,8 +126,8 @@ class Ask:
 
 
 class Peer:
-    """The server at the other end of a connection to a member: the address may lead to another server
-    later."""
+    """The server at the other end of one connection to a member. A later connection to the same address may
+    lead to another server."""
 
     def __init__(self, run_id: str | None) -> None:
         # None if the user may not run INFO.

@@ -33,7 +33,7 @@ from ._steps import (
 )
 from ._waits import IDLE, Wait, WaitRegistry
 
-# Time for which no task is woken after the cancellation of a background task, in seconds.
+# Time for which no `Task` is woken after the cancellation of an asyncio task of the background, in seconds.
 PAUSE_AFTER_CANCEL = 0.1
 
 
@@ -200,7 +200,7 @@ class Background:
     def watch(self, task: Task) -> None:
         """Wakes the task whenever it is due, until it is finished."""
         self._arm(task)
-        # The task calls this when it is finished, and `_arm` drops it.
+        # The task calls `forget` when it is finished: then `_arm` drops the task.
         task.forget = functools.partial(self._arm, task)
 
     def _arm(self, task: Task) -> None:

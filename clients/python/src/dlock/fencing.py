@@ -6,7 +6,7 @@ already greater. With triggers (`carry`), the tables themselves refuse writes wi
 
 A refusal is the ``IntegrityError`` of the database's library (of PyMySQL and mysqlclient:
 ``OperationalError`` 4025), and its text contains ``dlock: ``. Roll back, and do not retry: a later holder has
-the lock."""
+acquired the lock."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def carry(cursor: Any, fence: int | None) -> Iterator[None]:
         yield
     finally:
         if database in _DROP:
-            # After an error of a model, Django's own cursor refuses statements until the rollback.
+            # After a failed `save` of a model, for example, Django's own cursor refuses statements until the
+            # rollback. The library's cursor executes them.
             inner_cursor.execute(_DROP[database])
 
 
