@@ -1,8 +1,8 @@
 //! Limits on leases, delays, fences and bytes from outside.
 //!
-//! Bytes from this server's files or its master are accepted without limits. For example, a server with a
-//! clock that was set back would otherwise refuse its own file, and lose all holds, because of their fences.
-//! RESTORE can bring any bytes, so these must be within the limits of the commands.
+//! Bytes from this server's files or its master are accepted without limits. With limits, a server whose
+//! clock was set back would refuse the fences in its own file, and lose all holds. RESTORE can bring any
+//! bytes, so these must be within the limits of the commands.
 
 use dlock_protocol::{Instant, Ttl};
 

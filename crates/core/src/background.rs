@@ -136,8 +136,8 @@ impl Background {
         bound
     }
 
-    /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Includes only the
-    /// queues that began later than the queue that the waiter `behind` began. Each of the next
+    /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. `behind` is the
+    /// waiter that began a queue, and only queues that began later are included. Each of the next
     /// [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeBehind`] stands for the rest.
     pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
         let mut next = None;
@@ -193,8 +193,8 @@ impl Background {
         }
     }
 
-    /// Puts a task off until `at`: a due lock until any time, another task not until an earlier time than any
-    /// task that was put off before.
+    /// Puts a task off until `at`. Tasks other than due locks are kept in the order in which they were put
+    /// off, so for them `at` must not be earlier than in an earlier call.
     pub fn put_off(&mut self, task: Task, at: Deadline) {
         match task {
             // A due lock is not in `pending`, but in the schedule.
@@ -238,8 +238,8 @@ impl Background {
         }
     }
 
-    /// SWAPDB. The queues stay with the number of their database, as their connections do; the locks move.
-    /// Returns the number of held locks that moved.
+    /// SWAPDB. The locks move. The queues stay with the number of their database, because the connections
+    /// that wait there keep the number that they selected. Returns the number of held locks that moved.
     pub fn swapped(&mut self, waiting: &mut Waiting, first: i32, second: i32) -> usize {
         let one = std::mem::take(self.db(first));
         let held = one.scheduled.locks() + self.db(second).scheduled.locks();

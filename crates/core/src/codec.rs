@@ -30,12 +30,12 @@
 //!
 //! Times are written as differences because these are short: a lock with one hold and a token of 27 bytes
 //! takes at most 63 bytes, if the lease is shorter than 18 hours and the grant less than three days ago. In
-//! an RDB file, the length of a value of up to 63 bytes takes a single byte. A server reads a longer one in
-//! two steps, and each step costs 240 instructions.
+//! an RDB file, the length of a value of up to 63 bytes takes a single byte. A server reads the length of
+//! a longer value in two steps, and each step costs 240 instructions.
 //!
-//! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (An
-//! argument of its own would cost the server 1,200 instructions more for each effect, of 14,000 for an
-//! ACQUIRE that is logged.)
+//! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (As an
+//! argument of its own, the fence would cost the server 1,200 instructions more for each effect. An ACQUIRE
+//! that is logged costs 14,000.)
 //!
 //! Deadlines are times of the writer's clock. Its [`Anchor`] (boot and offset) is written beside them, and a
 //! [`Reader`] converts them to its own clock. Bytes with any other layout are refused as a whole. Each lock
@@ -132,7 +132,7 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes an effect that creates an empty key, as RENAME and MOVE leave one under the new name. A reader
+/// Writes an effect that creates an empty key, such as RENAME and MOVE leave under the new name. A reader
 /// stores no lock without holds and lock-delay, so the effect has a lock-delay that ended long ago. After
 /// its load, the reader ends the delay and deletes the key.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
@@ -370,7 +370,7 @@ impl Reader {
         if written_by.boot == self.anchor.boot {
             self.anchor.offset.wrapping_sub(written_by.offset)
         } else if self.origin == Origin::Live {
-            // The time of reading is rounded up, as `at` is rounded down: no lease becomes shorter.
+            // `at` is rounded down and the time of reading is rounded up, so that no lease becomes shorter.
             (self.now.after_millis(0).millis() as i64).wrapping_sub(at as i64)
         } else {
             0

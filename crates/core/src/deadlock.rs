@@ -42,8 +42,8 @@ const STEPS_PER_LOCK: usize = 8;
 
 /// One search, for one client that is about to wait.
 pub struct Search {
-    /// The newcomer first, then each party that it waits for, directly or not. With the index of a party that
-    /// waits for this one directly.
+    /// The newcomer first, then each party that it waits for, directly or not. Each is stored with the index
+    /// of a party that waits for it directly.
     parties: Vec<(Party, usize)>,
     /// The parties in `parties`.
     seen: HashSet<Party>,
@@ -71,8 +71,8 @@ struct Wait {
 #[derive(Default)]
 struct KnownLock {
     mode: Option<Mode>,
-    /// The holders that have not been followed. Parties that do not wait are left out, except the newcomer:
-    /// no cycle goes through them.
+    /// The holders that have not been followed. Holders whose party does not wait are left out, because no
+    /// cycle goes through them. The newcomer's party is not left out.
     holders: Vec<(Token, Party)>,
     /// Holders with the maximum hold count. If such a holder waits for this lock again, the wait adds no
     /// edge: it may be refused at the head of the queue, and then blocks no waiter behind it.
@@ -193,8 +193,8 @@ impl Search {
         others.into_iter().any(|(_, party)| self.add_party(party, wait.party, waiting))
     }
 
-    /// Follows the waiters ahead of an exclusive one, except those that wait nowhere else: the exclusive
-    /// waiter itself waits for every party that they wait for.
+    /// Follows the waiters ahead of an exclusive waiter. Skips those that wait nowhere else, because the
+    /// exclusive waiter itself waits for every party that they wait for.
     fn follow_waiters(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         let Some(lock) = self.locks.get_mut(&wait.name) else { return false };
         let from = lock.followed.unwrap_or((Rank::Upgrade, WaiterId(0)));

@@ -32,8 +32,8 @@ pub enum Acquired {
     NotNow(Rank),
     /// Not granted. The token had a queue position already, and keeps it.
     Queued(WaiterId),
-    /// Not granted. Another sharer waits for an upgrade already, so both would wait for ever. Its token, or
-    /// its owner if it has one.
+    /// Not granted. Another sharer waits for an upgrade already, so both would wait for ever. Contains the
+    /// token of that sharer, or its owner if it has one.
     Upgrading(Token),
     /// Not granted, because the grace period has not ended.
     Grace,
@@ -223,8 +223,8 @@ impl<'a> Turn<'a> {
             }
         }
         let acquired = self.acquire(request, queued.client);
-        // A waiter with another number of permits than the holders' is refused only at the head of the queue:
-        // the holders may leave before.
+        // A waiter that asks for another number of permits than the holders have is refused only at the head
+        // of the queue, because the holders may release the lock before it gets there.
         let not_yet = matches!(
             acquired,
             Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))
@@ -370,7 +370,8 @@ impl<'a> Turn<'a> {
         let waiters: SmallVec<[WaiterId; 2]> = match target {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
-                // The connection waits for the grant of a queue position: both leave.
+                // The connection waits beside a queue position. The position is removed, and the connection
+                // with it.
                 Some(Waiter { name, kind: WaitKind::Beside(_, position), .. }) if *name == *self.name => {
                     smallvec![*position]
                 }

@@ -44,8 +44,8 @@ impl DueLocks {
         self.schedule.get(slot).map(|key| &**key)
     }
 
-    /// The slots from this one on, each with the key of its lock. Of consecutive empty slots, only the first
-    /// may be included. A lock keeps its slot until it is removed.
+    /// The slots from this one on, each with the key of its lock. A run of empty slots may be shortened to
+    /// its first slot. A lock keeps its slot until it is removed.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
         self.schedule.slots(from).map(|(slot, key)| (slot, key.map(|key| &**key)))
     }

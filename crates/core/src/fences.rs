@@ -3,10 +3,10 @@
 //! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`, where `last` is
 //! the greatest fence so far, and the clock is rounded down to whole ms. So the second grant within a ms has
 //! the fence of the first one plus 1, and replicas can compute it without being sent it ([`crate::plain`]).
-//! Fences follow the clock: they rise even if `last` is lost, while the clock is right. Fences continue from
-//! `last`: they rise even if the clock is set back, while `last` is known. If both happen at once, the
-//! **mark** keeps fences rising: a number on the disk that no fence exceeds, and above which a restart
-//! continues, as in timestamp oracles.
+//! Because fences follow the clock, they rise even if `last` is lost, as long as the clock is right. Because
+//! they continue from `last`, they rise even if the clock is set back, as long as `last` is known. If `last`
+//! is lost and the clock is set back, the **mark** keeps fences rising. The mark is a number on the disk that
+//! no fence exceeds, and above which a restart continues, as in timestamp oracles.
 //!
 //! This file says when another mark is needed. The Redis module writes it, and reports when it is on the
 //! disk.
@@ -18,7 +18,7 @@ use dlock_protocol::{Fence, Instant};
 const AHEAD: u64 = 7_000_000;
 
 /// Fences follow the clock up to this distance below the mark. The numbers in between, a million, are for the
-/// grants that are made while the disk is slow. A server makes fewer grants in a second.
+/// grants that are made while the disk is slow. A server makes fewer in a second.
 const ROOM: u64 = 1_000_000;
 
 /// Another mark is needed when fences can follow the clock for less than this, in µs. That is the case

@@ -23,7 +23,7 @@ pub struct Lock {
 }
 
 /// The stored holds, of which a held lock has at least one, and the lock-delay. In a crowd, a lock-delay can
-/// run beside the remaining holds. `Exclusive` stores none, because no lock is granted during a lock-delay.
+/// run beside the remaining holds. `Exclusive` stores no lock-delay, because no lock is granted during one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free { delay_until: Option<Deadline>, slot: NotCompared<Option<Slot>> },

@@ -99,7 +99,8 @@ impl Order {
         }
     }
 
-    /// The write with its mark, which is above the found mark: fences up to that one may have been issued.
+    /// The finished write. Its mark is above the found mark, because fences up to the found mark may have
+    /// been issued.
     pub fn done(self, found: Found) -> Done {
         Done { mark: Fences::mark_for(self.now, self.last.max(found.number())), found }
     }
@@ -187,8 +188,8 @@ impl Marking {
                 news.extend(self.news_of(found, now));
             }
             Err(why) => {
-                // The file may have the new mark all the same, if only syncing its folder failed. So the next
-                // write takes the mark in the file for that of an earlier run.
+                // If only syncing the folder failed, the file has the new mark. So the next write treats the
+                // mark in the file as that of an earlier run.
                 (self.status, self.written) = (Status::Failing, None);
                 self.retry_at = Instant::from_micros(now.micros() + RETRY_PAUSE);
                 fences.set_mark(None);
@@ -198,8 +199,8 @@ impl Marking {
         news
     }
 
-    /// Returns the message about the former content of the file. None follows the message that the file is
-    /// shared.
+    /// Returns the message about the former content of the file. After the message that the file is shared,
+    /// returns no other.
     fn news_of(&mut self, found: Found, now: Instant) -> Option<News> {
         let shared_before = self.shared;
         self.shared |= matches!(found, Found::Theirs(_));

@@ -1,11 +1,11 @@
 //! Plain commands: commands that are logged verbatim instead of an effect.
 //!
 //! The readers of a server's log are its replicas, and a server that loads its append only file. An effect
-//! adds nearly half to the cost of a command. So the two most frequent steps are logged without one:
+//! adds nearly half to the cost of a command. So the two most frequent commands are logged without one:
 //!
 //! - a RELEASE that leaves an empty lock
 //! - an ACQUIRE without options that begins a hold in the same ms as the last effect, with the next fence.
-//!   The effect contained the clock and its fence, from which readers derive the hold.
+//!   From the time and the fence in that effect, readers derive the hold.
 //!
 //! Plain commands are as final as effects: all readers derive the same holds, fences and deadlines. To ensure
 //! this:
@@ -17,8 +17,8 @@
 //! - A reader begins at a snapshot, and needs no state from before: after each snapshot by a child process,
 //!   the writer first logs an effect.
 //! - A replica that restarts from its own snapshot continues in the middle of the log. So a snapshot also
-//!   contains the [`LogState`]. A replica of that replica needs it, too, and so does a former master that
-//!   continues its own log.
+//!   contains the [`LogState`]. A replica of that replica needs the state, too, and so does a former master
+//!   that continues its own log.
 //! - Commands that may not be logged, such as calls by other modules, do not change the state.
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
@@ -50,7 +50,7 @@ impl LogState {
     fn next(self, token: TokenRef<'_>, ttl: Ttl) -> Option<Hold> {
         let granted = Instant::from_millis(self.at);
         let fence = Fence::from_outside(self.last + 1)?;
-        // The deadline of the writer's hold is rounded up to a whole ms, and the grant was within this ms.
+        // The grant was a fraction of a ms after `at`, and its deadline was rounded up to a whole ms.
         let deadline = granted.after_millis(ttl.millis() + 1);
         Some(Hold::new(token.to_owned(), fence, granted, deadline, ttl))
     }

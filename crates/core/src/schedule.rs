@@ -122,8 +122,8 @@ impl<T> Schedule<T> {
         self.entries.remove(slot.index())
     }
 
-    /// The slots from this one on, each with its item. Of consecutive empty slots, only the first may be
-    /// included.
+    /// The slots from this one on, each with its item. A run of empty slots may be shortened to its first
+    /// slot.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         self.entries.slots(from)
     }
@@ -309,7 +309,7 @@ impl<T> Slab<T> {
         Some(at)
     }
 
-    /// The slots from this one on, each with its item. Of an empty chunk, only the first.
+    /// The slots from this one on, each with its item. Of a chunk without entries, only the first slot.
     fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         let (first, skipped) = split(from);
         self.chunks.iter().enumerate().skip(first).flat_map(move |(at, chunk)| {

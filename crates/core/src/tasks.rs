@@ -82,8 +82,8 @@ impl Task {
     }
 }
 
-/// Keeps the holds on the first lock and returns the others. The time does not grow with the number of holds
-/// on the first lock: while the server is out of memory, this is repeated often.
+/// Keeps the holds on the first lock and returns the others. Called often while the server is out of memory,
+/// so the time does not grow with the number of holds on the first lock.
 pub fn split_off_other_locks(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {
         // The least key that is greater than the first one, with the least token.
