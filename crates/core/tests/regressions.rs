@@ -67,7 +67,7 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
 }
 
 /// Once, token 2 got DEADLOCK behind an upgrade by token 0, which waits for token 2 on another key. But the
-/// upgrade will be refused, because the hold count is full, and then the two tokens can share the lock.
+/// upgrade will be refused, because the hold count is full, and then token 2 can share the lock.
 #[test]
 fn a_waiter_behind_an_upgrade_that_may_be_refused_waits() {
     let (mut system, mut client) = (System::new(START, 0), 0);

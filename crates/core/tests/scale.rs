@@ -1,4 +1,4 @@
-//! The work of a step on many waiters or holders is not quadratic in their number.
+//! The work of an operation on many waiters or holders is not quadratic in their number.
 
 mod slices;
 

@@ -19,7 +19,7 @@ pub const DISCONNECT: &CStr = c"dlock.disconnect";
 pub const BREAK: &CStr = c"dlock.break";
 /// An exclusive hold became a shared one.
 pub const DOWNGRADE: &CStr = c"dlock.downgrade";
-/// The lock has no holder any more.
+/// The lock has no holder and no lock-delay any more.
 pub const FREE: &CStr = c"dlock.free";
 
 /// All events, in the order of `docs/commands.md`.

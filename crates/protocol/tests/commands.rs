@@ -115,7 +115,7 @@ fn acquire_is_read_back_with_its_options_in_any_order() {
     });
 }
 
-/// Splits arguments into options with their values. Names are in lower case.
+/// Splits arguments into options with their values. Returns the names of the options in lower case.
 fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
     let mut options = Vec::new();
     while let [option, rest @ ..] = args {

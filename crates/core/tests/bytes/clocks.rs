@@ -54,7 +54,7 @@ fn a_clock_offset_may_be_negative() {
     assert_eq!(lock.at(now).longest_left(), Some(2000));
 }
 
-/// On another machine, or after a boot, only the wall clocks can be compared, and they may be wrong.
+/// On another machine, or after another boot, only the wall clocks can be compared, and they may be wrong.
 #[test]
 fn the_wall_clock_decides_after_another_boot() {
     for (later, lease, delay) in

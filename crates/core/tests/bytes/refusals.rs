@@ -122,7 +122,7 @@ fn a_wrong_count_is_refused_without_an_allocation() {
 
 #[test]
 fn any_bytes_are_read_or_refused_without_a_panic() {
-    // After a valid header, so that the bytes reach the parser of holds.
+    // Any bytes follow the beginning of a valid lock, so that some of them reach the parser of holds.
     let tail = prop::collection::vec(any::<u8>(), 0..if cfg!(miri) { 10 } else { 200 });
     crate::random((super::any_whole(), tail, any::<prop::sample::Index>()), 2000, |(layout, tail, at)| {
         let mut bytes = layout.bytes();
@@ -153,8 +153,8 @@ fn a_change_that_does_not_fit_the_lock_changes_nothing() {
     assert_eq!(lock.at(NOW).holds().count(), 2);
 }
 
-/// Once, the reader refused the longest delay: the writer rounds its end up and the time of writing down, so
-/// that the written delay can be a millisecond longer.
+/// The writer rounds the end of a delay up and the time of writing down, so the written delay can be a
+/// millisecond too long. Once, the reader refused the longest delay for that reason.
 #[test]
 fn the_longest_delay_is_read_back() {
     let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };

@@ -25,8 +25,9 @@ fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
     assert!(view.hold_of(b"newcomer").is_some() && view.hold_of(&token(many - 1)).is_some());
 }
 
-/// A process that cannot reach its server leaves all of its positions behind. Until they are removed, the
-/// lock is not free for a newcomer, which would overtake live waiters.
+/// A process that cannot reach its server leaves its positions in the queue. One turn removes any number of
+/// expired positions, up to the first live waiter, and grants it the lock. If the lock were left free, a
+/// newcomer could overtake that waiter.
 #[test]
 fn a_lock_behind_many_expired_positions_is_not_free() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
@@ -45,7 +46,8 @@ fn a_lock_behind_many_expired_positions_is_not_free() {
     assert!(world.lock.at(NOW).hold_of(b"alive").is_some());
 }
 
-/// The turn that breaks all holds has already served its slice, to waiters whose new holds it then breaks.
+/// The turn of `break_all` first serves a slice of the queue, and breaks these new holds, too. Then it grants
+/// the free lock to one more waiter, although the slice is used up.
 #[test]
 fn a_turn_that_has_served_its_slice_leaves_no_lock_free() {
     let many = 3 * EndedHolds::SLICE;

@@ -92,7 +92,7 @@ impl Model {
     fn is_never_granted(&self, waiter: &Waiter) -> bool {
         let mut model = self.clone();
         // The copy has no leases, delays, timeouts and grace period, because their ends would end every
-        // deadlock. Its fences are not used up, because a grant must not fail for that reason.
+        // deadlock. Its fences begin anew, so that no grant fails because fences are used up.
         (model.grants_from, model.last_fence) = (0, 0);
         (model.max_grants_per_turn, model.grants_left) = (usize::MAX, usize::MAX);
         model.waiters.retain(|w| !self.has_timed_out(w) && !matches!(w.by, WaitsBy::Both(_)));
