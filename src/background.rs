@@ -28,7 +28,7 @@ static ACQUIRE: DryRun = DryRun {
 ///
 /// Together with the other work of an event-loop turn (up to 0.4 ms while the server checks its memory), the
 /// job delays a client by less than 1 ms. A much lower limit would leave the job idle most of the time,
-/// because a timer fires 1 ms later at the earliest.
+/// because it continues by a timer, which fires after 1 ms at the earliest.
 const MAX_RUN_MICROS: u64 = 500;
 
 /// Interval of checks while the server refuses writes, or while a string occupies the key of a queue, in ms.
@@ -110,8 +110,8 @@ fn has_waiters(m: &Module, task: &Task) -> bool {
 fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
     if let Some(name) = task.name().filter(|_| elsewhere) {
         refuse_some(m, &name, &String::from(Error::Moving));
-        // The task would grant the lock to the remaining waiters. They are refused first, when the task is
-        // taken again.
+        // The task would grant the lock to the remaining waiters, so it is put back. When it is taken again,
+        // more waiters are refused.
         if m.with(|s| s.waiting.len_of(&name) > 0) {
             return m.with(|s| s.background.put_back(task));
         }

@@ -143,8 +143,7 @@ pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     })
 }
 
-/// Applies a plain command of a log. `None` means that the command is not plain, which is an error
-/// in a log.
+/// Applies a plain command of a log. `None` means that the command is not plain, which is an error in a log.
 #[inline(never)]
 fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<Plain<'a>>) -> Done {
     apply(m, ctx, args, |reader| {

@@ -279,9 +279,9 @@ impl Target<'_> {
 
 /// Applies an effect: from the master on a replica, or from the append only file.
 ///
-/// A replica with an append only file logs the effect again. If the effect has times of another machine's
-/// clock, it is rewritten with times of this server's clock: a reader of the file could convert times
-/// of the other clock only by wall clocks.
+/// A replica with an append only file logs the effect again. An effect with times of another machine's clock
+/// is rewritten with times of this server's clock, because a reader of the file could convert the other times
+/// only by the wall clocks.
 pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();

@@ -9,8 +9,8 @@
 //! runs. So from each fork and each CONFIG SET on, the module builds effects, until [`Followers::update`] has
 //! found no follower.
 //!
-//! While nothing follows, the module has the server replicate the running command itself. It reaches nothing,
-//! but counts as a change for the save points of the RDB file.
+//! While nothing follows, the module has the server replicate the running command itself. The command
+//! reaches no reader, but counts as a change for the save points of the RDB file.
 //!
 //! The server announces events to other modules too, whatever `notify-keyspace-events` says. If no other
 //! module is loaded, that option alone decides whether there can be listeners.

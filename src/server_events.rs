@@ -95,8 +95,8 @@ fn became_replica(m: &Module, ctx: Ctx<'_>) {
     note_possible_follower(m);
 }
 
-/// Unbinds every EPHEMERAL hold. A replica ends no hold when a connection closes, so a later promotion could
-/// not tell which connections have closed in the meantime.
+/// Unbinds every EPHEMERAL hold. A replica ends no hold when a connection closes, so after a later promotion
+/// the server could not tell which connections had closed in the meantime.
 fn unbind(m: &Module, ctx: Ctx<'_>) {
     let bound = m.with(|s| {
         s.waiting.deliveries = Deliveries::default();

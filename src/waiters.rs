@@ -55,8 +55,8 @@ pub fn queue(
     join(m, ctx, Newcomer { name, rank, request, kind, since, until })
 }
 
-/// Blocks the client of the running command until its wait ends, or the position that its token already has
-/// in the queue.
+/// Blocks the client of the running command beside the queue position of its token, until the position ends
+/// or the client's own wait times out.
 pub fn wait_beside(
     m: &Module,
     ctx: Ctx<'_>,
@@ -124,7 +124,7 @@ fn cycle(
         match m.with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,
             Found::Cycle(cycle) => return Some(cycle),
-            // The search continues at the holders of another lock.
+            // The search needs the holders of this lock.
             Found::Ask(other) => {
                 ctx.select_db(other.db);
                 let raw = ctx.string(&other.key);
@@ -163,7 +163,8 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
     log::waited(m, waiter, &outcome, now);
     m.with(|s| s.stats.answered(&outcome, now.millis_since(waiter.since)));
     let ended = match outcome {
-        // No connection receives this grant, so this is the place to check the rights of the user.
+        // For a blocked connection, `Answer::deliver` checks the rights of the user. A position may have no
+        // connection, so they are checked here.
         Outcome::Granted(..) if !may_be_notified(waiter, queued) => {
             let Waiter { id, name, request, .. } = waiter.clone();
             m.with(|s| s.background.note(Task::Undelivered(name, request.token, id)));
@@ -180,7 +181,7 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
 }
 
 fn reply(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
-    // `notify` has counted and logged a wait beside a position, for the position.
+    // A connection beside a position is part of the position's wait, which `notify` counts and logs.
     let is_counted_here = matches!(waiter.kind, WaitKind::Blocked(_));
     if is_counted_here {
         log::waited(m, &waiter, &outcome, now);

@@ -76,8 +76,8 @@ fn answer<'a>(
     let (request, client) = (parsed.request, ClientId(ctx.client_id()));
     let name = Name::new(ctx.db(), parsed.key);
     if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
-        // The operation ran without grants, and its outcome is `Grace`. The cause is the string, so the
-        // client may wait.
+        // The operation ran with grants switched off, so its outcome is `Grace`, or `Queued` if the token has
+        // a position. The cause is the string, not a grace period, so the client may wait.
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }

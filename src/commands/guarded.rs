@@ -1,8 +1,8 @@
 //! GUARD and FENCED: run another command only if the sender still holds the lock.
 //!
-//! The server runs the command within the same step: with the client's rights, replicated as if it had been
-//! sent alone, and unable to block. The state is not borrowed meanwhile, because the command may be a command
-//! of this module.
+//! The server runs the command before GUARD or FENCED returns, so that no other client comes between. The
+//! command has the client's rights, is replicated as if it had been sent alone, and cannot block. The state
+//! is not borrowed meanwhile, because the command may be a command of this module.
 
 use dlock_protocol::command;
 use dlock_protocol::error::Error;
@@ -69,8 +69,9 @@ fn kind(name: &[u8]) -> Kind {
 /// Returns the checks that the server makes of a command, or the reason not to run it.
 ///
 /// The checks for scripts also refuse scripts themselves. During a slow script the server serves other
-/// clients, and protects only the client that sent the script. In a guard that is an internal client, so the
-/// server would crash on the client of the guard.
+/// clients, and protects only the client that sent the script. In a guard, an internal client sends the
+/// script. The guard's own client is not protected, and the server can crash when that client
+/// disconnects or sends its next command.
 fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> {
     if m.with(|s| s.guarding) {
         return Err(Error::Nested);

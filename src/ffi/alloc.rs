@@ -19,7 +19,7 @@ fn padded(layout: Layout) -> usize {
 }
 
 // Marked `cold`, so that the compiler places the calls of these functions apart from the other code of a
-// command: an ACQUIRE with its RELEASE allocates only once.
+// command. Calls are rare: an ACQUIRE with its RELEASE allocates only once.
 // SAFETY: forwards to the server's malloc, calloc, realloc and free, which keep the contract of GlobalAlloc.
 // Nothing is allocated before the API is loaded. Null means "out of memory" in Rust, too.
 unsafe impl GlobalAlloc for ServerAlloc {

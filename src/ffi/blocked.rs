@@ -87,7 +87,7 @@ unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mu
 }
 
 /// The server calls this when the connection has closed, or when it has ended the wait itself: by CLIENT
-/// UNBLOCK ERROR, or because its role has changed.
+/// UNBLOCK ERROR, or because the server's role has changed.
 unsafe extern "C" fn on_gone<M: Upcalls>(
     _: *mut rm::RedisModuleCtx,
     handle: *mut rm::RedisModuleBlockedClient,

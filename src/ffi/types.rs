@@ -183,8 +183,8 @@ unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, valu
 }
 
 /// Flag in the first of the numbers stored beside the keys. It says that the others follow. An older module,
-/// which stores one number only, refuses a number with this flag. It has to, because it could not read this
-/// module's log.
+/// which stores one number only, refuses a number with this flag. That is intended, because the older module
+/// could not read this module's log.
 const MORE_FOLLOW: u64 = 1 << 63;
 
 /// For Redis 7.0, which requires that the registered data is written.

@@ -78,8 +78,8 @@ impl Ctx<'_> {
                 call!(self, of.stand_in, format, key.0)
             };
             let why = Errno::last();
-            // The reply to a dry run is an error with the reason, or none (Valkey 9: one of no type). The
-            // reply to a real call is its result.
+            // A dry run has an error as its reply if the server would refuse the command, otherwise no reply
+            // (on Valkey 9, a reply of no type). The reply to a real call is its result.
             let refused = match reply {
                 Some(reply) => {
                     dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32
