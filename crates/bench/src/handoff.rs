@@ -107,7 +107,7 @@ impl Contender {
         if *way == Way::Queue {
             Expect::Line("$-1").check(waiter.conn.line()?)?;
         }
-        // The reply shows that the server has read the waiter's command: the waiter now waits.
+        // The reply to the ping shows that the server has read the waiter's command, so the waiter waits.
         holder.conn.send(ping)?;
         holder.conn.skip(1)?;
 

@@ -65,7 +65,8 @@ impl Holds {
         })
     }
 
-    /// Calls `lease` before each write.
+    /// Acquires the locks of these numbers. `lease` is called before each write, and returns the lease of its
+    /// holds.
     fn acquire(&mut self, token: &str, all: Range<u64>, lease: impl Fn() -> Result<Duration>) -> Result<()> {
         let mut batch = Vec::new();
         for first in all.clone().step_by(BATCH as usize) {

@@ -101,7 +101,7 @@ impl Client {
             return Ok(());
         }
         self.listener.send(&self.subscribe)?;
-        // The confirmation of the server.
+        // Reads the confirmation of the subscription.
         self.listener.value()?;
         while let Some(left) = self.try_acquire()? {
             if self.listener.receives_within(left)? {
@@ -109,7 +109,7 @@ impl Client {
             }
         }
         self.listener.send(&self.unsubscribe)?;
-        // Skips the messages that arrived before the confirmation.
+        // Skips the messages that arrived before the confirmation of UNSUBSCRIBE.
         while self.listener.value()?.items().first().is_none_or(|kind| *kind != "unsubscribe") {}
         Ok(())
     }

@@ -31,7 +31,7 @@ int epoll_wait(int epoll, struct epoll_event *events, int max_events, int timeou
     static int (*real)(int, struct epoll_event *, int, int);
     static long long since;
     if (!real) real = (int (*)(int, struct epoll_event *, int, int))dlsym(RTLD_NEXT, "epoll_wait");
-    /* Only turns of the main thread are measured: clients wait for no other thread. */
+    /* Only turns of the main thread are measured, because clients wait for this thread only. */
     if (gettid() != getpid()) return real(epoll, events, max_events, timeout);
     if (since) {
         long long elapsed = processor_time_ns() - since;

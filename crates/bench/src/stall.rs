@@ -1,8 +1,8 @@
 //! Longest pause of a server while 100,000 of a million holds expire at the same moment.
 //!
 //! Measured twice: by a client that pings, compared with the same client while nothing expires and on an
-//! empty server; and by the longest turn of the server's event loop in processor time, which a busy machine
-//! does not lengthen.
+//! empty server; and by the longest turn (one round) of the server's event loop in processor time, which a
+//! busy machine does not lengthen.
 
 use std::fs::{self, OpenOptions};
 use std::io::Result;
@@ -151,7 +151,7 @@ impl Contender {
 
     fn block(&mut self) -> Result<Block> {
         let Holds { server, conn, .. } = &mut self.holds;
-        // Resets the figures.
+        // Resets the figures, so that they count only the turns of this block.
         self.turns.take()?;
         let before = server.cpu();
         let pings = ping_for(server, conn, WINDOW)?;
@@ -160,7 +160,7 @@ impl Contender {
     }
 }
 
-/// Pings for `time`, every [`PING_EVERY`], or as soon as the previous ping is answered.
+/// Pings for `time`: every [`PING_EVERY`], but not before the previous ping is answered.
 fn ping_for(server: &Server, conn: &mut Conn, time: Duration) -> Result<Vec<Ping>> {
     let start = Instant::now();
     let mut pings = Vec::new();

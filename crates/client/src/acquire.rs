@@ -171,8 +171,8 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Calls back when the hold is lost, on the client's thread: the renewals of other holds wait for its
-    /// return, so it must not block. To wait for the loss, see [`Guard::lost`](crate::Guard::lost).
+    /// Calls back on the client's thread when the hold is lost. Renewals of other holds wait until the
+    /// callback returns, so it must not block. To wait for the loss, see [`Guard::lost`](crate::Guard::lost).
     pub fn on_lost(mut self, callback: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
         self.options.on_lost = Some(Arc::new(callback));
         self

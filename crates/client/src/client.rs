@@ -131,7 +131,8 @@ impl Client {
         let channels = self.service.channels();
         let (extended, pending) =
             extend(&self.service, &channels, command, None, lease, Duration::MAX, (extension, sends)).await;
-        // If the caller extends again, no EXTEND of this call must arrive after that.
+        // Waits for the remaining answers. An EXTEND of this call that arrives after one of the caller's next
+        // call would undo the lease of that call.
         pending.await;
         extended
     }

@@ -59,8 +59,9 @@ pub(crate) struct Hold {
     restores: bool,
     pub(crate) channels: Channels,
     state: Mutex<State>,
-    /// Locked during an extension: the answers to two at a time could contradict each other. Locked on the
-    /// client's thread only: a task of the user's runtime, if that is blocked, would keep the renewals out.
+    /// Locked during an extension, because the answers to two extensions at a time could contradict each
+    /// other. Locked on the client's thread only: a task of the user's runtime could keep the lock while that
+    /// runtime is blocked, and the renewals would wait.
     pub(super) extending: AsyncMutex<()>,
     /// Locked while an upgrade is under way, or is being undone.
     pub(super) upgrading: Arc<AsyncMutex<()>>,

@@ -91,7 +91,8 @@ impl Waiter {
                     answered_at = Some(now());
                     if is_subscribed { self.pause(kept) } else { backoff.next() }
                 }
-                // The server rejects a time above its `dlock.max-ttl`. The lease must be within that anyway.
+                // The server rejects a QUEUE time above its `dlock.max-ttl`. The lease must not exceed that
+                // limit either, so it takes the place of the time.
                 Vote::Failed(Failure::Misuse(_)) if kept > self.request.ttl() => {
                     kept = self.request.ttl();
                     continue;
@@ -155,8 +156,8 @@ impl Waiter {
         rand::random_range(longest / 2..=longest)
     }
 
-    /// Returns when this wait must leave the queue: no holder at its member can have a majority, so none of
-    /// them will release the lock, and the queue does not move.
+    /// Returns when this wait must leave the queue, because no holder at its member can have a majority. See
+    /// [`QueueWatch`].
     async fn until_stuck(&self) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);

@@ -83,8 +83,8 @@ pub(crate) fn extend(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
     commands
 }
 
-/// EXTEND, followed by a read that makes the server track the key again (CLIENT TRACKING): each write ends
-/// the tracking.
+/// EXTEND, followed by a read that makes the server track the key again (CLIENT TRACKING), because each write
+/// ends the tracking.
 pub(crate) fn extend_and_track(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {
     let mut commands = extend(resource, token, ttl);
     commands.add_command(holds(resource, token));

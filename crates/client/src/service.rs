@@ -83,8 +83,9 @@ impl Service {
     }
 
     /// Opens the first connections. Returns once a majority is connected and the time limit of one answer has
-    /// passed; the others may connect later. A master that is down is not an error, because it may come back.
-    /// Nor is a master that cannot take part, as long as a majority remains without it.
+    /// passed, or earlier if every connection is open or has failed. The others may connect later. A master
+    /// that is down is not an error, because it may come back. Nor is a master that cannot take part, as long
+    /// as a majority remains without it.
     async fn first_connections(&self) -> Result<(), BuildError> {
         let time_limit = now() + self.nodes[0].limit;
         let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });

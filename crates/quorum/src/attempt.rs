@@ -55,7 +55,8 @@ pub struct Step {
     /// Whether to report an outage to the caller: too few members can vote, and the attempt waits for them.
     pub reports_outage: bool,
     /// The member in whose queue the attempt waits next. The driver must end the waits of this client for the
-    /// same lock in other queues, and their attempts follow. `None` if those waits stay where they are.
+    /// same lock in other queues. Their attempts then wait in this queue. `None` if those waits stay where
+    /// they are.
     pub moves_to: Option<Member>,
     /// The next action of the driver.
     pub next: Next,

@@ -30,15 +30,16 @@ pub struct Plan {
     pub lease: Lease,
     /// Whether the hold needs a fence that rises over the whole quorum, which takes one more round trip.
     pub fenced: bool,
-    /// How many times the round may ask the members that did not grant again. It keeps the grants of the
-    /// other members meanwhile.
+    /// How many times the round may send another ACQUIRE to the members that did not grant. Meanwhile it
+    /// keeps the grants of the other members.
     pub retries: u8,
 }
 
 /// The end of a wait for a lock that another client holds, or for members that are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deadline {
-    /// No wait. The limits are `retries` and the number of rounds after split votes.
+    /// No wait. Another round follows only if no client got a majority, because clients that asked at the
+    /// same time each got a part of the votes. The number of such rounds is limited.
     NoWait,
     /// The wait ends at this instant.
     At(Instant),
@@ -78,8 +79,8 @@ impl Deadline {
 }
 
 /// An instant of a clock that never jumps and keeps running while the machine is suspended: on Linux the
-/// boot-time clock (`CLOCK_BOOTTIME`). The clock of `std::time::Instant` stops there: a laptop that wakes up
-/// would believe that it still holds a lock that expired an hour ago.
+/// boot-time clock (`CLOCK_BOOTTIME`). The clock of `std::time::Instant` stops during a suspend. By that
+/// clock, a laptop that wakes up would still hold a lock that expired an hour ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(Duration);
 

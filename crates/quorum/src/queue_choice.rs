@@ -2,10 +2,10 @@
 //!
 //! All clients sort the members by run id, with missing ones last, and wait at the first member, so that they
 //! share one queue. A client moves to the queue of a later member in two cases:
-//! * Its queue has granted it the lock, but the later member refuses it: clients that cannot reach the first
-//!   member wait there.
-//! * Its queue does not move: no holder at its member can have a majority, so none of them will release the
-//!   lock there, and the member will not grant it to the head of the queue.
+//! * Its queue has granted it the lock, but the later member refuses it. That suggests that clients which
+//!   cannot reach the first member wait there.
+//! * Its queue does not move: no holder at its member can have a majority. Such a hold can outlast its
+//!   client, and then keeps the head of the queue waiting until the lease ends.
 //!
 //! The client's other waits for the lock move along, and its next waits start in that queue (the start queue)
 //! until it has noticed no other client there for 2 s. If the last queue does not move either, and all holds

@@ -32,7 +32,8 @@ pub(crate) struct RetryState {
     split_votes: u8,
     /// How many rounds with a wait failed because too few members could vote.
     impossible_waits: u8,
-    /// Whether a majority of the members could vote in a round of this attempt.
+    /// Whether a majority of the members could vote in a round of this attempt, or another attempt of the
+    /// client found the lock taken in the second before this one began.
     majority_seen: bool,
     outage_reported: bool,
     backoff: Backoff,
@@ -100,8 +101,8 @@ impl RetryState {
             && self.split_votes < MAX_SPLIT_VOTES
     }
 
-    /// Returns the pause before the next round if the vote was split; otherwise `None`. From now on all
-    /// clients ask the same member first, so that one of them wins.
+    /// Returns the pause before the next round if the vote was split; otherwise `None`. The next rounds of
+    /// this attempt ask the first member of `order` alone. If all competing clients do so, one of them wins.
     pub(crate) fn after_split_vote(
         &mut self,
         failed: FailedRound<'_>,

@@ -583,8 +583,9 @@ impl MemberState {
     }
 
     /// Returns whether another ACQUIRE makes sense. If two clients with grants asked members again that
-    /// refuse them, each would wait for the other's grants. So only a client that a queue granted the lock
-    /// first does this: the previous holder is about to release the other members.
+    /// refuse them, each would wait for the other's grants. So only a client to which the member of its queue
+    /// granted the lock does this. At the other members, the RELEASE of the previous holder may still be in
+    /// flight.
     fn may_be_asked_again(&self, asks_queue_first: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,

@@ -15,8 +15,8 @@ use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
 use crate::topology::Channel;
 
-/// Asks each master for the fence of the hold instead of a new hold, and confirms the hold. A failed adoption
-/// releases nothing, because the hold still belongs to another owner.
+/// Asks each master for the fence of the existing hold, and confirms the hold. A failed adoption releases
+/// nothing, because the hold still belongs to another owner.
 pub(crate) async fn adopt(
     service: &Arc<Service>,
     resource: &[u8],
@@ -41,7 +41,7 @@ pub(crate) async fn adopt(
     };
     match service.background.run_with_timers(acquisition.run()).await {
         Ok(mut new) => {
-            // The first renewal waits for the answers to this question, while the lease already runs.
+            // The lease already runs, but renewal begins only after the answers to this question.
             let limit = lease.ttl() / 4;
             if let Some(mode) = mode_of_hold(service, &new.request, limit).await {
                 new.request = Arc::new(new.request.in_mode(mode));

@@ -108,7 +108,8 @@ impl Durable {
 }
 
 /// An EXTEND on a separate connection, whose answer the client has not received. Dropping this records that
-/// the server may still execute the EXTEND, perhaps after a longer extension.
+/// the server may still execute the EXTEND. After a later EXTEND for a longer lease, that would shorten the
+/// lease.
 struct UnansweredExtend<'a> {
     channel: &'a Channel,
     ttl: Duration,

@@ -20,8 +20,9 @@ use crate::transport::Reply;
 use crate::wait::Wait;
 
 impl Hold {
-    /// Asks every master to make the hold a shared one. The hold counts as shared from the first send, and no
-    /// lease becomes shorter: without a majority the hold stays valid, unless too many masters have lost it.
+    /// Asks every master to make the hold a shared one. The hold counts as shared from the first send. No
+    /// lease becomes shorter, so the hold stays valid without a majority of answers, unless too many masters
+    /// have lost it.
     pub(crate) async fn downgrade(
         self: &Arc<Self>,
         allowed: impl FnOnce() -> Result<(), String>,

@@ -37,7 +37,7 @@ impl Releases {
             votes.push(channel.may_hold().then_some(Vote::Unknown));
             if channel.may_hold() {
                 let (channel, command) = (channel.clone(), command.clone());
-                // Spawned on the client's thread: the user's runtime, with its timers, may end first.
+                // Spawned on the client's thread, because the user's runtime may end before the release.
                 let releases = channel.node.releases.clone();
                 let call = service.spawn_cleanup(
                     releases.track_future(async move { (member, channel.release(command, lease).await) }),

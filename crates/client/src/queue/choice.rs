@@ -32,8 +32,8 @@ impl Service {
     }
 
     /// Makes the waits of this client for the lock leave every queue but that of this master. They leave
-    /// together: the heads of two queues would each be granted the lock by some masters, and neither would
-    /// get a majority.
+    /// together, because otherwise the heads of two queues could each be granted the lock by some masters,
+    /// and neither would have a majority.
     pub(crate) fn leave_other_queues(&self, resource: &[u8], queue: Member) {
         for node in self.nodes.iter().filter(|node| node.member != queue) {
             node.waits.leave(resource);
@@ -59,8 +59,8 @@ impl Service {
         });
     }
 
-    /// Reads the holds at `queue` that are part of no majority twice, a round trip apart: a release that was
-    /// in flight has arrived by the second time.
+    /// Reads the partial holds at `queue` twice, a round trip apart. A RELEASE that was in flight at the
+    /// first reading should have arrived by the second one.
     async fn others(&self, request: &LockRequest, queue: Member) -> OtherHolds {
         let begun = now();
         let before = self.partial_holders(request, queue).await;

@@ -168,9 +168,9 @@ impl Channel {
         answer.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
     }
 
-    /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs. If
-    /// it is not confirmed, it is sent again in the background for the length of the lease. No answer
-    /// confirms it while an ACQUIRE without an answer may still arrive over an earlier connection.
+    /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs. A
+    /// RELEASE that is not confirmed is sent again in the background for the length of the lease. While an
+    /// ACQUIRE without an answer may still arrive over an earlier connection, no answer confirms the RELEASE.
     pub(crate) async fn release(&self, command: Arc<Cmd>, lease: Duration) -> Vote<()> {
         let mut unanswered = false;
         let reply = self.release_until_answered(&command, &mut unanswered).await;
@@ -267,8 +267,8 @@ impl Channel {
                 (state.confirmed, state.held) = (state.server().map(confirmed), true);
             }
             Vote::Refused(Refusal::Taken) => self.state.lock().held = false,
-            // These prove nothing: a request can fail although the hold exists, and a token without the hold
-            // may wait in the queue for a restored one.
+            // These answers prove nothing. A request can fail although the hold exists. A token without the
+            // hold may wait in the queue, after an ACQUIRE that was to restore the hold.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }

@@ -29,9 +29,9 @@ pub(crate) struct Waits {
     shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,
 }
 
-/// The check that all waits for one resource share: one wait at a time asks whether the queue moves. All of
-/// them leave the queue together: the heads of two queues would each be granted the lock by some masters, and
-/// neither would get a majority.
+/// The check that all waits for one resource share: one wait at a time asks whether the queue moves. All
+/// waits leave the queue together, because otherwise the heads of two queues could each be granted the lock
+/// by some masters, and neither would have a majority.
 #[derive(Debug, Default)]
 pub(crate) struct SharedCheck {
     /// Locked by the wait that asks.

@@ -32,8 +32,8 @@ const MIN_READ: usize = 4096;
 const LONGEST_REPLY: usize = 8 << 20;
 
 /// Largest number by which messages may exceed answers. Each request brings one message at most, perhaps much
-/// later. Many can come at once: ten thousand waits are granted, or an operator ends ten thousand holds.
-/// Other messages are only those about FLUSHALL, and those that other clients publish.
+/// later. Many messages can come at once, for example if an operator ends ten thousand holds. Other messages
+/// are only those about FLUSHALL, and those that other clients publish.
 const MAX_UNSOLICITED: u64 = 100_000;
 
 /// Counts of the data received over a connection.
@@ -82,7 +82,7 @@ impl Intake {
 pub(super) struct Stream {
     socket: Pin<Box<dyn Socket>>,
     intake: Arc<Intake>,
-    /// Number of bytes read since the others were served.
+    /// Number of bytes read since the other members were served.
     read: usize,
     /// Lets the thread serve the others once the [`READ_BUDGET`] is used up.
     yielding: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,

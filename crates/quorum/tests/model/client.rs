@@ -176,8 +176,8 @@ impl State {
         }
     }
 
-    /// Passes the answer to a request to the client. `Vote::Unknown` means that the client waits no longer
-    /// for it.
+    /// Passes the answer to a request to the client. `Vote::Unknown` means that the client no longer waits
+    /// for the answer.
     pub fn receive(&mut self, world: &World, master: usize, message: Message, mut vote: Vote) {
         if message.kind == Kind::HasWaiters && world.has(Mutation::NoCheckForWaiters) {
             vote = Vote::Refused(Refusal::NotHeld);
@@ -192,7 +192,8 @@ impl State {
                 }
                 let confirmed = matches!((message.kind, &vote), (Kind::Confirm { .. }, Vote::Granted(_)));
                 if confirmed && world.has(Mutation::UncountedAnswers) {
-                    // The round counts the CONFIRM of a member only if the member has granted.
+                    // The round counts the CONFIRM of a member only if the member has granted, so the
+                    // mutation makes up a grant.
                     round.answered(member, Request::Acquire, Vote::Granted(as_fence(1)), world.now());
                 }
                 let progress = match message.kind {

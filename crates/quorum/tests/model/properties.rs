@@ -39,7 +39,7 @@ pub fn of(world: &World) -> Vec<Property<World>> {
             state.history.fences.len() >= 2
         }));
     }
-    // Follows from exclusion, which a world without a clock does not have.
+    // The strict order follows from exclusion, which a world without a clock does not have.
     if world.fenced && world.has_clock() {
         properties
             .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.violates_strict_order));
@@ -56,7 +56,7 @@ pub fn of(world: &World) -> Vec<Property<World>> {
             !clients.any(|(client, behaviour)| behaviour.asks_all_again() && client.keeps_partial_hold())
         }));
     }
-    // Not checked with an expiry: it could end the majority of the only client that has one.
+    // Not checked in a world with expiries, which can take the majority from the only client that gets one.
     if world.time == (Time::None { expiries: 0 }) {
         properties.push(Property::always(ONE_ACQUIRES, |_, state: &State| {
             !state.history.fences.is_empty() || state.clients.iter().any(|client| client.phase != Phase::Done)

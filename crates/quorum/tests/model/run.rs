@@ -53,8 +53,8 @@ pub fn expect_violation(name: &str, property: &'static str, world: World) {
     show_violation(name, property, &found);
 }
 
-/// Like [`expect_violation`], but searches depth first: a violation after many steps is found sooner, but not
-/// the shortest one.
+/// Like [`expect_violation`], but searches depth first. This finds a violation after many steps sooner, but
+/// not by the shortest sequence.
 pub fn expect_deep_violation(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_dfs().join();

@@ -39,7 +39,7 @@ pub enum Step {
     Release {
         client: usize,
     },
-    /// A hold of a master ends, for example by its lease or an eviction. Only without a clock.
+    /// The hold on a master ends, for example by its lease or an eviction. Only without a clock.
     Expire {
         master: usize,
     },

@@ -151,9 +151,9 @@ impl World {
         self.mutation == Some(mutation)
     }
 
-    /// The present. It is a constant: a tick moves all other instants into the past instead, so that time
-    /// without end has a finite number of states. The present is one lease after the origin, because the
-    /// checker needs no older instants than those of one lease ago.
+    /// The present. It is a constant, and a tick moves all other instants into the past, so that time without
+    /// end has a finite number of states. The present is one lease after the origin, because the checker
+    /// needs no older instants than those of one lease ago.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }

@@ -388,8 +388,8 @@ impl Simulation {
         self.carry_out(task, step);
     }
 
-    /// Checks whether the task must leave the queue, because it cannot move. The wait then ends as if the
-    /// member had refused.
+    /// Checks whether the task must leave the queue, because the queue cannot move. The wait then ends as if
+    /// the member had refused.
     fn check_queue(&mut self, token: Token, queue: u8) {
         let (task, quorum) = (token.0, self.quorum());
         let holders = self.holders(self.client_of(task));

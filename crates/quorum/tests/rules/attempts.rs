@@ -141,7 +141,8 @@ fn an_attempt_follows_other_attempts_of_its_client_to_their_queue() {
 
 #[test]
 fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
-    // The first attempt finds the lock contended, so the second one joins a queue at once: that of member 2.
+    // The first attempt finds the lock taken, so the second one joins a queue at once. It is that of member
+    // 2, because `move_to` makes it the start queue.
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
@@ -272,7 +273,7 @@ fn a_full_queue_a_deadlock_and_an_invalid_request_end_an_attempt() {
 
 #[test]
 fn a_retry_is_sent_at_the_end_of_the_pause() {
-    // A pause lasts PAUSE / 2 to PAUSE, but ends with the wait.
+    // The pause begins at 10, lasts PAUSE / 2 to PAUSE, and ends at the deadline at the latest.
     for (deadline, first, last) in [(Deadline::NoWait, 60, 110), (Deadline::At(at(30)), 30, 30)] {
         let retried = AttemptOptions { plan: Plan { retries: 1, ..plan(3, false) }, ..options(deadline) };
         let mut client = Client::new(retried, Contention::default());
