@@ -1,5 +1,5 @@
 #!/bin/sh
-# Format and lints of everything. --quick: only what needs no build. --slow: only what does.
+# Format and lints of everything. --quick: only what needs no build. --slow: only what needs one.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

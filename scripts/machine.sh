@@ -117,7 +117,7 @@ shut_down() {
         wait "$unshared" 2>/dev/null || :
         unshared=
     fi
-    # systemd leaves the groups of its units, and its processes take a moment to end.
+    # systemd leaves the control groups of its units behind, and the killed processes take a moment to end.
     for _ in $(seq 50); do
         [ -e "$cgroup" ] || break
         find "$cgroup" -depth -type d -exec rmdir {} \; 2>/dev/null || :

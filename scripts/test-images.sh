@@ -70,7 +70,7 @@ keep_tree redis-server && redis=$kept
 keep_tree valkey-server && valkey=$kept
 keep_tree ca-certificates gcc libc6-dev && rust=$kept
 unpack_machine podman podman-docker crun
-# Podman sets no limits and control groups: this machine may not be allowed to.
+# Podman sets no limits and no control groups, because this machine may lack the rights for that.
 cat >>"$machine/etc/containers/containers.conf" <<END
 [containers]
 cgroups = "disabled"

@@ -106,7 +106,7 @@ fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     let payload = conn.ok("DUMP k").bytes().to_vec();
     let expired = [&b"RESTORE"[..], b"x", b"1", &payload, b"ABSTTL"];
     let live = [&b"RESTORE"[..], b"y", b"0", &payload];
-    // Other locks take the place of the deleted one before the background job runs.
+    // In the same write, so that these locks are acquired before the background job handles the deletion.
     let others = ["DLOCK.ACQUIRE z t 600000", "DLOCK.ACQUIRE x t 600000"]
         .map(|c| c.split(' ').map(str::as_bytes).collect::<Vec<_>>());
     conn.send_batch(&[&expired[..], &expired, &expired, &live, &[b"DEL", b"y"], &others[0], &others[1]]);
