@@ -247,8 +247,8 @@ class Hold:
     def _set_lease(self, lease: int) -> Steps:
         """Sets the lease, in ms from now. Returns whether the token holds the lock."""
         sent = now()
-        # The validity ends with the new lease at the latest, even if no reply arrives: the server may have
-        # set a shorter lease. Servers refuse a lease of 0.
+        # A shorter lease shortens the validity before the request is sent: the server may set this lease even
+        # if its reply never arrives. Servers refuse a lease of 0.
         if lease > 0:
             self.valid_until = min(self.valid_until, sent + validity(lease / 1000))
         held = yield from self._ask_extend(self, lease)

@@ -135,8 +135,8 @@ class QuorumAttempt:
         `LateError` if a majority granted the lock several times, each time after the end of the lease."""
         quorum, key = self._quorum, self._key
         yield from quorum.identify_members()
-        # With an empty order, a round may overtake waiters. An acquisition that does not wait may do so, as
-        # it competes only for a moment.
+        # With an empty order, a round may overtake waiters. Only an acquisition that does not wait begins
+        # with an empty order: it competes with the waiters only for a moment.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         start = QUEUED if blocking and (self.token_given or contended) else AT_ONCE

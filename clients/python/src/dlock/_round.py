@@ -81,7 +81,7 @@ class Round:
 
     def at_once(self) -> Steps:
         """Asks all members at once. Returns whether the lock is acquired. A majority counts only after the
-        answer of the first member of the order, where other clients queue. If that member refuses and may
+        answer of the first member of the order, where other clients may queue. If that member refuses and may
         have waiters, the round gives the majority back: a newcomer could otherwise overtake the whole queue
         by a majority of the other members."""
         since = now()
@@ -176,8 +176,8 @@ class Round:
             self._quorum.move_to_queue(self._request.key, queue)
 
     def may_be_taken(self) -> bool:
-        """Returns whether another client may hold the lock: enough members for a majority can vote. Otherwise
-        no client can acquire the lock now."""
+        """Returns whether enough members for a majority can vote. If so, another client may hold the lock.
+        Otherwise no client can acquire the lock now."""
         able = sum(not self._is_unavailable(member) for member in self._quorum.all())
         return able >= self._quorum.majority
 
@@ -266,8 +266,8 @@ class Round:
 
     def _look_if_refused(self, member: int, answer: Any) -> Steps | None:
         """Called with each answer to ACQUIRE, also after the round. If the round has a majority already, a
-        refusal by the member of a later queue shows that other clients may wait there. Then returns the steps
-        that look for them."""
+        refusal by the member of a later queue shows that other clients may wait there: in that case, returns
+        the steps that look for them. Otherwise returns None."""
         has_won = self.grants() >= self._quorum.majority and not self._waiters_are_ahead and not self.is_late
         is_later_queue = member in self._order[self._queue_index + 1 :]
         return self._look_for_others(member) if has_won and is_later_queue and answer in REFUSED else None

@@ -161,8 +161,8 @@ class WaitRegistry:
 class Contention:
     """The locks that this client found taken a short while ago, and their start queues in a quorum.
 
-    A client that may wait for a contended lock queues at once: if it asked all members first, it would
-    briefly take votes from the waiter that has just been granted the lock.
+    A client that may wait for a contended lock queues at once. If it asked all members of a quorum first, it
+    would briefly take votes from the waiter at the head of the queue.
 
     A wait normally starts in the queue of the first member. If the client has noticed other clients in the
     queue of a later member, its next waits for the lock start there: that is the start queue of the lock."""
