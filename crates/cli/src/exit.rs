@@ -121,7 +121,7 @@ pub const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Prints all pending messages, without a time limit. Unblocks signals, so that they can end this process
 /// meanwhile.
 pub fn flush_stderr() {
-    // If this fails, signals stay blocked until everything is printed.
+    // If unblocking fails, signals stay blocked until everything is printed.
     let _ = signals::unblock();
     wait_printed(Duration::MAX);
 }

@@ -8,8 +8,8 @@ use serde_json::json;
 
 use crate::output::{cell, short};
 
-/// The mode that a server reports for a key with a string, if its option `dlock.honour-strings` is on: then
-/// the string counts as a lock that a client holds by `SET NX PX`.
+/// The mode that a server reports for a key with a string if its option `dlock.honour-strings` is on. Such a
+/// string counts as a lock that a client holds by `SET NX PX`.
 const STRING: &str = "string";
 
 /// The state of a lock over all servers.
@@ -77,8 +77,8 @@ fn is_unheld(lock: &Inspection) -> bool {
 pub struct Holding {
     /// The holder as one of the servers reports it, with a shortened token.
     pub holder: Holder,
-    /// The fence that a majority of the servers has. `None` if no majority has the same: the fences of single
-    /// members cannot be compared.
+    /// The fence that a majority of the servers has. `None` if no majority has the same fence, because the
+    /// fences of single members cannot be compared.
     pub fence: Option<u64>,
 }
 

@@ -72,7 +72,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
         Command::Hold(_) if !hold::is_background_process() => return hold::start(),
         _ => {}
     }
-    // Current-thread, so that this thread starts the program of `run` and outlives it: the kernel kills the
+    // Current-thread, so that this thread starts the program of `run` and outlives it. The kernel kills the
     // program when the thread that started it ends (PR_SET_PDEATHSIG).
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|why| Error::system("the runtime", why))?;

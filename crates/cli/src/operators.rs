@@ -121,7 +121,8 @@ impl Info {
         self.is_master() && self.number("dlock_grace_ms_left") == 0
     }
 
-    /// Ignores warnings: they are about the configuration, which `doctor` checks, and not about an outage.
+    /// Ignores warnings, because they are about the configuration, which `doctor` checks, and not about an
+    /// outage.
     fn is_well(&self) -> bool {
         self.can_grant() && self.text("dlock_fence_mark_status") != "failing"
     }

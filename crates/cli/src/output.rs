@@ -1,6 +1,6 @@
 //! What dlock prints: results on standard output, messages on standard error, tables.
 //!
-//! Text from outside (servers, arguments, files) is escaped before it is printed for people, and only here: a
+//! Text from outside (servers, arguments, files) is escaped before it is printed for people, and only here. A
 //! resource name or an error message with control sequences could overwrite other output or reconfigure the
 //! terminal. Output for programs, such as the token that `acquire` prints, is not escaped.
 
@@ -50,7 +50,7 @@ fn start_printer() -> io::Result<Sender<Render>> {
     Ok(texts)
 }
 
-/// Ignores errors: standard error may be closed. `eprint!` would panic.
+/// Ignores errors, because standard error may be closed. `eprint!` would panic.
 fn write(text: &str) {
     let _ = stderr().write_all(text.as_bytes());
 }
@@ -117,7 +117,7 @@ pub fn cell(text: impl fmt::Display) -> String {
     cut(&escape_control(text), MAX_WIDTH)
 }
 
-/// The beginning of a token. The whole token is not shown: with it, any client could release the hold.
+/// The beginning of a token. The whole token is not shown, because any client could release the hold with it.
 pub fn short(token: &str) -> String {
     escape_control(cut(token, 8))
 }

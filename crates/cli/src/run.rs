@@ -95,7 +95,7 @@ pub async fn hold(
             let message = format!("the lock was lost before the command ended: it {why}");
             return Err(Error::new(Failure::Lost, message).into());
         }
-        // No error: the command has ended, and the lease will end the hold.
+        // Only a warning, because the command has ended, and the lease will end the hold.
         Err(why) => warn(why),
     }
     match status.signal() {
@@ -120,7 +120,7 @@ fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsS
     [
         ("DLOCK_RESOURCE", lines(|entry| Some(&entry.resource))),
         ("DLOCK_TOKEN", lines(|entry| Some(&entry.token))),
-        // `None`, if one of the holds has no fence, removes the variable: otherwise the command would inherit
+        // `None`, if one of the holds has no fence, removes the variable. Otherwise the command would inherit
         // the fence of the parent run.
         ("DLOCK_FENCE", lines(|entry| entry.fence.as_deref())),
         ("DLOCK_OWNER", Some(OWNER.clone())),

@@ -1,5 +1,5 @@
 //! Finds the addresses of the servers and builds a client for them. No error repeats a part of an address or
-//! of the file with the addresses: both may contain passwords.
+//! of the file with the addresses, because both may contain passwords.
 
 use std::env;
 use std::fs::File;
@@ -105,8 +105,8 @@ async fn read_list(file: &Path) -> Result<Vec<Located>, Error> {
     Ok(named)
 }
 
-/// Reads a file of at most `limit` bytes, in a thread of its own: the file may be a pipe that never ends, and
-/// signals must still end dlock.
+/// Reads a file of at most `limit` bytes, in a thread of its own, because the file may be a pipe that never
+/// ends, and signals must still end dlock.
 async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let path: PathBuf = file.into();
     let work = tokio::task::spawn_blocking(move || read_bounded(&path, limit));

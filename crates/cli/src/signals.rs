@@ -26,7 +26,7 @@ const NOT_READ: [Signal; 9] = [
     Signal::SIGILL,
     Signal::SIGTRAP,
     Signal::SIGSYS,
-    // Ignored by Rust's runtime: writing to a closed pipe returns an error instead.
+    // Rust's runtime ignores it, so that writing to a closed pipe returns an error instead.
     Signal::SIGPIPE,
 ];
 
@@ -90,7 +90,7 @@ fn read_signals() -> SigSet {
 
 /// Ends this process by a signal, as if the signal had not been blocked. Returns only if it is ignored.
 pub fn die_by(signal: Signal) {
-    // If this fails, the caller ends the process by an exit code.
+    // If unblocking fails, the caller ends the process by an exit code.
     let _ = unblock();
     let _ = raise(signal);
 }
@@ -104,8 +104,8 @@ pub fn stop() {
 /// The kernel ignores the signal if no shell could continue the process.
 fn stop_by(signal: Signal) -> io::Result<()> {
     let only = SigSet::from(signal);
-    // Raised while it is blocked, so that it is pending for this thread: unblocking it here stops the
-    // process.
+    // The signal is raised while it is blocked, so it is pending for this thread, and unblocking it here
+    // stops the process.
     raise(signal)?;
     only.thread_unblock()?;
     Ok(only.thread_block()?)
@@ -130,7 +130,7 @@ impl Signals {
         let _ = signal(SignalKind::child())?;
         let source = SignalFd::with_flags(&read_signals(), SfdFlags::SFD_CLOEXEC)?;
         let (sender, receiver) = unbounded_channel();
-        // A thread reads: registering the descriptor with the runtime would need `unsafe`.
+        // A thread reads, because registering the descriptor with the runtime would need `unsafe`.
         thread::Builder::new().name("signals".into()).spawn(move || {
             loop {
                 let received = match source.read_signal() {

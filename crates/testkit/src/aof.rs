@@ -15,7 +15,7 @@ pub fn commands(dir: &Path) -> Vec<Vec<Vec<u8>>> {
         fs::read_to_string(&manifest).unwrap_or_else(|error| panic!("{}: {error}", manifest.display()));
     let mut found = Vec::new();
     for line in manifest.lines() {
-        // file appendonly.aof.1.incr.aof seq 1 type i
+        // For example `file appendonly.aof.1.incr.aof seq 1 type i`.
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, file, _, _, _, kind, ..] = words[..] else { panic!("not a line of a manifest: {line:?}") };
         // h means history: a newer base replaces the file, and the server deletes it later.

@@ -107,7 +107,7 @@ impl Conn {
         text.text()
     }
 
-    /// Returns the next reply or push. `None` if none is complete within `limit`: the bytes received so far
+    /// Returns the next reply or push. `None` if none is complete within `limit`. The bytes received so far
     /// stay for the next read.
     #[must_use = "the reply may be an error"]
     #[track_caller]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs, process, thread};
 
-/// A new folder. Dropping it removes it, unless the test fails: then it stays for inspection.
+/// A new folder. A drop removes the folder, or leaves it for inspection if the test fails.
 pub struct Folder(PathBuf);
 
 impl Folder {

@@ -58,7 +58,7 @@ pub fn each_server(test: impl Fn(&ServerKind) + Sync) {
     assert_passed(results);
 }
 
-/// Like [`each_server`], but on one server after the other: for tests that need the whole machine.
+/// Like [`each_server`], but on one server after the other, for tests that need the whole machine.
 #[track_caller]
 pub fn each_server_in_turn(test: impl Fn(&ServerKind) + Sync) {
     let alone = |kind| thread::scope(|scope| start(scope, kind, &test).join());

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 10_000;
 
-/// A port of 127.0.0.1 that no other test takes until this is dropped, whether or not a server listens there.
+/// A port of 127.0.0.1 that no other test takes until this value is dropped, whether or not a server listens
+/// there.
 ///
 /// The claim is a socket bound to the same port of 127.0.0.2. Other tests, in this process or another, bind
 /// that socket before they use the port, and the kernel closes it with the process.

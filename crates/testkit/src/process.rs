@@ -49,7 +49,7 @@ impl Process {
         }
         process.kill();
         match process.sanitizer_report() {
-            // Leaks do not count: a server that refuses to start does not free its memory.
+            // Leaks do not count, because a server that refuses to start does not free its memory.
             Some(report) if !report.contains("LeakSanitizer") => panic!("{report}"),
             _ => Err(process.log()),
         }

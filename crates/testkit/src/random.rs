@@ -1,5 +1,5 @@
-//! Random work that can be repeated, and the variables that set its length: `make` sets them from ROUNDS and
-//! SECONDS.
+//! Random work that can be repeated, and the variables that set its length. `make` sets these variables from
+//! ROUNDS and SECONDS.
 
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

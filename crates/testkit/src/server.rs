@@ -18,7 +18,7 @@ use crate::wait::until;
 /// Dropping it kills the server, and fails the test if the server ended by itself, logged a crash report or a
 /// Rust panic, or left a sanitizer's report.
 pub struct Server {
-    // Dropped first: the server ends before its folder is removed and its port is free.
+    // Dropped first, so that the server ends before its folder is removed and its port is free.
     process: Mutex<Process>,
     options: Options,
     port: Port,
@@ -302,7 +302,8 @@ impl Options {
         lines.iter().fold(self, |options, line| options.conf(line))
     }
 
-    /// Switches the append only file on, and syncs it before each reply: no acknowledged command is lost.
+    /// Switches the append only file on, and syncs it before each reply, so that no acknowledged command is
+    /// lost.
     pub fn synced(self) -> Options {
         self.confs(&["appendonly yes", "appendfsync always"])
     }

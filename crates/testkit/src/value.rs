@@ -119,7 +119,7 @@ impl PartialEq<i64> for Value {
     }
 }
 
-/// True for any string with this text, but not for an error: compare the text of an error by
+/// True for any string with this text, but not for an error. Compare the text of an error by
 /// [`Value::error`].
 impl PartialEq<str> for Value {
     fn eq(&self, other: &str) -> bool {

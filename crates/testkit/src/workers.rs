@@ -269,7 +269,7 @@ impl<'a> Worker<'a> {
         self.receive(wire, &intents, sent)
     }
 
-    /// Chooses a command for a hold that no command in `others` names: after two commands for one hold in a
+    /// Chooses a command for a hold that no command in `others` names. After two commands for one hold in a
     /// write, the state would be unclear if only the first reply arrived.
     fn choose(&mut self, others: &[Intent]) -> Intent {
         let now = self.clock.now();
@@ -379,8 +379,9 @@ impl<'a> Worker<'a> {
         if let Value::Error(line) = answer {
             let word = line.split(' ').next().unwrap_or_default();
             *self.errors.entry(word.to_string()).or_default() += 1;
-            // A refused acquisition has no hold, except after UNBLOCKED: the lock may have been granted just
-            // before the server changed its role. A refused release stays unknown, so it is repeated.
+            // A refused acquisition has no hold, except after UNBLOCKED, because the lock may have been
+            // granted just before the server changed its role. A refused release stays unknown, so it is
+            // repeated.
             if matches!(intent, Intent::Acquire(..)) && word != "UNBLOCKED" {
                 self.unknown.retain(|other| *other != intent.hold());
             }

@@ -237,7 +237,8 @@ async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
     }
     let answers = client.ask(&["CLIENT", "LIST"]).await;
     let own = client.library_name();
-    // A client has no digest until it knows the run ids of all members: then nothing can be compared.
+    // A client has no digest until it knows the run ids of all members, and until then nothing can be
+    // compared.
     let Some(own) = members_in(&own).filter(|own| own.contains('-')) else { return };
     let mut others = BTreeMap::new();
     for Inspected { server, answer } in &answers {

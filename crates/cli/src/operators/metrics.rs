@@ -127,7 +127,7 @@ impl Text {
     }
 
     /// Appends the samples of a histogram, from `1=0,5=2,...,inf=3,sum=812` in ms. Appends none for an empty
-    /// text: an older module does not send the field.
+    /// text, because an older module does not send the field.
     fn histogram(&mut self, name: &str, server: &str, counts: &str) {
         let seconds = |ms: &str| ms.parse::<f64>().unwrap_or(0.0) / 1000.0;
         let mut sample = |what: &str, label: Option<&str>, value: f64| {

@@ -57,7 +57,7 @@ async fn watch(
 ) -> Result<u8, Abort> {
     let listen = |kind| signal(kind).map_err(|why| Error::system("signals", why));
     let (mut terminate, mut hangup) = (listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
-    // SIGINT comes from another process: the terminal is in raw mode, so Ctrl-C arrives as a key.
+    // Only another process sends SIGINT. The terminal is in raw mode, in which Ctrl-C arrives as a key.
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut app = App::default();
     let mut next = ask(client, &app.query, Duration::ZERO);

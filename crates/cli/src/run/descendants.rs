@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 /// The descendants of this process, without its inherited children and theirs.
 pub struct Descendants {
-    /// The children that this process had before it started the program: a shell that becomes dlock by `exec`
+    /// The children that this process had before it started the program. A shell that becomes dlock by `exec`
     /// may have some.
     inherited: HashSet<Pid>,
 }
@@ -91,7 +91,8 @@ struct Stat {
 }
 
 impl Stat {
-    /// Parses `pid (name) state ppid …`. The name ends at the last parenthesis: it may contain any character.
+    /// Parses `pid (name) state ppid …`. The name ends at the last parenthesis, because a name may contain
+    /// any character.
     fn parse(stat: &[u8]) -> Option<Stat> {
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;

@@ -40,8 +40,8 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
             match lead.await {
                 Ok(Some(code)) => return Ok(code),
                 Ok(None) => warn("standing for election again"),
-                // A candidate that has led waits for the end of an outage: its addresses are known to be
-                // right.
+                // A candidate that has led waits for the end of an outage, because its addresses are known to
+                // be right.
                 Err(Abort::Error(why)) if has_led && why.failure == Failure::NoQuorum => {
                     let pause = async {
                         tokio::time::sleep(PAUSE).await;
@@ -77,7 +77,7 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
                 }
             }
             let led_for = Duration::from_millis(leader.as_ref().map_or(0, |leader| leader.held_ms));
-            // A clock that is not set starts in 1970: the lead may have begun before that.
+            // A clock that is not set starts in 1970. By that clock, the lead may have begun before 1970.
             let since = SystemTime::now().checked_sub(led_for).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH);
             let since = humantime::format_rfc3339_seconds(since).to_string();
             let shown = leader.as_ref().map(lock_state::display_name);

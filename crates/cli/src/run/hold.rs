@@ -47,7 +47,7 @@ pub fn start() -> Result<u8, Abort> {
         let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());
         return signal.map_or_else(|| Ok(exit_code(status)), |signal| Err(Abort::Signal(signal)));
     }
-    // If this fails, the lock stays held nevertheless, until the watched process ends.
+    // If printing fails, the lock stays held nevertheless, until the watched process ends.
     print(line.trim_end())?;
     Ok(0)
 }
@@ -63,8 +63,8 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
-    // Until the lock is held, this process ends with the foreground process: a script that was killed while
-    // it waited must not get the lock later.
+    // Until the lock is held, this process ends with the foreground process, because a script that was killed
+    // while it waited must not get the lock later.
     end_with_parent(true)?;
     let resources = std::slice::from_ref(&args.resource);
     let holder = format!("process {pid}");

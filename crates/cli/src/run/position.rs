@@ -27,8 +27,8 @@ struct Line {
     names: String,
     /// The last position that was reported, and the time of the report.
     last: Mutex<Option<(Position, Instant)>>,
-    /// Whether a drawing is queued and not printed yet, as on a terminal that is slow or stopped. Then no
-    /// second one is queued.
+    /// Whether a drawing is queued and not printed yet, as on a terminal that is slow or stopped. No second
+    /// drawing is queued meanwhile.
     is_pending: AtomicBool,
 }
 
@@ -61,7 +61,7 @@ impl Drop for PositionDisplay {
         self.clock.abort();
         if self.line.last().take().is_some() {
             print_later(|| CLEAR_LINE.into());
-            // So that the output of the command that runs next begins on an empty line.
+            // Waits, so that the output of the command that runs next begins on an empty line.
             wait_printed(PRINT_TIMEOUT);
         }
     }
@@ -82,7 +82,7 @@ impl Line {
         let Some((Position { server, position, waited, .. }, at)) = &*last else { return String::new() };
         let (names, waited) = (&self.names, (*waited + now().saturating_since(*at)).as_secs());
         let text = format!("waiting for {names}: position {position} at {server}, {waited} s");
-        // Cut to the width of the terminal: a line that wraps cannot be cleared.
+        // Cut to the width of the terminal, because a line that wraps cannot be cleared.
         let width = terminal_size_of(stderr()).map_or(80, |(width, _)| usize::from(width.0));
         let text: String = escape_control(text).chars().take(width.saturating_sub(1)).collect();
         format!("{CLEAR_LINE}{text}")

@@ -30,7 +30,8 @@ impl Program {
     /// Starts a process that becomes the program: see [`become_program`]. If the program cannot be executed,
     /// that process ends with the exit code 126 or 127.
     ///
-    /// The calling thread must live as long as the program: when it ends, the kernel kills the program.
+    /// The calling thread must live as long as the program, because the kernel kills the program when that
+    /// thread ends.
     pub fn start(words: &[OsString], environment: &[(&str, Option<OsString>)]) -> io::Result<Program> {
         let descendants = Descendants::track()?;
         let mut command = Command::new("/proc/self/exe");
@@ -55,8 +56,8 @@ impl Program {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
         }
-        // Orphans of the program become children of dlock. Each is reaped by its pid: a wait for any child
-        // could consume the status that try_wait returns.
+        // Orphans of the program become children of dlock. Each is reaped by its pid, because a wait for any
+        // child could consume the status that try_wait returns.
         for orphan in self.descendants.dead_children()? {
             if orphan != self.pid() {
                 let _ = waitpid(orphan, Some(WaitPidFlag::WNOHANG));

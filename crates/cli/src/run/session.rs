@@ -98,12 +98,12 @@ where
 }
 
 /// Runs `work`, and ends this process when a signal that ends dlock arrives. Only for work that needs no
-/// clean-up. The default action of signals would not be enough: the kernel ignores it for PID 1, which dlock
-/// can be in a container.
+/// clean-up. The default action of signals would not be enough, because the kernel ignores it for PID 1,
+/// which dlock can be in a container.
 pub async fn unless_ended(work: impl Future<Output = Result<u8, Abort>>) -> Result<u8, Abort> {
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let runtime = Handle::current();
-    // In a thread of its own: `work` may be blocked on a full pipe.
+    // In a thread of its own, because `work` may be blocked on a full pipe.
     thread::spawn(move || {
         if let Ok(signal) = runtime.block_on(signals.end()) {
             exit(end_by(signal).into());

@@ -131,8 +131,8 @@ impl Supervision<'_> {
         STOPS.contains(&signal) || (self.program.shares_our_group() && !only_dlock_received)
     }
 
-    /// Stops dlock and all descendants of the program after Ctrl-Z has stopped the program: the shell waits
-    /// for dlock to stop as well. A stopped dlock renews nothing. If the lease has ended when dlock is
+    /// Stops dlock and all descendants of the program after Ctrl-Z has stopped the program, because the shell
+    /// waits for dlock to stop as well. A stopped dlock renews nothing. If the lease has ended when dlock is
     /// continued, the program stays stopped, until `watch` handles the loss and kills it.
     fn stop_together(&self) -> io::Result<()> {
         self.program.signal_all(Signal::SIGSTOP)?;

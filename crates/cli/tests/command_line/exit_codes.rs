@@ -122,7 +122,7 @@ fn servers_and_passwords_come_from_a_file_or_the_environment(kind: &ServerKind) 
     let folder = Folder::fresh();
     assert_eq!(stage.connect().ok("ACL SETUSER worker on >se,cret ~* +@all"), "OK");
     assert_eq!(stage.connect().ok("ACL SETUSER default off"), "OK");
-    // %2C is the comma of the password: a plain one would separate two URLs in DLOCK_SERVERS.
+    // %2C is the comma of the password. A plain comma would separate two URLs in DLOCK_SERVERS.
     let url = |password: &str| format!("redis://worker:{password}@127.0.0.1:{port}");
     let list = folder.path().join("servers");
     std::fs::write(&list, format!("# ours\n\n  {}\n", url("se%2Ccret"))).expect("a file");

@@ -72,7 +72,8 @@ fn children_outlive_a_command_that_exits_by_itself(kind: &ServerKind) {
     assert_eq!(stage.held_on("r"), 0);
 }
 
-/// Orphans become children of dlock, which must reap them: a command may run for years and leave many.
+/// Orphans become children of dlock, which must reap them, because a command may run for years and leave
+/// many.
 #[each_server]
 fn run_reaps_adopted_orphans(kind: &ServerKind) {
     let stage = Stage::one(kind);

@@ -79,7 +79,7 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
         conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
         let mut left = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
         loop {
-            // The lease is read first: a command that is alive afterwards has outlived a lease of 0.
+            // The lease is read first, so a command that is alive afterwards has outlived a lease of 0.
             let left = left();
             if !is_alive(command) {
                 break;

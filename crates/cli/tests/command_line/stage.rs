@@ -41,8 +41,8 @@ impl Stage {
     }
 
     /// Any program, in the folder, with DLOCK_SERVERS and a long node timeout, so that a slow server does not
-    /// count as silent, and no other variable of dlock. All signals have their default action: a shell that
-    /// starts the tests in the background makes them ignore SIGINT.
+    /// count as silent. The program has no other variable of dlock. All signals have their default action: a
+    /// shell that starts the tests in the background makes them ignore SIGINT.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);

@@ -48,8 +48,8 @@ impl Terminal {
         self.running.stdout()
     }
 
-    /// Waits until the program has ended. The pipe stays open until then: when it closes, script(1) may drop
-    /// keys that were typed.
+    /// Waits until the program has ended. The pipe stays open until then, because script(1) may drop typed
+    /// keys when the pipe closes.
     #[track_caller]
     pub fn wait(self) -> Done {
         let _keys = self.keys;
@@ -163,7 +163,8 @@ fn run_without_a_wait_writes_nothing_to_the_terminal(kind: &ServerKind) {
 
 /// Stops a run by Ctrl-Z, calls `then`, and continues it by `fg`. Returns the exit code of the run.
 fn suspend_and_continue(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String {
-    // The script waits without starting a process: a shell that is stopped between vfork and exec hangs.
+    // The script waits without starting a process, because a shell that is stopped between vfork and exec
+    // hangs.
     assert_eq!(stage.execute(stage.shell("mkfifo go")).code, Some(0));
     stage.write("script", "echo $PPID > dlock; echo $$ > ready; read line < go");
     let mut terminal = Terminal::with(stage, "bash --norc --noprofile -i");

@@ -119,7 +119,7 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     }
 }
 
-/// Starts dlock and waits until it reads a pipe: only then can the pipe be opened for writing without
+/// Starts dlock and waits until it reads a pipe. Earlier, the pipe cannot be opened for writing without
 /// blocking.
 fn start_reading_pipe(stage: &Stage, words: &str) -> (Running, File) {
     let made = stage.execute(stage.shell("rm -f pipe && mkfifo pipe && pwd"));

@@ -1,4 +1,5 @@
-//! Masters, and clients with links of their own to them: a cut link of one client does not affect the others.
+//! Masters, and clients with links of their own to them, so that a cut link of one client does not affect the
+//! other clients.
 
 use std::time::Duration;
 

@@ -33,7 +33,7 @@ impl Locks {
     }
 
     /// Returns `None` if the lock is taken or there is no quorum. The caller sets `renew` to false if it will
-    /// pause: the renewals run in a thread that the pause does not stop.
+    /// pause, because the renewals run in a thread that the pause does not stop.
     pub async fn acquire(&self, resource: &str, renew: bool) -> Option<Held> {
         match self {
             Locks::Dlock { client, ttl, fenced } => {

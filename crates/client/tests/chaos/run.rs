@@ -233,7 +233,7 @@ impl Outcome {
         println!("  violations: {violations}");
     }
 
-    /// Asserts that every kind of event happened: an uneventful run proves nothing.
+    /// Asserts that every kind of event happened, because an uneventful run proves nothing.
     pub fn assert_everything_happened(&self) {
         for fault in Fault::ALL {
             assert!(self.faults.contains_key(&format!("{fault:?}")), "{fault:?} was never injected");

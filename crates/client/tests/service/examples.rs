@@ -52,7 +52,7 @@ fn the_readme_and_the_clients_page_show_first_lock() {
 }
 
 /// Returns a Python with redis-py, installed in build/ on the first run. The test runs on all servers at the
-/// same time: only one thread installs it.
+/// same time, so only one thread installs it.
 fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(installed_python)

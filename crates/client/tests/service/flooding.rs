@@ -12,7 +12,8 @@ async fn hold_through(servers: &[Server], flood: &Flood) -> (Client, Guard) {
     (client, guard)
 }
 
-/// Extends the hold. Repeats a failed extension: on a busy machine, the first two members may answer late.
+/// Extends the hold. Repeats a failed extension, because on a busy machine, the first two members may answer
+/// late.
 async fn extend(guard: &Guard) {
     let begun = now();
     while let Err(error) = guard.extend(LONG).await {
@@ -87,7 +88,8 @@ async fn a_published_message_that_is_too_long_ends_no_hold(kind: &ServerKind) {
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     let [channel] = &channels(&mut conn)[..] else { panic!("the client has one channel") };
-    // Longer than any reply that the client accepts: it opens another connection, without the channel.
+    // Longer than any reply that the client accepts. The client then opens another connection, without the
+    // channel.
     conn.send(&["PUBLISH", channel, &"x".repeat(9 << 20)]);
     assert_eq!(conn.read(), 1);
     until("the client has closed the connection", || channels(&mut conn).is_empty());

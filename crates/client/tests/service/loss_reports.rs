@@ -60,7 +60,7 @@ async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
 
 #[each_server]
 async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerKind) {
-    // A global subscriber: the renewals run on the threads of the clients.
+    // A global subscriber, because the renewals run on the threads of the clients.
     static RECORDED: LazyLock<Recorded> = LazyLock::new(|| {
         let recorded = Recorded::default();
         tracing::subscriber::set_global_default(recorded.clone()).expect("no other test records");

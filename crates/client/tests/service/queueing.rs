@@ -95,7 +95,7 @@ async fn a_wait_that_times_out_reports_taken_and_leaves_no_waiter(kind: &ServerK
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         let Err(AcquireError::Taken { report, .. }) = waited else { panic!("{waited:?}") };
         assert!(report.0.iter().any(|node| node.state == NodeState::Taken), "{report}");
-        // Checked without delay: bob's next request must not queue behind the old one.
+        // Checked without delay, because bob's next request must not queue behind the old one.
         assert!(servers.iter().all(|server| waiters(server).is_empty()));
         guard.release().await.expect("the lock is held");
     }

@@ -65,7 +65,7 @@ async fn a_renewal_restores_the_hold_on_a_master_that_missed_a_renewal(kind: &Se
     assert_eq!(guard.loss(), None);
 }
 
-/// `adopt` has no argument for the mode: the client reads the mode from the masters.
+/// `adopt` has no argument for the mode, so the client reads the mode from the masters.
 #[each_server]
 async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     for shared in [false, true] {
