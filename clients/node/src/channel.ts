@@ -44,9 +44,9 @@ export class Channel {
   #registry: WaitRegistry | undefined;
   #closeRegistry: (() => void) | undefined;
 
-  /** Returns the channel of a client, which all its locks share. */
+  /** Returns the channel of a client, which all its locks share. Throws a `TypeError` if `client` is not a
+   * client. */
   static of(client: Client): Channel {
-    // Only objects can be keys of a WeakMap: `linkTo` refuses the rest.
     let channel = channels.get(client);
     if (channel === undefined) {
       channel = new Channel(linkTo(client));
@@ -147,7 +147,7 @@ export class Channel {
     return this.#ready;
   }
 
-  /** Returns a new `Wait`, which receives the messages about one queue position. The first one opens the
+  /** Returns a new `Wait`, which receives the messages about one queue position. The first wait opens the
    * subscription. */
   listen(): Wait {
     this.#registry ??= this.#keepSubscribed(new WaitRegistry());

@@ -32,7 +32,7 @@ export interface NodeRedisClient {
 }
 // biome-ignore-end lint/suspicious/noExplicitAny: only what is used here is described
 
-/** A client of ioredis or of node-redis, for one server. */
+/** A client of ioredis or of node-redis. */
 export type Client = IoredisClient | NodeRedisClient;
 
 /** Receives the messages of a subscription. */
@@ -66,7 +66,7 @@ export interface Link {
   onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
   call(args: Args): Promise<unknown>;
-  /** Opens a connection that subscribes to the subscriber's channel. */
+  /** Opens a connection that subscribes to `subscriber.channel`. */
   subscribe(subscriber: Subscriber): Subscription;
 }
 
@@ -130,8 +130,8 @@ function ioredisLink(client: IoredisClient): Link {
     onEnded: (listener) => client.on("end", listener),
     call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
     subscribe(subscriber) {
-      // After a reconnect, ioredis would send SUBSCRIBE by itself and handle no error of it: if the connection
-      // is closed meanwhile, that error ends the process.
+      // With `autoResubscribe`, ioredis would send SUBSCRIBE by itself after a reconnect, and not handle its
+      // error: if the connection is closed before the reply, the unhandled error ends the process.
       const duplicate = client.isCluster ? client.duplicate() : client.duplicate({ autoResubscribe: false });
       duplicate.on("error", ignore);
       duplicate.on("close", () => subscriber.onDisconnected());

@@ -22,8 +22,8 @@ export interface LockOptions {
   shared?: boolean | undefined;
   /** Makes the lock a semaphore with this many holders at most. Not for a quorum. */
   permits?: number | undefined;
-  /** For a quorum: whether to get a fence that rises over all members, for one more round trip. Default:
-   * false. */
+  /** For a quorum: whether to get a fence that rises over all members, at the cost of one more round trip.
+   * Default: false. */
   fenced?: boolean | undefined;
   /** Pause between two tries where the wait queue cannot help, in ms: while a lock of redis-py or
    * node-redlock is at the key, or if the user may not subscribe. Default: 100. */

@@ -103,8 +103,8 @@ export class Members {
     return this.voters().length >= this.majority;
   }
 
-  /** Returns true if no majority of the members can vote, now or later: the clients of the other members are
-   * closed, or are not permitted to run INFO. */
+  /** Returns true if so many clients are closed, or not permitted to run INFO, that no majority of the members
+   * can vote, now or later. */
   areUnusable(): boolean {
     const isUsable = ({ isClosed }: MemberChannel, member: number) =>
       !isClosed && !["NOPERM", "NOAUTH", "WRONGPASS"].includes(errorWord(this.#missing.get(member)?.why));
@@ -124,7 +124,7 @@ export class Members {
     return new UnansweredLeases(this.channels[member]!);
   }
 
-  /** Asks the members that may not vote for their run ids. Waits for every member that is not known to be
+  /** Asks for the run ids of the members that may not vote. Waits for every member that is not known to be
    * silent. Waits for silent members only until a majority may vote: from then on they are asked in the
    * background, at growing intervals of up to `LONGEST_PAUSE`. After `end`, asks only once. Throws a `LockError`
    * if two members are the same server. */

@@ -75,10 +75,10 @@ export class QueueChoice {
     return found !== undefined && now() < found.setAt + age ? found.queue : undefined;
   }
 
-  /** Makes the queue of the member `queue` the start queue, as other clients wait there, and makes this
-   * client's waits in other queues move there. All waits move at once: the heads of two queues would each
-   * hold a part of the members, and keep each other from a majority. Does nothing if the start queue is a
-   * later one: while clients wait in both, waits move only from the earlier queue to the later one. */
+  /** Makes the queue of the member `queue` the start queue, and makes this client's waits in other queues move
+   * there. All waits move at once: the heads of two queues would each hold a part of the members, and keep
+   * each other from a majority. Does nothing if the start queue is a later one: as long as a start queue
+   * lasts, waits move only to later queues. */
   moveToQueue(name: string, queue: number): void {
     const order = this.#commonOrder();
     const startQueue = this.#startQueue(name);

@@ -57,8 +57,8 @@ export class QuorumAttempt implements Acquisition {
     let splitVotes = 0;
     let lateGrants = 0;
     yield* members.identifyMembers(end);
-    // With an empty order, a round may overtake waiters. An acquisition that does not wait may do so, as it
-    // competes only for a moment.
+    // With an empty order, the round looks for no waiters, and may overtake them. An acquisition that does not
+    // wait may do so, as it competes only for a moment.
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;

@@ -130,7 +130,7 @@ export class Renewal implements Task {
     this.validUntil = Math.min(this.validUntil, sent + validity(lease));
     this.longestLease = Math.max(this.longestLease, lease);
     const isHeld = yield* this.setLease(this, lease);
-    // Even if the server has extended the hold: the owner may have seen the loss, and stopped its work.
+    // A loss is final, even if the server has extended the hold: the owner may have stopped its work.
     if (this.isLost()) return false;
     if (!isHeld) {
       this.lose("it was taken away");

@@ -29,7 +29,7 @@ export interface Request {
 /** A hold: a lock that was granted to a token. */
 export interface Granted {
   readonly token: string;
-  /** Null for a quorum without a confirm phase. */
+  /** Null in a quorum, unless the lock is `fenced`. */
   readonly fence: number | null;
   /** End of the validity, on the clock of `now()`. */
   readonly validUntil: number;

@@ -157,9 +157,9 @@ export class Round {
       if (waited === "granted") return yield* this.#askOthers(now(), end);
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
-      // A token waits in one queue at a time. CANCEL instead of RELEASE: a late RELEASE would end a hold that
-      // this member grants to a later request of this round. After `times.keep`, the position has expired by
-      // itself.
+      // A token waits in one queue at a time, so it leaves this queue. It does so by CANCEL, because a RELEASE
+      // that arrives late would end a hold that this member grants to a later request of this round. After
+      // `times.keep`, the position has expired by itself.
       const leave = new Owed(() => zeroIfReplaced(send(cancel(request.key, this.token))), times.keep, 1);
       yield new Owe(new Map([[queue, leave]]), () => true);
     }
@@ -176,9 +176,9 @@ export class Round {
    *
    * 1. The next member of the order, if the member of the current queue refused the token: that queue does
    *    not move.
-   * 2. A later member that refused the token: clients that cannot reach the current member queue there.
+   * 2. A later member that refused the token: clients that cannot reach the current member may queue there.
    * 3. The current member again, if the order leaves out earlier members, and this round has waited or one of
-   *    them refused the token: other clients still queue at the current member. */
+   *    these members refused the token: other clients may still queue at the current member. */
   nextQueue(): number | undefined {
     const queue = this.queue();
     if (queue === undefined) return undefined;
@@ -320,9 +320,8 @@ export class Round {
     return this.choice.lookForOthers(this.request, member, this.token);
   }
 
-  /** Returns the outcome if a majority has granted the lock, and has confirmed one fence if that was
-   * requested, and the validity, which counts from `since` or from the confirm phase, has not ended;
-   * otherwise null. */
+  /** Returns the outcome; null unless a majority has granted the lock and, for a fenced lock, confirmed one
+   * fence before the validity ended. The validity counts from `since`, or from the confirm phase. */
   *#win(since: number): Steps<Won | null> {
     const { members } = this;
     if (this.grants() < members.majority) return null;

@@ -13,8 +13,8 @@ import { times, type Wait } from "./waits.js";
 
 // Pauses between two requests of a wait, ms. A wait that receives messages repeats its request only to retain
 // its position, and to find out whether the member still answers. All waits of a client at the member share
-// that task: one of them asks within LONGEST_PAUSE. A wait that receives no messages begins with FIRST_PAUSE,
-// which doubles up to LONGEST_PAUSE.
+// the second task: the more waits there are, the longer each one pauses (see `#pauseForMessage`). A wait that
+// receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 500;
 

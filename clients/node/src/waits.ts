@@ -13,7 +13,7 @@ export const times = {
   answer: 5_000,
   /** Default time limit of one member's answer in a quorum. */
   nodeTimeout: 250,
-  /** Longest time that a caller waits for owed releases. */
+  /** Longest time that a caller waits for releases that are repeated in the background (see `owed.ts`). */
   patience: 500,
   /** Time that the server retains a queue position after each request for it. If a waiter has died, a grant
    * to it ends within that time, too. */
