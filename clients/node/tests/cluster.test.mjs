@@ -108,7 +108,7 @@ onEachServer(
       }
     });
 
-    test("release does not report a loss when the cluster client sends it again", async () => {
+    test("release does not report a loss when the cluster client sends RELEASE again", async () => {
       // `natMap` makes the client connect to the second node through the proxy. ioredis counts each try of a
       // command as a redirection, and connecting again may take many tries.
       const proxy = await env.proxy(nodes[1].port);

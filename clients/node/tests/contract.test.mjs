@@ -23,8 +23,8 @@ const libraryOnly = readdirSync(new URL("library", folder)).map((name) => `libra
 const files = [...marked, ...libraryOnly];
 
 /** Takes the place of the player's `Connection`: carries out ACQUIRE, RELEASE, EXTEND and HOLDS through the
- * library, and sends all other commands. The token in these commands is the name of an owner, as the library
- * makes its own tokens. */
+ * library, and sends all other commands over `direct`. In the files, the name of an owner takes the place of
+ * each token, because the library makes its own tokens. */
 class LibraryConnection {
   /** Whether the following holds are renewed. */
   renew = false;
@@ -46,7 +46,7 @@ class LibraryConnection {
     };
     const method = methods[command];
     if (method) return this.#addReply(this[method](key, ...rest));
-    // The server does not know the name of an owner as a token.
+    // PTTL is sent without its token: that is the name of an owner, which the server does not know.
     const args = command === "DLOCK.PTTL" ? [] : rest;
     this.direct.send([command, ...(key ? [key] : []), ...args]);
     this.#addReply(this.direct.read());

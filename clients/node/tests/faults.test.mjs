@@ -42,8 +42,8 @@ onEachServer((env) => {
         () => (client.isReady ?? client.status === "ready") === isReady,
       );
     await untilReady(true);
-    // ioredis emits no event if it is closed between two tries to reconnect. It does if it gives up, so here
-    // its retryStrategy makes it give up.
+    // If ioredis is closed between two tries to reconnect, it emits no event. It emits `end` when it gives up,
+    // so here `retryStrategy` makes it give up.
     let mayReconnect = true;
     if (env.library === "ioredis") client.options.retryStrategy = () => (mayReconnect ? 10 : null);
     proxy.refuse = true;
@@ -129,7 +129,7 @@ onEachServer((env) => {
     assert(await env.server.exists());
     proxy.refuse = false;
     await nothingIsHeld();
-    // A second release of the owner does nothing.
+    // A second call finds no hold, and reports no loss, because the first call may have ended it.
     await hold.release();
   });
 
@@ -144,12 +144,12 @@ onEachServer((env) => {
     await nothingIsHeld();
   });
 
-  test("release reports an earlier loss even if its answer is lost, and it is sent again", async () => {
+  test("release reports an earlier loss after its answer was lost and RELEASE was sent again", async () => {
     const hold = await (await lockOverProxy({ ttl: 1000, renew: false })).acquire();
     await until("the hold is lost", () => hold.signal.aborted);
     await nothingIsHeld();
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
-    // node-redis does not send it again.
+    // node-redis does not send RELEASE again, so it gets no answer.
     const expected = env.library === "ioredis" ? NotHeldError : NoAnswerError;
     await assert.rejects(hold.release(), expected);
     assert.equal(proxy.lost, 1);

@@ -40,7 +40,7 @@ onEachServer(
       await assert.rejects(hold.held(), NoQuorumError);
     });
 
-    test("a release is owed to a member whose address leads to another server", async () => {
+    test("a release is repeated until it reaches the member whose address led to another server", async () => {
       const hold = await heldBehindMovedAddress();
       await assert.rejects(hold.release(), NoQuorumError);
       assert(!(await masters[0].exists()));

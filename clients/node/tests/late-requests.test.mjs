@@ -48,8 +48,12 @@ onEachServer(
     const releases = (members) => Promise.all(members.map(({ master }) => master.calls("dlock.release")));
 
     for (const [name, indices, isAcquired] of [
-      ["a failed acquisition releases an ACQUIRE that arrives late at a majority", [0, 1], false],
-      ["the release of a hold also ends an ACQUIRE that arrives late at one member", [0], true],
+      [
+        "after a failed acquisition, a hold from an ACQUIRE that arrives late at a majority is released",
+        [0, 1],
+        false,
+      ],
+      ["the release of a hold also ends a hold from an ACQUIRE that arrives late at one member", [0], true],
     ]) {
       test(name, async () => {
         const quorum = await quorumOf(proxies);
@@ -69,7 +73,7 @@ onEachServer(
       });
     }
 
-    test("an ACQUIRE that arrives late at a single server is released", async () => {
+    test("a hold from an ACQUIRE that arrives late at a single server is released", async () => {
       const [member] = membersAt(0);
       const [before] = await releases([member]);
       const lock = new Lock(await env.client(proxies[0].url), "foo", { ttl: TEN_MINUTES, renew: false });

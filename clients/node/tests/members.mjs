@@ -32,7 +32,7 @@ export function unknownMembers() {
   return { members: new Members(channels), channels };
 }
 
-/** Returns members that may vote, as their run ids are known, and their channels. */
+/** Returns members whose run ids are known, so that they may vote, and their channels. */
 export function threeMembers() {
   const { members, channels } = unknownMembers();
   for (const member of members.all()) members.record(member, info(member));

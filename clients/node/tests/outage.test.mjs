@@ -1,5 +1,5 @@
-// After an outage, or if data is at the key, acquisitions fail with an error of its own, and not as if another
-// client held the lock.
+// During an outage, or if data is at the key, an acquisition fails with an error that says so, and not as if
+// another client held the lock.
 
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
@@ -59,7 +59,7 @@ onEachServer((env) => {
     await assert.rejects(lock.acquire({ timeout: 0 }), LockError);
   }
 
-  test("a wait that ends in the queue of a minority throws NoQuorumError", async () => {
+  test("a wait that begins in the queue throws NoQuorumError while a majority is down", async () => {
     const lock = await lockOfRival();
     for (const proxy of proxies.slice(1)) {
       proxy.refuse = true;
@@ -69,7 +69,7 @@ onEachServer((env) => {
     await rejectsWithNoQuorum(lock.acquire({ timeout: 0 }), /no majority can grant/);
   });
 
-  test("a wait that ends throws NoQuorumError if no majority answers its last requests", async () => {
+  test("a wait that times out throws NoQuorumError if no majority answers its last requests", async () => {
     const lock = await lockOfRival();
     await cutOff(1, lock);
     // The first member refuses, the second one is down, and the third one does not answer.
@@ -78,7 +78,7 @@ onEachServer((env) => {
     proxies[2].silent = false;
   });
 
-  test("a wait that ends in the queue asks all members once more, and only once", async () => {
+  test("a wait that times out in the queue asks all members once more, and only once", async () => {
     const lock = await lockOfRival();
     await cutOff(2, lock);
     // Long, so that no other member counts as silent because the machine is busy.
@@ -123,7 +123,8 @@ onEachServer((env) => {
   for (const fenced of [false, true]) {
     const kind = fenced ? "fenced" : "not fenced";
     test(`an acquisition throws LateError when each majority takes longer than the lease: ${kind}`, async () => {
-      // Each round begins only after the members have confirmed the releases of the round before.
+      // With a long patience, each round begins only after the members have confirmed the releases of the last
+      // round.
       times.patience = 20_000;
       const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
       // Connects the clients, before their answers are delayed.
@@ -142,7 +143,7 @@ onEachServer((env) => {
     await hold.release();
   });
 
-  test("a wait that ends while the server is silent throws NoAnswerError", async () => {
+  test("a wait that times out while the server is down throws NoAnswerError", async () => {
     const [master, proxy] = [masters[0], proxies[0]];
     // The queue position outlasts the timeout, so that only the timeout ends the wait.
     times.keep = 2 * HOUR;

@@ -97,7 +97,8 @@ onEachServer(
       let isAcquired = false;
       const why = await outer
         .using(async (hold) => {
-          // The client relies on the lease of 1 ms as soon as it has sent it. The server does not receive it.
+          // Once the client has sent the EXTEND, it relies on no lease longer than 1 ms. The server does not
+          // receive the EXTEND, and retains the hold.
           proxy.stall();
           hold.extend(1).catch(() => {});
           await until("the hold is lost", () => hold.signal.aborted);

@@ -44,13 +44,13 @@ function play(steps, agesAt) {
 // a refusal, undefined for none yet); and the next queue, undefined for the first one of all members.
 for (const [order, answers, queue] of [
   [[0, 1, 2], [5, 6, 7], undefined],
-  // The first member grants, and a later one refuses: other clients queue there.
+  // The first member grants, and a later one refuses: other clients may queue at the later one.
   [[0, 1, 2], [5, 6, null], 2],
   [[0, 1, 2], [5, null, null], 1],
   // The first member in the order refuses: its queue does not move, so the next one is tried, if there is one.
   [[0, 1, 2], [null], 1],
   [[2], [undefined, undefined, null], undefined],
-  // The order leaves out member 0, so other clients queue at member 1: the client stays there.
+  // The order leaves out member 0: other clients may still queue at member 1, so the client stays there.
   [[1, 2], [null, 6, 7], 1],
 ]) {
   test(`if the members answer ${answers.map(String)} and the order is ${order}, the next queue is ${queue}`, () => {
@@ -310,7 +310,8 @@ onEachServer(
         const busyClient = await quorumOf(masters);
         const quorums = [await quorumOf(masters), await quorumOf(masters), ...Array(20).fill(busyClient)];
         const sum = (counts) => counts.reduce((a, b) => a + b);
-        // Counts from the time when all waits have left the queue that does not move.
+        // The count begins once each wait has had the lock five times, because the waits first have to leave the
+        // queue that does not move.
         let before;
         const counts = await contend(quorums, (counts) => {
           if (counts.every((count) => count >= 5)) before ??= [...counts];

@@ -53,7 +53,7 @@ onEachServer(
       await untilFree();
     });
 
-    test("release reports an earlier loss even if its answers are lost, and it is sent again", async () => {
+    test("release reports an earlier loss after its answers were lost and RELEASE was sent again", async () => {
       const hold = await lock({ ttl: 4000, renew: false }).acquire();
       await until("the hold is lost", () => hold.signal.aborted);
       await untilFree();
@@ -117,8 +117,8 @@ onEachServer(
         .tryAcquire()
         .catch((why) => why);
       assert(proxies.reduce((sum, proxy) => sum + proxy.lost, 0) >= 2);
-      // ioredis sends the command again. That answer does not count: the new connection may lead to another
-      // server.
+      // ioredis sends the command again over a new connection. The answer to this copy does not count, because
+      // the connection may lead to another server.
       assert(outcome instanceof NoQuorumError, outcome);
       await untilFree();
     });
@@ -183,7 +183,7 @@ onEachServer(
       });
     }
 
-    test("one of several clients that try at the same moment wins", async () => {
+    test("one of several acquisitions that begin at the same moment gets the lock", async () => {
       for (let round = 0; round < 5; round++) {
         const holds = await Promise.all([1, 2, 3, 4].map(() => lock().tryAcquire()));
         const won = holds.filter(Boolean);
@@ -212,7 +212,7 @@ onEachServer(
       for (const at of rivals) await masters[at].ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
       await masters[2].ask("CONFIG", "RESETSTAT");
       // The votes are split: each rival has one member, and the third one grants before the delayed refusals
-      // arrive. With the delay, the rivals release before the last try.
+      // arrive. The delay makes each try so long that the rivals release before the last one.
       for (const proxy of proxies.slice(0, 2)) proxy.delay = 100;
       const acquired = lock().tryAcquire();
       await until("the client has asked the third member", () => masters[2].calls("dlock.acquire"));
@@ -251,7 +251,8 @@ onEachServer(
         failure = why;
       });
       await untilAnyWaiter();
-      // QUIT has no reply if the server closes the connection while a request of the wait is behind it.
+      // QUIT has no reply if the server closes the connection before it reads a request of the wait that
+      // follows.
       for (const client of closed) await client.quit().catch(() => {});
       assert((await until("the wait ends", () => failure)) instanceof NoQuorumError);
       await hold.release();

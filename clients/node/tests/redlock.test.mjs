@@ -67,7 +67,7 @@ onEachServer(
                 servers.map((server) => server.ask("CONFIG", "SET", "min-replicas-to-write", replicas)),
               );
             await requireReplicas(1);
-            // The servers refuse the releases, too: do not wait for them for long.
+            // The servers refuse the releases, too, and `acquire` waits for these until `patience` is over.
             times.patience = 500;
             try {
               await assert.rejects(redlock.acquire(["foo"], 1000), ExecutionError);
@@ -278,7 +278,7 @@ onEachServer(
       assert.equal(await masters[0].ask("DBSIZE"), 0);
     });
 
-    test("a lock has the fences of its resources, and its value the tokens", async () => {
+    test("a lock has the fences of its resources, and their tokens in its value", async () => {
       const redlock = new Ours(await clients([masters[0]]));
       const lock = await redlock.acquire(["a", "b"], 1000);
       assert(lock.fences.every(Number.isSafeInteger));
@@ -289,7 +289,7 @@ onEachServer(
     });
 
     test("an extension without an answer is retried", async () => {
-      // The quorum reads its time limit of an answer when it is made.
+      // A `Quorum` reads `nodeTimeout` once, when it is constructed.
       times.nodeTimeout = 1000;
       const redlock = new Ours(await clients(proxies));
       times.nodeTimeout = 10_000;

@@ -27,7 +27,7 @@ for (const [what, get, type, locked] of [
   test(`tryAcquire returns "foreign" and isLocked returns ${locked} for ${what}`, () => {
     const acquiring = tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
     assert.equal(play(acquiring, WRONG_TYPE, ...get, ...type), "foreign");
-    // Where isLocked asks for the type, it has asked INSPECT before.
+    // `isLocked` sends INSPECT before TYPE.
     const inspect = type.map(() => NO_INSPECT);
     assert.equal(play(isLocked("foo", "foo"), WRONG_TYPE, ...get, ...inspect, ...type), locked);
   });

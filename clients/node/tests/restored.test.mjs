@@ -59,8 +59,8 @@ onEachServer((env) => {
     test(`a hold survives a rolling restart of all members without persistence: ${shared ? "shared" : "exclusive"}`, async () => {
       const held = await acquire({ shared });
       const fences = [held.hold.fence];
-      // The restarted member of its queue grants the waiter the lock. As the other members refuse, the waiter
-      // gives that grant back.
+      // When the member at which this client waits has restarted, it grants the client the lock. The other
+      // members refuse, so the client gives that grant back.
       const waiting = new Lock(quorum, "foo", { fenced: true }).using((hold) => fences.push(hold.fence));
       // The first member restarts twice, so a restored hold is restored again.
       for (const member of [0, 1, 2, 0]) {

@@ -12,8 +12,8 @@ const LEASE = 10_000;
 // The answer to CONFIRM of a member whose own clock is far behind the fence.
 const FENCE_AHEAD = new LockError("FENCEAHEAD the fence is ahead of the clock");
 
-/** A fenced round over three members, whose answers to ACQUIRE were `grants`. It asks for the answers to its
- * first confirm phase. */
+/** A fenced round over three members, whose answers to ACQUIRE were `grants`. The round is in its first
+ * confirm phase. */
 class ConfirmPhases {
   #steps;
   #next;
@@ -172,7 +172,7 @@ test("a greater answer begins the next phase with no answer counted", () => {
   assert.equal(won.fence, 9);
 });
 
-test("only members with a counted grant confirm", () => {
+test("only members that have granted are asked to confirm", () => {
   const phases = new ConfirmPhases([5, 7, null]);
   assert.deepEqual(phases.members, [0, 1]);
   // Member 1 has lost the hold.
@@ -185,7 +185,7 @@ test("only members with a counted grant confirm", () => {
   );
 });
 
-test("a confirm phase without answers is an outage", () => {
+test("a confirm phase that no majority answers is an outage", () => {
   const phases = new ConfirmPhases([5, 7, 6]);
   const down = new NoAnswerError("down");
   assert.equal(
@@ -200,7 +200,7 @@ test("a confirm phase without answers is an outage", () => {
 });
 
 test("a member with a clock ahead is dropped and reported", () => {
-  // Member 1 has the clock ahead, as fences follow the clock: the others refuse its fence.
+  // Fences follow the clock. The clock of member 1 is ahead, and the other members refuse its fence.
   const phases = new ConfirmPhases([5, 900, 6]);
   assert.equal(
     phases.answer([

@@ -169,7 +169,7 @@ onEachServer(
       );
     });
 
-    test("a client that its queue grants the lock moves to the queue of the first member that refuses", async () => {
+    test("a client moves from the queue of a member that grants to that of the first member that refuses", async () => {
       await Promise.all([holdByRival(1), holdByRival(2)]);
       const acquiring = lock(await quorumOf(masters)).acquire();
       await untilWaiters(0, 1, 0);
@@ -181,7 +181,7 @@ onEachServer(
     });
 
     test("a partial hold at the member of the queue keeps no client out", async () => {
-      // A dead client has left it there.
+      // The hold of a client that died.
       await holdByRival(0, "stale");
       const [one, other] = [await quorumOf(masters), await quorumOf(masters)];
       const before = await masters[0].calls("dlock.acquire");
@@ -189,7 +189,7 @@ onEachServer(
       assert.equal(await masters[0].calls("dlock.acquire"), before + 1, "one request");
       await untilHeldAt(0, 1, 2);
       const next = lock(other).acquire();
-      // The first queue does not move because of the partial hold, and the next one does.
+      // The partial hold keeps the first queue from moving, so the client waits in the second one.
       await untilWaiters(0, 1, 0);
       await hold.release();
       await (await withinLimit("the next client acquires the lock", next)).release();

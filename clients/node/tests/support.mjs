@@ -24,7 +24,7 @@ setTimeout(() => {
   console.error("this file takes too long");
   process.exit(1);
 }, 600_000).unref();
-// The servers end with this process.
+// Without this handler, SIGTERM would end the process without its `exit` handlers, which kill the servers.
 process.once("SIGTERM", () => process.exit(1));
 // Each server adds a listener to this process.
 EventEmitter.defaultMaxListeners = 100;
@@ -212,7 +212,7 @@ export class FaultProxy {
     for (const { client } of this.#stalled) client.destroy();
   }
 
-  /** Sends the requests that `stall` held back to the server, and waits until it has read them. */
+  /** Sends the server the requests that `stall` held back, and waits until the server has read them. */
   async deliver() {
     for (const { server, heldBack } of this.#stalled.splice(0)) {
       const replies = once(server, "data");
@@ -352,8 +352,8 @@ function describeAll(suite, only) {
   }
 }
 
-/** Gives each test of a suite empty masters, each behind a proxy. They are sorted by run id, as all clients
- * try their wait queues in this order. */
+/** Gives each test of a suite empty masters, each behind a proxy. The masters are sorted by run
+ * id, because all clients try the masters' wait queues in this order. */
 export function mastersFor(env, count = 3) {
   const masters = [];
   const proxies = [];

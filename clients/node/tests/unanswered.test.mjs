@@ -1,5 +1,5 @@
 // A server may carry out a request from a broken connection late, and so shorten a lease. Until then, the client
-// relies on no longer lease than that of the request.
+// relies on no lease that is longer than that of the request.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -88,7 +88,8 @@ test("a reply settles neither a request of an earlier connection, nor a request 
   const [lost, resent] = [leases.send([], 100), leases.send([], 500)];
   for (const request of [lost, resent]) request.sent();
   server.connections = 2;
-  // This reply is to the copy that the client has sent over the new connection. The first one may still arrive.
+  // This reply is to the copy that the client has sent over the new connection. The first copy may still
+  // arrive.
   resent.replied();
   assert(!leases.isCertain(101));
   const later = leases.send([], 1000);

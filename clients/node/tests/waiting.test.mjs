@@ -257,7 +257,7 @@ onEachServer((env) => {
   });
 
   test("a wait throws NoAnswerError after its client is closed", async () => {
-    // The wait would not end because its queue position expires.
+    // The queue position does not expire, so that only the closed client ends the wait.
     times.keep = 600_000;
     await holdByOther();
     const client = await env.client();
@@ -266,7 +266,8 @@ onEachServer((env) => {
       failure = why;
     });
     await untilWaiters(1);
-    // QUIT has no reply if the server closes the connection while a request of the wait is behind it.
+    // QUIT has no reply if the server closes the connection before it reads a request of the wait that
+    // follows.
     await client.quit().catch(() => {});
     assert((await until("the wait ends", () => failure)) instanceof NoAnswerError);
   });
