@@ -97,8 +97,8 @@ pub static SETTINGS: [Setting<Config>; 10] = [
     },
 ];
 
-/// Returns the defaults, with those replaced that `loadmodule libdlock.so name value ..` gives (the name with
-/// or without `dlock.`). redis.conf overrides both.
+/// Returns the default of each option, replaced by its value in `loadmodule libdlock.so name value ..` if it
+/// is named there, with or without `dlock.`. redis.conf overrides both.
 pub fn defaults(arguments: &[&[u8]]) -> Result<[i64; SETTINGS.len()], String> {
     let mut values = SETTINGS.each_ref().map(|setting| setting.spec.default());
     for pair in arguments.chunks(2) {

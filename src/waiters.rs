@@ -277,9 +277,9 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
     }
 }
 
-/// Adds a task for the background job if a closed connection has missed a grant: its client cannot have read
-/// a reply that was written to it in this turn of the event loop, unless the server sent all replies before
-/// it closed the connection. Returns whether there is a new task.
+/// Adds a task for the background job if a connection closed in the event-loop turn in which it was to get a
+/// grant. Its client has not received the grant, unless the server sent all replies before it closed the
+/// connection. Returns whether there is a new task.
 pub fn note_missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.client_gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {

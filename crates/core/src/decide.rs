@@ -194,8 +194,8 @@ impl<'a> Turn<'a> {
             }
             _ => {}
         }
-        // The client sent this token itself, so it already knows of any hold under it. A request that claims
-        // a queued grant does not raise the hold count.
+        // A request by the token confirms its grant. A request that claims the grant of a queued waiter
+        // counts as a repetition of the queued request, so it does not raise the hold count.
         let mut request = *request;
         if self.claim_grant(request.token) && request.reentry == Reentry::OneMore {
             request.reentry = Reentry::Keep;

@@ -35,7 +35,7 @@ pub struct Waiting {
     queued: usize,
     bound: BoundPositions,
     last_id: u64,
-    /// Grants to waiters that their clients may not know of.
+    /// The unconfirmed grants to waiters, and the replies that announce them.
     pub deliveries: Deliveries,
 }
 

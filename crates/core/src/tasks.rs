@@ -18,7 +18,8 @@ pub type Bindings = BTreeSet<(Box<[u8]>, Token)>;
 pub enum Task {
     /// The wait queue of this lock may have to be served.
     Serve(Name<'static>),
-    /// The wait queues of one database or all that began after this waiter may have to be served.
+    /// The wait queues that began after the one that this waiter began, in one database or in all (`None`),
+    /// may have to be served.
     ServeBehind(WaiterId, Option<i32>),
     /// The key of this held lock was deleted.
     Vanished(Name<'static>),
@@ -41,8 +42,8 @@ pub enum Task {
     EndedHolds(Name<'static>, Box<EndedHolds>),
     /// This lock was created by RESTORE, with the times of another clock.
     Restored(Name<'static>),
-    /// A lease or a lock-delay may have expired. The lock must change or be put off, or it is found again at
-    /// once.
+    /// A lease or a lock-delay may have expired. If the lock does not change and is not put off, the job
+    /// finds it again at once.
     Due(Name<'static>, Slot),
     GraceOver,
 }
