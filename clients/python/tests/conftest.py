@@ -42,7 +42,7 @@ FOREIGN_TOKEN = "0123456789abcdef" * 2
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints what tests have measured: their properties with the name "measured"."""
+    """Prints the properties with the name "measured", in which tests record their results."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:
             if name == "measured":

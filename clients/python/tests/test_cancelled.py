@@ -1,4 +1,5 @@
-"""If a program cancels all tasks, also those of the background, the background starts its work again."""
+"""If a program cancels all tasks, also those of the background, the background starts its work again.
+If a KeyboardInterrupt ends an extension, a later extension raises once the hold is lost."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from dlock._clock import now
 
 
 class Cancelling:
-    """Cancels the next three tasks of the background: before their first step or, with `begun`, while they
-    wait for the reply to their request."""
+    """Cancels the next three tasks of the background: before their first step or, with `begun`, 20 ms after
+    their start. The proxy then passes no bytes to the first two; the third may get its reply earlier."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
         self.tasks_left = 3

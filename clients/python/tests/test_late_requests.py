@@ -29,15 +29,14 @@ def lock(members):
 
 
 def extend_late(members, lock, seconds):
-    """Acquires the lock, and sends an EXTEND that stalls at member 0. Member 0 answers the requests after it;
-    member 2 no longer answers."""
+    """Acquires the lock, and sends an EXTEND that stalls at member 0. Member 0 answers later requests over a
+    new connection. Member 2 no longer answers."""
     lock.acquire()
     members.until_held()
     members.until_idle()
     members.proxies[0].stall()
     assert lock.extend(seconds, replace_ttl=True)
     until("the member is silent", lambda: members.quorum.is_silent(0))
-    # The client has opened a new connection.
     until("the member answers again", lambda: lock.owned() and not members.quorum.is_silent(0))
     members.proxies[2].refuse = True
     members.proxies[2].drop()

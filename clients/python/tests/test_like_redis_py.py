@@ -1,5 +1,6 @@
 """The tests that redis-py has for its lock, run with the locks for threads and for asyncio. Instead of the
-value and the TTL of the key, they read the replies of the module."""
+value and the TTL of the key, they read the replies of the module. The last tests are for programs that call
+the `do_` methods or set the token of a lock object."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_a_greater_answer_begins_the_next_phase_with_no_answer_counted():
     phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
     assert phases.answer({0: 9, 1: 7, 2: None}) is None
     assert phases.members() == [0, 1]
-    # One answer of this phase and one of the last would be a majority.
+    # An answer of the previous phase must not count: with it, this answer would make a majority.
     assert not phases.step.enough({0: 9})
     assert phases.answer({0: 9, 1: 9}) is True
     assert phases.round.fence == 9
