@@ -115,7 +115,8 @@ impl Error {
     }
 }
 
-/// How long to wait until pending messages are printed: Ctrl-S may have stopped the terminal.
+/// How long to wait until pending messages are printed. Standard error may be a terminal that Ctrl-S has
+/// stopped.
 pub const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Prints all pending messages, without a time limit. Unblocks signals, so that they can end this process

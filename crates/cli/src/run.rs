@@ -65,8 +65,8 @@ async fn acquire(args: &Run, margin: Margin, session: &mut Session) -> Result<He
     Ok(Held { entered, guards: Some(guards.await?) })
 }
 
-/// Runs the command under the locks and releases them. Returns its exit code, or `None` if the lock was lost:
-/// then the loss has been reported and the command has ended.
+/// Runs the command under the locks and releases them. Returns its exit code, or `None` if the lock was lost.
+/// In that case, the loss has been reported and the command has ended.
 pub async fn hold(
     held: Held,
     command: &[OsString],
@@ -74,7 +74,7 @@ pub async fn hold(
     margin: Margin,
 ) -> Result<Option<u8>, Abort> {
     let Some(guards) = held.guards else {
-        // The parent run supervises this process, so it can become the command.
+        // The parent run supervises this process, so this process can become the command.
         signals::unblock().map_err(|why| Error::system("signals", why))?;
         let mut program = Command::new(&command[0]);
         program.args(&command[1..]);

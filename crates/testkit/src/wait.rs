@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Time limit of every wait. Generous, because it only ends a hang.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Waits until `condition` is true. Panics with `what` if it is not within [`TIMEOUT`].
+/// Waits until `condition` is true. Panics with `what` if the condition is not true within [`TIMEOUT`].
 #[track_caller]
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     until_some(what, || condition().then_some(()))
@@ -19,7 +19,8 @@ pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> 
     assert!(result.is_some(), "waited {limit:?} in vain until {what}");
 }
 
-/// Waits until `find` returns a value, and returns it. Panics with `what` if it does not within [`TIMEOUT`].
+/// Waits until `find` returns a value, and returns it. Panics with `what` if `find` returns no value within
+/// [`TIMEOUT`].
 #[track_caller]
 pub fn until_some<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     match poll(TIMEOUT, &mut find) {

@@ -41,7 +41,7 @@ pub fn start() -> Result<u8, Abort> {
     if let Some(pipe) = background.stdout.take() {
         BufReader::new(pipe).read_line(&mut line).map_err(not_started)?;
     }
-    // The background process has ended without the lock: this process ends in the same way.
+    // The background process has ended without the lock, so this process ends in the same way.
     if line.is_empty() {
         let status = background.wait().map_err(not_started)?;
         let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());

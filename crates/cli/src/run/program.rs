@@ -89,8 +89,8 @@ impl Program {
         self.descendants.alive()
     }
 
-    /// Sends a signal to the program, and to every live process that it has started. The program is first, as
-    /// the search for the others takes a while on a busy machine.
+    /// Sends a signal to the program, and to every live process that it has started. The program is first,
+    /// because the search for the others takes a while on a busy machine.
     pub fn signal_all(&self, signal: Signal) -> io::Result<()> {
         self.signal(signal);
         for pid in self.alive()?.into_iter().filter(|pid| *pid != self.pid()) {

@@ -164,8 +164,8 @@ impl LockArgs {
         let is_deadlock = matches!(why, AcquireError::Deadlock { .. });
         let mut error = Error::from(why);
         if let Some(holder) = holder {
-            // The client's error names the owners that wait for each other, and an owner is a random number:
-            // name the holder first.
+            // The client's error names the owners that wait for each other, and an owner is a random number.
+            // So the message begins with the holder.
             let message = if is_deadlock { format!("{holder}; {error}") } else { holder };
             error = Error::new(error.failure, message);
         }

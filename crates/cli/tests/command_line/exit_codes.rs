@@ -205,7 +205,8 @@ fn commands_exit_with_64_for_a_rejected_argument_and_69_for_a_missing_right(kind
         let done = stage.execute(stage.run(wrong, "echo ran"));
         assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
     }
-    // The servers reject this ttl, and their error does not repeat it. One of the argument parser would.
+    // The servers reject this ttl, and their error does not repeat it. An error of the argument parser would
+    // repeat it.
     let extended = stage.execute(stage.dlock("extend r t --ttl 25h"));
     assert_eq!((extended.code, extended.stderr.contains("25h")), (Some(64), false), "{}", extended.stderr);
     // The lock is free, but this user has no right to inspect it.

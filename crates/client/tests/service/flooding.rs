@@ -22,7 +22,8 @@ async fn extend(guard: &Guard) {
     }
 }
 
-/// Extends the hold until the client reports the third member, which it does only after a request to it.
+/// Extends the hold until the client reports the third member, which the client does only after a request to
+/// that member.
 async fn until_reported(client: &Client, guard: &Guard, what: &str) {
     let begun = now();
     loop {

@@ -20,7 +20,8 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
                 let guard =
                     client.lock("r").ttl(LONG).renew(renews).acquire().await.expect("the lock is free");
                 until("the masters track the hold", || servers.iter().all(is_tracked));
-                // The extension changes the key, which ends the tracking; the client starts it again.
+                // The extension changes the key, which ends the tracking. The client starts the tracking
+                // again.
                 guard.extend(LONG).await.expect("the lock is held");
                 for server in &servers[..removed_on] {
                     server.connect().ok(removal);

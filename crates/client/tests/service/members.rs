@@ -30,7 +30,7 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
         let seen = client.inspect("r").await.remove(2).answer;
         seen.found().is_none().then_some(seen)
     };
-    // After the first failure the client waits before it connects again. Until then it reports Down.
+    // After the first failure the client waits before it connects again. Until then the client reports Down.
     loop {
         match inspected().await.expect("the member never votes") {
             Answer::Unanswered(NodeState::Failed(why)) => {

@@ -168,7 +168,7 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
     proxy.lose_the_next();
     let downgraded = guard.downgrade().await;
     assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
-    // After two failures the client uses another connection. The upgrade is refused there, too, as the
+    // After two failures the client uses another connection. The upgrade is refused there, too, because the
     // downgrade may still arrive over the first one.
     for _ in 0..5 {
         let upgraded = guard.upgrade(Wait::No).await;
