@@ -23,7 +23,7 @@ const CLOCK_CHECK: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Background {
     pub(crate) runtime: Handle,
-    /// Notified when the machine was suspended: a sleep then took longer than requested.
+    /// Notified when the machine was suspended, which shows in a sleep that took longer than requested.
     pub(crate) clock_jumped: Arc<Notify>,
     _end: oneshot::Sender<()>,
 }

@@ -315,8 +315,8 @@ impl fmt::Debug for Client {
 /// over 50 GB for them.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// Reads all locks of a master, cursor by cursor, over a separate connection: other clients choose the length
-/// of the names.
+/// Reads all locks of a master, cursor by cursor. Uses a separate connection, because the length of an answer
+/// depends on the names that other clients chose, and too long an answer closes its connection.
 async fn list_all(node: Arc<Node>, question: impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
     let channel = Channel::separate(&node).await?;
     let (mut cursors, mut found) = (Cursors::default(), HashMap::new());

@@ -194,8 +194,8 @@ impl RetryState {
     }
 }
 
-/// Returns the time until enough grace periods end that a majority can vote. `None` if a majority can vote
-/// now, or cannot even then, as too many members are missing.
+/// Returns the time until enough grace periods have ended for a majority to vote. `None` if a majority can
+/// vote now, or if too many members are missing for a majority even after all grace periods.
 fn grace_left(options: &AttemptOptions, round: &Round) -> Option<Duration> {
     let (mut able_to_vote, mut graces) = (0, Vec::new());
     for vote in round.votes() {

@@ -452,7 +452,7 @@ impl Round {
         }
     }
 
-    /// Begins the next phase. Fails after 256 phases, as the members will not agree then.
+    /// Begins the next phase. Fails after 256 phases, because the members will hardly agree any more.
     fn next_phase(&mut self, fence: Fence, phase: u8, now: Instant) -> Progress {
         match phase.checked_add(1) {
             Some(next) => self.confirm(fence, next, now),

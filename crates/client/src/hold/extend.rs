@@ -135,7 +135,8 @@ impl ExtendRequest {
         let vote = reply.extended();
         channel.note(&vote);
         match vote {
-            // An earlier EXTEND for a shorter lease has no answer. It may still arrive, and shorten this one.
+            // An earlier EXTEND for a shorter lease has no answer. It may still arrive, and shorten the
+            // lease.
             Vote::Granted(()) if !channel.lease_is_certain(ttl) => (to, Vote::Unknown),
             vote => (to, self.voters.admit(to, server, vote)),
         }

@@ -52,7 +52,7 @@ impl Releases {
     /// answer.
     pub(crate) async fn wait_for_majority(mut self) -> Result<(), ReleaseError> {
         let (quorum, limit) = (self.service.quorum, self.service.nodes[0].limit);
-        // The releases are repeated in the background for longer than this.
+        // In the background, the releases are repeated for longer than this limit.
         let decided = timeout(limit, async {
             while self.released() < quorum.majority() && quorum.has_majority_without(self.not_held()) {
                 let Some((member, vote)) = self.calls.next().await else { return };

@@ -147,7 +147,8 @@ impl Node {
         opening.await
     }
 
-    /// Returns true if the last request had no answer. Clients queue at the other masters first.
+    /// Returns true if the last request had no answer, or the last attempt to connect has failed or has
+    /// exceeded the time limit of an answer. Clients queue at the other masters first.
     pub(crate) fn is_missing(&self) -> bool {
         match &*self.link.lock() {
             Link::Up(connection) => !connection.answers(),
