@@ -8,7 +8,7 @@ import type { Args } from "./protocol.js";
 import type { Send } from "./steps.js";
 import { times, type Wait, WaitRegistry } from "./waits.js";
 
-// Pause between two checks of the subscriber, and time limit of its answer to PING, ms.
+// Pause between two checks of the subscriber, and time limit of the answer to its PING, ms.
 const TICK = 1000;
 
 /** Returns whether an error is the server's reply to the command. LOADING does not count: a server that is

@@ -25,7 +25,7 @@ export function now(): number {
   if (Math.abs(newOffset - offset) > STEP) {
     offset = newOffset;
     const behindUptime = uptime() - at - uptimeOffset;
-    // STEP exceeds the rounding of uptimes, 10 ms.
+    // Uptimes are rounded to 10 ms, so a smaller difference than STEP may be no suspension.
     if (behindUptime > suspended + STEP) suspended = behindUptime;
   }
   return at + suspended;

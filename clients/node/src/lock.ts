@@ -297,7 +297,7 @@ export class Hold implements AsyncDisposable {
     // An earlier release without an answer may have ended the hold.
     const isRepeated = this.#isReleasing;
     this.#isReleasing = true;
-    // Records a loss that the clock shows: after `end` it would not be recorded.
+    // Records a loss that the clock shows. After `end`, no loss is recorded any more.
     this.#renewal.isLost();
     this.#renewal.end();
     const ended = await run(this.#granted.release(this.#renewal), this.#service);

@@ -347,7 +347,7 @@ export class Round {
    * Returns the time from which the validity counts; null if no majority confirms a fence. */
   *#confirm(): Steps<number | null> {
     const { members } = this;
-    // Each phase either confirms, tries a greater fence, or drops members.
+    // If a phase does not confirm its fence, the next one tries a greater fence, or asks fewer members.
     for (let phase = 0; phase < MAX_LATE + members.all().length; phase++) {
       const counted = [...this.answers.keys()].filter((member) => this.#isGrantedBy(member));
       if (counted.length < members.majority) return null;

@@ -13,7 +13,8 @@ const TTL = 60_000;
 onEachServer((env) => {
   const { masters, proxies, quorumOf, untilHeldAt, untilFree } = mastersFor(env);
   let quorum;
-  /** Returns the token of the first holder at a master; undefined for none. */
+  /** Returns the token of the first holder at a master; undefined for none. INSPECT's fourth field is `holders`,
+   * and the first field of a holder is its token. */
   const holder = async (master) => (await master.ask("DLOCK.INSPECT", "foo"))?.[7][0]?.[1];
 
   beforeEach(async () => {
