@@ -42,7 +42,7 @@ now_etcdctl() { return 255; }
 now_dlock() { local name=$1; shift; dlock run --no-wait --quiet "$name" -- "$@"; }
 # free TOOL NAME: prints yes if another process gets the lock within 5 s.
 free() { (timeout 5 bash -c "$(declare -f "$1_"); $1_ $2 true" 2>/dev/null) && echo yes || echo no; }
-# lives FILE: prints yes if the process whose id is in FILE runs.
+# lives FILE: prints yes if the process with the id in FILE runs.
 lives() { kill -0 "$(cat "$1")" 2>/dev/null && echo yes || echo no; }
 # hold TOOL NAME: runs a command under a lock. Writes the process id of the command to NAME.pid, and sets $runner to the
 # process id of the tool.

@@ -45,7 +45,7 @@ impl Followers {
     pub fn update(&mut self, ctx: Ctx<'_>) {
         // The count includes this module.
         self.is_only_module = self.is_only_module.or_else(|| Some(ctx.count_modules() == Some(1)));
-        // A master that is a node of a cluster may read the log of a node whose slots it takes over.
+        // A master that is a node of a cluster may read the log of a node, to take over its slots.
         let reading = Flags::MASTER | Flags::LOADING | Flags::CLUSTER;
         self.server_may_read = self.server_may_read && ctx.flags().intersection(reading) != Flags::MASTER;
         self.may_follow = self.may_follow && can_be_followed(ctx);

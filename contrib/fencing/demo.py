@@ -62,7 +62,7 @@ class Worker:
         return line
 
     def write(self):
-        """Lets the worker write, and returns what it prints."""
+        """Lets the worker write, and returns its output."""
         self.process.stdin.write("\n")
         return self.wait()
 

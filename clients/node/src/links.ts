@@ -3,7 +3,7 @@
 
 import type { Args } from "./protocol.js";
 
-// biome-ignore-start lint/suspicious/noExplicitAny: only what is used here is described
+// biome-ignore-start lint/suspicious/noExplicitAny: describes only the parts that are used here
 type Callback = (...args: any[]) => void;
 
 /** `Redis` or `Cluster` of ioredis, version 5 or later. */
@@ -30,7 +30,7 @@ export interface NodeRedisClient {
   on(event: string, listener: Callback): unknown;
   once(event: string, listener: Callback): unknown;
 }
-// biome-ignore-end lint/suspicious/noExplicitAny: only what is used here is described
+// biome-ignore-end lint/suspicious/noExplicitAny: describes only the parts that are used here
 
 /** A client of ioredis or of node-redis. */
 export type Client = IoredisClient | NodeRedisClient;

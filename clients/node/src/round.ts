@@ -171,7 +171,7 @@ export class Round {
     return this.order[this.#queueIndex];
   }
 
-  /** Returns the member in whose queue this client's next waits for the lock start; undefined for the first
+  /** Returns the member where this client's next waits for the lock start; undefined for the first
    * queue of all.
    *
    * 1. The next member of the order, if the member of the current queue refused the token: that queue does

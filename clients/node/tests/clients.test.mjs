@@ -10,7 +10,7 @@ import { FOREIGN_TOKEN, onEachServer, untilRenewed } from "./support.mjs";
 
 onEachServer((env) => {
   test("a lock works over an ioredis client with stringNumbers", {
-    skip: env.library !== "ioredis",
+    skip: env.clientLibrary !== "ioredis",
   }, async () => {
     const client = new Redis(env.server.port, { stringNumbers: true });
     try {
@@ -29,7 +29,7 @@ onEachServer((env) => {
 
   for (const enableAutoPipelining of [false, true]) {
     const title = `data and locks of redis-py at a key with a prefix are recognised${enableAutoPipelining ? ", with auto pipelining" : ""}`;
-    test(title, { skip: env.library !== "ioredis" }, async () => {
+    test(title, { skip: env.clientLibrary !== "ioredis" }, async () => {
       const client = new Redis(env.server.port, { keyPrefix: "p:", enableAutoPipelining });
       try {
         for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
@@ -50,7 +50,7 @@ onEachServer((env) => {
     });
   }
 
-  const isNodeRedis = env.library === "node-redis";
+  const isNodeRedis = env.clientLibrary === "node-redis";
   test("a lock works over a node-redis client that maps numbers to strings", {
     skip: !isNodeRedis,
   }, async () => {

@@ -19,8 +19,8 @@ const isMarked = (name) => {
   return library;
 };
 const marked = readdirSync(folder).filter((name) => isJson(name) && isMarked(name));
-const libraryOnly = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
-const files = [...marked, ...libraryOnly];
+const onlyLibraries = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
+const files = [...marked, ...onlyLibraries];
 
 /** Takes the place of the player's `Connection`: carries out ACQUIRE, RELEASE, EXTEND and HOLDS through the
  * library, and sends all other commands over `direct`. In the files, the name of an owner takes the place of

@@ -26,7 +26,7 @@ onEachServer((env) => {
     // ioredis sends the command again over a new connection.
     const outcome = await lock.tryAcquire().catch((why) => why);
     assert.equal(proxy.lost, 1);
-    if (env.library === "ioredis") await outcome.release();
+    if (env.clientLibrary === "ioredis") await outcome.release();
     else assert(outcome instanceof NoAnswerError, outcome);
     await nothingIsHeld();
   });
@@ -45,13 +45,13 @@ onEachServer((env) => {
     // If ioredis is closed between two tries to reconnect, it emits no event. It emits `end` when it gives up,
     // so here `retryStrategy` makes it give up.
     let mayReconnect = true;
-    if (env.library === "ioredis") client.options.retryStrategy = () => (mayReconnect ? 10 : null);
+    if (env.clientLibrary === "ioredis") client.options.retryStrategy = () => (mayReconnect ? 10 : null);
     proxy.refuse = true;
     proxy.drop();
     await untilReady(false);
     const outcome = assert.rejects(lock.tryAcquire(), { name: "NoAnswerError", message: /clos/ });
     mayReconnect = false;
-    if (env.library === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
+    if (env.clientLibrary === "node-redis") await (client.destroy ? client.destroy() : client.disconnect());
     await outcome;
   });
 
@@ -139,7 +139,7 @@ onEachServer((env) => {
     // ioredis sends the command again over a new connection.
     const outcome = await hold.release().catch((why) => why);
     assert.equal(proxy.lost, 1);
-    if (env.library === "ioredis") assert.equal(outcome, undefined);
+    if (env.clientLibrary === "ioredis") assert.equal(outcome, undefined);
     else assert(outcome instanceof NoAnswerError, outcome);
     await nothingIsHeld();
   });
@@ -150,7 +150,7 @@ onEachServer((env) => {
     await nothingIsHeld();
     Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
     // node-redis does not send RELEASE again, so it gets no answer.
-    const expected = env.library === "ioredis" ? NotHeldError : NoAnswerError;
+    const expected = env.clientLibrary === "ioredis" ? NotHeldError : NoAnswerError;
     await assert.rejects(hold.release(), expected);
     assert.equal(proxy.lost, 1);
   });

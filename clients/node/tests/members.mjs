@@ -20,7 +20,7 @@ export const request = {
 /** The reply to INFO of a server with this run id. */
 export const info = (runId) => `# Server\r\nrun_id:${runId}\r\n`;
 
-/** Returns members whose run ids are unknown, and their channels (connections), which a test may change. */
+/** Returns members with unknown run ids, and their channels (connections), which a test may change. */
 export function unknownMembers() {
   const channels = ["a", "b", "c"].map((address) => ({
     address,
@@ -32,7 +32,7 @@ export function unknownMembers() {
   return { members: new Members(channels), channels };
 }
 
-/** Returns members whose run ids are known, so that they may vote, and their channels. */
+/** Returns members with known run ids, so that they may vote, and their channels. */
 export function threeMembers() {
   const { members, channels } = unknownMembers();
   for (const member of members.all()) members.record(member, info(member));

@@ -1,4 +1,4 @@
-// The choice of the member in whose queue a client waits, also if a dead client has left a partial hold (at a
+// The choice of the member where a client waits, also if a dead client has left a partial hold (at a
 // minority of the members). First without servers, then with three members.
 
 import assert from "node:assert/strict";

@@ -67,7 +67,7 @@ before(() => {
 });
 after(() => rmSync(folder, { recursive: true, force: true }));
 
-/** Runs the TypeScript compiler with these further arguments. Fails with what it prints. */
+/** Runs the TypeScript compiler with these further arguments. Fails with the output. */
 function checkTypes(args) {
   const options = ["--noEmit", "--strict", "--target", "es2022", "--skipLibCheck"];
   const lib = ["--lib", "es2022,esnext.disposable", "--types", "node"];

@@ -18,7 +18,7 @@ function play(steps, ...replies) {
 
 const NO_INSPECT = new Error("NOPERM this user has no permissions to run the 'dlock.inspect' command");
 
-// What is at the key after ACQUIRE or PTTL has failed with WRONGTYPE: the replies to GET and to TYPE.
+// The value at the key when ACQUIRE or PTTL has failed with WRONGTYPE: the replies to GET and to TYPE.
 for (const [what, get, type, locked] of [
   ["a string that was removed meanwhile", [null], ["none"], false],
   ["a string that was replaced by a lock meanwhile", [WRONG_TYPE], ["dlock-key"], true],

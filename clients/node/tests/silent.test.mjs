@@ -40,7 +40,7 @@ onEachServer(
       return outcome;
     }
 
-    /** Returns a quorum whose client has found one of its members silent. */
+    /** Returns a quorum after its client has found one member silent. */
     async function quorumWithSilent(at) {
       const quorum = await quorumOf(proxies);
       await lock(quorum).using(() => untilHeldAt(0, 1, 2));

@@ -290,18 +290,18 @@ const libraries = {
   },
 };
 
-/** What a suite tests with: one server, and clients of one library. */
+/** The environment of a suite: one server, and clients of one library. */
 class TestEnvironment {
   /** Called after each test, the last one first. */
   #cleanups = [];
 
   constructor(program, library) {
     this.program = program;
-    this.library = library;
+    this.clientLibrary = library;
   }
 
   async client(url = this.server.url, name = "test") {
-    const { client, close } = await libraries[this.library](url, name);
+    const { client, close } = await libraries[this.clientLibrary](url, name);
     this.#cleanups.push(close);
     return client;
   }

@@ -75,8 +75,8 @@ def expire(r, lock):
 
 
 def until_renewed_twice(r, lock):
-    """Waits for two renewals of a hold whose lease is 60 s. Before each, it sets the lease to 30 s: a renewal
-    is due once less than two thirds of 60 s are left."""
+    """Waits for two renewals of a hold with a lease of 60 s. Before each, it sets the lease to 30 s: a
+    renewal is due once less than two thirds of 60 s are left."""
     hold = lock.local.hold
     for _ in range(2):
         assert r.execute_command("DLOCK.EXTEND", lock.name, hold.token, 30_000) == 1

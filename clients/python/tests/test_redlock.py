@@ -334,7 +334,7 @@ def test_one_of_several_simultaneous_tries_wins(members, is_silent):
 
 
 def test_the_holds_of_waiting_clients_never_overlap(members):
-    # The fences of the holds that last now, and of those that have ended.
+    # The fences of the present holds, and of the ended ones.
     present, ended = [], []
 
     def work():

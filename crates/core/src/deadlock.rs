@@ -71,7 +71,7 @@ struct Wait {
 #[derive(Default)]
 struct KnownLock {
     mode: Option<Mode>,
-    /// The holders that have not been followed. Holders whose party does not wait are left out, because no
+    /// The holders that have not been followed, without those of a party that does not wait, because no
     /// cycle goes through them. The newcomer's party is not left out.
     holders: Vec<(Token, Party)>,
     /// Holders with the maximum hold count. If such a holder waits for this lock again, the wait adds no

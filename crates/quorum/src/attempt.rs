@@ -54,7 +54,7 @@ pub struct Step {
     pub sends: Sends,
     /// Whether to report an outage to the caller: too few members can vote, and the attempt waits for them.
     pub reports_outage: bool,
-    /// The member in whose queue the attempt waits next. The driver must end the waits of this client for the
+    /// The member where the attempt waits next. The driver must end the waits of this client for the
     /// same lock in other queues. Their attempts then wait in this queue. `None` if those waits stay where
     /// they are.
     pub moves_to: Option<Member>,

@@ -10,7 +10,7 @@
 //! * [`Round`]: asks the members for the lock under one token. The model checker drives rounds.
 //! * [`Extension`]: sets a new lease for a hold.
 //! * [`Quorum`], [`Member`], [`Vote`]: the servers, and one server's answer to a request.
-//! * [`QueueOrder`], [`Contention`], [`QueueWatch`]: the choice of the member in whose wait queue a client
+//! * [`QueueOrder`], [`Contention`], [`QueueWatch`]: the choice of the member where a client
 //!   waits.
 //! * [`Lease`], [`Instant`]: the validity of a hold.
 //!

@@ -98,7 +98,7 @@ impl Contention {
         !self.is_contended(now) && self.start_queue(now).is_none()
     }
 
-    /// Returns the member in whose queue the next wait starts. `None` means the first queue of the
+    /// Returns the member where the next wait starts. `None` means the first queue of the
     /// [`QueueOrder`].
     pub fn start_queue(&self, now: Instant) -> Option<Member> {
         self.start_queue.filter(|(_, until)| now < *until).map(|(queue, _)| queue)
@@ -208,7 +208,7 @@ impl Holders {
 pub enum OtherHolds {
     /// There is none: the member refused because the RELEASE of the previous holder had not arrived yet.
     None,
-    /// Only holds whose clients are gone. The queue behind them does not move, so the client must not join
+    /// Only holds of clients that are gone. The queue behind them does not move, so the client must not join
     /// it.
     Stale,
     /// A hold that is not stale: other clients use the queue, and this client must move there.
@@ -279,7 +279,7 @@ impl QueueWatch {
 }
 
 impl Round {
-    /// Returns the member in whose queue this client's next waits for the lock start; `None` for the first
+    /// Returns the member where this client's next waits for the lock start; `None` for the first
     /// queue of all.
     pub fn next_queue(&self) -> Option<Member> {
         let (tried, later) = self.tried_and_later_queues()?;

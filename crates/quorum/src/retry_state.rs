@@ -26,7 +26,7 @@ const LONGEST_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) struct RetryState {
     /// How the next round begins.
     pub(crate) start: Start,
-    /// The members whose queues the next round may use, the first choice first. Empty if it does not respect
+    /// The members where the next round may wait, the first choice first. Empty if it does not respect
     /// queues.
     pub(crate) order: Vec<Member>,
     split_votes: u8,

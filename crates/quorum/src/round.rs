@@ -229,7 +229,7 @@ impl Round {
         self.members.iter().map(MemberState::last_answer)
     }
 
-    /// Iterates over the members whose clocks are too far ahead: other members refused to confirm their
+    /// Iterates over the members with clocks that are too far ahead: other members refused to confirm their
     /// fences, which are times in µs.
     pub fn members_ahead(&self) -> impl Iterator<Item = Member> {
         let members = self.plan.quorum.members().zip(&self.members);

@@ -253,7 +253,7 @@ class Quorum(Generic[C_co]):
         return Owe(owed, enough)
 
     def identify_members(self) -> Steps:
-        """Asks the members whose run ids are unknown, as the order of the queues depends on the run ids.
+        """Asks the members with unknown run ids, as the order of the queues depends on the run ids.
         Raises ValueError if two members are the same server."""
         unidentified = [m for m in self.all() if m not in self.run_ids and not self.is_silent(m)]
         if unidentified:

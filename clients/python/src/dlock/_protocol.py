@@ -33,7 +33,7 @@ FOREIGN = "held by a lock of another library"
 OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
 OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
 
-# The commands whose reply is always an integer or null.
+# These commands always have an integer or null as reply.
 INTEGER_COMMANDS = {
     "DLOCK.ACQUIRE",
     "DLOCK.CANCEL",

@@ -105,7 +105,7 @@ class QuorumAttempt:
         key, token = self._key, self._round.token
         expires_after = time_until_expired(self.lease / 1000)
         answers_needed = 1 if self.token_given else 2
-        # Not a copy: the round adds a member whose ACQUIRE is still under way and then gets no answer, and
+        # Not a copy: the round adds a member with an ACQUIRE under way that then gets no answer, and
         # `repeats` reads the set before each repetition.
         repeat_at = self.repeat_release_at
 

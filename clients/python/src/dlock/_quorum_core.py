@@ -118,7 +118,7 @@ class QuorumCore(Core[C]):
         return bool((yield from self._ask_majority(question, lambda member, answer: bool(answer))))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
-        # Not a copy: a member whose ACQUIRE is still under way and then gets no answer is added later, and
+        # Not a copy: a member with an ACQUIRE under way that then gets no answer is added later, and
         # `repeats` reads the set before each repetition.
         repeat_at = set() if hold is None else hold.repeat_release_at
         asked = None if hold is None else hold.members_asked

@@ -143,7 +143,7 @@ class Round:
         return self._order[self._queue_index] if self._queue_index < len(self._order) else None
 
     def next_queue(self) -> int | None:
-        """Returns the member in whose queue this client's next waits for the lock start. None if none of the
+        """Returns the member where this client's next waits for the lock start. None if none of the
         three rules applies.
 
         1. The next member of the order, if the member of the current queue refused the token: that queue does

@@ -242,7 +242,7 @@ class Background:
             # A node that hangs must not delay requests to other nodes.
             await run(steps, self._get_background_client())
         else:
-            # One command at a time, so that a RELEASE follows the ACQUIRE whose grant it ends.
+            # One command at a time, so that a RELEASE follows its ACQUIRE.
             async with self._command_lock:
                 await run(steps, self._get_background_client())
 

@@ -118,7 +118,7 @@ def _report_answer(
 
 class Background:
     """The background work of one client. Except in a cluster, its commands are sent one after the other, so
-    that a RELEASE follows the ACQUIRE whose grant it ends. `is_member`: whether the client is a member of a
+    that a RELEASE follows its ACQUIRE. `is_member`: whether the client is a member of a
     quorum."""
 
     def __init__(self, client: Any, is_member: bool) -> None:

@@ -64,7 +64,7 @@ fn line_of_the_crontab() -> String {
 fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let line = line_of_the_crontab();
-    // The line sleeps, so that a machine whose clock is late still finds the lock held.
+    // The line sleeps, so that a machine with a late clock still finds the lock held.
     assert!(line.contains("sleep 60"));
     let line = line.replace("sleep 60", "until [ -e go ]; do sleep 0.02; done");
     let line = line.replace("--wait 2s", "--wait 100ms");

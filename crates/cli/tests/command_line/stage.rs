@@ -181,7 +181,7 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
     });
 }
 
-/// A script that runs `script` with a pipe as standard output whose reader has closed.
+/// A script that runs `script` with a pipe without a reader as standard output.
 pub fn with_closed_stdout(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
 }

@@ -239,7 +239,7 @@ fn assert_no_lost_wake_up(system: &System, key: u8) {
     assert!(!could_be_granted || delayed, "{head:?} of {key} could be granted");
 }
 
-/// Returns the key whose queue the move has served.
+/// The move has served the queue of one key. Returns this key.
 fn processed_key(step: &Move) -> Option<u8> {
     match step {
         Move::Acquire(request, _) | Move::Queue(request, ..) => Some(request.key),

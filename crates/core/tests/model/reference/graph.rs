@@ -69,7 +69,7 @@ impl Model {
         let queue = self.queue(request.key);
         let ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
         let ahead = ahead.filter(|w| self.adds_edges(w) && excludes(w.request.token, w.request.mode));
-        // A waiter whose hold has the maximum count blocks no other: the server may refuse it at the head of
+        // A waiter with a hold of the maximum count blocks no other: the server may refuse it at the head of
         // the queue.
         let is_full = |token| self.hold(request.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
         let ahead = ahead.filter(|ahead| !is_full(ahead.request.token));
