@@ -228,7 +228,7 @@ enum LogForm {
     /// As an effect, in these bytes.
     Effect(Vec<u8>),
     /// The running command itself. Also used if nothing follows this server: the command then reaches
-    /// nothing, and costs a third less than an effect.
+    /// nothing, and costs less than an effect.
     Verbatim,
 }
 

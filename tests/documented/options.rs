@@ -5,11 +5,12 @@ use std::fs;
 use dlock_testkit::{Server, ServerKind, each_server, module_path};
 
 /// Numeric options with their default, least and greatest value.
-const OPTIONS: [(&str, i64, i64, i64); 7] = [
+const OPTIONS: [(&str, i64, i64, i64); 8] = [
     ("dlock.max-ttl", 86_400_000, 1, 4_294_967_295),
     ("dlock.restart-grace", 0, 0, 4_294_967_295),
     ("dlock.max-waiters", 10_000, 0, 1_000_000),
     ("dlock.max-waiters-per-key", 1_000, 0, 1_000_000),
+    ("dlock.max-holders-per-key", 100_000, 1, 1_000_000),
     ("dlock.log-max-len", 128, 0, 10_000),
     ("dlock.log-slower-than", 10_000, -1, 4_294_967_295),
     ("dlock.max-queued", 100_000, 0, 1_000_000),
