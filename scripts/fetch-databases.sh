@@ -12,7 +12,7 @@ as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
 # Old lists name versions that the mirror no longer has.
 $as_root apt-get update -qq -o Acquire::Retries=3 || fail "apt-get update failed"
-# Debian's package "postgresql" depends on that of its version.
+# Debian's package "postgresql" depends on the package of its version, such as postgresql-15.
 postgresql=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)
 [ -n "$postgresql" ] || fail "apt knows no package postgresql-NN"
 wanted="$postgresql postgresql-client-${postgresql#postgresql-} mariadb-server-core mariadb-client-core pgbouncer"

@@ -116,7 +116,7 @@ def paths(tree):
 
 
 class Python:
-    """The files of the Python client, with its modules of the package `dlock`."""
+    """The files of the Python client: the modules of the package `dlock`."""
 
     def __init__(self, folder):
         self.files = {(path.stem,): path for path in folder.rglob("*.py")}
@@ -235,8 +235,8 @@ SHARED_WITH_FFI = {"dlock_protocol::options", "dlock_protocol::reply"}
 
 
 def ffi_errors(package):
-    """Yields the imports of src/ffi that its layer forbids. It has no code of locks, so it may use only itself, and of the
-    other crates only SHARED_WITH_FFI."""
+    """Yields the imports of src/ffi that its layer forbids. src/ffi may use only its own files, and of the other crates
+    only SHARED_WITH_FFI."""
     for module, path in package.files.items():
         if module[:1] == ("ffi",):
             for other in package.imports(module):

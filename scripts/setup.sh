@@ -15,8 +15,9 @@ has_libclang() {
     return 1
 }
 
-# The server is part of redis-tools, whose one program chooses its function by its name. The package redis-server adds a
-# service, which would start now and at each boot, on the port on which users want to try dlock. So it is not installed.
+# The package redis-tools has the server: its redis-check-rdb is the same program, and runs as a server under the name
+# of the link below. The package redis-server is not installed: it adds a service, which would start now and at each
+# boot, on the port on which users want to try dlock.
 missing=
 command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc libc6-dev"
 has_libclang || missing="$missing libclang-dev"
