@@ -73,7 +73,7 @@ class Commands:
         self.client.execute_command("DLOCK.ACQUIRE", self.key, self.token, self.lease, "BLOCK", 0)
         sent = time.monotonic()
         if not self.client.execute_command("DLOCK.EXTEND", self.key, self.token, self.lease):
-            raise redis.lock.LockNotOwnedError("it expired on the way")
+            raise redis.lock.LockNotOwnedError("the lease ended before the EXTEND")
         return sent
 
     def release(self) -> None:

@@ -1,7 +1,7 @@
-"""A process that adds 1 to a total under a lock, step by step. Its arguments are the ports of the servers and
-the database, both in JSON. It first prints the id of its database session. Then it reads one step from each
-line of its input, and answers each with a line: `ok`, `fence N`, or `refused` and the error. If a step has to
-wait for SQLite, a line `waits` comes before its answer.
+"""A process that adds 1 to a total under a lock, step by step. Its first argument has the ports of the lock
+servers, and its second one the database, both in JSON. It first prints the id of its database session. Then
+it reads one step from each line of its input, and answers each with a line: `ok`, `fence N`, or `refused` and
+the error. If a step has to wait for SQLite, a line `waits` comes before its answer.
 
 The process writes with one of the forms of contrib/fencing (column, triggers, gate), or without a fence.
 `test_fencing.py` stops this process between two steps, past the end of its lease."""
@@ -67,7 +67,7 @@ class Triggers(Unfenced):
     begin_sqlite = "BEGIN IMMEDIATE"
 
     def __init__(self):
-        # Removes the fence that the transaction carries.
+        # Closed by `end`, which removes the fence that `fencing.carry` has set for the transaction.
         self.carried = contextlib.ExitStack()
 
     def claim(self, cursor, row, fence):

@@ -214,8 +214,8 @@ class Hold:
 
     def _renewed_lease(self) -> int:
         """Returns the lease of a renewal, in ms: at most the shortest lease that an unanswered request may
-        still set. If a renewal of a quorum's hold asked for more, the member with that request would have no
-        vote."""
+        still set. In a quorum, a member that may still set a shorter lease than the renewal has no vote
+        (`_extension_vote` in `_quorum_core.py`)."""
         return int(min(self.lease, self.unanswered.shortest_of_all()))
 
     def _renewal(self) -> Steps:
@@ -259,8 +259,8 @@ class Hold:
         if not held:
             self.lose("taken away")
             return False
-        # A single server may still carry out an earlier request for a shorter lease. A member of a quorum
-        # that may do so had no vote.
+        # Only the shortest lease that a single server may still set is certain. In a quorum, a member that
+        # may still set a shorter lease had no vote, so `lease` is certain.
         certain_lease = min(lease, self.unanswered.shortest(SINGLE))
         self.valid_until = sent + validity(certain_lease / 1000)
         self._next_lease = self._renewed_lease()

@@ -40,8 +40,8 @@ PAUSE_AFTER_CANCEL = 0.1
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
     # redis-py can swallow a CancelledError, and so can `wait_for` before Python 3.12. From Python 3.11 on,
-    # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before Python 3.11
-    # it is lost, and this function continues (`int` returns 0).
+    # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before Python 3.11,
+    # `cancelling` is `int`, which returns 0. Then a swallowed cancellation is lost, and the steps continue.
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
     cancellations_seen = cancelling()
     failure: BaseException | None = None
