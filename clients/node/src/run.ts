@@ -114,8 +114,8 @@ function begin(steps: Steps<void>, servers: Servers, limit: number): void {
   run(steps, servers, undefined, limit).catch((why) => process.emitWarning(why));
 }
 
-/** Sends the owed requests in the background. Resolves once `step.enough` returns true, or after
- * `times.patience`. */
+/** Sends the owed requests (see `owed.ts`) in the background. Resolves once `step.enough` returns true, or
+ * after `times.patience`. */
 function owe(step: Owe, servers: Servers): Promise<void> {
   const enough = new Promise<void>((resolve) => {
     for (const [member, owed] of step.owed) {

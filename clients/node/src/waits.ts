@@ -15,12 +15,12 @@ export const times = {
   nodeTimeout: 250,
   /** Longest time that a caller waits for releases that are repeated in the background (see `owed.ts`). */
   patience: 500,
-  /** Time that the server retains a queue position after each request for it. If a waiter has died, a grant
-   * to it ends within that time, too. */
+  /** Time that the server retains a queue position after each request for it. A grant to the waiter lasts no
+   * longer, unless the waiter sends another request. */
   keep: 10_000,
   /** Pause between two requests of a wait while no message arrives. */
   ask: 3_333,
-  /** Longest time for which a wait is delayed until its client has subscribed for the first time. */
+  /** Longest pause of a wait for the first subscription of its client. */
   connect: 1_000,
   /** After this time without a message the client sends a PING over the subscriber's connection. If the PING
    * has no answer, the subscriber reconnects. */

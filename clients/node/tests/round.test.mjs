@@ -76,7 +76,7 @@ for (const [what, last, isTaken] of [
 }
 
 /** Runs the generator `steps`, and returns its result. `reply` returns a member's reply to a command, which may
- * be an error. `member`: the member that is sent the commands of `steps`. */
+ * be an error. `member`: the member that replies to the commands of `steps`. */
 function runSteps(steps, reply, member) {
   const outcomeOf = (step) => {
     if (step instanceof Sleep || step instanceof Owe) return undefined;
@@ -100,6 +100,8 @@ function runSteps(steps, reply, member) {
   return next.value;
 }
 
+// The rounds after a split vote ask the members in order, and end at the first refusal. So the last round
+// asks all members, to find out whether a majority can vote at all.
 for (const [what, isDown] of [
   ["taken", false],
   ["outage", true],
