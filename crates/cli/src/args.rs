@@ -93,9 +93,8 @@ pub enum Command {
 
 /// Parses the command line.
 ///
-/// The command follows `--`. In `dlock run -- -x ./report.sh` the resource is `-x`: if no resource is given
-/// and the first word after `--` begins with -, that word is the resource. Before `--` it would be taken for
-/// an option.
+/// If no resource is given and the first word after `--` begins with -, that word is the resource, and the
+/// command follows it: `dlock run -- -x ./report.sh` locks `-x`. Before `--`, `-x` would be an option.
 pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     let parsed = Dlock::try_parse_from(&words);
     let Some(separator) = words.iter().position(|word| word == "--") else { return parsed };
@@ -522,7 +521,8 @@ pub fn redact_word(word: &str) -> &str {
 
 /// Returns the error without words that may be secret.
 pub fn redact(mut error: clap::Error) -> clap::Error {
-    // In errors of other kinds, InvalidArg is the form of an argument, for example `--ttl <TIME>`.
+    // For an unknown argument, InvalidArg is a word of the command line. In other errors, it is the form of
+    // an argument, for example `--ttl <TIME>`.
     let argument = (error.kind() == ErrorKind::UnknownArgument).then_some(ContextKind::InvalidArg);
     for part in [ContextKind::InvalidSubcommand, ContextKind::InvalidValue].into_iter().chain(argument) {
         if matches!(error.get(part), Some(ContextValue::String(word)) if redact_word(word) != word) {

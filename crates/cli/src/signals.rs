@@ -64,8 +64,8 @@ impl Received {
 pub enum Sender {
     /// The kernel on behalf of a terminal, for a key or a hang-up. The whole process group gets the signal.
     Terminal,
-    /// A process, or the kernel for an alarm or a resource limit. The signal counts as one for this process
-    /// only.
+    /// A process, or the kernel for an alarm or a resource limit. `dlock run` forwards the signal to the
+    /// program, as if only dlock had received it.
     Other,
 }
 
@@ -125,8 +125,8 @@ impl Signals {
         read_signals().thread_block()?;
         let ignored = ignored()?;
         // If dlock was started with SIGCHLD ignored, the kernel would neither keep ended children nor report
-        // their end. Installing a handler is the only change of that which needs no `unsafe`. The handler is
-        // never called, because the signal is blocked, and the program does not inherit it.
+        // their end. Installing a handler changes this, and needs no `unsafe`. The handler is never called,
+        // because the signal is blocked, and the program does not inherit the handler.
         let _ = signal(SignalKind::child())?;
         let source = SignalFd::with_flags(&read_signals(), SfdFlags::SFD_CLOEXEC)?;
         let (sender, receiver) = unbounded_channel();

@@ -25,7 +25,7 @@
 //!     .await?;
 //! let guard = client
 //!     .lock("invoice:42")
-//!     .ttl(Duration::from_secs(30)) // renewed in the background after each third
+//!     .ttl(Duration::from_secs(30)) // renewed in the background when a third of it has passed
 //!     .wait(Wait::For(Duration::from_secs(10)))
 //!     .fenced()
 //!     .await?;

@@ -1,10 +1,10 @@
 //! Finds every process that the program of a run has started, in any process group or session.
 //!
-//! A process group of its own would be easier to signal. But Ctrl-C and Ctrl-Z reach only the group in the
-//! foreground, which is that of the whole pipeline (`dlock run r -- a | b`), and processes that a script
-//! starts with `timeout` or `setsid` leave their group. So the program stays in dlock's group, and dlock is
-//! the subreaper of its descendants (`PR_SET_CHILD_SUBREAPER`): orphans become children of dlock, so that it
-//! finds all of them.
+//! dlock does not start the program in a new process group, although one signal would reach the whole group.
+//! Ctrl-C and Ctrl-Z reach only the foreground group, which is that of the pipeline (`dlock run r -- a | b`).
+//! And processes that a script starts with `timeout` or `setsid` would leave the new group. So the program
+//! stays in dlock's group, and dlock is the subreaper of its descendants (`PR_SET_CHILD_SUBREAPER`): orphans
+//! become children of dlock, so that dlock finds all of them.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;

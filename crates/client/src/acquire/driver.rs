@@ -34,8 +34,8 @@ use crate::transport::{Connection, Reply};
 pub(crate) struct Acquisition {
     pub(crate) service: Arc<Service>,
     pub(crate) resource: Vec<u8>,
-    /// With the token that the caller chose, for a single round. If it is `None`, each round gets a fresh
-    /// one.
+    /// The options of the requests. If the caller chose the token, it is `Some`, and the attempt has only one
+    /// round. `None` means that each round gets a fresh token.
     pub(crate) options: dlock_protocol::LockRequest<Option<Token>>,
     pub(crate) attempt_options: AttemptOptions,
     pub(crate) on_position: Option<OnPosition>,
@@ -117,8 +117,9 @@ impl Acquisition {
     }
 }
 
-/// The requests of one round. Dropping this releases everything that the round requested, except a hold that
-/// is adopted.
+/// The requests of one round. Dropping this releases everything that the round requested. If the attempt
+/// takes over an existing hold (`adopts`), dropping this releases nothing, because the hold still belongs to
+/// another owner.
 struct SentRound<'a> {
     acquisition: &'a Acquisition,
     request: Arc<LockRequest>,

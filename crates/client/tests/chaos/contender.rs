@@ -1,5 +1,6 @@
-//! A client that locks, writes to the store and releases in a loop, in its own thread and runtime. A hold
-//! under which the client will be paused is not renewed.
+//! A client that locks, writes to the store and releases in a loop, in its own thread and runtime. If the
+//! client will pause during a hold, the hold is not renewed, because renewals run in a thread that the pause
+//! does not stop.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -22,7 +23,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(6);
 pub struct Stage {
     pub store: Store,
     pub ended: AtomicBool,
-    /// While true, holders do not release their holds, so that masters restart while a client relies on one.
+    /// While true, holders do not release their holds, so that masters restart during a hold.
     pub keep_holds: AtomicBool,
     /// Number of holders that keep their holds because of `keep_holds`.
     pub keeping: AtomicUsize,

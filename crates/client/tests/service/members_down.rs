@@ -101,8 +101,8 @@ async fn a_loss_is_reported_before_the_lease_ends_when_most_masters_die_or_stop(
     }
 }
 
-/// The member is killed, and later a socket takes its port, which accepts connections and sends nothing. Even
-/// the read for which the client connects to that socket must not wait.
+/// The member is killed. Later, a socket that accepts connections and sends nothing takes the member's port.
+/// No read waits for the client's connection to this socket. Each read repeats the earlier error.
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
@@ -116,7 +116,7 @@ async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &S
     while !first_state().await.contains("refused") {}
     let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("the port is free");
     port.set_nonblocking(true).expect("a socket");
-    // Until the client connects to the socket.
+    // Reads until the client has connected to the socket.
     while port.accept().is_err() {
         let why = first_state().await;
         assert!(why.contains("refused"), "the read repeats the earlier error: {why}");

@@ -36,8 +36,9 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
     }
 }
 
-/// A client that acquires the lock finds the hold and the waiter of other clients at a later master. All its
-/// waits move to that queue, because the heads of two queues would keep each other from a majority.
+/// Clients wait at the first master in the order of run ids. A client that acquires the lock there finds the
+/// hold and the waiter of other clients at a later master. All its waits move to the queue of that master,
+/// because the heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     move_together(kind, |_| {}, |_| {}).await;
@@ -55,8 +56,9 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    // The later queue is that of the last master. From the middle one, waits would move on at once, because
-    // the holder there has no majority and will not release the lock.
+    // The other clients are at the last master. If they were at the middle one, this client's waits would
+    // leave the middle queue for the last one at once, because a holder without a majority will not release
+    // the lock.
     let mut order: Vec<&Server> = servers.iter().collect();
     order.sort_by_cached_key(|server| server.info("run_id"));
     let [first, middle, later] = order[..] else { panic!("three masters") };
