@@ -75,7 +75,7 @@ fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
     assert!(server.info("dlock_waited_ms").ends_with(",3600000=0,inf=0,sum=0"));
     assert!(value("fence") > 1_700_000_000_000_000, "a fence is at least the Unix time in µs");
     assert!(value("fence_mark") > value("fence"));
-    // INFO everything shows the same value as INFO dlock.
+    // `Server::number` reads INFO everything, which shows the same value as INFO dlock.
     assert_eq!(server.number("dlock_grants"), 6);
 }
 

@@ -1,4 +1,5 @@
-//! Guarded commands are replicated as the command alone; FENCED adds its gate.
+//! DLOCK.GUARD and DLOCK.FENCED replicate the command that they run. DLOCK.FENCED also replicates the new
+//! value of its gate, the key that has the greatest fence so far.
 
 use dlock_testkit::{Server, ServerKind, Stream, each_server, line};
 

@@ -11,7 +11,7 @@
 //! - [`names`]: tokens, owners and labels
 //! - [`event`]: keyspace events, and messages about the end of a queued wait
 //! - [`options`]: the options of a server
-//! - [`bytes`]: byte strings without an allocation
+//! - [`bytes`]: byte strings that need no allocation if they are short
 //! - [`steps`]: a counter of work, for tests
 //!
 //! ```

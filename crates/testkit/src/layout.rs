@@ -19,7 +19,7 @@ pub struct Layout {
     pub permits: u64,
     /// Absent in mode 1, as `counts` is.
     pub delay_until: u64,
-    /// Stored numbers of elements of `dropped` and of `put`.
+    /// Lengths of `dropped` and of `put` as they are stored. Forged bytes can have wrong ones.
     pub counts: (u64, u64),
     /// Tokens of the holds that the effect removes.
     pub dropped: Vec<Vec<u8>>,

@@ -34,7 +34,8 @@ fn build() -> PathBuf {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--package", "dlock-module", "--lib"]);
     cargo.arg("--manifest-path").arg(project().join("Cargo.toml"));
-    // Cargo marks target/ and target/triple/ by this file. The outer folder is the target folder.
+    // `above` is target/, or target/triple/. If it is target/triple/, its parent is target/, in which Cargo
+    // writes CACHEDIR.TAG.
     match above.parent().filter(|outer| outer.join("CACHEDIR.TAG").exists()) {
         Some(outer) => {
             cargo.arg("--target").arg(above.file_name().expect("a folder named after the target triple"));

@@ -50,7 +50,8 @@ impl Row {
         self.last_delay_until = self.last_delay_until.max(hold.delay_until());
     }
 
-    /// Updates the summary after a hold has left. It can change only if the hold had one of its values.
+    /// Updates the summary after a hold has left the row. The summary can change only if one of its values
+    /// came from this hold.
     fn update_summary_without(&mut self, hold: &Hold) {
         let delay_until = hold.delay_until();
         if self.greatest_fence == Some(hold.fence())

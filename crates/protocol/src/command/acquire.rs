@@ -85,8 +85,9 @@ impl<'a> Acquire<'a> {
         Ok(Acquire { key, request, block, queue })
     }
 
-    /// Returns whether the command itself may be replicated and written to the append only file, instead of
-    /// its effect: it has no options and an explicit ttl. Servers can differ in the ttl that MAX stands for.
+    /// Returns whether the command has no options and an explicit ttl. Then the command itself may be
+    /// replicated and written to the append only file, instead of its effect. The ttl MAX rules this out,
+    /// because it can stand for another ttl on another server.
     pub fn is_plain(args: &[&[u8]]) -> bool {
         matches!(args, [_, _, [b'0'..=b'9', ..]])
     }

@@ -69,8 +69,8 @@ impl Model {
         let queue = self.queue(request.key);
         let ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
         let ahead = ahead.filter(|w| self.adds_edges(w) && excludes(w.request.token, w.request.mode));
-        // A waiter with a hold of the maximum count blocks no other: the server may refuse it at the head of
-        // the queue.
+        // A waiter whose token holds this lock with the greatest count blocks no other waiter. If it asks
+        // to add one to the count (REENTRANT), the server refuses it at the head of the queue.
         let is_full = |token| self.hold(request.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
         let ahead = ahead.filter(|ahead| !is_full(ahead.request.token));
         holds.map(Hold::party).chain(ahead.map(|ahead| ahead.request.party())).collect()
