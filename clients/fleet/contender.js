@@ -11,7 +11,8 @@ const [kind, number, lease, ...urls] = process.argv.slice(2);
 const RESOURCES = ["ledger", "stock", "till"];
 // Timeout of each wait, ms.
 const WAIT_TIMEOUT = 3000;
-// DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and causes no faults itself.
+// DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and neither pauses nor cancels a
+// wait.
 const steady = process.env.DLOCK_STEADY && Number(process.env.DLOCK_STEADY);
 let stopping = false;
 process.stdin.resume().on("end", () => (stopping = true));
@@ -34,8 +35,8 @@ const kinds = {
   },
 };
 
-/** Acquires the lock once, and prints what happens. The client only prints each write: the test that reads
- * the output carries it out. */
+/** Acquires the lock once, and prints what happens. The client does not write itself: it prints each write,
+ * and the test that reads the output carries the write out. */
 async function acquireOnce(quorum, name) {
   const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
   // A contender that will pause does not renew its lease.

@@ -221,7 +221,7 @@ onEachServer(
       }
     });
 
-    /** Locks `a` and `b` by `acquire` while another client holds `b`, which it releases once `a` was renewed. */
+    /** Locks `a` and `b` by `acquire` while another client holds `b`. That client releases `b` once `a` was renewed. */
     async function acquireAfterRenewal(acquire) {
       await masters[0].ask("DLOCK.ACQUIRE", "b", "other", 60_000);
       const acquiring = acquire();

@@ -36,7 +36,8 @@ onEachServer((env) => {
       assert(why instanceof NoQuorumError, why);
       return false;
     }
-    // A connection answers in order, so the requests that restore the hold are answered before the PINGs.
+    // A connection answers in order. After the answer to the EXTEND, the client sends the ACQUIRE that restores the
+    // hold. So the second PING is answered after the ACQUIRE.
     const connected = quorum.channels.filter((channel) => channel.isReady);
     const ping = (channel) => channel.send(["PING"], 10_000).catch(() => {});
     for (let round = 0; round < 2; round++) await Promise.all(connected.map(ping));
@@ -47,7 +48,8 @@ onEachServer((env) => {
   const untilRestored = (master, { hold, token }) =>
     until("the hold is restored", async () => (await tryExtend(hold)) && (await holder(master)) === token);
 
-  /** Extends the hold until every earlier confirmation by a member is older than the lease. */
+  /** Extends the hold for longer than its lease. The client restores the hold on a member that has not confirmed
+   * it during that time. */
   async function extendForALease(hold) {
     for (let part = 0; part < 3; part++) {
       await until("the hold is extended", () => tryExtend(hold));

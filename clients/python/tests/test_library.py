@@ -1,5 +1,5 @@
 """Plays the files of conformance/ that are marked `library`, and those of conformance/library, through the
-library, with locks of both kinds. conformance/README.md explains the files."""
+library, with locks for threads and for asyncio. conformance/README.md explains the files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CALLS = {"DLOCK.ACQUIRE", "DLOCK.RELEASE", "DLOCK.EXTEND", "DLOCK.HOLDS"}
 
 
 class Caller:
-    """Takes the place of a connection: calls the library for the commands of an owner, and sends all other
-    commands unchanged."""
+    """Takes the place of a connection: calls the library for the commands in `CALLS`, and sends all other
+    commands to the server."""
 
     def __init__(self, playing):
         self.playing = playing
@@ -36,7 +36,8 @@ class Caller:
             command, key, owner, *arguments = words
             self.calls.append(getattr(self, command[6:].lower())((key, owner), *arguments))
         else:
-            # Only the library knows the token of the owner.
+            # PTTL is sent without a token. The step names an owner in its place, and only the library knows
+            # the token of that owner.
             self.direct.send(words[:2] if words[0] == "DLOCK.PTTL" else words)
             self.calls.append(None)
 
@@ -113,14 +114,14 @@ class LibraryPlaying(Playing):
         # By owner (its key and its name): its lock.
         self.owners = {}
         # By name of an owner: the event that is set once its hold is lost.
-        self.lost = {}
+        self.loss_events = {}
         self.threads = ThreadPoolExecutor()
 
     def connect(self):
         return Caller(self)
 
     def lock(self, owner, **wanted):
-        self.lost[owner[1]] = lost = threading.Event()
+        self.loss_events[owner[1]] = lost = threading.Event()
         lock = self.locks.lock(
             self.client, owner[0], thread_local=False, on_lost=lambda why: lost.set(), **wanted
         )
@@ -135,7 +136,7 @@ class LibraryPlaying(Playing):
 
     def step(self, step):
         step = dict(step)
-        on, renew, lost_command = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
+        on, renew, unanswered_command = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
         caller = self.connections.setdefault(on, self.connect())
         caller.renew = renew
         for name, value in step.pop("fault", {}).items():
@@ -143,19 +144,19 @@ class LibraryPlaying(Playing):
                 self.proxy.drop()
             else:
                 setattr(self.proxy, name, value)
-        if lost_command is not None:
-            lost_before = self.proxy.lost
-            self.proxy.match, self.proxy.cut_replies = lost_command.encode(), 1
+        if unanswered_command is not None:
+            replies_lost_before = self.proxy.lost
+            self.proxy.match, self.proxy.cut_replies = unanswered_command.encode(), 1
         owner = step.pop("lost", None)
         if step.keys() & STEP_KEYS:
             super().step(step)
-        if lost_command is not None:
-            until("a reply is lost", lambda: self.proxy.lost > lost_before)
+        if unanswered_command is not None:
+            until("a reply is lost", lambda: self.proxy.lost > replies_lost_before)
             # The outcome of the call is not compared.
             while caller.calls:
                 caller.read()
         if owner is not None:
-            assert self.lost[owner].wait(LIMIT), f"on_lost of {owner} is not called"
+            assert self.loss_events[owner].wait(LIMIT), f"on_lost of {owner} is not called"
 
     def fits_word(self, word, wanted, found):
         # The library makes its tokens itself.
@@ -178,5 +179,5 @@ def test_the_library_keeps_the_contract(server, proxy, locks, path, protocol):
         finally:
             for caller in playing.connections.values():
                 caller.direct.close()
-    # Calls that a failure leaves under way end with the flush of their key.
+    # A call that is still under way ends when `options` flushes the server.
     playing.threads.shutdown()

@@ -23,7 +23,7 @@ FENCING = pathlib.Path(__file__).parents[3] / "contrib/fencing"
 
 @pytest.fixture
 def recipe(server, monkeypatch):
-    """Returns a function that imports a recipe, for this server."""
+    """Returns a function that imports a recipe, which then locks on this server."""
     monkeypatch.setenv("LOCKS", server.url)
 
     def load(name):
@@ -169,6 +169,8 @@ class Held:
 
 @pytest.fixture
 def shop(tmp_path):
+    """A database with a gate: a table in which each transaction first raises the fence of its lock. The
+    transaction fails if the table has a higher fence."""
     path = tmp_path / "shop.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript((FENCING / "sqlite.sql").read_text())
@@ -235,7 +237,7 @@ def test_fence_session_refuses_a_factory_of_sessions():
     fencing.fence_session(orm.scoped_session(orm.sessionmaker())(), Held())
 
 
-def test_atomic_of_django_begins_at_the_gate(shop):
+def test_fencing_atomic_begins_a_django_transaction_at_the_gate(shop):
     pytest.importorskip("django")
     program = f"""
 import django

@@ -18,7 +18,7 @@ from dlock._clock import now
 
 
 class DelayedReplies(redis.asyncio.Redis):
-    """A client that delays the reply to the next command of a name until an event is set."""
+    """A client that delays the reply to the next command of a given kind until an event is set."""
 
     command = ""
     may_reply = None
@@ -35,7 +35,7 @@ class DelayedReplies(redis.asyncio.Redis):
         return self.may_reply
 
 
-def test_an_acquire_before_the_answer_of_a_release_keeps_the_lock(r, server):
+def test_a_release_that_is_answered_after_the_next_acquire_leaves_the_new_hold(r, server):
     async def main():
         async with DelayedReplies.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
@@ -52,7 +52,7 @@ def test_an_acquire_before_the_answer_of_a_release_keeps_the_lock(r, server):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_hold_is_lost_once_another_task_has_the_lock(r, server):
+def test_a_broken_hold_is_lost_once_the_lock_is_acquired_again(r, server):
     async def main():
         async with redis.asyncio.Redis.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)

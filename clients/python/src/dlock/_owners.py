@@ -29,12 +29,12 @@ class Owner:
         return ("OWNER", f"{self._id}.{self._renamed}".encode())
 
     def rename(self, options: Args) -> None:
-        """Changes the owner's name in later requests if `options`, those of an earlier ACQUIRE, contain its
-        present name.
+        """Changes the owner's name in later requests. Does nothing if `options`, the options of an earlier
+        ACQUIRE, do not contain the present name.
 
-        Call it when the owner has given up the hold of that ACQUIRE, and the server may still have it. If the
-        owner then waited for the same lock under the same name, the server would report a deadlock of the
-        owner with itself, although the hold ends soon without the owner's help."""
+        Call this method when the owner no longer relies on the hold of that ACQUIRE, and the server may still
+        have the hold. If the owner then waited for the same lock under the same name, the server would report
+        a deadlock of the owner with itself, although the hold ends soon without the owner's help."""
         if options[-2:] == self.options():
             self._renamed += 1
 
