@@ -21,9 +21,10 @@ pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Begins the grace period of a start without data to load. Called in every tick of the event loop: at the
-/// first one, the server can answer clients.
+/// Called in every tick of the event loop. The first tick begins the grace period of a start without data to
+/// load, because from then on the server can answer clients.
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
+    // The server reports an eviction in the same tick in which it removes the key.
     m.with(|s| s.evictions.tick());
     if m.with(|s| s.grace.serving_begins()) {
         begin(m, ctx, "the server started and there was nothing to load");

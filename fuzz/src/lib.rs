@@ -14,7 +14,7 @@ pub fn arguments(data: &[u8]) -> bool {
     let Some((command, mut rest)) = data.split_first() else { return false };
     let mut args: Vec<&[u8]> = Vec::new();
     while let Some((len, after)) = rest.split_first() {
-        // The greatest length exceeds the limits of tokens and labels.
+        // The length 255 stands for 300, which exceeds the limits of tokens and labels.
         let len = if *len == u8::MAX { 300 } else { usize::from(*len) }.min(after.len());
         let (arg, after) = after.split_at(len);
         args.push(arg);
@@ -52,7 +52,7 @@ pub fn arguments(data: &[u8]) -> bool {
     parsed.is_ok()
 }
 
-/// The time of the readers: when the locks in the corpus were written.
+/// The time of the readers. The locks in the corpus were written at this time, too.
 const NOW: Instant = Instant::from_micros(1_760_000_000_500_000);
 
 /// Reads a stored lock. The first byte chooses the reader's clock; the bytes of one lock follow.
@@ -85,7 +85,7 @@ pub fn effects(data: &[u8]) -> bool {
         if effect.clone().apply(&mut lock) {
             let once = lock.clone();
             assert!(effect.apply(&mut lock));
-            assert_eq!(sorted(&lock), sorted(&once), "an effect carries final values");
+            assert_eq!(sorted(&lock), sorted(&once), "an effect is idempotent");
             applied += 1;
         } else {
             assert_eq!(lock, before, "a refused effect changes nothing");
@@ -102,7 +102,7 @@ fn reader(clock: u8) -> Reader {
     let boot = if clock & 1 == 0 { 0x1122_3344_5566_7788 } else { 1 };
     let anchor = Anchor { boot, offset: 1_759_000_000_000 - i64::from(clock >> 4) * 1000 };
     let origin = if clock & 2 == 0 { Origin::Stored } else { Origin::Live };
-    // Some clocks are at 4 µs after a millisecond.
+    // Some clocks are at a whole millisecond, others 4 µs later. The bytes contain only milliseconds.
     let now = Instant::from_micros(NOW.micros() + u64::from(clock & 4));
     Reader { now, anchor, origin }
 }

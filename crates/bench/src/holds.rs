@@ -51,7 +51,8 @@ impl Holds {
 
     /// Like [`Holds::acquire_long`], each hold with a token of its own of this length.
     pub fn acquire_with_own_tokens(&mut self, numbers: Range<u64>, token_bytes: usize) -> Result<()> {
-        // The token contains `KEY`, so each command fills the number of its key into its token, too.
+        // `Command` writes the number of the key into each `KEY` in its arguments. The token begins with
+        // `KEY`, so each command has a token of its own.
         let token = format!("{KEY}{}", &TOKEN[..token_bytes - KEY.len()]);
         self.acquire(&token, numbers, || Ok(LONG)).map_err(|why| self.explain(&why))
     }

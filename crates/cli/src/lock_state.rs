@@ -77,8 +77,8 @@ fn is_unheld(lock: &Inspection) -> bool {
 pub struct Holding {
     /// The holder as one of the servers reports it, with a shortened token.
     pub holder: Holder,
-    /// The fence that a majority of the servers has. `None` if no majority has the same fence, because the
-    /// fences of single members cannot be compared.
+    /// The fence that a majority of the servers has. `None` if no majority has the same fence. Each server
+    /// numbers its own fences, so the fence of one member is not that of the quorum.
     pub fence: Option<u64>,
 }
 

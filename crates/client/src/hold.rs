@@ -1,7 +1,7 @@
 //! A hold behind its guards: its validity, and the events that extend or end it.
 //!
-//! Invariant: every answer about the hold reads the clock first. Past its validity a hold is lost, even if
-//! its renewal has not run.
+//! Invariant: `Hold::state` reads the clock first. Past its validity a hold is lost, even if its renewal has
+//! not run.
 
 pub(crate) mod extend;
 pub(crate) mod guard;
@@ -39,12 +39,13 @@ pub(crate) struct NewHold {
     pub(crate) channels: Channels,
     /// Receives the answers that were outstanding when the lock was acquired.
     pub(crate) late_answers: Option<BoxFuture<'static, ()>>,
-    /// True if masters that forget the hold are asked for it again. Its mode must be known for that.
+    /// True if masters that have forgotten the hold get an ACQUIRE that restores it. False for a hold that
+    /// was acquired elsewhere if no master has reported its mode, which the ACQUIRE must contain.
     pub(crate) restores: bool,
 }
 
-/// Pause before a hold is checked after a push, the message of a master that another client has changed the
-/// key (CLIENT TRACKING). Several pushes may come together.
+/// Pause before each check of a hold on the masters. A push, the message of a master that another client has
+/// changed the key (CLIENT TRACKING), causes a check. The pushes during one pause cause only one.
 const CHECK_PAUSE: Duration = Duration::from_millis(25);
 /// Longest pause until masters that did not answer a check are asked again.
 const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(2);
@@ -55,7 +56,7 @@ pub(crate) struct Hold {
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
     renews: bool,
-    /// True if masters that forget the hold are asked for it again.
+    /// True if masters that have forgotten the hold get an ACQUIRE that restores it.
     restores: bool,
     pub(crate) channels: Channels,
     state: Mutex<State>,
@@ -136,7 +137,7 @@ impl Hold {
     /// Carries out the pending calls. Never returns.
     pub(crate) async fn drive_pending(&self) {
         let step = |cx: &mut Context<'_>| {
-            // Each step holds the lock, so that no request is sent after another task has cleared the calls.
+            // Each step locks `pending`, so that no request is sent after another task has cleared the calls.
             let mut pending = self.pending.lock();
             if pending.as_mut().is_some_and(|calls| calls.poll_unpin(cx).is_ready()) {
                 *pending = None;
@@ -158,7 +159,7 @@ impl Hold {
         let new_backoff = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
         let mut backoff = new_backoff();
         loop {
-            // No question is sent about a hold that ends within this pause.
+            // The masters are not asked about a hold that ends within this pause.
             sleep(CHECK_PAUSE).await;
             if is_watched(self.state.lock().mode) {
                 let calls = self.channels.iter().map(|channel| async move {
@@ -216,7 +217,7 @@ impl Hold {
     }
 
     /// Asks every master for the current lease, from now, and waits for each answer at most `limit`. The
-    /// length of the lease is read under the lock, because an earlier extension may have changed it.
+    /// length of the lease is read after earlier extensions have ended, because they may have changed it.
     pub(crate) async fn renew(&self, limit: Duration) -> Result<Instant, ExtendError> {
         let _extending = self.extending.lock().await;
         let ttl = self.state.lock().lease.ttl();
@@ -282,7 +283,8 @@ impl Hold {
         allowed()?;
         state.mode = mode;
         drop(state);
-        // Another shared hold of this client may have replaced this one in `watched`.
+        // `watched` has one hold of each resource. While this hold was shared, another shared hold of this
+        // client may have replaced it there.
         self.service.watched.add(&self.request.resource, &self.check_due);
         self.check_due.notify_one();
         Ok(())
@@ -310,8 +312,8 @@ impl Hold {
         Ok(())
     }
 
-    /// Begins the release. Returns `None` if the hold has ended already. The releases continue in the
-    /// background if they are dropped.
+    /// Begins the release. Returns `None` if the hold has ended already. The requests continue in the
+    /// background if the caller drops the returned value.
     pub(crate) fn begin_release(&self) -> Option<Releases> {
         if self.ended.is_cancelled() {
             return None;

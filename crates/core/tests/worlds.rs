@@ -61,15 +61,16 @@ fn fingerprint(model: &Model) -> u64 {
     fences.sort_unstable();
     fences.dedup();
     let rank = |fence: u64| fences.binary_search(&fence).expect("a fence of a hold") as u64;
-    // The ms until a deadline, plus 4: 0 for every deadline that passed at least 4 ms ago. A delay, which
-    // is 1 ms here, counts from the end of an expired lease, so a passed deadline matters for that long.
+    // The ms until a deadline plus 4, or 0 for a deadline that passed at least 4 ms ago. A passed deadline
+    // affects later moves for 1 ms, because the delay of an expired hold (1 ms here) counts from its
+    // deadline.
     let now = model.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
     let mut model = model.clone();
     let grant_numbers: Vec<u64> = model.sent_grants.iter().map(|grant| grant.number).collect();
     for hold in &mut model.holds {
-        // A waiter's number becomes the index of its grant in `model.sent_grants`, or u64::MAX if it is not
-        // there.
+        // Each number in `sent_to` becomes the index of its grant in `model.sent_grants`, or u64::MAX if the
+        // grant is not there.
         if let Some(unconfirmed) = &mut hold.unconfirmed {
             for number in &mut unconfirmed.sent_to {
                 let grant = grant_numbers.iter().position(|other| other == number);
@@ -87,7 +88,7 @@ fn fingerprint(model: &Model) -> u64 {
     let numbers: Vec<u64> = model.waiters.iter().map(|waiter| waiter.number).collect();
     for waiter in &mut model.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
-        // The connection waits together with a QUEUE position.
+        // The number of the QUEUE position becomes its index in `model.waiters`.
         if let WaitsBy::Both(position) = &mut waiter.by {
             *position =
                 numbers.iter().position(|number| number == position).expect("the position waits") as u64;

@@ -78,6 +78,7 @@ impl std::borrow::Borrow<[u8]> for Token {
 
 impl PartialEq<[u8]> for Token {
     fn eq(&self, other: &[u8]) -> bool {
+        // Counted, because tests limit the number of comparisons.
         steps::add_one();
         self.as_bytes() == other
     }
@@ -119,7 +120,7 @@ impl OwnerId {
         OwnerIdRef(self.0.borrowed())
     }
 
-    /// The owner as a token, for messages that show either.
+    /// The owner as a token, for messages that show an owner or a token.
     pub fn as_token(&self) -> &Token {
         &self.0
     }

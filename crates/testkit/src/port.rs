@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// The ports are below 32768, where the kernel's ports of outgoing connections begin, so that no connection
-/// takes the port of a server that restarts. A cluster node also listens 10,000 above its port.
+/// All ports are below 32768, where the kernel's ports of outgoing connections begin, so that no connection
+/// takes the port of a server that restarts. So is the second port of a cluster node, 10,000 above the first.
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 10_000;
 

@@ -137,7 +137,8 @@ pub struct Worker<'a> {
     pub holds: Vec<Hold>,
     /// Holds that the client relies on.
     mine: Vec<usize>,
-    /// Holds whose grant arrived so late that the lease may have ended. The client extends them to find out.
+    /// Holds whose lease may have ended, because their grant arrived late or the client found it by asking.
+    /// The client extends them to find out.
     unsure: Vec<usize>,
     /// Holds that the server may have while the client does not know: a request for them has no reply, or
     /// they are queued. After a reconnect, the client releases them.
@@ -309,7 +310,7 @@ impl<'a> Worker<'a> {
                 };
                 format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {}", options.join(" "))
             }
-            // CONFIRM changes no hold here, because every fence is greater than 1.
+            // CONFIRM returns the fence of the hold. The fence 1 is lower, so CONFIRM changes nothing.
             Intent::Ask(_) => format!("DLOCK.CONFIRM {key} {token} 1 1"),
             Intent::Extend(_, lease) => format!("DLOCK.EXTEND {key} {token} {lease}"),
             Intent::Release(_) => format!("DLOCK.RELEASE {key} {token} ALL"),
@@ -317,7 +318,7 @@ impl<'a> Worker<'a> {
         words.split_whitespace().map(str::to_string).collect()
     }
 
-    /// Sends the commands. Returns the time just before.
+    /// Sends the commands. Returns the time just before the write.
     fn send(&mut self, wire: &mut Wire, intents: &[Intent]) -> io::Result<At> {
         let bytes: Vec<u8> = intents.iter().flat_map(|intent| encode(&self.command(intent))).collect();
         let sent = self.clock.now();
@@ -356,7 +357,7 @@ impl<'a> Worker<'a> {
             }
             Intent::Ask(_) => return,
             Intent::Extend(index, lease) => {
-                // Without a reply, a hold that the client does not rely on may have the new lease.
+                // The hold is not in `unsure` any more. Without a reply, the server may still have it.
                 if !self.mine.contains(index) {
                     self.unknown.push(*index);
                 }

@@ -61,9 +61,10 @@ impl Rounds {
                     worker.release_everything(&mut wire).expect("the server accepts the release");
                 }
                 let mut conn = server.connect();
-                // A short hold may remain: its client took the lease for ended, but the server counts the
-                // lease from the grant, which is later than the request. A released hold that came back has a
-                // long lease and stays.
+                // A hold with a short lease may remain for a moment. The server counts the lease from the
+                // grant, and the client from its earlier request. If the lease has ended for the client
+                // alone, the client does not release the hold. A released hold that came back with a long
+                // lease would stay.
                 until("the server has no hold any more", || {
                     report_all(&mut conn, &plan, clock).iter().all(|report| report.holders.is_empty())
                 });

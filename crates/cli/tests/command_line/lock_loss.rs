@@ -36,7 +36,7 @@ fn run_ends_its_command_and_exits_with_79_when_the_lock_is_broken(kind: &ServerK
     let done = run.wait();
     assert!(!is_alive(command));
     assert_eq!(stage.file("signals"), "TERM\n");
-    assert_eq!(done.code, Some(79), "dlock does not exit with the code of its command");
+    assert_eq!(done.code, Some(79), "dlock exits with 79 instead of the code of its command");
     done.assert_stderr_starts("dlock: the lock is lost: it was taken away");
     assert!(!done.stderr.contains("killed"), "{}", done.stderr);
 }
@@ -79,7 +79,8 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
         conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
         let mut left = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
         loop {
-            // The lease is read first, so a command that is alive afterwards has outlived a lease of 0.
+            // The lease is read before the process. If the lease is 0 and the command is then alive, the
+            // command has outlived its lease.
             let left = left();
             if !is_alive(command) {
                 break;
@@ -169,7 +170,7 @@ fn run_leaves_earlier_children_of_its_process_alone(kind: &ServerKind) {
     assert_eq!((is_alive_after, is_alive(command)), (true, false));
 }
 
-/// A program whose first thread ends before another one. The kernel shows it as a zombie.
+/// A program whose first thread ends while another one runs. The kernel shows the program as a zombie.
 const FIRST_THREAD_ENDS: &str = r#"
 #include <pthread.h>
 #include <signal.h>

@@ -160,12 +160,12 @@ fn wrong_options_are_refused() {
         ("ACQUIRE k t 5 OWNER", value("OWNER")),
         ("RELEASE k t DEPTH", value("DEPTH")),
         ("WAITERS k COUNT", value("COUNT")),
+        // A word that is not short and alphabetic may be a token, so the text shows `..` instead.
         ("ACQUIRE k t 5 FAIR", unknown("FAIR")),
         ("ACQUIRE k t 5 SHARED 2", unknown("..")),
         ("RELEASE k t One", unknown("One")),
         ("WAITERS k all", unknown("all")),
         ("CANCEL k ID 5", unknown("ID")),
-        // A word that may be a token is not repeated.
         ("RELEASE k t 0123456789abcdef0123456789abcdef01234567", unknown("..")),
         ("ACQUIRE k t 5 abcdefghijklmnopq", unknown("..")),
         ("ACQUIRE k t 5 SHARED~", unknown("..")),

@@ -118,6 +118,7 @@ impl History {
 proptest! {
     #![proptest_config(config(4_000))]
 
+    /// Validity counts from the first ACQUIRE, or from the first request of the confirm phase.
     #[test]
     fn a_round_acquires_only_with_a_majority_and_validity_counts_from_a_send(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
