@@ -46,7 +46,8 @@ deb() {
 
 say "dlock $version for $arch"
 DESTDIR=$work/$name PREFIX=/ ZSH=zsh/site-functions scripts/install.sh
-# Exported only after the build: cargo rebuilds crates with C code when it changes, that is, for each commit.
+# Exported only after the build. Otherwise cargo would rebuild the crates with C code for each commit, because the value
+# changes with each commit.
 export SOURCE_DATE_EPOCH
 mkdir -p "$work/$name/share/dlock"
 cp -R contrib "$work/$name/share/dlock/"

@@ -143,8 +143,8 @@ impl Upcalls for Module {
         bytes
     }
 
-    /// Adds times of the boot-time clock, because two servers on one machine share it. So a master and its
-    /// replica there have equal digests.
+    /// Adds each time as the boot-time clock shows it, because all servers on one machine share that clock.
+    /// So a replica on the machine of its master has the same digest as the master.
     fn digest(&self, lock: &Lock, add: &mut dyn FnMut(&[u8])) {
         let offset = clock::anchor().offset;
         let delay = lock.delay_until().map(|until| until.millis() as i64 - offset);
@@ -184,8 +184,8 @@ impl Upcalls for Module {
         }
     }
 
-    /// Returns the greatest fence that this server has issued or accepted, and the position in the master's
-    /// log at which a reader of this snapshot continues.
+    /// Returns the greatest fence that this server has issued or accepted, and the [`LogState`] (0 for none)
+    /// from which a server that loads this snapshot continues to read the log.
     fn stored_numbers(&self) -> [u64; 5] {
         let is_master = self.ctx().server_flags().contains(Flags::MASTER);
         self.with(|s| {
@@ -209,8 +209,8 @@ impl Module {
     /// DEL.
     #[inline(never)]
     fn vanished(&self, mut lock: Lock, name: &Name<'_>) {
-        // Only a master serves queues and publishes events. A replica notes no task: after its promotion it
-        // must not act on old removals by its former master.
+        // Only a master serves queues and publishes events. A replica runs no background task. It notes none
+        // either, because its promotion would run them and publish the removals by its former master again.
         let master = self.ctx().server_flags().contains(Flags::MASTER);
         let has_listeners = self.has_listeners();
         if master {
@@ -219,7 +219,6 @@ impl Module {
         self.with(|s| {
             let unconfirmed = s.waiting.deliveries.forget(name);
             match lock.take_vanished(clock::now(), unconfirmed) {
-                // A replica does not run the background tasks, so a task would never free these holds.
                 Some(ended) if !master => free_in_background(ended),
                 Some(ended) => s.background.note(Task::EndedHolds(name.to_owned(), Box::new(ended))),
                 None => {}

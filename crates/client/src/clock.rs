@@ -23,7 +23,8 @@ pub fn now() -> Instant {
 }
 
 /// Returns the current time on the clock that continues while the machine is suspended.
-// This is QueryPerformanceCounter, which continues during a suspend, counted from the first call.
+// std's `Instant` is QueryPerformanceCounter here, which continues during a suspend. The time is counted from
+// the first call.
 #[cfg(windows)]
 #[allow(clippy::disallowed_methods)]
 pub fn now() -> Instant {

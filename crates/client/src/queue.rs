@@ -1,6 +1,6 @@
 //! A wait in the queue of one master. The position belongs to the token, so all waits share one connection,
-//! and a position outlasts the connection. The master publishes the end of the wait. As a message can be
-//! lost, a wait also asks again, which keeps its position.
+//! and a position outlasts the connection. The master publishes the end of the wait. Messages can be lost, so
+//! a wait also repeats its request, which keeps the position.
 
 mod choice;
 
@@ -31,8 +31,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The first pause of a wait that gets no messages, or cannot reach the master.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A queue is inspected again after this many times the duration of the last inspection. If members answer
-/// slowly, holders also release slowly, and an early inspection would find the queue unchanged.
+/// The pause between two checks whether a queue moves is at least this multiple of the duration of the last
+/// check. If members answer slowly, the releases that move the queue are slow, too.
 const INSPECTION_FACTOR: u32 = 8;
 
 /// How many waiters to read in search of the position of this one.
@@ -70,7 +70,8 @@ impl Waiter {
         }
     }
 
-    /// Asks for the lock, and again whenever it may have been granted, or the position would be lost.
+    /// Sends ACQUIRE with QUEUE until the wait ends. Repeats the request before the master drops the
+    /// position, and when a message of the master may have been lost.
     async fn ask(&self) -> Vote<()> {
         let node = &self.channel.node;
         if self.request.owner.is_some() {
@@ -91,8 +92,8 @@ impl Waiter {
                     answered_at = Some(now());
                     if is_subscribed { self.pause(kept) } else { backoff.next() }
                 }
-                // The server rejects a QUEUE time above its `dlock.max-ttl`. The lease must not exceed that
-                // limit either, so it takes the place of the time.
+                // The server rejects a QUEUE time above its `dlock.max-ttl`, which also limits leases. So the
+                // client sends the length of the lease as the QUEUE time.
                 Vote::Failed(Failure::Misuse(_)) if kept > self.request.ttl() => {
                     kept = self.request.ttl();
                     continue;
@@ -130,7 +131,7 @@ impl Waiter {
     }
 
     /// Returns true if a master that did not answer is asked again, because it may still keep the position.
-    /// In a quorum the client continues without the master.
+    /// In a quorum, the client continues without a silent or unreachable master.
     fn asks_again_after(&self, vote: &Vote<()>, begun: Instant, answered_at: Option<Instant>) -> bool {
         let may_return = match vote {
             // The master is busy, or the connection broke.
@@ -147,8 +148,9 @@ impl Waiter {
         self.service.quorum.majority() == 1
     }
 
-    /// Returns how long to wait for a message before the next request. All waits at a member share the check
-    /// whether it has fallen silent: the more waits there are, the longer each of them pauses.
+    /// Returns how long to wait for a message before the next request. In a quorum, the requests also show
+    /// whether the member has fallen silent. One request shows this to all waits at the member, so each wait
+    /// pauses longer if there are more of them.
     fn pause(&self, kept: Duration) -> Duration {
         let node = &self.channel.node;
         let check = if self.is_single_server() { kept } else { node.limit.min(CHECK_INTERVAL) };

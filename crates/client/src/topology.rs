@@ -1,5 +1,5 @@
-//! The masters of a client: the server of each member, its shared connection, the channel of each hold to it,
-//! and the messages that it pushes.
+//! The masters of a client: which server each member is, the connection to that server, the channel that each
+//! hold has to a master, and the messages that masters push.
 
 mod channel;
 mod member_list;

@@ -1,14 +1,16 @@
 //! The bytes of a lock, at rest (RDB, DUMP) and on the way (the effect that is replicated and logged).
 //!
-//! One layout for both, little-endian, version 4:
+//! The bytes contain a whole lock, or a change of some of its holds. A hold that they put replaces the hold
+//! of its token, if there is one. The hold of a token that they drop is removed. There is one layout for
+//! both, little-endian, version 4:
 //!
 //! ```text
 //! u8      16 × version, which is 4
-//!         + mode: 0 free, 1 exclusive, 2 shared, 3 permits; + 4: a change of the lock (mode 2 or 3)
+//!         + mode: 0 free, 1 exclusive, 2 shared, 3 permits; + 4 for a change, which has mode 2 or 3
 //! 8 bytes boot: which start of which machine the clock belongs to
 //! 6 bytes offset: server clock - boot-time clock, ms, modulo 2^48
 //! 6 bytes at: the server clock when this was written, ms
-//! unless mode is 1, where one hold is put and none is dropped:
+//! only in modes 0, 2 and 3 (the bytes in mode 1 put one hold and drop none):
 //!         number permits, in mode 3
 //!         number delay_until, ms of the server clock, 0 for none
 //!         number n dropped, then number m put
@@ -20,9 +22,6 @@
 //!         u8 length, token
 //!         more: number count, number delay (ms), u8 ephemeral (0 or 1), u8 length, label
 //! ```
-//!
-//! A hold that is put replaces the hold of its token, if there is one. The hold of a dropped token is
-//! removed.
 //!
 //! A number is an unsigned LEB128 in its shortest form: seven bits a byte, the least first, the top bit set
 //! in all bytes but the last. A signed number n is written as 2n, or as -2n - 1 if it is negative.
@@ -132,16 +131,16 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes an effect that creates an empty key, such as RENAME and MOVE leave under the new name. A reader
-/// stores no lock without holds and lock-delay, so the effect has a lock-delay that ended long ago. After
-/// its load, the reader ends the delay and deletes the key.
+/// Writes an effect that creates an empty key. RENAME and MOVE leave such a key under the new name. A reader
+/// creates no key from an effect with neither a hold nor a lock-delay. So this effect has a lock-delay that
+/// ended long ago. After its load, the reader ends the delay and deletes the key.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let over = Lock::delayed(Deadline::at_millis(1));
     write_effect(&over, &Change::Whole, last, now, anchor, out);
 }
 
-/// Writes a change of a lock: the whole lock, or the holds of some tokens. Writes the whole lock, too, if
-/// there is no change.
+/// Writes the holds of the changed tokens for [`Change::Part`], and the whole lock for [`Change::Whole`] and
+/// [`Change::None`].
 pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let mut put = SmallVec::<[&Hold; 1]>::new();
     let mut dropped = Vec::new();

@@ -58,7 +58,7 @@ impl Grace {
         self.runs
     }
 
-    /// The ms at which the grace period has to be ended. `None` if none runs.
+    /// The time at which the grace period has to be ended, in ms of the server clock. `None` if none runs.
     pub fn due(&self) -> Option<u64> {
         self.runs.then(|| self.ends.micros().div_ceil(1000))
     }

@@ -1,8 +1,8 @@
 //! The errors of the module, and how a client reads them.
 //!
 //! The Display text of an error is the whole reply: the error word, the cause, the remedy. [`Class::of`]
-//! reads it. The error words are stable. Redis client libraries retry no command because of one of them,
-//! except after TRYAGAIN ([`Error::Moving`]).
+//! reads it. The error words are stable. TRYAGAIN and CLUSTERDOWN make the client libraries for Redis Cluster
+//! retry a command by themselves. The other words make no Redis client library retry.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -27,7 +27,8 @@ pub enum Error {
     Refused(Refusal),
     /// The server may have lost holds. It grants no new locks for this many ms.
     Grace(u64),
-    /// The wait queue is full. The fields are the limits.
+    /// The wait queue is full. The fields are the limits: of clients that wait on the server (BLOCK), of
+    /// waiters of both kinds on one key, and of waiters without a connection on the server (QUEUE).
     QueueFull {
         on_the_server: usize,
         on_a_key: usize,

@@ -82,7 +82,8 @@ class QueuePosition:
             self._notify = False
             return True
         if is_misuse(answer) and self.keep > self._lease:
-            # `keep` may exceed the server's `dlock.max-ttl`, which also limits the lease.
+            # `keep` may exceed the server's `dlock.max-ttl`. A valid lease does not, so its length replaces
+            # `keep`.
             self.keep = self._lease
             return True
         return False
