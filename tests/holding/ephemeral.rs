@@ -47,7 +47,7 @@ fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
     let mut raw = TcpStream::connect(("127.0.0.1", server.port())).expect("the server accepts a connection");
     raw.write_all(b"DLOCK.ACQUIRE k a 60000 EPHEMERAL\r\n").expect("the request is sent");
     until("a holds the lock", || holders(&mut observer, "k") == ["a"]);
-    // A socket with unread received bytes answers a close with RST.
+    // The kernel sends RST if a socket is closed before its received bytes are read.
     until("the reply has arrived", || raw.peek(&mut [0]).is_ok_and(|read| read == 1));
     raw.shutdown(Shutdown::Write).expect("the socket can be half closed");
     drop(raw);

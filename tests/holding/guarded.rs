@@ -132,11 +132,13 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
         }
         assert_eq!(conn.ok("PING"), "PONG");
     }
+    // A guard within a script must refuse these commands too: WAIT in a script crashes Valkey 8.0.
     let script = ["EVAL", "return redis.pcall(unpack(ARGV))", "1", "k", "DLOCK.GUARD", "k", "t"];
     for command in ["WAIT 0 0", "WAITAOF 0 0 0", "READONLY"] {
         let words: Vec<&str> = script.into_iter().chain(command.split(' ')).collect();
         assert!(conn.call(&words).error().contains("cannot be guarded"), "{command}");
     }
+    // The module API takes the name of a command as a C string, and would run SET here.
     assert!(conn.call(&["DLOCK.GUARD", "k", "t", "SET\0", "x", "1"]).error().contains("cannot be guarded"));
     assert_eq!(conn.ok("EXISTS x"), 0);
     // No command has selected a database, or begun a transaction (x).
@@ -144,8 +146,9 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
     assert!(connected.contains("db=0") && !connected.contains("flags=x"), "{connected}");
 }
 
-/// During a slow script the server reads from and frees other clients. The sender of a guarded script is
-/// among them: the server used to crash when that client disconnected or sent its next command.
+/// During a slow script, the server serves other clients, and protects only the client that sent the script.
+/// An internal client sends a guarded script. So the server used to crash when the client of the guard
+/// disconnected or sent its next command.
 #[each_server]
 fn scripts_cannot_be_guarded_and_may_guard_their_own_writes(kind: &ServerKind) {
     let server = Server::start(kind);

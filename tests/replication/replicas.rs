@@ -49,7 +49,7 @@ fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     master.pause();
     let mut conn = replica.connect();
     until("readers no longer see the hold", || conn.ok("DLOCK.HOLDS k t") == 0);
-    // This takes many event-loop turns and several of the replica's ten ticks a second.
+    // Each request takes a turn of the event loop, in which the replica must not end the lease.
     for _ in 0..200 {
         assert_eq!(conn.ok("EXISTS k"), 1);
     }
@@ -68,7 +68,8 @@ fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     master.resume();
 }
 
-/// The greatest fence is ahead of the clock, and its lock is released: no key contains the fence.
+/// The greatest fence is 9 s ahead of the clock, and after the RELEASE no key contains it. So a promoted
+/// replica knows the fence only from the effects or the snapshot.
 #[each_server]
 fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
@@ -121,7 +122,7 @@ fn a_promoted_replica_publishes_no_events_of_locks_deleted_before(kind: &ServerK
     conn.ok("REPLICAOF NO ONE");
     conn.ok("DLOCK.ACQUIRE mark t 1");
     until("the background job has run", || conn.ok("EXISTS mark") == 0);
-    assert_eq!(events.messages(), ["mark"; 3], "acquire, expired, free");
+    assert_eq!(events.messages(), ["mark"; 3], "only mark's own events: acquire, expired, free");
 }
 
 /// Positions exist in the memory of one master only.
@@ -141,7 +142,8 @@ fn a_promoted_replica_has_the_unclaimed_grants_and_no_positions(kind: &ServerKin
     let mut b = replica.connect();
     assert_eq!((holders(&mut b, "k"), tokens(&mut b, "k")), (vec!["b".into()], vec![]));
     assert!((1..=500_000).contains(&b.ok("DLOCK.PTTL k b").int()));
-    // Each waiter joins again when it asks; the claim returns the same fence and sets the full lease.
+    // The waiters c and d join the queue again by repeating their requests. The request of b claims its
+    // grant: the reply is the same fence, and the hold gets its full lease.
     for token in ["d", "c"] {
         assert_eq!(b.ok(&request(token)), Value::Nil);
     }

@@ -16,7 +16,7 @@ pub fn locks(server: &Server) -> Vec<String> {
             if conn.call(&[&b"TYPE"[..], key.bytes()]) == "dlock-key" {
                 let lock = conn.call(&[&b"DLOCK.INSPECT"[..], key.bytes()]);
                 let shown = if lock.is_nil() { continue } else { describe_lock(&lock) };
-                // The digest covers deadlines, TTLs and delays; each server computes it from its own bytes.
+                // The digest covers deadlines, TTLs and delays, which `describe_lock` leaves out.
                 let digest = conn.call(&[&b"DEBUG"[..], b"DIGEST-VALUE", key.bytes()]);
                 lines.push(format!("{db} {key:?} {shown} {digest:?}"));
             }

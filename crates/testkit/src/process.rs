@@ -10,7 +10,7 @@ use crate::conn::Conn;
 use crate::value::Value;
 use crate::wait::{TIMEOUT, poll, until};
 
-/// Time limit of a start, which may load a large file. Generous, because it only ends a hang.
+/// Time limit of a start, which may load a large file. Only a start that hangs reaches this limit.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Process {
@@ -84,7 +84,7 @@ impl Process {
         self.wait("SIGTERM")
     }
 
-    /// Waits for the end of the process. `cause` names its reason in the message of a timeout.
+    /// Waits for the end of the process. The message of a timeout names `cause` as the reason for the end.
     #[track_caller]
     pub fn wait(&mut self, cause: &str) -> ExitStatus {
         let status = poll(TIMEOUT, || self.status());

@@ -46,7 +46,7 @@ impl Wire {
         self.receive_within(deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Like [`Wire::receive`], with one system call if the limit is the same as before.
+    /// Like [`Wire::receive`]. A limit other than that of the last call costs a second system call.
     pub fn receive_within(&mut self, limit: Duration) -> io::Result<bool> {
         // For a socket, zero means no limit.
         let limit = limit.max(Duration::from_millis(1));

@@ -25,6 +25,7 @@ fn a_hold_is_adopted_when_a_majority_has_it() {
     let found = vote(&mut round, 100, &[(0, not_held()), (1, granted(5)), (2, granted(8))]);
     assert_eq!(sent(&found.sends, confirm(8, 0)), [1, 2]);
     let confirmed = reply(&mut round, 200, confirm(8, 0), &[(1, granted(8)), (2, granted(8))]);
+    // The third answer, at 102, began the confirm phase.
     assert_eq!(confirmed.verdict, acquired(Some(8), 102 + TRUSTED));
 }
 

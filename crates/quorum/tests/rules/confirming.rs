@@ -38,6 +38,8 @@ fn a_late_grant_joins_the_confirm_phase_when_its_fence_is_not_greater() {
     assert_eq!(after_two.verdict, acquired(Some(8), 102 + TRUSTED));
 }
 
+/// Member 2 answers the CONFIRM of 8, but has no grant that takes part in this phase: at first none at all,
+/// then one with a greater fence.
 #[test]
 fn a_confirm_answer_does_not_count_without_a_counted_grant() {
     let mut round = confirming();
@@ -58,6 +60,8 @@ fn a_greater_grant_begins_the_next_phase_when_the_fence_cannot_be_confirmed() {
     assert_eq!(after_two.verdict, acquired(Some(9), 201 + TRUSTED));
 }
 
+/// Member 1 answers the CONFIRM of 8 with the greater fence 11. The next phase asks member 0 again, although
+/// that member has confirmed 8.
 #[test]
 fn a_greater_answer_begins_the_next_phase_with_no_answer_counted() {
     let mut round = confirming();
@@ -134,12 +138,13 @@ fn a_round_is_impossible_when_members_fall_silent_in_the_confirm_phase() {
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Impossible));
 }
 
-/// Phase 1, for fence 2, could only ask two of the four members, so the round goes on to phase 2 at once.
+/// A majority of four members is three. A phase for fence 2 could ask members 1 and 2 only, because member 0
+/// has granted 5. So the round skips phase 1, for fence 2, and begins phase 2, for fence 5.
 #[test]
 fn a_confirm_phase_needs_a_majority_of_counted_grants() {
     let (mut round, _) = Round::begin(plan(4, true), Start::AtOnce, &[], at(0));
     vote(&mut round, 1, &[(0, granted(1)), (1, granted(1)), (2, granted(1)), (3, taken())]);
     vote(&mut round, 9, &[(0, granted(5))]);
     let again = reply(&mut round, 10, confirm(1, 0), &[(1, granted(2))]);
-    assert_eq!(sent(&again.sends, confirm(5, 2)), [0, 1, 2], "fence 2 would leave out member 0, which has 5");
+    assert_eq!(sent(&again.sends, confirm(5, 2)), [0, 1, 2], "phase 2 asks the three members that granted");
 }

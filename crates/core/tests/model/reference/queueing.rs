@@ -14,6 +14,8 @@ impl Model {
             }
         }
         let upgrades = match self.turn(request.key, |model| model.try_acquire(&request)) {
+            // A position is kept where a newcomer is refused: in a grace period, and while the semaphore is
+            // held with another number of permits.
             Ok(Answer::Grace | Answer::Refused(Refusal::OtherPermits(_)))
                 if self.position(request.key, request.token).is_some() =>
             {
@@ -77,6 +79,7 @@ impl Model {
     /// The user of a queued waiter has lost the right to the granted lock.
     pub fn rights_lost(&mut self, key: Key, token: Token) {
         self.run_job(key);
+        // Without an unclaimed grant, the second operation on the key takes nothing back.
         let grant = self.hold(key, token).and_then(|hold| hold.unconfirmed.as_ref());
         let Some((number, ..)) = grant.and_then(|grant| grant.unclaimed) else { return self.run_job(key) };
         self.marks.push("a user loses the right to a granted lock");
