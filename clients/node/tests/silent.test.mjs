@@ -8,7 +8,8 @@ import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
+// The time limits are long, because a busy machine answers late. `patience` is the longest time that a caller
+// waits for releases.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const TEN_MINUTES = 600_000;
@@ -162,14 +163,14 @@ onEachServer(
       masters[0].thaw();
       await untilFree();
       await untilWaiters(0, 0, 0);
-      // Each of the three waits had at most three requests under way when the member stopped.
+      // The thawed member executes the requests that it had not read: at most three of each wait.
       assert(
         (await masters[0].calls("dlock.acquire")) <= before + 9,
         `${before}, ${await masters[0].calls("dlock.acquire")}`,
       );
     });
 
-    test("a client moves from the queue of a member that grants to that of the first member that refuses", async () => {
+    test("a client whose queue's member grants moves to the queue of the first member that refuses", async () => {
       await Promise.all([holdByRival(1), holdByRival(2)]);
       const acquiring = lock(await quorumOf(masters)).acquire();
       await untilWaiters(0, 1, 0);
@@ -206,7 +207,7 @@ onEachServer(
       await (await acquiring).release();
     });
 
-    test("a client that cannot reach the member of the queue gets its share", async () => {
+    test("a client that cannot reach the member of the queue acquires the lock as often as another client", async () => {
       const [cutOff, other] = [await quorumOf(proxies, 250), await quorumOf(masters)];
       await lock(cutOff).using(() => {});
       proxies[0].silent = true;
@@ -229,7 +230,7 @@ onEachServer(
   { isParallel: true },
 );
 
-test("identifyMembers waits once for each member, and for silent ones only while they are needed", () => {
+test("identifyMembers waits for silent members only until a majority may vote", () => {
   const { members, channels } = unknownMembers();
   /** Returns the request for the unknown run ids; undefined if none is sent. */
   const identify = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;

@@ -276,7 +276,7 @@ def test_do_release_ends_the_hold_and_reports_no_loss(r, get_lock):
     assert reasons == []
 
 
-def test_an_unanswered_shorter_extend_limits_other_extensions_of_its_token(get_proxied_lock, proxy):
+def test_extend_raises_when_an_unanswered_shorter_extend_may_cut_the_lease(get_proxied_lock, proxy):
     lock, other_object = (
         get_proxied_lock(timeout=60, socket_timeout=1),
         get_proxied_lock(timeout=60, socket_timeout=1),

@@ -33,7 +33,7 @@ def release_when_waited_for(r, token):
 
 
 @contextlib.contextmanager
-def release_refused_until_a_client_waits(r):
+def release_refused(r):
     """The server refuses RELEASE. Yields a function that starts a thread, which permits RELEASE once a client
     waits."""
     is_over = threading.Event()
@@ -158,7 +158,7 @@ def test_a_thread_that_waits_with_a_limit_gets_its_own_lock_after_the_lease(r, s
 @pytest.mark.parametrize(
     "options", [{"thread_local": False}, {"owner": ""}], ids=["shared object", "no owner"]
 )
-def test_no_owner_is_sent_for_an_object_that_any_thread_may_release(r, server, options):
+def test_no_owner_is_sent_for_a_shared_object_or_an_empty_owner(r, server, options):
     lock = dlock.Lock(r, "foo", timeout=60, **options)
     lock.acquire()
     other = dlock.Lock(r, "foo", timeout=60, **options)
@@ -193,11 +193,11 @@ def test_a_hold_that_the_background_releases_causes_no_deadlock(r, server, proxy
     client = redis.Redis.from_url(proxy.url, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
     lock = dlock.Lock(client, "foo", timeout=600)
     proxy.match, proxy.cut_replies = b"ACQUIRE", 1
-    with release_refused_until_a_client_waits(r) as permit_release:
+    with release_refused(r) as permit_when_a_client_waits:
         with pytest.raises(ConnectionError):
             lock.acquire()
         assert r.exists("foo")
-        permit_release()
+        permit_when_a_client_waits()
         assert lock.acquire()
         lock.release()
 
@@ -226,23 +226,23 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
     held = make()
     held.acquire()
     name = of_thread().options()
-    with release_refused_until_a_client_waits(r) as permit_release:
+    with release_refused(r) as permit_when_a_client_waits:
         with pytest.raises(redis.RedisError):
             held.release()
         assert of_thread().options() != name
-        permit_release()
+        permit_when_a_client_waits()
         other = make()
         # Waits until the background has released the hold.
         assert other.acquire()
         other.release()
 
 
-def test_a_release_that_a_late_acquire_may_follow_changes_the_name_of_the_owner(r, server, monkeypatch):
+def test_release_renames_the_owner_when_an_unanswered_acquire_may_arrive_later(r, server, monkeypatch):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
-    # The client now counts a copy of the ACQUIRE as unanswered.
+    # As after an ACQUIRE that redis-py sent twice: the server may execute the unanswered copy later.
     lock.local.hold.repeat_release_at.add(SINGLE)
-    # The background repeats the release for 1 ms only.
+    # With a lease of 1 ms and no `KEEP`, the background repeats the release for 1 ms only.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
     lock.local.hold.lease = 1
     name = of_thread().options()
@@ -265,7 +265,7 @@ def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, s
 
 
 @pytest.mark.parametrize("options", [{"thread_local": False}, {"owner": ""}, {"owner": "job 1"}])
-def test_the_loss_of_a_hold_without_the_owner_of_the_thread_keeps_the_name_of_that_owner(r, server, options):
+def test_a_thread_keeps_its_owner_name_when_it_loses_a_hold_without_that_owner(r, server, options):
     name = of_thread().options()
     lock = dlock.Lock(r, "foo", timeout=600, **options)
     lock.acquire()
