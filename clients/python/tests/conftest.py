@@ -75,8 +75,8 @@ def expire(r, lock):
 
 
 def until_renewed_twice(r, lock):
-    """Waits for two renewals of a hold with a lease of 60 s. Before each, it sets the lease to 30 s: a
-    renewal is due once less than two thirds of 60 s are left."""
+    """Waits for two renewals of a hold with a lease of 60 s. Before each, it sets the lease to 30 s. A
+    renewal is due once less than 40 s (two thirds of 60 s) are left."""
     hold = lock.local.hold
     for _ in range(2):
         assert r.execute_command("DLOCK.EXTEND", lock.name, hold.token, 30_000) == 1
@@ -169,8 +169,8 @@ def shared_server(request):
 
 @pytest.fixture(autouse=True)
 def fresh_client_state(monkeypatch):
-    """Removes what earlier tests left in the client. A wait for a lock that the client found taken a short
-    while ago begins in the queue, and the name of a thread's owner changes when a hold is lost."""
+    """Makes the client forget the earlier tests. A client queues at once for a lock that it found taken a
+    short while ago. It renames a thread's owner (OWNER in ACQUIRE) when a hold is lost."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
     monkeypatch.setattr("dlock._owners._threads", threading.local())
 
@@ -216,7 +216,7 @@ class Loop:
 
     def close(self):
         async def cancel():
-            # A task that ends may start another task, which closes its connections.
+            # When a background task of dlock ends, it may start another one, which closes the connection.
             while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in tasks:
                     task.cancel()
@@ -370,9 +370,9 @@ class Members:
         return self.locks.lock(quorum or self.quorum, name, redlock=True, **options)
 
     def until_idle(self):
-        """Waits until no request to any member is under way. The client sends its commands to one member one
-        after the other, so the answer to a PING follows those to earlier commands. The second PING follows
-        the commands that the client sends because of the first answer, such as one that sets its name."""
+        """Waits until no request to any member is under way. A member gets one command at a time, so a PING
+        is answered after all earlier commands. The client may send more commands because of this answer, such
+        as one that sets its name. The second PING waits for these commands."""
         for _ in range(2):
             steps = self.quorum.ask_all(("PING",))
             if self.locks.loop is None:

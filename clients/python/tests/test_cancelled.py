@@ -1,5 +1,6 @@
 """If a program cancels all tasks, also those of the background, the background starts its work again.
-If a KeyboardInterrupt ends an extension, a later extension raises once the hold is lost."""
+If a KeyboardInterrupt ends an extension, a later extension does not wait for ever: it raises once the hold is
+lost."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from dlock._clock import now
 
 class Cancelling:
     """Cancels the next three tasks of the background: before their first step or, with `begun`, 20 ms after
-    their start. The proxy then passes no bytes to the first two; the third may get its reply earlier."""
+    their start. With `begun`, the proxy passes no bytes while the first two tasks run, so that neither ends
+    before it is cancelled. The third one may end before."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
         self.tasks_left = 3

@@ -1,9 +1,9 @@
 """Carries out steps (see `_steps.py`) with threads.
 
-Background work has threads of its own: one for the whole process, which wakes tasks (`Clock`), and for each
-client one that renews and releases, and one that receives messages (`Background`). The threads of a client
-end when they are idle. They have connections of their own, with short time limits, so that neither a hung
-server nor a full pool delays them for long. All are daemon threads."""
+Background work has its own threads, which are daemon threads. The process has one that wakes tasks (`Clock`).
+Each client has two (`Background`): one renews and releases, the other receives messages. The threads of a
+client end when they are idle. They have connections of their own, with short time limits, so that neither a
+hung server nor a full pool delays them for long."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, Begin):
         if step.member is None:
-            # These steps ask members, and wait while the members' threads send the questions. So the steps
-            # need another thread.
+            # The threads of the members send the questions of these steps, while the steps wait. So the steps
+            # run in a thread that belongs to no member.
             _start(run, "dlock-steps", step.steps, step.quorum)
             return None
         return _clock.background(step.quorum.members[step.member], is_member=True).submit(step.steps)
     assert isinstance(step, Owe)
-    # The clock wakes each owed command (a RELEASE or CANCEL) until the server has confirmed it. This thread
-    # waits for the first answers.
+    # The background repeats each owed command (a RELEASE or CANCEL) until the server has confirmed it. This
+    # thread waits for the first answers.
     answer_arrived = threading.Event()
     for member, owed in step.owed.items():
         owed.on_answer = answer_arrived.set
