@@ -25,7 +25,7 @@ export function now(): number {
   if (Math.abs(newOffset - offset) > STEP) {
     offset = newOffset;
     const behindUptime = uptime() - at - uptimeOffset;
-    // Uptimes are rounded to 10 ms, so a smaller difference than STEP may be no suspension.
+    // Uptimes are rounded to 10 ms, so a difference of less than STEP may be a rounding error.
     if (behindUptime > suspended + STEP) suspended = behindUptime;
   }
   return at + suspended;

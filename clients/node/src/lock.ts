@@ -28,10 +28,10 @@ export interface LockOptions {
   /** Pause between two tries where the wait queue cannot help, in ms: while a lock of redis-py or
    * node-redlock is at the key, or if the user may not subscribe. Default: 100. */
   retryDelay?: number | undefined;
-  /** Owner of each acquisition for the search for deadlocks, 1 to 255 bytes; null for none. Two acquisitions
-   * may have the same owner only if the first one is released after the second one. Default: `using` chooses
-   * an owner for each chain of nested calls, which is right if the routine awaits each inner `using`;
-   * `acquire` and `tryAcquire` send none. */
+  /** Owner of each acquisition, by which the server detects deadlocks: 1 to 255 bytes; null for none. Two
+   * acquisitions may have the same owner only if they are nested: the first one is released after the second
+   * one. Default: nested calls of `using` have one owner, which is right if each routine awaits the `using`
+   * calls within it; `acquire` and `tryAcquire` send none. */
   owner?: string | null | undefined;
 }
 
@@ -58,7 +58,8 @@ export function checkLease(name: string, ms: number): void {
   }
 }
 
-/** Throws a `TypeError` unless `options` is an object: the number of `acquire(500)` would be ignored. */
+/** Throws a `TypeError` unless `options` is an object. Without this check, `acquire(500)` would ignore the
+ * number. */
 function checkOptions(options: object): void {
   if (typeof options !== "object" || options === null) {
     throw new TypeError(`options: ${options}; they must be an object, such as { timeout: 500 }`);
@@ -134,10 +135,10 @@ export class Lock {
    *
    * Nested calls have one owner, so that calls which wait for each other's locks get a `DeadlockError`. Await
    * each `using` that the routine begins. If this lock is released while an inner `using` still waits, another
-   * client that waits for this lock can get a `DeadlockError` although there is no deadlock. That happens if
-   * another branch of a `Promise.all` fails (use `Promise.allSettled`), if a `Promise.race` ends first (use the
-   * `timeout` option), and if the routine calls `hold.release()`. `owner: null` for the inner `using` avoids
-   * it, too. */
+   * client that waits for this lock can get a `DeadlockError` although there is no deadlock. This happens if
+   * the inner `using` is in a `Promise.all` and another of its promises fails (use `Promise.allSettled`), if
+   * the inner `using` loses a `Promise.race` (use the `timeout` option), or if the routine calls
+   * `hold.release()`. The option `owner: null` of the inner `using` also prevents the error. */
   async using<T>(routine: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
     const acquire = (owner: Owner | undefined) => this.#waitFor(options, owner);
     return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());
@@ -189,7 +190,8 @@ export class Lock {
       if (owed !== undefined) yield owed;
       throw why;
     } finally {
-      // The server may still have a hold or a queue position of the owner.
+      // The server may still have a hold or a queue position of the owner. If a later acquisition had this
+      // owner, the server could report a deadlock of the owner with itself.
       if (granted === null && owner !== undefined && !attempt.isTakenBack()) owner.isRetired = true;
     }
     if (granted === null) return null;

@@ -102,6 +102,7 @@ onEachServer((env) => {
     const { signal } = await (await lockOverProxy({ ttl: 60_000 })).acquire();
     const lost = new Promise((resolve) => signal.addEventListener("abort", resolve));
     proxy.silent = true;
+    // Advances the clock of the client by half the lease, so that a renewal is due.
     suspend(30_000);
     await until("a renewal has failed", () => proxy.requestCount("DLOCK.EXTEND") > 1);
     suspend(30_000);
