@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prints the software bill of materials, CycloneDX 1.5: sbom.py VERSION, in the project's folder.
 
-It lists every crate that is linked into the module or the command on this machine's platform. SOURCE_DATE_EPOCH is its
-date.
+It lists every crate that is linked into the module or the command on this machine's platform. The environment variable
+SOURCE_DATE_EPOCH sets the date in it.
 """
 
 import json
@@ -25,7 +25,7 @@ def cargo_metadata():
 
 
 def linked(nodes, roots):
-    """Returns the packages that `roots` link, by id, each with its dependencies, but without those of builds and tests."""
+    """Returns the packages that `roots` link, directly or not, each with the packages that it links, all by their ids."""
     graph, todo = {}, list(roots)
     while todo:
         package = todo.pop()

@@ -39,11 +39,11 @@ try() {
     await "the server" inside docker exec server "$@"
     expect "the health check of the image" 0 "$(inside podman healthcheck run server && echo 0)"
     expect "it runs as" "$family-server 999" "$(inside docker exec server sh -c 'cat /proc/1/comm; stat -c %u /proc/1' | xargs)"
-    expect "an empty volume" GRACE "$(ask DLOCK.ACQUIRE r t 60000 | cut -c 1-5)"
+    expect "the first lock, in the grace period of a start" GRACE "$(ask DLOCK.ACQUIRE r t 60000 | cut -c 1-5)"
     ask CONFIG SET dlock.restart-grace 0 >/dev/null
     fence=$(ask DLOCK.ACQUIRE r t 60000)
     [ "$fence" -gt 0 ] || fail "no lock: $fence"
-    expect "a lock, for the command" held "$(inside docker exec server dlock run -s redis://127.0.0.1 r2 -- echo held)"
+    expect "the output of a command under a lock" held "$(inside docker exec server dlock run -s redis://127.0.0.1 r2 -- echo held)"
     inside docker rm --force server >/dev/null
     contained --name server --network none --volume "$family:/data" "dlock-$family"
     await "the server" inside docker exec server "$@"
@@ -59,9 +59,11 @@ try() {
     inside docker rm exporter >/dev/null
     inside docker rm --force server >/dev/null
 
-    contained --name server --network none "$(sed -n '$ s/^FROM //p; /^FROM [^ ]*$/ s/^FROM //p' "packaging/docker/$family.Dockerfile")" "$family-server"
+    # The image without the module, on which the tested image is based.
+    server_image=$(sed -n 's/^FROM \([^ ]*\)$/\1/p' "packaging/docker/$family.Dockerfile")
+    contained --name server --network none "$server_image" "$family-server"
     await "the server" ask PING
-    inside docker exec server "$@" >/dev/null && fail "the probe does not miss the module"
+    inside docker exec server "$@" >/dev/null && fail "the probe succeeds without the module"
     echo "   without the module the probe fails"
     inside docker rm --force server >/dev/null
 }
