@@ -26,8 +26,8 @@ pub mod table;
 /// Result of a command. The error is the reply.
 type Done = Result<(), String>;
 
-/// Returns the reply to arguments that cannot be parsed. Takes a reference, so that the parsed command is not
-/// moved.
+/// Returns the reply to arguments that cannot be parsed. Takes a reference, so that callers can pass it to
+/// `map_err` after `as_ref`, which does not move the parsed command.
 #[cold]
 fn misuse(why: &Misuse) -> String {
     why.to_string()
@@ -51,6 +51,7 @@ pub fn release<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     }
     let parsed = command::Release::parse(args.bytes);
     let parsed = parsed.as_ref().map_err(misuse)?;
+    // Also opens a string that counts as held (`dlock.honour-strings`), where RELEASE finds no hold.
     let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     target.plain = Some(Plain::Release);
     let released = target.operate(|turn| turn.release(parsed.token, parsed.count));
@@ -147,7 +148,7 @@ pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 #[inline(never)]
 fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<Plain<'a>>) -> Done {
     apply(m, ctx, args, |reader| {
-        // A RELEASE needs no earlier entry of the log.
+        // A plain RELEASE leaves an empty lock, whatever the position is. So only an ACQUIRE builds on it.
         let builds_on = m.with(|s| s.replication_position).filter(|_| plain != Some(Plain::Release));
         let effect = m.with(|s| {
             let effect = plain.and_then(|plain| reader.plain(plain, &mut s.replication_position));

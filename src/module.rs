@@ -48,9 +48,9 @@ impl Module {
 
     /// Borrows the state while `run` executes.
     ///
-    /// The server must not be called meanwhile: it may call the module back, which would find the state
-    /// borrowed. The compiler checks this. `run` must be `Send`, and a context, an open key and the module
-    /// itself are not, so that `run` cannot refer to any of them.
+    /// `run` must not call the server, which may call the module back while the state is borrowed. The
+    /// compiler enforces this rule. `run` must be `Send`, but a context, an open key and the module itself
+    /// are not. So `run` cannot refer to any of them.
     #[inline]
     pub fn with<R>(&self, run: impl FnOnce(&mut State) -> R + Send) -> R {
         run(&mut self.state.borrow_mut())
@@ -65,8 +65,9 @@ impl Module {
 /// Longest time that the timer is armed for, in ms.
 const MAX_TIMER_MILLIS: u64 = 24 * 3600 * 1000;
 
-/// The one timer, armed for the next task of the background job. It runs by the wall clock, so it is only a
-/// hint: the job reads the server clock.
+/// The one timer, armed for the next task of the background job. It follows the wall clock, which can be set,
+/// so the timer only starts the job. The job finds the tasks that are due by the server clock
+/// ([`crate::clock`]), which ignores changes of the wall clock.
 impl Module {
     /// Arms the timer for the next task, unless it is armed for then or sooner.
     #[inline(never)]
@@ -205,7 +206,7 @@ impl State {
 
     /// Has the background job serve the wait queues of a database. `None` means all databases.
     pub fn serve(&mut self, db: Option<i32>) {
-        // Every waiter has an id greater than 0.
+        // Begins before the first queue: every waiter has an id greater than 0.
         self.background.note(Task::ServeBehind(WaiterId(0), db));
     }
 }

@@ -76,12 +76,12 @@ fn answer<'a>(
     let (request, client) = (parsed.request, ClientId(ctx.client_id()));
     let name = Name::new(ctx.db(), parsed.key);
     if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
-        // The operation ran with grants switched off, so its outcome is `Grace`, or `Queued` if the token has
-        // a position. The cause is the string, not a grace period, so the client may wait.
+        // A string at the key counts as held, so the operation ran with grants switched off. Its outcome is
+        // `Grace`, or `Queued` if the token has a position. No grace period runs, so the client may wait.
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
-        // A check is scheduled even if this client does not wait: a check of an empty queue does nothing.
+        // Schedules a check whether the string is gone. If no client waits, the check does nothing.
         background::check_string_later(m, &name);
     }
     // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK does not wait.
@@ -134,8 +134,8 @@ fn plain<'a>(parsed: &command::Acquire<'a>, args: &[&[u8]]) -> Option<Plain<'a>>
     command::Acquire::is_plain(args).then_some(Plain::Acquire(token, ttl))
 }
 
-/// Checks the requirements of QUEUE, except for room in the queue. The result is boxed, because it is large
-/// and most calls have none.
+/// Returns the data of a queue position, after checking the requirements of QUEUE except for room in the
+/// queue. Boxed, because the data is large and most ACQUIREs have none.
 fn queued(
     m: &Module,
     ctx: Ctx<'_>,
@@ -148,7 +148,8 @@ fn queued(
     if queue.ms > longest {
         return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
     }
-    // A position needs the rights of its user, which Redis 7.0 does not show for a command within a guard.
+    // The module checks the rights of a position's user before the grant. On Redis 7.0, a command that GUARD
+    // or FENCED runs does not have the user of its client.
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
         return Err(Error::CannotGuard.into());
     }
@@ -176,8 +177,8 @@ fn can_be_ephemeral(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
     check_master(ctx.flags())
 }
 
-/// Refuses to wait, or to bind a hold, on a replica: it ends no wait and no hold by itself, even if it is
-/// writable.
+/// Refuses to wait, or to bind a hold, on a replica. A replica, even a writable one, ends no wait and no hold
+/// by itself.
 fn check_master(flags: Flags) -> Done {
     if flags.contains(Flags::MASTER) { Ok(()) } else { Err(Error::Replica.into()) }
 }

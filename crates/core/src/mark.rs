@@ -188,8 +188,8 @@ impl Marking {
                 news.extend(self.news_of(found, now));
             }
             Err(why) => {
-                // If only syncing the folder failed, the file has the new mark. So the next write treats the
-                // mark in the file as that of an earlier run.
+                // If only syncing the folder failed, the file has the new mark. As `written` is `None`, the
+                // next write takes this mark for that of an earlier run, and not for that of another server.
                 (self.status, self.written) = (Status::Failing, None);
                 self.retry_at = Instant::from_micros(now.micros() + RETRY_PAUSE);
                 fences.set_mark(None);
