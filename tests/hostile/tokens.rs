@@ -34,7 +34,8 @@ fn monitor_shows_tokens_and_no_effects(kind: &ServerKind) {
         let line = monitor.read().text();
         assert!(line.contains(SECRET), "MONITOR shows tokens, as docs/security.md says: {line}");
     }
-    // The effects on the replica contain tokens too; its MONITOR shows none of them.
+    // The replica gets effects: `DLOCK._SET` commands with the new state of the lock, and so with its tokens.
+    // MONITOR on the replica must not show any effect.
     assert_eq!(conn.ok("SET mark x"), "OK");
     let mut seen = Vec::new();
     while !seen.iter().any(|line: &String| line.contains("\"mark\"")) {
@@ -153,7 +154,8 @@ fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     );
 }
 
-/// Returns the replies of INSPECT and WAITERS for `lock:a`: to commands, in scripts and in a transaction.
+/// Returns the replies of INSPECT and WAITERS for `lock:a`. Sends both alone, from scripts and in a
+/// transaction.
 fn inspected(conn: &mut Conn) -> Vec<String> {
     let reads = ["DLOCK.INSPECT", "DLOCK.WAITERS"];
     let script = "return redis.call(ARGV[1], KEYS[1])";

@@ -17,8 +17,8 @@ use crate::table::{Ratios, Table, median, percentile};
 enum Way {
     /// From RELEASE to the reply of the waiting ACQUIRE.
     Block,
-    /// From RELEASE, over the message, to the reply of the second ACQUIRE, which claims the grant. The
-    /// clients of dlock wait this way.
+    /// From RELEASE to the reply of the second ACQUIRE, which claims the grant. The waiter sends it when the
+    /// message about the grant arrives. The clients of dlock wait this way.
     Queue,
     /// From PUBLISH to the subscriber's message: the fastest way to wake a connection.
     Publish,

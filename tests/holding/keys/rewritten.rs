@@ -1,5 +1,6 @@
-//! An append only file rewritten as commands (`aof-use-rdb-preamble no`) recreates the keyspace with its
-//! empty keys, because later commands in the file may name them.
+//! RENAME and MOVE leave an empty key: a key of the lock type without a hold. If the server rewrites its
+//! append only file as commands (`aof-use-rdb-preamble no`), the file recreates the empty keys, too, because
+//! later commands in the file may name them.
 
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, documents, each_server, until};
@@ -22,8 +23,8 @@ fn reload(server: &mut Server, conn: &mut Conn) {
 
 #[each_server]
 fn a_hold_that_ended_by_rename_or_move_is_not_restored_by_the_file(kind: &ServerKind) {
-    // A command before the rewrite that leaves an empty key, and one after it that names the empty key. "MOVE
-    // back" stands for two commands, below.
+    // The first command leaves an empty key before the rewrite. The second one names the empty key after the
+    // rewrite. "MOVE back" stands for two commands, below.
     for (before, after) in [
         ("RENAME k empty", "RENAME empty held"),
         ("RENAMENX k empty", "RENAME empty held"),

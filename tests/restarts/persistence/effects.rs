@@ -7,8 +7,8 @@ use super::{acquire_all_kinds, all_states, state};
 use dlock_testkit::{Options, Server, ServerKind, aof, each_server, encode, line};
 
 fn plain_aof(kind: &ServerKind) -> Options {
-    // Without the mark, the fences of a restart come from the file alone; without a preamble, every lock is a
-    // command.
+    // Without the fence mark, a file beside the data, a restarted server knows its last fence only from the
+    // append only file. Without an RDB preamble, that file consists of commands.
     Server::options(kind).synced().confs(&["dlock.fence-mark no", "aof-use-rdb-preamble no"])
 }
 
@@ -29,7 +29,7 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     let mut server = plain_aof(kind).start();
     let mut conn = server.connect();
     acquire_all_kinds(&mut conn);
-    // Several changes of one lock: the second replay repeats them on their final state.
+    // Several changes of one lock. The second replay applies all of them to the lock's final state.
     for command in [
         "DLOCK.ACQUIRE k t 600000",
         "DLOCK.ACQUIRE k t 600000 DEPTH 3",
@@ -72,7 +72,7 @@ fn a_malformed_effect_is_reported_and_ends_no_hold(kind: &ServerKind) {
     let later = fence + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let malformed = [
-        // The last fence (8 bytes) precedes the change.
+        // The argument consists of the last fence (8 bytes) and the new state.
         (command(&[b"DLOCK._SET", b"x", b""]), "end too early"),
         (command(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
         (command(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),

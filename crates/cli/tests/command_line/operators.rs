@@ -24,7 +24,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
 fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     assert_eq!(dlock(&stage, "list", 0).stdout, "no locks\n");
-    // The servers know an address only while its connection is open.
+    // A server knows the address of a holder only while the holder's connection is open.
     let mut holders = [0, 1].map(|server: usize| stage.servers[server].connect());
     for conn in &mut holders {
         conn.ok("DLOCK.ACQUIRE invoice:1 0123456789abcdef 600000 LABEL by-hand");
@@ -85,7 +85,8 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
     assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
 }
 
-/// A table shows the name escaped, and the escaped text is a different name.
+/// A table shows the name escaped. If a script passed the escaped text to `inspect`, that would name another
+/// lock.
 #[each_server]
 fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -105,8 +106,9 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // Raises the servers' last fences to a minute apart, so that each server grants `r` with a fence of its
-    // own. CONFIRM accepts fences that are ahead of the clock by up to half of the grace period.
+    // Raises the last fences of the second and third server by one and two minutes, so that each server
+    // grants `r` with a fence of its own. CONFIRM accepts fences that are ahead of the clock by up to half of
+    // the grace period.
     for (server, minutes) in stage.servers.iter().zip(0..) {
         let mut conn = server.connect();
         conn.ok("CONFIG SET dlock.restart-grace 600000");
@@ -150,7 +152,8 @@ fn server_errors_come_with_a_remedy(kind: &ServerKind) {
     assert!(expected.iter().all(|words| done.stderr.contains(words)), "{}", done.stderr);
 }
 
-/// For example in `dlock list | head -1`. 141 is the exit code of a program that SIGPIPE kills.
+/// In `dlock list | head -1`, for example, `head` closes the pipe after one line. 141 is the exit code of a
+/// program that SIGPIPE kills.
 #[each_server]
 fn subcommands_end_quietly_when_their_reader_has_closed(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -239,7 +242,7 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     assert_eq!(warned["servers"][0]["warnings"][0], "notify-keyspace-events");
     assert!(dlock(&stage, "status", 0).stdout.contains("notify-keyspace-events"));
 
-    // A server in its grace period cannot grant locks.
+    // FLUSHALL removes a hold, so a grace period begins, in which the server grants no lock.
     stage.connect().ok("CONFIG SET dlock.restart-grace 600000 dlock.max-ttl 600000");
     stage.connect().ok("FLUSHALL");
     let grace = json(&stage, "status", 1);

@@ -32,6 +32,7 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons(kind: &S
     }
 }
 
+/// A reentrant acquisition shares the hold of an earlier one, but not if that hold is lost.
 #[each_server]
 fn an_unrenewed_hold_is_lost_and_not_entered_again_after_a_blocked_runtime(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -81,7 +82,7 @@ fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kin
             let guard = lock.acquire().await.expect("the lock is free");
             let extended = {
                 let mut extending = Box::pin(guard.extend(ttl));
-                // Polls the extension once. If the client's thread is fast, it is answered already.
+                // Polls the extension once. The client's thread may already have received the answer.
                 let early = tokio::select! {
                     biased;
                     extended = &mut extending => Some(extended),
@@ -126,9 +127,9 @@ fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     until("the connections of the client close", || clients() == before);
 }
 
-/// The runtime is blocked until the last lock is granted and the first hold is lost. The notice of half a
-/// lease makes an unrenewed hold count as lost after the other half. Then chance decides whether the client
-/// polls the grant or the loss first.
+/// The runtime is blocked until the last lock is granted and the first hold is lost. `notice(ttl / 2)`
+/// declares an unrenewed hold lost half a ttl before its validity ends. Then chance decides whether the
+/// client polls the grant or the loss first.
 #[each_server]
 fn lock_all_returns_no_lost_hold_when_the_runtime_blocks_before_the_last_grant(kind: &ServerKind) {
     let servers = masters(kind, 1);

@@ -65,6 +65,7 @@ async fn clients_of_different_quorums_have_different_library_names(kind: &Server
     }
 }
 
+/// The digest is that of the members' run ids. A restarted member has a new run id, so the digest changes.
 #[each_server]
 async fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_follows_a_restart(
     kind: &ServerKind,

@@ -11,7 +11,9 @@ use super::storage::FAR_AHEAD;
 use super::system::{self, System, name, token, token_of};
 
 /// Situations that must occur in every full run of the random test, so that the test proves something about
-/// them.
+/// them. A position is a place in the wait queue that belongs to a token (QUEUE), not to a connection
+/// (BLOCK). A command that is logged verbatim replaces an effect, the form in which replicas get other
+/// changes.
 pub const SOMETIMES: &[&str] = &[
     "a break",
     "a connection waits with a position",
@@ -117,8 +119,8 @@ pub fn assert_agreement(system: &System, model: &Model, step: &Move, answer: &An
         assert!(core.eq(model), "the queue of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), queue.len());
     }
-    // Each node of the cycle waits for the next one. A second request for an upgrade is refused before the
-    // model computes edges.
+    // Each node of the cycle waits for the next one: the wait-for graph of the model has this edge. The model
+    // builds no graph if it refuses the second of two sharers that ask for an upgrade.
     for pair in system.cycle.windows(2) {
         let upgraders = model.marks.contains(&"two sharers ask for an upgrade");
         assert!(upgraders || model.edges.contains(&(pair[0], pair[1])), "no cycle: {:?}", system.cycle);
@@ -176,7 +178,7 @@ pub fn assert_invariants(system: &System, step: &Move) {
     let now = system.instant();
     let until = |id| system.waiting.get(id).and_then(|waiter| waiter.until);
     let first_until = ids.iter().copied().filter_map(until).min();
-    // After a wait was extended, its next check may be too early, but never too late.
+    // The next check may be too early for a wait that was extended, but it is too late for no wait.
     assert!(
         first_until.is_none_or(|until| system.waiting.next_timeout().is_some_and(|check| check <= until))
     );
@@ -198,6 +200,7 @@ pub fn assert_invariants(system: &System, step: &Move) {
         let tokens: BTreeSet<_> = lock.stored().map(|hold| hold.token()).collect();
         assert_eq!(tokens.len(), lock.stored_len(), "a token has one hold");
         assert!(view.holds().all(|hold| has_time_left(system, hold)));
+        // The near replica is on the same machine, the far one on another machine, whose clock is ahead.
         let near = system.near.get(&key).cloned().unwrap_or_default();
         assert_eq!(content(&near), content(&lock), "the replica after {step:?}");
         let far = system.far.get(&key).cloned().unwrap_or_default();
@@ -239,7 +242,7 @@ fn assert_no_lost_wake_up(system: &System, key: u8) {
     assert!(!could_be_granted || delayed, "{head:?} of {key} could be granted");
 }
 
-/// The move has served the queue of one key. Returns this key.
+/// Returns the key of a move that serves the wait queue of exactly this key. `None` for the other moves.
 fn processed_key(step: &Move) -> Option<u8> {
     match step {
         Move::Acquire(request, _) | Move::Queue(request, ..) => Some(request.key),

@@ -15,7 +15,7 @@ use super::reference::{
 pub enum Move {
     /// ACQUIRE, with BLOCK for this many ms (0: no timeout).
     Acquire(Request, Option<u64>),
-    /// ACQUIRE with QUEUE for this many ms, and with BLOCK for this many ms.
+    /// ACQUIRE with QUEUE for the first number of ms, and with BLOCK for the second one.
     Queue(Request, u64, Option<u64>),
     Release(Key, Token, ReleaseCount),
     Extend(Key, Token, u64),
@@ -40,8 +40,8 @@ pub enum Move {
     /// A grace period of this many ms begins.
     Grace(u64),
     Demote,
-    /// The far replica resyncs from a snapshot. The snapshot of a child process does not contain the log
-    /// position.
+    /// The far replica (on another machine) resyncs from a snapshot. The snapshot of a child process does not
+    /// contain the log position.
     Resync {
         child: bool,
     },
@@ -49,8 +49,8 @@ pub enum Move {
 }
 
 impl Model {
-    /// Returns whether the move is possible: a client that is blocked sends no command before it has its
-    /// reply.
+    /// Returns whether the move is possible. A blocked client sends no command before it has its reply. The
+    /// owner of a request is that of its token.
     pub fn can_make(&self, step: &Move) -> bool {
         match step {
             Move::Acquire(request, _) | Move::Queue(request, ..) => {
