@@ -48,8 +48,8 @@ onEachServer((env) => {
   const untilRestored = (master, { hold, token }) =>
     until("the hold is restored", async () => (await tryExtend(hold)) && (await holder(master)) === token);
 
-  /** Extends the hold for longer than its lease. The client restores the hold on a member that has not confirmed
-   * it during that time. */
+  /** Extends the hold for longer than its lease. Then the client restores the hold on a member that it could not
+   * reach during that time. */
   async function extendForALease(hold) {
     for (let part = 0; part < 3; part++) {
       await until("the hold is extended", () => tryExtend(hold));
