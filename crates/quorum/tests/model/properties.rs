@@ -9,12 +9,12 @@ use stateright::Property;
 
 pub const EXCLUSION: &str = "no two clients have valid holds";
 pub const UNIQUE: &str = "no two acquisitions have the same fence";
-pub const ORDER: &str = "a fence exceeds those of all acquisitions that completed before its own began";
-pub const STRICT_ORDER: &str = "a fence exceeds those of all acquisitions that completed before its own did";
+pub const ORDER: &str = "each acquisition has a greater fence than all that completed before it began";
+pub const STRICT_ORDER: &str = "each acquisition has a greater fence than all that completed earlier";
 
-pub const NO_OVERTAKING: &str = "no client overtakes a waiter of the queue that it respects";
+pub const NO_OVERTAKING: &str = "no client that respects the queue overtakes a waiter of the queue";
 pub const NO_PARTIAL_HOLD: &str =
-    "a client that asks all masters at once keeps no grant during a pause if a master refused it";
+    "a client that asks all masters at once keeps no grant during a pause if a master refused the client";
 pub const NO_REVIVAL: &str = "no extension that begins after a BREAK gets a majority";
 pub const ONE_ACQUIRES: &str = "when all clients are done, one has acquired";
 
@@ -56,7 +56,8 @@ pub fn of(world: &World) -> Vec<Property<World>> {
             !clients.any(|(client, behaviour)| behaviour.asks_all_again() && client.keeps_partial_hold())
         }));
     }
-    // Not checked in a world with expiries, which can take the majority from the only client that gets one.
+    // Not checked in a world with expiries: an expiry can end a hold of the only client that gets a majority,
+    // and then no client acquires.
     if world.time == (Time::None { expiries: 0 }) {
         properties.push(Property::always(ONE_ACQUIRES, |_, state: &State| {
             !state.history.fences.is_empty() || state.clients.iter().any(|client| client.phase != Phase::Done)
@@ -114,7 +115,7 @@ fn expected_events(world: &World) -> Vec<Property<World>> {
             on_the_wire(state, |message| message.answer == Some(Answer::Grace))
         }));
     }
-    // After one refusal, the other two masters can still confirm the fence.
+    // One refusal with FENCEAHEAD is too few: the other two masters can still confirm the fence.
     if world.ahead_refusals > 1 {
         properties
             .push(Property::sometimes("a client drops a member whose clock is ahead", |_, state: &State| {

@@ -101,6 +101,7 @@ fn a_refused_attempt_joins_the_queue_and_the_next_attempt_begins_there() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     assert_eq!(client.round(0, &[taken(), taken()]), REVIEW);
     assert_eq!(client.review(None, 20).next, Next::BeginRound);
+    // The lock counts as contended for 1 s after the review at 20.
     assert!(client.contention.is_contended(at(1_019)) && !client.contention.is_contended(at(1_020)));
     assert_eq!(client.queued_round(20, Vote::Refused(Refusal::Taken)), REVIEW);
 
@@ -141,8 +142,8 @@ fn an_attempt_follows_other_attempts_of_its_client_to_their_queue() {
 
 #[test]
 fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
-    // The first attempt finds the lock taken, so the second one joins a queue at once. It is that of member
-    // 2, because `move_to` makes it the start queue.
+    // The first attempt finds the lock taken, so the second one joins a queue at once. `move_to` makes the
+    // queue of member 2 the start queue, in which the client's waits begin.
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
@@ -152,7 +153,7 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     let begun = client.attempt.begin_round(at(30));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
-    // The wait outlasts the start queue, which expires after 2 s.
+    // The client forgets its start queue after 2 s. This wait takes longer.
     client.attempt.waited(Member(2), Vote::Refused(Refusal::Taken), at(2_500));
     assert_eq!(client.review(None, 2_500).next, Next::BeginRound);
     assert_eq!(sent(&client.attempt.begin_round(at(2_500)).sends, Request::Wait), [0]);
@@ -171,8 +172,8 @@ fn an_attempt_reports_an_outage_once_and_retries() {
     for deadline in [Deadline::At(at(2_030)), Deadline::Never] {
         let mut client = Client::new(options(deadline), Contention::default());
         if deadline == Deadline::Never {
-            // Without a timeout, the attempt only waits for the end of an outage if a majority could vote
-            // before.
+            // Without a timeout, the attempt waits for the end of an outage only if a majority could vote in
+            // an earlier round.
             client.round(0, &[taken(), taken()]);
             client.review(None, 20);
             client.queued_round(20, Vote::Refused(Refusal::Grace(TTL)));
@@ -236,10 +237,11 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_if_the_members_of_earlier_queues
     let mut client = Client::new(options(Deadline::At(at(1_000))), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
+    // Member 0 does not answer, so the client waits at member 1.
     assert_eq!(client.queued_round(20, Vote::Unknown), Next::Wait);
     let refused = client.attempt.waited(Member(1), Vote::Refused(Refusal::Taken), at(40));
     assert_eq!(refused.next, REVIEW);
-    assert_eq!(client.review(None, 1_000).next, Next::BeginRound, "one vote of three");
+    assert_eq!(client.review(None, 1_000).next, Next::BeginRound, "one vote is no majority of three");
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn an_attempt_with_the_token_of_the_caller_runs_one_round_in_the_queue() {
     assert_eq!(client.attempt.stay(), Stay::Always);
     assert_eq!(client.review(None, 20).next, Next::BeginRound, "a last round asks all members");
     let last = client.round(20, &[granted(1), granted(1)]);
-    assert_eq!(last, Next::Failed(FailureReason::Taken), "the attempt must not use another token");
+    assert_eq!(last, Next::Failed(FailureReason::Taken), "the last round has another token");
 }
 
 #[test]
@@ -296,7 +298,7 @@ fn a_client_looks_for_others_at_a_later_queue_after_a_late_refusal_there() {
     assert_eq!(client.attempt.next_queue(), NextQueue::First);
     assert!(client.attempt.must_look_for_others(Member(2), &taken()));
     assert!(!client.attempt.must_look_for_others(Member(2), &granted(1)));
-    assert!(!client.attempt.must_look_for_others(Member(0), &taken()), "member 0 has the first queue");
+    assert!(!client.attempt.must_look_for_others(Member(0), &taken()), "queue 0 is not a later queue");
 
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.attempt.begin_round(at(0));
@@ -306,7 +308,7 @@ fn a_client_looks_for_others_at_a_later_queue_after_a_late_refusal_there() {
     assert_eq!(client.attempt.next_queue(), NextQueue::LookForOthersAt(Member(2)));
 }
 
-/// The clients that waited in the same queue may have moved to the still later one.
+/// The other clients of the second queue may have moved to the third.
 #[test]
 fn a_client_that_waited_in_a_later_queue_looks_for_others_at_a_still_later_one_after_a_late_refusal() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
@@ -361,7 +363,7 @@ fn deadlines() -> impl Strategy<Value = Deadline> {
 proptest! {
     #![proptest_config(config(2_000))]
 
-    /// While an attempt is open, an answer is outstanding or a pause will end. An attempt acquires only with
+    /// An open attempt always waits for an answer or for the end of a pause. An attempt acquires only with
     /// grants of one round, and validity counts from a send of that round.
     #[test]
     fn an_attempt_never_hangs_and_acquires_only_by_a_majority_of_one_round(
@@ -421,7 +423,7 @@ proptest! {
                     attempt.review(&mut contention, &order, needs_holders.then_some(&holders), at(now))
                 }
                 Next::Acquired(acquired) => {
-                    prop_assert!(!one_round || rounds == 1, "the token of the caller is used once");
+                    prop_assert!(!one_round || rounds == 1, "only the first round has the caller's token");
                     grants.sort();
                     grants.dedup();
                     prop_assert!(grants.len() >= plan.quorum.majority());
