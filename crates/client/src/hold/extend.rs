@@ -14,7 +14,8 @@ use crate::request::LockRequest;
 use crate::service::{Channels, Service};
 use crate::topology::{Channel, LateEffect, Voters};
 
-/// Calls with answers that decide nothing any more. Dropping this cancels the calls that were not sent yet.
+/// Calls that continue after the outcome of the extension is decided. Dropping this cancels the calls that
+/// were not sent yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;
 
 /// A call. Returns the answer if it is an EXTEND, and `None` if it is the ACQUIRE of a [`Restore`]. There are
@@ -29,9 +30,9 @@ pub(crate) struct Restore {
 }
 
 impl Restore {
-    /// Returns an ACQUIRE that joins the queue, because other clients may hold or wait there already. The
-    /// next extension finds out whether the master has granted it. If not, another ACQUIRE keeps the
-    /// position.
+    /// Returns an ACQUIRE that joins the queue, because other clients may already hold the lock at this
+    /// master, or wait for it. The next extension finds out whether the master has granted the ACQUIRE. If
+    /// not, another ACQUIRE keeps the position in the queue.
     fn command(&self) -> Cmd {
         let mut request = self.request.in_mode(self.mode);
         request.options.ttl = self.ttl;
@@ -142,9 +143,9 @@ impl ExtendRequest {
         }
     }
 
-    /// Waits until a master that could not be reached is reached, then asks it. Returns `None` if it is not
-    /// reached any more. Also returns `None` if the request fails again, so that the caller does not ask a
-    /// third time: a reached master would only repeat its error.
+    /// Waits for the next attempt to connect to a master that could not be reached, then asks the master.
+    /// Returns `None` if the attempt fails. Also returns `None` if the request fails again, so that the
+    /// caller does not ask a third time: a reached master would only repeat its error.
     async fn ask_once_reached(self: Arc<Self>, to: Member) -> Option<(Member, Vote<()>)> {
         if !self.channel(to).node.wait_until_reached().await {
             return None;

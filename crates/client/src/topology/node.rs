@@ -25,8 +25,8 @@ use crate::wait::Backoff;
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause, and so the longest time until a client notices that a master is back.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Time limit of a connection, as a multiple of the limit of an answer: opening takes several round trips,
-/// and TLS computes.
+/// Time limit for opening a connection, as a multiple of the limit of an answer. Opening takes several round
+/// trips, and a TLS handshake takes computing time.
 const CONNECT_FACTOR: u32 = 4;
 
 /// One master.
@@ -113,9 +113,10 @@ impl Node {
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
             {
-                // If the connection had a subscription, other clients may have flooded the channel of the
-                // waits, and a connection without a subscription works. If it had none, a new connection
-                // would bring the same flood.
+                // The server has sent too much. If the connection was subscribed to the channel of the waits,
+                // other clients may have flooded this channel, and a connection without the subscription
+                // works. Otherwise a new connection would probably receive the same flood, so a pause comes
+                // first.
                 subscribe = !connection.is_subscribed();
                 if subscribe {
                     let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
@@ -137,7 +138,7 @@ impl Node {
                 _ => self.begin_opening(&mut link, backoff, subscribe),
             };
             match &*link {
-                // While a majority works without it, no caller waits for a master that failed before.
+                // No caller waits for a master that failed before while a majority works without this master.
                 Link::Opening { failed: Some(why), .. } if self.member_list.has_majority() => {
                     return Err(why.clone());
                 }
@@ -189,8 +190,8 @@ impl Node {
         ConnectError::down(format!("no connection within {:?}", self.limit))
     }
 
-    /// Waits until the master is connected or a connection has failed, first for the end of the pause after
-    /// an earlier failure. Returns true if it is connected.
+    /// Waits until the master is connected or an attempt to connect has failed. After an earlier failure,
+    /// first waits for the end of the pause. Returns true if the master is connected.
     pub(crate) async fn wait_until_reached(self: &Arc<Self>) -> bool {
         let pause = match &*self.link.lock() {
             Link::Down { until, .. } => Some(*until),
@@ -219,7 +220,7 @@ impl Node {
         opening.await.unwrap_or_else(|| Err(ConnectError::thread_ended()))
     }
 
-    /// Returns the time limit of a connection.
+    /// Returns the time limit for opening a connection.
     pub(crate) fn connection_limit(&self) -> Duration {
         self.limit.saturating_mul(CONNECT_FACTOR)
     }

@@ -39,11 +39,11 @@ impl Address {
             "redis" | "rediss" | "valkey" | "valkeys" => &["protocol"],
             _ => &["db", "user", "pass", "protocol"],
         };
-        // Any other text could be a password with an @ written as %40, or a list of addresses.
+        // Text that is no host name could be a password with an @ written as %40, or a list of addresses.
         if url.host_str().is_some_and(|host| !is_host(host)) {
             return Err(wrong(NO_HOST));
         }
-        // For example `&pass=` after a path that does not end with a `?`.
+        // For example `unix:///run/a.sock&pass=secret`, with `&` in place of `?`.
         let is_unexpected = url.path().contains(['@', '='])
             || url.query_pairs().any(|(name, _)| !known.contains(&&*name))
             || url.fragment().is_some_and(|fragment| fragment != "insecure");
@@ -56,7 +56,7 @@ impl Address {
             None => wrong(why.to_string().split(" - ").next().unwrap_or(FORM)),
             Some(_) => wrong(UNEXPECTED),
         })?;
-        // RESP3 has a map for the answer to INSPECT, and its push messages end with the connection.
+        // Without RESP3, the connection could not receive push messages (of CLIENT TRACKING and SUBSCRIBE).
         let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
         let info = info.set_redis_settings(settings);
         Ok(Address {

@@ -114,7 +114,8 @@ impl Connection {
         self.shared.server.as_ref()
     }
 
-    /// Returns the server's run id. `None` means that the server hides it, which only a single server may do.
+    /// Returns the server's run id. `None` means that the server hides its run id. Clients of a quorum refuse
+    /// such a server.
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
         self.server().ok().cloned()
     }
@@ -138,7 +139,7 @@ impl Connection {
         self.shared.intake.fault()
     }
 
-    /// Returns true if the server publishes the end of waits over it.
+    /// Returns true if the server publishes the end of waits over this connection.
     pub(crate) fn is_subscribed(&self) -> bool {
         self.shared.is_subscribed
     }
@@ -231,10 +232,11 @@ async fn identify(
 ) -> RedisResult<Result<(RunId, bool), ConnectError>> {
     let mut questions = redis::pipe();
     questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
-    // A user may lack the permission. Then only the next renewal notices that a hold is gone.
+    // Tracking reports at once that a hold is gone. If the user may not run this command, the next renewal
+    // notices the loss.
     questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("NOLOOP");
     if let Some(channel) = channel {
-        // A user may lack the permission. Then the waits receive no messages, and ask more often.
+        // If the user may not run SUBSCRIBE, the waits receive no messages, and ask more often.
         questions.cmd("SUBSCRIBE").arg(channel);
     }
     let answers = redis.send_packed_commands(&questions, 0, questions.len()).await?;
@@ -257,7 +259,8 @@ fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
     if let Some(why) = info.as_deref().ok().and_then(unsupported) {
         return Err(ConnectError::error(why));
     }
-    // A user may lack the permission for DLOCK.TOKEN, but the server reports an unknown command first.
+    // A server without the module reports an unknown command before it checks permissions. So another error,
+    // for example about the permission for DLOCK.TOKEN, comes from a server with the module.
     if let Value::ServerError(error) = token
         && Class::of(&text(&error)) == Class::NoModule
     {
@@ -289,7 +292,7 @@ fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
         text = "an error that repeats the password (not shown)".to_string();
     }
     match error.kind() {
-        // These are words of rustls: only the text of its error arrives here.
+        // An error of rustls arrives here as text only, with one of these words.
         ErrorKind::Io
             if ["certificate", "fatal alert", "corrupt message"].iter().any(|word| text.contains(word)) =>
         {
