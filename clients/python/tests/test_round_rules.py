@@ -78,8 +78,8 @@ def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_a
 
 
 def carry_out(steps, reply, member=None):
-    """Carries out steps. ``reply`` returns the reply of a member to a command, which may be an error.
-    ``member``: the member that receives the commands among the steps."""
+    """Carries out steps. ``reply`` returns the reply of a member to a command, which may be an error. A step
+    that is a command goes to ``member``."""
 
     def outcome_of(step):
         if isinstance(step, Ask):
@@ -113,7 +113,7 @@ def test_a_try_asks_all_members_after_its_last_split_vote(is_down):
     )
     commands = []
 
-    # Each member refuses, and has another holder: a split vote. In an outage, two members fail from the
+    # Each member refuses, and shows a different holder: a split vote. In an outage, two members fail from the
     # second round on.
     def reply(member, command):
         commands.append(command[0])
@@ -157,7 +157,7 @@ def test_a_greater_answer_begins_the_next_phase_with_no_answer_counted():
     phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
     assert phases.answer({0: 9, 1: 7, 2: None}) is None
     assert phases.members() == [0, 1]
-    # An answer of the previous phase must not count: with it, this answer would make a majority.
+    # In the previous phase, member 1 confirmed 7 and not 9. So the 9 of member 0 is no majority.
     assert not phases.step.enough({0: 9})
     assert phases.answer({0: 9, 1: 9}) is True
     assert phases.round.fence == 9

@@ -33,7 +33,7 @@ _DROP = {
     "mysql": "SET @dlock_fence = NULL",
     "sqlite": "DELETE FROM dlock_carried",
 }
-# By the package of a cursor's class: the database, and the placeholder of the library for a parameter.
+# Keys: the package of a cursor's class. Values: the database, and the library's placeholder for a parameter.
 _LIBRARIES = {
     "psycopg": ("postgresql", "%s"),
     "psycopg2": ("postgresql", "%s"),
