@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the integration tests on every supported server. Tests with random faults run DLOCK_ROUNDS (50) times, restarts with
-# the clock set back DLOCK_RESTARTS (100) times.
+# Runs the integration tests on every supported server. DLOCK_ROUNDS (default 50) is the number of rounds of each test with
+# random faults, DLOCK_RESTARTS (default 100) the number of restarts with the clock set back.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

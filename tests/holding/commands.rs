@@ -14,7 +14,7 @@ fn a_fence_follows_the_clock(kind: &ServerKind) {
     let before = micros(&mut conn);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     let after = micros(&mut conn);
-    // The server clock begins at a whole ms of the wall clock, and fences follow it in whole ms.
+    // Two values are rounded to whole ms: the server clock's offset from the wall clock, and the fence.
     assert!((before - 2_000..=after + 2_000).contains(&fence), "fence {fence} between {before} and {after}");
 }
 

@@ -71,8 +71,8 @@ fn a_handoff_from_an_expired_hold_publishes_no_free_event(kind: &ServerKind) {
         conn.say_together(&["DLOCK.ACQUIRE k t 20", "DEBUG SLEEP 0.05", "DLOCK.ACQUIRE k u 600000"]);
     assert!(replies[2].int() > replies[0].int());
     assert_eq!(events.messages(), ["dlock.acquire", "dlock.expired", "dlock.acquire"]);
-    // With DELAY, the lock stays free of holders for 30 ms after the expired lease, and no event shows that:
-    // the waiter is granted the lock afterwards.
+    // With DELAY, the lock has no holder for 30 ms after the lease has expired. Then the waiter is granted
+    // the lock. No `dlock.free` event is published in between.
     conn.ok("DLOCK.ACQUIRE delayed t 600000 DELAY 30");
     let mut waiter = waiter(&server, "DLOCK.ACQUIRE delayed u 600000 BLOCK 0");
     conn.ok("DLOCK.EXTEND delayed t 20");

@@ -97,8 +97,8 @@ fn is_module_crash(log: &str) -> bool {
     trace || ["panicked at", "internal error at"].iter().any(|bad| log.contains(bad))
 }
 
-/// Log line of a server that refuses an RDB file and begins to check the file with valkey-check-rdb. That
-/// check never ends if a module value lacks its end marker (Valkey 8.0.1, also without this module).
+/// Log line of a server that refuses an RDB file and begins its own check of the file (valkey-check-rdb).
+/// This check never ends if a module value lacks its end marker (Valkey 8.0.1, also without this module).
 const OWN_CHECK: &str = "Internal error in RDB reading";
 
 /// Restarts the server on many damaged copies of its files, one after the other.

@@ -111,8 +111,8 @@ fn unknown_effects_of_a_newer_master_are_counted_and_promotion_begins_a_grace_pe
     assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
 }
 
-/// A replica derives the fence and the time of a verbatim ACQUIRE from the effect before it. Without that
-/// effect, it skips the ACQUIRE.
+/// A master may log an ACQUIRE verbatim instead of an effect. A replica derives the fence and the time of
+/// this grant from the effect before it. Without that effect, the replica skips the ACQUIRE.
 #[each_server]
 fn a_verbatim_grant_is_skipped_and_counted_when_the_effect_before_it_is_missing(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
@@ -137,8 +137,8 @@ fn a_verbatim_grant_is_skipped_and_counted_when_the_effect_before_it_is_missing(
     // The replica has skipped grants, so it cannot derive the fence of this one.
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
     until_skipped(&replica, 4);
-    // After a further effect the replica could derive fences again. It cannot after an effect that it cannot
-    // read.
+    // The first of these effects lets the replica derive fences again. The second, which the replica cannot
+    // read, ends this.
     send(&[b"DLOCK._SET", b"k", &effect]);
     let newer = [&effect[..8], &[0x91, 2, 3]].concat();
     send(&[b"DLOCK._SET", b"m", &newer]);

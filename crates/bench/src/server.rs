@@ -60,7 +60,8 @@ impl Program {
     }
 }
 
-/// Returns the words of a command whose process ends even if the bench is killed, on systems with setpriv.
+/// Returns the words of a command that starts `program` under `tool`. On systems with setpriv, the kernel
+/// kills the process when the bench ends, even if the bench was killed.
 fn ends_with_parent(tool: &[&str], program: &str) -> Vec<String> {
     let setpriv: &[&str] = if Path::new("/usr/bin/setpriv").exists() {
         &["/usr/bin/setpriv", "--pdeathsig", "KILL", "--"]
@@ -75,7 +76,8 @@ impl Server {
         Conn::open(self.port())
     }
 
-    /// Adds the contender's name and the end of the server's log to an error.
+    /// Adds the name of the contender (one of the compared ways to lock) and the end of the server's log to
+    /// an error.
     pub fn explain(&self, contender: &str, why: &Error) -> Error {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();

@@ -121,8 +121,8 @@ impl Info {
         self.is_master() && self.number("dlock_grace_ms_left") == 0
     }
 
-    /// Ignores warnings, because they are about the configuration, which `doctor` checks, and not about an
-    /// outage.
+    /// Ignores warnings, because they are about the configuration and not about an outage. `doctor` checks
+    /// the configuration.
     fn is_well(&self) -> bool {
         self.can_grant() && self.text("dlock_fence_mark_status") != "failing"
     }

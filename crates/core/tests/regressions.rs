@@ -25,8 +25,8 @@ fn holds(system: &System, token: Token) -> Option<Mode> {
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
 }
 
-/// Once, when one wait of a token was refused, the other wait of the token was refused too, with "other
-/// mode", as if it came from a holder.
+/// Once, when one wait of a token was refused, the other wait of the token was refused too, with the error
+/// for a holder that asks for another mode.
 #[test]
 fn a_refusal_answers_one_wait_only() {
     let mut system = System::new(START, 0);

@@ -19,7 +19,8 @@ pub use table::{Doc, TABLE};
 use words::{Args, Given, count_option, decimal, number, words};
 
 /// Defines a command with a key and further arguments. Each argument has an expression that parses it and one
-/// that writes it. A command that borrows a part of the argument list itself has a lifetime for the list.
+/// that writes it. The bytes of the arguments have the lifetime `'a`. A command with a field that is a slice
+/// of the argument list (GUARD, FENCED) has a second lifetime, that of the list.
 macro_rules! command {
     (
         $(#[$doc:meta])*

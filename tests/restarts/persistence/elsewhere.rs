@@ -49,7 +49,8 @@ fn a_server_without_the_module_loads_a_snapshot_from_before_the_first_grant(kind
     conn.ok("SET a 1");
     conn.ok("SAVE");
     let started = start_without_module(&mut server, kind);
-    // Redis 7.0 writes a header for the module even if the module has no data, and then refuses the snapshot.
+    // Redis 7.0 writes a header for the module even if the module has no data. Without the module, it then
+    // refuses to load the snapshot.
     assert_eq!(started.is_ok(), kind.is_valkey || kind.is_at_least(7, 2), "{started:?}");
 }
 

@@ -19,6 +19,7 @@ impl System {
         let before = self.outcomes.len();
         let queued = || Queued::new(client, None, None, false);
         let until = queue.map(|ms| self.instant() + ttl(ms));
+        // An ACQUIRE without options may be logged verbatim instead of an effect.
         let has_no_options = request == LockRequest::new(checked(&who), request.ttl);
         let plain = (has_no_options && block.is_none() && queue.is_none())
             .then(|| Plain::Acquire(checked(&who), request.ttl));
@@ -33,6 +34,7 @@ impl System {
                     assert_eq!(self.waiting.len_of(&name(asked.key)), 0, "no newcomer overtakes the queue");
                     self.record_grant(asked.key, asked.token, fence);
                 }
+                // The answer reaches the client at once.
                 self.record_receipt(asked.key, asked.token, asked.client, asked.mode);
                 return Answer::Fence(fence.get());
             }
