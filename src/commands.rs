@@ -148,7 +148,8 @@ pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 #[inline(never)]
 fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<Plain<'a>>) -> Done {
     apply(m, ctx, args, |reader| {
-        // A plain RELEASE leaves an empty lock, whatever the position is. So only an ACQUIRE builds on it.
+        // A plain RELEASE leaves an empty lock whatever the position is, so only an ACQUIRE builds on the
+        // position.
         let builds_on = m.with(|s| s.replication_position).filter(|_| plain != Some(Plain::Release));
         let effect = m.with(|s| {
             let effect = plain.and_then(|plain| reader.plain(plain, &mut s.replication_position));

@@ -85,8 +85,8 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
     assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
 }
 
-/// A table shows the name escaped. If a script passed the escaped text to `inspect`, that would name another
-/// lock.
+/// A table shows the name escaped. If a script passed the escaped text to `inspect`, the text would name
+/// another lock.
 #[each_server]
 fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     let stage = Stage::one(kind);
