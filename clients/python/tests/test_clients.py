@@ -56,7 +56,7 @@ def test_a_lock_refuses_a_client_of_the_wrong_kind(lock_class, make, text):
         lock_class(make(), "foo", timeout=10)
 
 
-def test_a_lock_accepts_a_client_of_a_class_that_a_user_named_pipeline():
+def test_a_lock_accepts_a_client_of_an_application_class_named_pipeline():
     pipeline = type("Pipeline", (redis.Redis,), {"__module__": "app"})
     dlock.Lock(pipeline(), "foo", timeout=10)
 

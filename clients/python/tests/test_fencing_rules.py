@@ -17,7 +17,7 @@ from databases import MariaDB, PostgreSQL, SQLite, require_databases
 
 from dlock import fencing
 
-# PyMySQL has an OperationalError for a violated CHECK too.
+# PyMySQL raises OperationalError for error 4025: a violated CHECK, or a refusal of the gate or of a trigger.
 REFUSED = psycopg.IntegrityError, pymysql.IntegrityError, pymysql.OperationalError, sqlite3.IntegrityError
 GREATEST = 2**53 - 1
 
@@ -141,7 +141,7 @@ def test_carry_needs_a_transaction_in_sqlite(database):
             write(connection, "", UPDATE)
 
 
-def test_carry_of_django_ends_after_an_error_of_a_model(database):
+def test_a_failed_save_of_a_django_model_leaves_no_fence_to_the_next_transaction(database):
     pytest.importorskip("django")
     engines = {
         PostgreSQL: {"ENGINE": "postgresql", "NAME": "postgres"},
@@ -220,7 +220,7 @@ def test_triggers_work_on_tables_of_any_name(database, connection):
             write(connection, "", f"INSERT INTO {table} (id) VALUES (1)")
 
 
-def test_a_row_whose_key_is_changed_keeps_its_fence_but_frees_its_key(connection):
+def test_a_row_keeps_its_fence_when_its_key_is_changed_and_leaves_none_for_the_old_key(connection):
     move = "UPDATE invoice SET id = 43 WHERE id = 42"
     with pytest.raises(REFUSED, match="dlock: "):
         write(connection, 9, move)
@@ -252,7 +252,7 @@ def test_an_insert_is_not_compared_with_the_fence_of_a_deleted_row(connection):
     assert rows(connection, "SELECT total, fence FROM invoice") == [(7, 9)]
 
 
-def test_triggers_compare_an_insert_with_no_other_row(connection):
+def test_triggers_accept_an_insert_with_a_lower_fence_than_other_rows(connection):
     """The limit that README.md states: a new row has no fence, so that an overtaken holder may insert it."""
     write(connection, 9, INSERT)
     assert rows(connection, "SELECT id, fence FROM invoice ORDER BY id") == [(42, 10), (43, 9)]
@@ -370,7 +370,7 @@ def test_the_gate_rises_and_never_falls(connection):
         with pytest.raises(REFUSED, match="dlock: "):
             pass_gate(connection, fence)
     pass_gate(connection, 6, "invoice:43")
-    pass_gate(connection, 7, "Invoice:42")  # names are exact
+    pass_gate(connection, 7, "Invoice:42")  # another gate, as names are case-sensitive
     with pytest.raises(REFUSED, match="dlock: "):
         pass_gate(connection, 5, b"invoice:43")
     gates = rows(connection, "SELECT name, fence FROM dlock_gate ORDER BY fence")
@@ -421,7 +421,7 @@ def test_a_role_needs_three_rights_at_the_gate_and_none_for_the_triggers(databas
             rows(connection, "DELETE FROM dlock_gate")
 
 
-def test_only_cursors_of_known_libraries_pass_the_gate(database, connection):
+def test_fencing_accepts_only_cursors_of_known_libraries_without_asyncio(database, connection):
     class Cursor(type(connection.cursor())):
         pass
 
@@ -441,9 +441,9 @@ def test_only_cursors_of_known_libraries_pass_the_gate(database, connection):
 
 
 def test_the_gate_makes_the_next_holder_wait_for_an_open_transaction(database, connection):
-    """The open transaction has passed the gate with a fence that does not raise it, and still locks it."""
+    """The open transaction locks the row of the gate, although the gate already has its fence, 5."""
     if isinstance(database, SQLite):
-        pytest.skip("in SQLite, BEGIN IMMEDIATE waits already")
+        pytest.skip("in SQLite, the next holder waits at BEGIN IMMEDIATE, before the gate")
     pass_gate(connection, 5)
     fencing.pass_gate(connection.cursor(), "invoice:42", 5)
     with contextlib.closing(database.connect()) as second, contextlib.closing(database.connect()) as observer:
@@ -496,8 +496,9 @@ def test_a_fence_stays_in_its_transaction_behind_pgbouncer(database):
 
 
 def test_a_second_install_does_not_replace_the_trigger_of_the_gate(database):
+    """A replaced trigger would be missing for a moment, in which a lower fence could pass the gate."""
     if not isinstance(database, MariaDB):
-        pytest.skip("the files for the other databases run in one transaction, or replace nothing")
+        pytest.skip("PostgreSQL replaces the trigger in one transaction, and SQLite keeps it")
     query = "SELECT created FROM information_schema.triggers WHERE trigger_name = 'dlock_gate_rises'"
     with contextlib.closing(database.connect()) as connection:
         [before] = rows(connection, query)

@@ -36,9 +36,9 @@ def held_on(members, lock):
 
 @pytest.fixture
 def pass_a_lease(monkeypatch):
-    """Returns a function that lets a lease pass since each member last confirmed the hold. A member that no
-    longer has the hold gets it again only if it restarted, or if a lease has passed: otherwise the hold
-    counts as broken there."""
+    """Returns a function that advances the clock of `Confirmations` by a lease. The client restores a hold
+    that a member no longer has if the member restarted, or last confirmed the hold more than a lease ago.
+    Otherwise it assumes that an operator broke the hold there."""
     passed = [0]
     monkeypatch.setattr("dlock._members.now", lambda: now() + passed[0])
 
@@ -104,7 +104,7 @@ def test_a_restored_hold_waits_behind_earlier_waiters(members, masters, acquired
     assert ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000) is None
     members.proxies[0].refuse = False
     until(
-        "the extended hold queues behind the waiter",
+        "an extension puts the token of the hold behind the waiter",
         lambda: extend(members, lock) and len(ask("DLOCK.WAITERS", "foo")) == 2,
     )
     for token in ["one", "two"]:
@@ -138,7 +138,8 @@ def test_a_hold_survives_when_each_master_in_turn_is_away_for_a_lease(members, a
 
 
 def break_twice(members, lock, pass_a_lease):
-    """Breaks the hold on one master, where no extension may restore it, and then on another master."""
+    """Breaks the hold on one master, and checks that no extension restores it there. Then breaks it on a
+    second master, and checks that the client reports the loss."""
     members.direct[0].execute_command("DLOCK.BREAK", "foo")
     until("an extension finds the hold broken", lambda: extend(members, lock))
     pass_a_lease()
@@ -149,7 +150,9 @@ def break_twice(members, lock, pass_a_lease):
         until("the hold is lost", lambda: not extend(members, lock))
 
 
-def test_a_hold_that_is_broken_on_one_master_after_the_other_is_lost(members, acquired, pass_a_lease):
+def test_a_hold_broken_on_one_master_is_not_restored_there_and_is_lost_once_broken_on_two(
+    members, acquired, pass_a_lease
+):
     break_twice(members, acquired(), pass_a_lease)
 
 

@@ -215,13 +215,15 @@ def test_a_refusal_during_the_confirm_phase_makes_the_client_look_for_others():
     assert len(background_work_after(step, 2, None)) == 1
 
 
-def test_a_late_refusal_makes_a_client_that_waited_in_a_later_queue_look_for_others():
+def test_a_client_that_waited_looks_for_other_clients_after_a_late_refusal_by_the_member_of_a_later_queue():
+    # The client has moved away from the queue of member 0, and waits in that of member 1.
     round_ = Round(quorum_of(3), REQUEST, b"token", order=[1, 2])
     steps = round_.queued(sleep=0.1, end=None, may_move_on=True)
     assert isinstance(next(steps), Listen)
     round_.answers = {0: 7, 1: 7}
     assert round_.next_queue() == 1
     assert list(round_.move_to_next_queue()) == []
+    # The late refusal: member 2 answers None after the round has its majority.
     assert len(list(round_._look_if_refused(2, None))) == 1
 
 
@@ -265,12 +267,12 @@ def test_a_member_with_unknown_holders_does_not_count_for_a_majority():
         (seen(None, [b"b"], [b"b"]), True),
     ],
 )
-def test_a_queue_can_move_if_a_holder_there_may_have_a_majority(holders, can_move):
+def test_the_queue_of_member_0_can_move_if_a_holder_at_member_0_may_have_a_majority(holders, can_move):
     assert holders.queue_can_move(0) == can_move
 
 
 @pytest.mark.parametrize("is_last, held_ms, departures", [(False, 5, 1), (True, 1999, 0), (True, 2000, 1)])
-def test_waits_leave_a_queue_that_does_not_move_and_the_last_queue_if_its_hold_is_old(
+def test_waits_leave_a_queue_that_does_not_move_unless_it_is_the_last_and_its_hold_is_young(
     monkeypatch, is_last, held_ms, departures
 ):
     def holders(key):
@@ -296,7 +298,8 @@ def test_a_member_that_does_not_answer_a_release_is_silent():
     next(steps)
     with pytest.raises(StopIteration):
         steps.throw(redis.TimeoutError())
-    # The PING, which is not sent yet, gets the error of the release as its answer.
+    # Commands to one member are sent one after the other, and the PING follows the release. The release has
+    # failed, so the PING is not sent, and its answer is the same error.
     with pytest.raises(StopIteration) as end:
         next(step.questions[1])
     assert isinstance(end.value.value, redis.TimeoutError)

@@ -61,7 +61,8 @@ class Contenders:
                 if lock.acquire(blocking_timeout=20):
                     self.fences.append(lock.fence)
                     self.counts[number] += 1
-                    # If a member has just fallen silent, its hold is released in the background.
+                    # Raised if a member has just fallen silent, so that no majority confirms the release in
+                    # time. The client then continues the release in the background.
                     with contextlib.suppress(dlock.NoQuorumError):
                         lock.release()
         except Exception as why:
@@ -204,7 +205,7 @@ def test_a_waiter_gives_up_its_position_in_an_earlier_queue(members, masters, mo
     members.until_free()
 
 
-def test_a_client_that_cannot_reach_the_queue_gets_its_share(members, masters):
+def test_a_client_that_cannot_reach_the_member_of_the_queue_is_not_starved(members, masters):
     first = queue_order(members, masters)[0]
     members.proxies[first].refuse = True
     # Only the third client uses the proxies, and so cannot reach the first member.
