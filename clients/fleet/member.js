@@ -39,7 +39,7 @@ const kinds = {
       },
       async release() {
         await lock.release().catch((why) => {
-          if (!(why instanceof ExecutionError)) throw why; // the lease had ended before
+          if (!(why instanceof ExecutionError)) throw why; // the lease ended before the release
         });
       },
     };

@@ -19,13 +19,13 @@ import dlock
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
 # Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again. If
-# clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. A client
-# that does not waits for the rest of a hold with dlock, but for a whole pause with a library that polls.
+# clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free, and the
+# others wait: with dlock until the current hold ends, with a library that polls for a whole pause.
 LOADS = (8, 1, 5), (64, 1, 5), (64, 5, 5), (8, 1, 200), (64, 1, 200), (64, 1, 400), (64, 5, 1000)
 PROCESSES = 8
 # Each round measures both kinds, one after the other.
 ROUNDS = 3
-# Time at the start of a run that does not count, in seconds: all clients begin at the same moment.
+# The first seconds of a run, which are not measured, because all clients begin at the same moment.
 WARM_UP = 2
 
 
@@ -113,8 +113,9 @@ def contend(url: str, clients: int, hold_ms: int, pause_ms: int, seconds: float)
             f"wait p50, p99, max {statistics.median(waits) * 1e3:.0f}, {p99[kind] * 1e3:.0f}, "
             f"{waits[-1] * 1e3:.0f} ms, lowest Jain's index of a round {min(map(fairness, rounds)):.3f}"
         )
-    # Between two holds of one client, a fair lock that is never free lets each other client hold it once. The
-    # client pauses during the first of these holds. The rest is its wait, if handoffs take no time.
+    # For comparison, the wait for a fair lock that is never free, if handoffs take no time. Between two holds
+    # of one client, each other client holds the lock once. Of this time, the client pauses for `pause_ms`,
+    # and waits for the rest.
     holds_of_others = max((clients - 1) * mean_hold["dlock"] - pause_ms / 1000, 0)
     print(
         f"  p99 of dlock / p99 of redis-py: {p99['dlock'] / p99['redis-py']:.3f}; "

@@ -46,7 +46,8 @@ class LibraryConnection {
     };
     const method = methods[command];
     if (method) return this.#addReply(this[method](key, ...rest));
-    // PTTL is sent without its token: that is the name of an owner, which the server does not know.
+    // PTTL is sent without its token. In the files, this token is the name of an owner, which the server does
+    // not know.
     const args = command === "DLOCK.PTTL" ? [] : rest;
     this.direct.send([command, ...(key ? [key] : []), ...args]);
     this.#addReply(this.direct.read());
@@ -153,7 +154,7 @@ class LibraryPlaying extends Playing {
     if (STEP.some((word) => word in step)) await super.step(step);
     if (lose) {
       await until("a reply is lost", () => proxy.lost > before);
-      // A step with `lose` expects no particular outcome.
+      // Discards the replies. The outcome of a step with `lose` is not compared.
       while (connection.hasReplies) await connection.read();
     }
     if (lost) await this.lost[lost];

@@ -11,7 +11,7 @@
     with cache.lock("report", timeout=60):
         ...
 
-This changes nothing but `lock()`, of the cache and of the client that `get_redis_connection()` returns.
+This changes only the method `lock()` of the cache, and of the client that `get_redis_connection()` returns.
 """
 
 from __future__ import annotations
