@@ -42,8 +42,9 @@ pub struct Client {
 }
 
 impl ClientBuilder {
-    /// Builds the client. Connects to all servers in parallel. Waits for a majority of them, for the others
-    /// at most the [`node_timeout`](Self::node_timeout), and for no server longer than four times that.
+    /// Builds the client. Connects to all servers in parallel, and returns once each connection is open or
+    /// has failed. After the [`node_timeout`](Self::node_timeout), a majority of open connections is enough.
+    /// An attempt to connect fails after four times this timeout.
     ///
     /// A server that cannot be reached is not an error: it is tried again whenever it is needed. Nor is a
     /// server that cannot take part (no module, no permission, a cluster node) an error, as long as there is
@@ -57,7 +58,8 @@ impl ClientBuilder {
     }
 
     /// Like [`build`](Self::build), for a client that only inspects servers. A server that cannot take part,
-    /// or is the same as another one, is not an error: the answer to each question is the reason.
+    /// or is the same as another one, is not an error here. Each question to such a server is answered with
+    /// the reason ([`Answer::Unanswered`]).
     pub async fn observe(self) -> Result<Client, BuildError> {
         let service = Arc::new(Service::new(self)?);
         join_all(service.nodes.iter().map(|node| node.connection())).await;
@@ -114,8 +116,8 @@ impl Client {
     /// validity.
     ///
     /// If a connection breaks before the answer, its server may still carry out the extension, even after a
-    /// later, longer one. Only a guard keeps track of that: to change between leases of different lengths,
-    /// [`adopt`](Self::adopt) the hold.
+    /// later, longer one. Only a guard keeps track of extensions without an answer. So to change between
+    /// leases of different lengths, [`adopt`](Self::adopt) the hold.
     pub async fn extend(
         &self,
         resource: impl AsRef<[u8]>,
@@ -131,15 +133,15 @@ impl Client {
         let channels = self.service.channels();
         let (extended, pending) =
             extend(&self.service, &channels, command, None, lease, Duration::MAX, (extension, sends)).await;
-        // Waits for the remaining answers. An EXTEND of this call that arrives after one of the caller's next
-        // call would undo the lease of that call.
+        // Waits for the remaining answers. Otherwise a master could execute this EXTEND after one of a later
+        // call, and so replace the later lease.
         pending.await;
         extended
     }
 
     /// Takes over the hold of `token`, which another process, [`forget`](crate::Guard::forget) or `dlock
     /// acquire` left: sets its lease to `ttl` from now on a majority, renews it from then on, and releases it
-    /// with the guard. The hold has a fence afterwards, in a quorum too. If a master of a quorum forgets the
+    /// with the guard. An adopted hold has a fence, also in a quorum. If a master of a quorum forgets the
     /// hold, the client requests it there again, but without its label, owner and delay.
     ///
     /// Returns [`ExtendError::Lost`] if no majority has the hold. After an error, the hold still belongs to
@@ -183,8 +185,8 @@ impl Client {
     }
 
     /// For operators: sends a command to every master and returns the texts of its answer, in their order and
-    /// without their nesting. Meant for commands that read (INFO, CONFIG GET, TIME): a command without an
-    /// answer may have been carried out.
+    /// without their nesting. Meant for commands that only read (INFO, CONFIG GET, TIME), because a master
+    /// whose answer is missing may have executed the command.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
         self.ask_separately(request::cmd(command), reading::texts).await
     }

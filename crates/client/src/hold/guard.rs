@@ -1,4 +1,4 @@
-//! The guards of holds, and what tasks without a guard can watch.
+//! The guards of holds, and [`Cancellation`], by which tasks without a guard watch for the loss of a hold.
 
 use std::fmt;
 use std::sync::Arc;
@@ -114,9 +114,9 @@ impl Guard {
     /// [`AcquireError::Deadlock`]. On an error, or if the future is dropped, the hold stays shared.
     ///
     /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared
-    /// hold and acquire again: EXTEND does not report the mode, so a master that missed the upgrade would go
-    /// on extending a hold that counts as exclusive. With that master, and one that forgot the hold, another
-    /// client could have a majority of shared votes at the same time.
+    /// hold and acquire again. A master of a quorum that missed an upgrade would still admit sharers, and the
+    /// client would not notice, because EXTEND does not report the mode. Such a master, and one that forgot
+    /// the hold, could give another client a majority.
     ///
     /// An upgrade also fails if the connection broke before the answer to an earlier downgrade: the server
     /// may still carry out the downgrade.

@@ -11,9 +11,9 @@ use crate::error::{ExtendError, Lost, Report};
 use crate::hold::Hold;
 use crate::wait::Backoff;
 
-/// Number of instants per lease at which renewals begin. All holds that are renewed at one instant share the
-/// writes and reads of the connection, and wake its thread once. Renewed one by one, ten thousand holds take
-/// several times the processor time.
+/// The time of a renewal is rounded down to a multiple of the ttl divided by this number. All holds that are
+/// renewed at one instant share the writes and reads of the connection, and wake its thread once. Renewed one
+/// by one, ten thousand holds take several times the processor time.
 const RENEWAL_INSTANTS: u32 = 128;
 
 /// Settings of a renewal.
@@ -41,6 +41,7 @@ impl Renewal {
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
         () = hold.ended.cancelled() => return,
+        // Never returns. Carries out the calls of earlier extensions whose answers decide nothing any more.
         () = hold.drive_pending() => return,
         // An extension or a change of mode may find the loss first.
         why = hold.lost() => why,
@@ -106,7 +107,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
                 warn!(%report, "not renewed");
                 failures.note(report, ttl);
             }
-            // Not reached: the acquisition, or the extension that set the lease, has checked it.
+            // Not reached: the call that set this lease has checked the ttl.
             Err(ExtendError::Option(_)) => return Lost::Ended,
         }
     }

@@ -1,6 +1,6 @@
 //! The record of a run: the holds that clients relied on, the writes, and the check of both. A client relies
-//! on a hold from its receipt to the end of its validity by the client's own clock, or to its release. All
-//! times are of one clock.
+//! on a hold from the arrival of its grant until the validity ends, as the client computed it, or until the
+//! client releases the hold. All times are on the machine's boot-time clock, which the faults do not change.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -46,7 +46,8 @@ impl Record {
         violations
     }
 
-    /// Returns accepted writes that follow a write of a later holder, or that have no hold with their fence.
+    /// Returns accepted writes that follow a write of a later holder, or whose hold, with the same fence, is
+    /// not in the record.
     fn stale(&self) -> Vec<String> {
         let mut violations = Vec::new();
         let places: HashMap<(&str, i64), usize> = (self.in_order().into_values())
@@ -74,8 +75,8 @@ impl Record {
         differ.map(|write| format!("DLOCK.FENCED differs from the store: {write:?}")).collect()
     }
 
-    /// Returns the holds of each resource in the order of their acquisition. A hold received after its end
-    /// counts from its end.
+    /// Returns the holds of each resource, sorted by the time at which the grant arrived. If the hold ended
+    /// before that, its end counts instead.
     fn in_order(&self) -> BTreeMap<&str, Vec<&Hold>> {
         let mut by_resource: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
         for hold in self.holds.iter().filter(|hold| hold.grant.is_some()) {

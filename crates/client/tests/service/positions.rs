@@ -76,8 +76,8 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
     }
 }
 
-/// A grant to a queued token lasts only as long as the position would have. The client claims it by another
-/// ACQUIRE, which sets the requested lease.
+/// A QUEUE position expires if its client does not repeat the ACQUIRE. The lease of a grant to the position
+/// ends at that time, too. The client claims the grant by another ACQUIRE, which sets the requested lease.
 #[each_server]
 async fn a_granted_waiter_gets_the_whole_lease(kind: &ServerKind) {
     for options in [|lock| lock, |lock: Acquire| lock.ephemeral()] {
@@ -193,7 +193,7 @@ fn the_end_of_a_runtime_cancels_its_waits(kind: &ServerKind) {
     runtime.block_on(run_until_waiting(queue_master(&servers), std::future::pending::<()>()));
     drop(runtime);
     until_waiting(&servers, 0);
-    assert_eq!(queue_master(&servers).info("dlock_timeouts"), "0", "the waiter has left the queue");
+    assert_eq!(queue_master(&servers).info("dlock_timeouts"), "0", "no position expired");
     release_as("other", &servers);
     until_nothing_is_left(&servers, "r");
 }
