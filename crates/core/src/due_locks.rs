@@ -1,10 +1,11 @@
-//! The locks of one database, by the time at which each is due for the background job, with their numbers of
-//! holders. A lock is due when a lease ends, or a lock-delay: the pause before the next grant after a hold
-//! that expired or lost its connection.
+//! The locks of one database, sorted by the time at which the background job must next handle each, and the
+//! number of holders of each. A lock is due when a lease ends, or a lock-delay: the pause before the next
+//! grant after a hold that expired or lost its connection.
 //!
 //! The value of each lock contains its slot in this structure. When the key is deleted, the lock is removed
-//! here by that slot. If the module was not notified of a deletion (a refused RESTORE, a key that expired
-//! during a load), the background job finds the stale entry when it is due.
+//! here by that slot. The server may drop a value that it has just read, from RESTORE or a file, for example
+//! because the key's TTL has passed. It does not notify the module of this, and the background job finds the
+//! stale entry when it is due.
 
 use std::collections::BTreeMap;
 
@@ -44,8 +45,8 @@ impl DueLocks {
         self.schedule.get(slot).map(|key| &**key)
     }
 
-    /// The slots from this one on, each with the key of its lock. A run of empty slots may be shortened to
-    /// its first slot. A lock keeps its slot until it is removed.
+    /// The slots from this one on, each with the key of its lock. Of consecutive empty slots, possibly only
+    /// the first is returned. A lock keeps its slot until it is removed.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
         self.schedule.slots(from).map(|(slot, key)| (slot, key.map(|key| &**key)))
     }

@@ -1,4 +1,4 @@
-//! Bytes that are not exactly one lock are refused as a whole.
+//! Bytes that do not encode exactly one lock are refused as a whole.
 
 use dlock_core::codec::{BadEffect, Malformed};
 use dlock_core::{Change, Fence, Lock};
@@ -71,7 +71,7 @@ fn values_outside_of_their_range_are_refused() {
     }
 }
 
-/// A number has one encoding, so that a lock has one, too.
+/// Only the shortest encoding of a number is valid. Otherwise one lock would have several encodings.
 #[test]
 fn numbers_that_are_not_in_shortest_form_are_refused() {
     // The number of permits follows a header of 21 bytes.
@@ -180,7 +180,7 @@ fn an_effect_consists_of_the_last_fence_and_a_change() {
     }
 }
 
-/// The fence is read in any version, so that the next fence is greater.
+/// A server reads the last fence from an effect of any version, so that it issues only greater fences.
 #[test]
 fn an_effect_of_a_newer_version_is_refused_with_its_last_fence() {
     let mut effect = [&77_u64.to_le_bytes()[..], &shared(&[b"a"]).bytes()].concat();

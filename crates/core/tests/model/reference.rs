@@ -60,7 +60,7 @@ pub struct Hold {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnconfirmedGrant {
     pub granted: Granted,
-    /// The numbers of the waiters that the grant was sent to, except those with a lost reply.
+    /// The numbers of the waiters that the grant was sent to. A waiter whose reply is lost is removed.
     pub sent_to: Vec<u64>,
     /// The queued waiter that has not claimed the grant yet: its number, the end of its wait in ms, and the
     /// DELAY that the hold gets with the claim.
@@ -83,7 +83,7 @@ pub enum WaitsBy {
     Connection,
     /// A QUEUE position.
     Position,
-    /// A connection, together with the QUEUE position of this number.
+    /// A connection that waits together with a QUEUE position: the number of the position's waiter.
     Both(u64),
 }
 
@@ -97,7 +97,8 @@ pub enum WaitOutcome {
     Refused(Refusal),
 }
 
-/// A queued wait has no client. Its outcome is listed under this number.
+/// Returns the number that [`Model::outcomes`] has for the client of a QUEUE position, which belongs to the
+/// token and not to a connection.
 pub fn notified_client(token: Token) -> Client {
     100 + Client::from(token)
 }
@@ -163,7 +164,8 @@ pub struct Model {
     /// The events of the last operation.
     pub events: Vec<(Key, KeyEvent)>,
     pub outcomes: Vec<(Client, WaitOutcome)>,
-    /// The edges of the wait-for graph, if the last operation would have closed a cycle.
+    /// If the last operation was refused as a deadlock: the edges of the wait-for graph, with those of the
+    /// refused wait.
     pub edges: Vec<(Party, Party)>,
     /// The situations of [`SOMETIMES`](super::check::SOMETIMES) that occurred in the last operation.
     pub marks: Vec<&'static str>,

@@ -13,8 +13,8 @@ pub fn check(name: &str, world: World) {
     assert!(is_finished(&found), "{name}: more steps than DLOCK_MODEL_STEPS");
 }
 
-/// Like [`check`], but without the expected events. For a world in which some of them cannot happen, as two
-/// of three clients never acquire.
+/// Like [`check`], but the expected events need not happen. For a world in which only one of the clients can
+/// acquire the lock.
 pub fn check_without_events(name: &str, world: World) {
     let begin = Instant::now();
     let found = checker(world).spawn_bfs().join();
@@ -53,8 +53,8 @@ pub fn expect_violation(name: &str, property: &'static str, world: World) {
     show_violation(name, property, &found);
 }
 
-/// Like [`expect_violation`], but searches depth first. This finds a violation after many steps sooner, but
-/// not by the shortest sequence.
+/// Like [`expect_violation`], but searches depth first. This search takes less time if the violation needs
+/// many steps. Its sequence of steps is not the shortest.
 pub fn expect_deep_violation(name: &str, property: &'static str, world: World) {
     let begin = Instant::now();
     let found = checker(world).finish_when(HasDiscoveries::AnyOf([property].into())).spawn_dfs().join();

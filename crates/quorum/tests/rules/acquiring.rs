@@ -15,6 +15,7 @@ fn a_majority_acquires_with_validity_from_before_the_first_send() {
     let after_two = vote(&mut round, 1_500, &[(4, granted(7)), (1, granted(9))]);
     assert_eq!(after_two.verdict, Verdict::Open);
     let after_three = vote(&mut round, 1_600, &[(0, granted(8))]);
+    // The validity counts from the start of the round, before the first request is sent.
     assert_eq!(after_three.verdict, acquired(None, 1_000 + TRUSTED), "a plain quorum has no fence");
     assert!(after_three.sends.is_empty());
 }
@@ -35,6 +36,7 @@ fn a_majority_is_too_late_after_the_end_of_validity() {
 #[test]
 fn a_round_fails_with_the_answer_that_makes_a_majority_impossible() {
     let (mut round, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
+    // After two refusals, members 0, 3 and 4 can still be a majority. After the third, none is possible.
     let after_two = vote(&mut round, 1, &[(0, granted(1)), (1, taken()), (2, taken())]);
     assert_eq!(after_two.verdict, Verdict::Open);
     let after_three = vote(&mut round, 4, &[(3, taken())]);
@@ -42,7 +44,7 @@ fn a_round_fails_with_the_answer_that_makes_a_majority_impossible() {
     assert_eq!(
         sent(&after_three.sends, Request::Release),
         [0, 1, 2, 3, 4],
-        "member 4 too, without an answer"
+        "also to member 4, which has not answered"
     );
     assert_eq!(vote(&mut round, 5, &[(4, granted(1))]).sends.len(), 0, "no second release");
     let votes: Vec<_> = round.votes().map(Option::<&Vote>::cloned).collect();
@@ -79,6 +81,7 @@ fn a_round_is_impossible_rather_than_taken_when_too_few_members_can_vote() {
 #[test]
 fn a_grant_counts_when_it_arrives_after_the_time_limit() {
     let (mut round, _) = Round::begin(plan(5, false), Start::AtOnce, &[], at(0));
+    // `Unknown`: member 1 does not answer within the time limit.
     vote(&mut round, 1, &[(0, granted(1)), (1, Vote::Unknown), (2, down())]);
     let late = vote(&mut round, 9, &[(1, granted(1)), (3, granted(1))]);
     assert_eq!(late.verdict, acquired(None, TRUSTED));

@@ -21,7 +21,8 @@ impl Model {
         let before = self.now / 1000;
         self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
         let now = self.in_ms(0);
-        // On the same boot the clocks can be compared exactly. Otherwise the wall clocks decide.
+        // On the same boot, the server knows how far its clock jumped, and moves all times with it. After
+        // another boot, it takes stored times as times of the wall clock, and moves none.
         let moved = |ms: u64| if same_boot { ms.saturating_add_signed(jump) } else { ms };
         if jump < 0 {
             self.marks.push("a clock set back");
