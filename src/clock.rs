@@ -40,7 +40,7 @@ fn boot_micros() -> u64 {
 }
 
 /// Returns an identifier of the boot and of the boot-time clock that this process sees. If the kernel does
-/// not provide one, returns a number that is unlikely to match another one.
+/// not provide one, returns a number that another process is unlikely to have.
 fn boot() -> u64 {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
     let boot = id.zip(time_namespace()).and_then(|(id, offset)| Anchor::boot(&id, offset));

@@ -17,7 +17,7 @@ pub struct Config {
     pub honour_strings: bool,
     /// Maximum length of DLOCK.LOG, in entries.
     pub log_max_len: usize,
-    /// Length in ms from which DLOCK.LOG records a hold or a wait as long. `None` means never.
+    /// DLOCK.LOG records each hold and each wait that takes this many ms or more. `None` means none.
     pub log_slower_than: Option<u32>,
 }
 
@@ -97,8 +97,9 @@ pub static SETTINGS: [Setting<Config>; 10] = [
     },
 ];
 
-/// Returns the default of each option, replaced by its value in `loadmodule libdlock.so name value ..` if it
-/// is named there, with or without `dlock.`. redis.conf overrides both.
+/// Returns the initial value of each option: the one in the arguments of the module
+/// (`loadmodule libdlock.so name value ..`, the name with or without `dlock.`), otherwise the default. A line
+/// of redis.conf for the option overrides it.
 pub fn defaults(arguments: &[&[u8]]) -> Result<[i64; SETTINGS.len()], String> {
     let mut values = SETTINGS.each_ref().map(|setting| setting.spec.default());
     for pair in arguments.chunks(2) {

@@ -1,4 +1,4 @@
-//! The callbacks of the server other than commands, in safe types.
+//! The server's calls into the module, except commands, in safe types.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -50,11 +50,11 @@ pub trait Upcalls: Sized + 'static {
     fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Self::Value>, String>;
     fn save(&self, value: &Self::Value) -> Vec<u8>;
     fn effect(&self, value: &Self::Value) -> Vec<u8>;
-    /// Adds everything to the digest that must be equal on a replica.
+    /// Adds to the digest all data that must be equal on a replica.
     fn digest(&self, value: &Self::Value, add: &mut dyn FnMut(&[u8]));
     /// Returns the bytes of memory that a value takes.
     fn memory(&self, value: &Self::Value) -> usize;
-    /// The key of a value leaves the keyspace. The value may live on under another name.
+    /// The key of a value is removed. After RENAME or MOVE, the value continues under another name.
     fn unlinked(&self, value: &mut Self::Value, db: i32, key: &[u8]);
     /// Returns the numbers to store beside the keys. The first is below 2^63; 0 means that there is nothing
     /// to store.
@@ -82,7 +82,7 @@ pub enum Notice {
     ClientGone(u64),
     /// Sent many times a second, by a clock that does not jump.
     Tick,
-    /// A turn of the event loop begins: everything that the last turn had to write is written. Sent while
+    /// A turn of the event loop begins, and the replies of the last turn have been sent. Only while
     /// [`super::notices::watch_turns`] is on.
     NextTurn,
     /// A child process was forked.
@@ -97,7 +97,7 @@ pub enum Notice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle(pub(super) *mut rm::RedisModuleBlockedClient);
 
-// SAFETY: by itself it only names a client; `unblock` needs a context beside it, which is not `Send`.
+// SAFETY: a handle only identifies a client. `unblock` also needs a context, and a context is not `Send`.
 unsafe impl Send for Handle {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Handle {}

@@ -54,7 +54,7 @@ fn the_documented_acl_line_grants_the_named_rights_only(kind: &ServerKind) {
     }
 }
 
-/// `conformance/honour-strings.json` tests the rest of the advice: to set `dlock.honour-strings` and wait.
+/// The row also advises to set `dlock.honour-strings` and wait. `conformance/honour-strings.json` tests that.
 #[test]
 fn the_wrongtype_row_advises_a_retry_with_the_same_key() {
     let table = documents::read("docs/commands.md");
