@@ -34,8 +34,8 @@ export class QuorumHold implements Granted {
     this.#holds = won.holds;
   }
 
-  /** Returns a hold that another object acquired: any member may have it. It is not restored: the other
-   * object may release it at any time, and restoring would revive it. */
+  /** Returns a hold that another object acquired. Any member may have the hold. A member that has forgotten
+   * the hold is not asked for it again, as the other object may have released the lock meanwhile. */
   static adopted(members: Members, request: Request, token: string, validUntil: number): QuorumHold {
     const holds = new MemberHolds(members);
     for (const member of members.all()) holds.asked.add(member);
@@ -59,8 +59,8 @@ export class QuorumHold implements Granted {
     return isExtended;
   }
 
-  /** Extends the lease at one member. Returns whether the member has the hold. Throws `NoAnswerError`, so
-   * that its vote does not count, while an earlier unanswered request can still shorten the lease. */
+  /** Extends the lease at one member. Returns whether the member has the hold. While an earlier unanswered
+   * request can still shorten the lease, throws `NoAnswerError`: the member then has no vote. */
   *#extend(member: number, lease: number): Steps<boolean> {
     const leases = this.#holds.leases[member]!;
     const command = leases.send(extend(this.request.key, this.token, lease), lease);
@@ -79,12 +79,13 @@ export class QuorumHold implements Granted {
   *#restore(member: number, hold: Renewal, lease: number): Steps<void> {
     if (!this.restores || !this.#holds.hasForgotten(member, lease) || hold.isReleased || hold.isLost())
       return;
+    // The member may read this ACQUIRE after the first RELEASE, so the release needs a second answer.
     hold.answersToRelease = ANSWERS_TO_RELEASE;
     this.#holds.asked.add(member);
     try {
-      // The request asks for a queue position, as another client may hold the lock there: the next EXTEND
-      // retains the position, and shows whether the lock was granted meanwhile. The request names no
-      // owner, as the owner does not wait for this grant.
+      // The request asks for a queue position, as another client may hold the lock at this member. The next
+      // EXTEND retains the position, and shows whether the lock was granted meanwhile. The request names no
+      // owner: in its search for deadlocks, the server would otherwise count the owner as waiting.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
       const restoring = tryAcquire(request, this.token, this.#holds.acquires[member]!, position);
@@ -102,6 +103,8 @@ export class QuorumHold implements Granted {
     });
   }
 
+  /** Ends the hold. Returns whether it still existed; undefined if a RELEASE without an answer may have ended
+   * it. */
   *release({ longestLease, answersToRelease }: Renewal): Steps<boolean | undefined> {
     const owed = new Map<number, Owed>();
     const hasReconnected = new Map<number, () => boolean>();
@@ -112,13 +115,15 @@ export class QuorumHold implements Granted {
       owed.set(member, new Owed(sendRelease, longestLease, answersToRelease, isSettled));
       hasReconnected.set(member, this.members.reconnectionCheck(member));
     }
-    /** Returns whether the release ended the hold at a member; undefined before its first answer. */
+    /** Returns whether the release ended the hold at a member; undefined before its first answer. With
+     * `onlyCertain`, a RELEASE without an answer does not count. */
     const vote = (member: number, onlyCertain: boolean) => {
       const release = owed.get(member);
       // A member that was not asked has no hold.
       if (release === undefined) return false;
       if (release.removed === undefined) return undefined;
-      // After a reconnect, a RELEASE that found nothing may be the second copy.
+      // After a reconnect, the client may have sent the RELEASE again. The first copy may have ended the hold,
+      // so that the second copy found none.
       return release.removed > 0 || (!onlyCertain && (release.isUnanswered || hasReconnected.get(member)!()));
     };
     const decide = (onlyCertain: boolean) =>

@@ -212,7 +212,7 @@ onEachServer(
       for (const at of rivals) await masters[at].ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
       await masters[2].ask("CONFIG", "RESETSTAT");
       // The votes are split: each rival has one member, and the third one grants before the delayed refusals
-      // arrive. The delay makes each try so long that the rivals release before the last one.
+      // arrive. The delay makes each try so long that the rivals release before the client's last try.
       for (const proxy of proxies.slice(0, 2)) proxy.delay = 100;
       const acquired = lock().tryAcquire();
       await until("the client has asked the third member", () => masters[2].calls("dlock.acquire"));
@@ -251,8 +251,8 @@ onEachServer(
         failure = why;
       });
       await untilAnyWaiter();
-      // QUIT has no reply if the server closes the connection before it reads a request of the wait that
-      // follows.
+      // The wait may send a request right after QUIT. If the server closes the connection without reading
+      // this request, the connection is reset, and the reply to QUIT is lost.
       for (const client of closed) await client.quit().catch(() => {});
       assert((await until("the wait ends", () => failure)) instanceof NoQuorumError);
       await hold.release();

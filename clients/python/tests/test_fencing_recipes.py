@@ -1,4 +1,5 @@
-"""Runs the code in contrib/fencing/recipes.md as it is written: it refuses overtaken holders."""
+"""Runs the code in contrib/fencing/recipes.md as it is written there. It refuses a holder after a
+later holder has raised the fence."""
 
 from __future__ import annotations
 

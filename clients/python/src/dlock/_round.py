@@ -22,8 +22,8 @@ from ._waits import KEEP
 # Once the member at which the client queues has granted, the round asks the other members up to this many
 # times, as the RELEASEs of the previous holder may still be in flight.
 TRIES = 12
-# If other clients wait in another queue, the round asks members that refuse it again this many times, before
-# the client moves to that queue.
+# How many times the round repeats its request to members that refuse it, before the client moves to another
+# queue where other clients wait.
 RETRIES_BEFORE_NEXT_QUEUE = 5
 # Longest pause between two of these tries, in seconds.
 LONGEST_PAUSE = 0.032
@@ -50,8 +50,8 @@ class Request(NamedTuple):
 
 class Round:
     """The round of one token. `order`: the members in whose queues clients wait for the lock, in the order in
-    which they try these queues. The round waits there, too, or at least does not overtake the waiters. Empty
-    if the round may overtake waiters."""
+    which they try these queues. The round waits in one of these queues, too, or at least does not overtake
+    the waiters. With an empty order, the round may overtake waiters."""
 
     def __init__(self, quorum: Quorum[Any], request: Request, token: bytes, order: list[int]) -> None:
         self.token = token
@@ -67,7 +67,7 @@ class Round:
         self.unanswered = UnansweredLeases()
         # The members that were asked for the lock, and so may hold it for the token.
         self.members_asked: set[int] = set()
-        # The members that may not have answered an ACQUIRE: they may execute it after a RELEASE.
+        # The members with an ACQUIRE that has, or may have, no answer: they may execute it after a RELEASE.
         self.unanswered_acquires: set[int] = set()
         self._quorum = quorum
         self._request = request
@@ -149,8 +149,9 @@ class Round:
         1. The next member of the order, if the member of the current queue refused the token: that queue does
            not move.
         2. A later member that refused the token: clients that cannot reach the current member queue there.
-        3. The current member again, if the order leaves out earlier members, and this round has waited or one
-           of them refused the token: other clients still queue at the current member."""
+        3. The current member again, if the order leaves out members (those of earlier queues), and this round
+           has waited or one of these members refused the token. Clients were seen in this later queue, and
+           may still wait there."""
         if self._queue_index >= len(self._order):
             return None
         queue, later = self._order[self._queue_index], self._order[self._queue_index + 1 :]
@@ -295,9 +296,9 @@ class Round:
             quorum.move_to_queue(key, queue)
 
     def _win(self, since: float) -> Steps:
-        """Returns whether the lock is acquired: a majority has granted it, and has confirmed one fence if
-        that was requested, and the validity, which counts from `since` or from the confirm phase, has not
-        ended."""
+        """Returns whether the lock is acquired. A majority must have granted the lock. If a fence was
+        requested, a majority must confirm one. The validity must not have ended: it counts from the confirm
+        phase if there is one, otherwise from `since`."""
         if self.grants() < self._quorum.majority:
             return False
         if self._request.fenced:
@@ -316,7 +317,8 @@ class Round:
         """Sets one fence, the greatest that was granted, at a majority of the members: the confirm phase.
         Returns the time from which the validity counts; None if no majority confirms a fence."""
         key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
-        # Each pass confirms the fence, or finds a greater fence for the next pass, or drops members.
+        # Each pass confirms the fence, or finds a greater fence for the next pass, or drops members. Members
+        # that do not agree within this many passes will hardly agree any more.
         for _ in range(MAX_LATE + len(self._quorum.members)):
             counted = {m: self.answers[m] for m in self.answers if self._is_granted_by(m)}
             if len(counted) < majority:
