@@ -9,9 +9,9 @@ use crate::{
 };
 use std::time::Duration;
 
-/// A round that begins with the member of a queue ([`Start::InOrder`], [`Start::Queued`]) asks again this
-/// many times more than [`Plan::retries`](crate::Plan). Other members may refuse it for a short time: until
-/// the RELEASE of the previous holder arrives, or until another client without a majority gives up.
+/// A round that asks one member before the others ([`Start::InOrder`], [`Start::Queued`]) asks again this
+/// many times more than [`Plan::retries`](crate::Plan). The others may refuse it for a short time: until the
+/// RELEASE of the previous holder arrives, or until another client without a majority gives up.
 const EXTRA_RETRIES: u8 = 8;
 
 /// The first and the longest pause before such a round asks again.
@@ -218,8 +218,8 @@ impl Attempt {
 
     /// Returns whether the driver must look for other clients at `member`, which answered with `vote` after
     /// the lock was acquired. True if the member refused and its queue is later than that of this attempt:
-    /// other clients may have moved there. One member is enough, so false after
-    /// [`NextQueue::LookForOthersAt`].
+    /// other clients may have moved there. Always false after [`NextQueue::LookForOthersAt`], because the
+    /// driver then looks at one member already.
     pub fn must_look_for_others(&self, member: Member, vote: &Vote) -> bool {
         let already_looks = matches!(self.next_queue(), NextQueue::LookForOthersAt(_));
         !already_looks
@@ -242,7 +242,7 @@ impl Attempt {
         self.round.iter().flat_map(Round::votes)
     }
 
-    /// See [`Round::members_ahead`].
+    /// Iterates over the members with clocks that are too far ahead: see [`Round::members_ahead`].
     pub fn members_ahead(&self) -> impl Iterator<Item = Member> {
         self.round.iter().flat_map(Round::members_ahead)
     }
@@ -308,9 +308,8 @@ fn is_final(failed: FailedRound<'_>) -> bool {
         || matches!(failed.reason, FailureReason::Deadlock | FailureReason::Misuse | FailureReason::TooLate)
 }
 
-/// Returns whether to ask all members once more before the attempt fails. The wait ended in the queue of one
-/// member, and fewer than a majority have voted. The attempt must only fail with "taken" if a majority can
-/// vote.
+/// Returns whether to ask all members once more before the attempt fails. True if the wait in the queue of
+/// one member ended before a majority voted. The attempt may fail with "taken" only if a majority can vote.
 fn needs_last_round(failed: FailedRound<'_>) -> bool {
     let able_to_vote = failed.round.votes().flatten().filter(|vote| !vote.is_unavailable()).count();
     failed.reason == FailureReason::Taken

@@ -1,5 +1,5 @@
-//! Decides how an attempt continues after a failed round: with a round that waits in a queue, with a round
-//! that asks all members, at once or after a pause, or not at all.
+//! Decides how an attempt continues after a failed round: whether another round follows, how long the pause
+//! before that round is, and whether the round waits in a queue or asks the members without a wait.
 //!
 //! Safety does not depend on this decision, as each round has its own token: a wrong decision only costs
 //! time.
@@ -33,7 +33,7 @@ pub(crate) struct RetryState {
     /// How many rounds with a wait failed because too few members could vote.
     impossible_waits: u8,
     /// Whether a majority of the members could vote in a round of this attempt, or another attempt of the
-    /// client found the lock taken in the second before this one began.
+    /// client found the lock taken at most 1 s before this attempt began.
     majority_seen: bool,
     outage_reported: bool,
     backoff: Backoff,
@@ -102,7 +102,8 @@ impl RetryState {
     }
 
     /// Returns the pause before the next round if the vote was split; otherwise `None`. The next rounds of
-    /// this attempt ask the first member of `order` alone. If all competing clients do so, one of them wins.
+    /// this attempt ask the first member of `order`, and the other members only after its grant. If all
+    /// competing clients do so, only one of them asks the other members.
     pub(crate) fn after_split_vote(
         &mut self,
         failed: FailedRound<'_>,
@@ -158,14 +159,16 @@ impl RetryState {
         let mut reports_outage = false;
         let pause = match (failed.reason, grace) {
             (FailureReason::Impossible, Some(left)) => {
-                // Grace may end earlier than the members said, and a missing member may return.
+                // The pause may be shorter than the grace periods, because an operator can end them early,
+                // and a missing member may return.
                 let pause = self.outage_backoff.next(random.number());
                 let spread = random.up_to(options.first_pause);
                 Some(if left < pause { left.saturating_add(spread) } else { pause })
             }
             (FailureReason::Impossible, None) => {
                 let may_repeat = was_queued && self.impossible_waits < options.plan.retries;
-                // If a majority could never vote, the addresses of the members may be wrong.
+                // An attempt without a deadline waits only if a majority could vote before. Otherwise the
+                // addresses of the members may be wrong, and the wait would not end.
                 let waits_for_majority = self.majority_seen || options.deadline != Deadline::Never;
                 if may_repeat {
                     self.impossible_waits += 1;

@@ -52,7 +52,8 @@ impl Client {
         Self { acquisition: 0, greatest_fence_before: 0, waiters_before: SmallVec::new(), phase: Phase::Idle }
     }
 
-    /// Whether the message is a request of the current acquisition, or an answer that the client waits for.
+    /// Whether the message can still affect the client: a request of its current acquisition, or an answer
+    /// that it waits for. The model removes other messages.
     pub fn reads(&self, message: &Message) -> bool {
         let is_read = match self.phase {
             Phase::Idle | Phase::Done => false,
@@ -70,7 +71,7 @@ impl Client {
         matches!(self.phase, Phase::Holding(_))
     }
 
-    /// Advances time by `by`. At the end of its validity the client drops a hold without a RELEASE.
+    /// Advances time by `by`. The client drops a hold when the validity ends, without a RELEASE.
     pub fn age(&mut self, behaviour: Behaviour, by: Duration) {
         match &mut self.phase {
             Phase::Acquiring { round, .. } => round.age(by),
@@ -89,8 +90,8 @@ impl Client {
         matches!(&self.phase, Phase::Acquiring { round, .. } if round.votes().flatten().any(|v| v == vote))
     }
 
-    /// Whether the client keeps grants during the pause before it asks again, although a master has refused
-    /// it.
+    /// Whether the client is in the pause before it asks again, and keeps grants of some masters although
+    /// another master has refused it.
     pub fn keeps_partial_hold(&self) -> bool {
         let Phase::Acquiring { round, paused: true, .. } = &self.phase else { return false };
         round.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
@@ -176,8 +177,8 @@ impl State {
         }
     }
 
-    /// Passes the answer to a request to the client. `Vote::Unknown` means that the client no longer waits
-    /// for the answer.
+    /// Passes an answer to the client that sent the request. `Vote::Unknown` means that the client no longer
+    /// waits for the answer.
     pub fn receive(&mut self, world: &World, master: usize, message: Message, mut vote: Vote) {
         if message.kind == Kind::HasWaiters && world.has(Mutation::NoCheckForWaiters) {
             vote = Vote::Refused(Refusal::NotHeld);
