@@ -1,6 +1,6 @@
 #!/bin/sh
-# Stops holders ROUNDS times for each form of contrib/fencing on each database, then measures the cost of each form:
-# fencing.sh ROUNDS
+# Tests each form of contrib/fencing (column, triggers, gate) on each database in ROUNDS rounds. In each round, a holder
+# is stopped past its lease and continues beside the next one. Then measures the cost of each form: fencing.sh ROUNDS
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

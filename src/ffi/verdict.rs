@@ -51,9 +51,9 @@ impl Ctx<'_> {
             Err(Errno::ENOSPC) => {}
             answer => return verdict(answer),
         }
-        // In the detached context, the server checks the memory in use at this moment. That is too strict if
-        // it evicts keys before a client's command. In the context of a callback (`self`), the server checks
-        // the result of the last eviction instead.
+        // In the detached context, the server checks the memory in use at this moment. This check is too
+        // strict for a server that evicts keys before it runs a client's command. In the context of a
+        // callback (`self`), the server checks the result of the last eviction instead.
         let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {

@@ -1,6 +1,6 @@
 //! A server builds effects (log entries with the changed lock) only while it has a follower: a replica or the
-//! append only file. A new follower must miss no change, and must get an effect before any grant that is
-//! logged verbatim.
+//! append only file. A new follower must miss no change. The first grant that it reads must be an effect,
+//! because a grant that is logged as its command builds on an earlier effect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -36,7 +36,8 @@ fn under_load<R>(server: &Server, act: impl FnOnce() -> R) -> R {
     })
 }
 
-/// Asserts that the first grant in the log is an effect.
+/// Asserts that a new follower can apply this log: its first grant is an effect, and it has no command that
+/// followers do not know.
 #[track_caller]
 fn assert_readable(log: &[Vec<Vec<u8>>]) {
     let mut words = log.iter().map(|command| String::from_utf8_lossy(&command[0]).to_uppercase());

@@ -1,5 +1,5 @@
-//! Grants whose connection, database or user disappears in the event-loop turn of the grant: the server
-//! delivers the grant or grants to the next waiter, never both.
+//! Grants whose connection, database or user disappears in the event-loop turn of the grant. The server
+//! either delivers such a grant, or ends its hold and grants the lock to the next waiter, never both.
 
 use std::mem;
 use std::process::{Command, Stdio};

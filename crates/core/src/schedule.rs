@@ -445,7 +445,7 @@ mod tests {
             }
         }
         assert_eq!(schedule.in_rows(), 3000);
-        // Each entry is due before the one that was inserted last, so it needs a row of its own.
+        // Each entry is due before the previous one, so it needs a row of its own.
         for length in (0..1000).rev() {
             schedule.insert(Deadline::at_millis(400_000 + length), ()).unwrap();
         }

@@ -51,6 +51,7 @@ fn a_lease_from_before_a_flush_does_not_end_a_later_hold(kind: &ServerKind) {
     }
 }
 
+/// The flush ends the holds from before it, but not a hold that begins after it in the same transaction.
 #[each_server]
 fn a_flush_in_a_transaction_or_script_leaves_later_holds(kind: &ServerKind) {
     let mut fixture = Fixture::new(kind);

@@ -104,8 +104,8 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let denied: Vec<String> = clients.iter().flat_map(|client| client.denied.iter().cloned()).collect();
     assert!(denied.is_empty(), "{denied:#?}");
     let mut all = History::default();
-    // Fences rise on each node, but not from node to node: the last fence of a free lock does not move with
-    // it.
+    // Fences rise on each node, but can fall when a slot moves: a free lock has no key that would take its
+    // last fence to the new node.
     let mut by_node: BTreeMap<u16, History> = BTreeMap::new();
     for (node, hold) in clients.into_iter().flat_map(|client| client.holds) {
         by_node.entry(node).or_default().holds.push(hold.clone());

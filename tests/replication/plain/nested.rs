@@ -1,4 +1,5 @@
-//! Grants inside transactions, scripts, functions and guards are effects, and so is the next grant.
+//! A grant in a transaction, script, function or guard is logged as an effect (the new state of the lock),
+//! and so is the next grant.
 
 use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Server, ServerKind, Stream, compiled, each_server, locks};
@@ -6,8 +7,9 @@ use dlock_testkit::{Server, ServerKind, Stream, compiled, each_server, locks};
 const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function(keys) \
                         return redis.call('DLOCK.ACQUIRE', keys[1], 't', 600000) end)";
 
-/// A reader of the log may not get the entry of such a call, so the next grant must not build on it. A
-/// release builds on no earlier entry, so it is logged verbatim.
+/// A grant that is logged verbatim (as its command) builds on the entry before it. The module does not rely
+/// on every reader to have the entry of a nested call, so the grant after such a call is an effect. A release
+/// builds on no entry.
 #[each_server(shimmed)]
 fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -49,7 +51,8 @@ fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
 }
 
-/// Only the master has the hidden grant, so replicas could not derive the fence of a verbatim grant after it.
+/// Only the master has the hidden grant. If the next grant were logged verbatim, replicas would derive a
+/// lower fence than the master's.
 #[each_server(shimmed)]
 fn a_grant_after_a_command_hidden_from_replicas_is_an_effect(kind: &ServerKind) {
     let caller = compiled("tests/caller.c");

@@ -36,7 +36,8 @@ fn the_checker_accepts_a_stale_write_before_the_first_write_of_the_next_holder()
 
 #[test]
 fn the_checker_counts_a_hold_that_was_received_after_its_end_from_its_end() {
-    // The first client was paused during its acquisition, and the second one acquired meanwhile.
+    // The first client was paused during its acquisition: it received its hold at 40, after the end at 20.
+    // The second client acquired meanwhile.
     let record = Record { holds: vec![hold("a", 40, 20, 1), hold("b", 25, 30, 2)], writes: Vec::new() };
     assert_eq!(record.violations(), [""; 0]);
 }
@@ -64,6 +65,7 @@ fn the_checker_rejects_a_write_of_an_unknown_hold() {
     assert_rejected(&[hold("a", 10, 20, 1)], &[write("a", 2, true)], "no client had the hold");
 }
 
+/// `accepted` is the decision of the store, `passed` that of DLOCK.FENCED about the same write.
 #[test]
 fn the_checker_rejects_a_fenced_reply_that_differs_from_the_store() {
     let holds = [hold("a", 10, 20, 1), hold("b", 30, 40, 2)];

@@ -57,6 +57,8 @@ pub struct Outcome {
     faults: BTreeMap<String, usize>,
     /// Number of times that masters restarted empty while a client relied on a hold.
     forgotten: usize,
+    /// Numbers of pieces of traffic that the proxies have delayed and lost. A piece is the result of one
+    /// read.
     pieces: (usize, usize),
 }
 
@@ -196,7 +198,8 @@ impl Injector<'_> {
         self.stage.keep_holds.store(false, Relaxed);
     }
 
-    /// Continues a short run until clients have had faults of their own.
+    /// Continues a short run until the store has refused a stale write, and a client has dropped an
+    /// acquisition in progress.
     pub fn until_clients_failed(&self) {
         let Counts { refused, dropped, .. } = &self.stage.counts;
         until_within(TIMEOUT, "a stale write was refused, and an acquisition dropped", || {
@@ -239,6 +242,6 @@ impl Outcome {
             assert!(self.faults.contains_key(&format!("{fault:?}")), "{fault:?} was never injected");
         }
         assert!(self.forgotten > 0, "no master forgot a hold");
-        assert!(self.pieces.0 > 0 && self.pieces.1 > 0, "the network delayed or lost no piece");
+        assert!(self.pieces.0 > 0 && self.pieces.1 > 0, "the proxies delayed no piece or lost none");
     }
 }

@@ -119,7 +119,8 @@ impl Model {
         Ok(Answer::Fence(fence))
     }
 
-    /// Records that the client knows of its hold. Returns whether this claims the grant of a queued waiter.
+    /// Records that the client knows of its hold. Returns whether the grant went to a queue position, and no
+    /// request of the client had claimed it before.
     fn claim_grant(&mut self, key: Key, token: Token) -> bool {
         let Some(hold) = self.hold_mut(key, token) else { return false };
         let unclaimed = hold.unconfirmed.take().and_then(|grant| grant.unclaimed);
@@ -141,11 +142,12 @@ impl Model {
         self.waiters.push(waiter.clone());
         if self.closes_a_cycle(&waiter) {
             let start = waiter.request.party();
+            // The tests compare the cycle that the core reports with these edges.
             self.edges = self.edges();
             if self.edges.contains(&(start, start)) {
                 self.marks.push("an owner waits for itself");
             }
-            // Parties above 100 are owners.
+            // A party is a node of the wait-for graph: a token, or above 100 an owner.
             if start > 100 {
                 self.marks.push("a deadlock of an owner");
             }
