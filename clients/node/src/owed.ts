@@ -14,13 +14,14 @@ const LONGEST_PAUSE = 2000;
 const LONGEST_FRACTION = 1 / 20;
 
 /** Returns the time in ms after which the server retains nothing of a request with this lease: neither a hold
- * nor a queue position. A position can become a hold just before it expires. */
+ * nor a queue position. A position lasts for `times.keep`, and can become a hold just before it ends. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }
 
 /** Number of answers that confirm a RELEASE if an ACQUIRE may be under way over an earlier, broken
- * connection: the server may read that ACQUIRE after the first RELEASE. */
+ * connection. The server may read that ACQUIRE after the first RELEASE. The second RELEASE, sent after a pause,
+ * then ends the hold. */
 export const ANSWERS_TO_RELEASE = 2;
 
 /** One owed request to one server. */

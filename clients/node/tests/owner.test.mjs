@@ -103,7 +103,7 @@ onEachServer(
           hold.extend(1).catch(() => {});
           await until("the hold is lost", () => hold.signal.aborted);
           const waiting = inner.using(() => (isAcquired = true));
-          // `waiting` is first only if it fails.
+          // `waiting` cannot be granted yet, so it ends the race only if it fails.
           await Promise.race([waiting, untilAnyWaiter("a")]);
           await master.ask("DLOCK.RELEASE", "a", hold.token);
           await waiting;

@@ -118,8 +118,9 @@ for (const [what, before, after, order] of [
   ["a young hold that remains", { x: 5 }, { x: 1999 }, [2]],
   ["an old hold, of a dead client", { x: 5 }, { x: 2000 }, [0, 1, 2]],
   ["a hold that another one has replaced", { x: 5 }, { y: 5 }, [0, 1, 2]],
-  ["only its own hold", { own: 5 }, { own: 5 }, [0, 1, 2]],
+  ["only the client's own hold", { own: 5 }, { own: 5 }, [0, 1, 2]],
 ]) {
+  const outcome = order[0] === 2 ? "moves to its queue" : "does not move";
   const assertOrderAfter = (steps, { choice, token }) => {
     const withToken = (ages) =>
       Object.fromEntries(Object.entries(ages).map(([name, held]) => [name === "own" ? token : name, held]));
@@ -130,13 +131,13 @@ for (const [what, before, after, order] of [
     assert.equal(choice.lookForOthers(request, 2, token) === undefined, hasRemained);
   };
 
-  test(`a client with a majority, refused by one member, finds there: ${what}`, () => {
+  test(`if a member refuses a client with a majority, and has ${what}, the client ${outcome}`, () => {
     const won = acquire({ 0: 5, 1: 6, 2: null });
     assert(won.next.value instanceof Begin);
     assertOrderAfter(won.next.value.steps, won);
   });
 
-  test(`a client with a majority, refused late by one member, finds there: ${what}`, () => {
+  test(`if a member refuses a client with a majority late, and has ${what}, the client ${outcome}`, () => {
     const won = acquire({ 0: 5, 1: 6 });
     assert(won.next.done);
     assertOrderAfter(won.ask.late(2, null), won);
@@ -159,7 +160,7 @@ test("a client that waited in a later queue, and is refused late by a still late
   const waiting = round.queued(Number.POSITIVE_INFINITY);
   assert(waiting.next().value.step instanceof Listen);
   const registry = new WaitRegistry();
-  // The wait need not wait for the subscription.
+  // Pretends that the subscription was tried, so that the wait sends ACQUIRE at once.
   registry.hasTriedToSubscribe = true;
   assert.equal(waiting.next(registry.open()).value.step.command[0], "DLOCK.ACQUIRE");
   // Member 1 grants with the fence 5, and the client asks all members.
@@ -275,7 +276,7 @@ onEachServer(
           () => isEnough(counts),
           120_000,
         );
-        // `work` is first only if it fails.
+        // `work` ends the race only if it fails.
         await Promise.race([enough, Promise.all(work)]);
         countsAtEnd = [...counts];
       } finally {

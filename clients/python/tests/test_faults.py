@@ -80,7 +80,7 @@ def test_release_raises_nothing_when_the_client_sends_it_again(r, get_resending_
     assert not is_held(r)
 
 
-def test_release_raises_for_an_earlier_loss_when_the_client_sends_it_again(r, get_resending_lock, proxy):
+def test_release_of_an_expired_hold_raises_when_the_client_sends_it_again(r, get_resending_lock, proxy):
     lock = get_resending_lock(timeout=60)
     lock.acquire()
     expire(r, lock)
@@ -246,7 +246,7 @@ def test_the_proxy_obeys_commands_as_a_program(server, r):
             port = int(proxy.stdout.readline())
             client = redis.Redis(port=port, retry=Retry(NoBackoff(), 0))
             client.set("a", 1)
-            # The reply shows that the earlier switches are set.
+            # The reply to `lost` shows that the proxy has read the two settings before it.
             send("match SET", "cut_replies 1", "lost")
             assert proxy.stdout.readline() == "0\n"
             with pytest.raises(ConnectionError):

@@ -60,9 +60,9 @@ LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyClu
 
 
 def check_client(client: Any, user: str, *, is_async: bool, single: bool = False) -> None:
-    """Raises TypeError unless ``client`` is a client of redis-py or valkey-py. ``is_async``: whether it must
-    be one for asyncio, or else one for threads. ``single``: whether it must not be one for a cluster.
-    ``user``: the name of the class that needs the client, for the message."""
+    """Raises TypeError unless ``client`` is a client of redis-py or valkey-py: a client for asyncio if
+    ``is_async`` is true, and a client for threads otherwise. If ``single`` is true, a client for a cluster is
+    refused, too. ``user``: the name of the class that needs the client, for the message."""
     for client_class, class_is_async, is_cluster in _client_classes():
         if not isinstance(client, client_class) or _is_pipeline(client):
             continue

@@ -50,7 +50,7 @@ class SingleAttempt:
         self.valid_until = 0.0
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
-        # For a quorum, `QuorumAttempt` has a set of members here.
+        # Always None. In a `QuorumAttempt`, this is the set of the members that were asked.
         self.members_asked: set[int] | None = None
         self.unanswered = UnansweredLeases()
         self._key = key
@@ -60,8 +60,8 @@ class SingleAttempt:
         self._owner = owner
         # None until the acquisition waits in the queue.
         self._position: QueuePosition | None = None
-        # True once an ACQUIRE, or a copy of it that redis-py sent before, has no reply: the server may
-        # execute it at any time.
+        # True once an ACQUIRE has no reply. Also true if redis-py has resent an ACQUIRE, so that only the
+        # last copy has a reply. The server may execute a copy without a reply at any time.
         self._outstanding = False
 
     @property
@@ -80,7 +80,8 @@ class SingleAttempt:
         owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
         yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
         if self._outstanding or owed.removed is None:
-            # The server may still have the hold.
+            # The server may still have the hold. If the owner waited for the lock again under the same name,
+            # the server would report a deadlock of the owner with itself.
             self._owner.rename(self.options)
 
     def close(self) -> None:
@@ -139,6 +140,7 @@ class SingleAttempt:
                     sent = None
                     continue
                 sent = None
+                # A key with a lock of another library (FOREIGN) has no queue, so the client polls.
                 if reply is not FOREIGN:
                     if blocking:
                         _contended.note_taken(self._key)
