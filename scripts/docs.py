@@ -46,7 +46,7 @@ def stage(source):
 
 
 def project_path(folder, target):
-    """Returns the path in the project of a link's target in a document of `folder`."""
+    """Resolves the target of a link in a document of `folder`. Returns its path in the project."""
     path = (pathlib.Path(folder) / target).resolve()
     return path.relative_to(pathlib.Path.cwd())
 
@@ -84,7 +84,7 @@ def broken_links(folder):
     pages = {path.resolve(): Page(path) for path in folder.rglob("*.html")}
     checked = 0
     for path, page in pages.items():
-        # mdbook puts links into these two files that are relative to another page.
+        # The links that mdbook writes in these two files are relative to another page.
         if path.name in ("404.html", "toc.html"):
             continue
         for target in page.targets:

@@ -38,8 +38,9 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::LoadingEnded { complete } => {
             note_possible_follower(m);
             m.with(|s| {
-                // A snapshot of the master contains the position in its log from which this replica reads. A
-                // load from a file (DEBUG RELOAD) does not move the replica in the master's log.
+                // After a snapshot from the master, this replica continues at the position in the master's
+                // replication stream that the snapshot contains. After a load from a file (DEBUG RELOAD), it
+                // continues at its position before the load.
                 let loaded = s.replication_position.filter(|_| complete);
                 (s.loading, s.replication_position) = (None, s.position_before_load.take().or(loaded));
             });
@@ -79,7 +80,8 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     background::on_tick(m, ctx);
 }
 
-/// Records that a new follower may exist. It has read nothing of the log, so the next entry must be complete.
+/// Records that a new follower (a replica, or an append only file) may exist. It has read no earlier entry of
+/// this server's log, so the next entry must not build on one.
 fn note_possible_follower(m: &Module) {
     m.with(|s| (s.followers.may_follow, s.followers.readers_state) = (true, None));
 }
@@ -87,6 +89,7 @@ fn note_possible_follower(m: &Module) {
 fn became_replica(m: &Module, ctx: Ctx<'_>) {
     // A replica grants no lock, so it needs no grace period. Its promotion begins a new one.
     m.with(|s| {
+        // From now on, this server reads its master's log.
         s.followers.server_may_read = true;
         s.grace.stop();
     });
@@ -118,7 +121,7 @@ fn loading(m: &Module, live: bool) {
     });
 }
 
-/// State of up to this many locks and holds is freed at once, of more on a background thread.
+/// Up to this many locks and holds are freed at once, and more of them on a background thread.
 const MAX_FREED_INLINE: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {

@@ -65,7 +65,8 @@ fn report_keys(RawCall { ctx, argv }: RawCall<'_>, key: KeyUse) {
     }
 }
 
-/// The checks that the server makes of a carried command, besides its user's rights and memory.
+/// The checks that the server makes before it runs a carried command. In any case the server also checks the
+/// user's rights and the memory in use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Checks {
     /// The command must be allowed in scripts.
@@ -80,7 +81,8 @@ pub enum Refused {
 }
 
 impl Ctx<'_> {
-    /// Runs the carried command as if the client had sent it alone, and sends its reply. It cannot block.
+    /// Runs the carried command as if the client had sent it alone, and sends its reply. The command cannot
+    /// block.
     pub fn run_carried(self, args: &Args<'_>, checks: Checks) -> Result<(), Refused> {
         let format = match checks {
             Checks::AsInScripts => c"!CSME0v",
@@ -99,7 +101,8 @@ impl Ctx<'_> {
             }
             let reply = call!(self, name, format, rest.as_ptr(), rest.len());
             let reply = reply.ok_or_else(|| Refused::Error(refused()))?;
-            // Asking for the type would parse the whole reply.
+            // The first byte shows whether the reply is an error. `RedisModule_CallReplyType` would parse the
+            // whole reply.
             let error = match reply.raw().first() {
                 None => Some(self.pending_error()),
                 Some(b'-') => reply.error(),
@@ -161,8 +164,9 @@ impl Ctx<'_> {
         }
     }
 
-    /// Returns whether a call in the user's name also runs with the user's rights. Then the server checks the
-    /// accesses of a script or SORT, too. Redis has supported this for as long as dry runs.
+    /// Returns whether the server runs a carried command with the rights of the client's user, and so also
+    /// checks the keys that a script or SORT reads. Redis 7.0 only checks whether the user may send the
+    /// command. The servers that have dry runs are those that run it with the user's rights.
     pub fn calls_run_as_user(self) -> bool {
         has_dry_runs(self)
     }
@@ -175,8 +179,8 @@ fn refused() -> String {
 
 impl Refused {
     fn of(text: String) -> Refused {
-        // The server's texts for errors that only calls of modules get. Redis 7.0 has no error word for
-        // missing rights.
+        // Both texts below are errors that the server returns to modules only. Redis 7.0 reports missing
+        // rights with ERR, where a client gets NOPERM.
         if text.ends_with("is not allowed on script mode") {
             return Refused::NotInScripts;
         }

@@ -1,4 +1,5 @@
-//! The server's events, and the timer. The handlers only record what happened; the background job writes.
+//! The server's events, and the timer. The handlers only record what happened. The background job changes
+//! keys later.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +31,8 @@ pub fn subscribe<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     })
 }
 
-/// Subscribes to evictions. Returns false if the server refuses. This class of events costs other writes
-/// about 10 of their 3,000 to 4,500 instructions.
+/// Subscribes to evictions. Returns false if the server refuses. While a module subscribes to them, each
+/// write command takes about 10 more instructions; it takes 3,000 to 4,500.
 pub fn subscribe_to_evictions<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let class = rm::REDISMODULE_NOTIFY_EVICTED as c_int;
     // SAFETY: called in OnLoad.
@@ -57,9 +58,9 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
 /// Switches the notice of each turn of the event loop on or off. The notice costs time in each turn, so it is
 /// off while no client waits.
 ///
-/// May be called in a tick, while the server walks its list of listeners and keeps a pointer to the listener
-/// after that of ticks. This listener is further back, because it is added after all those of [`subscribe`],
-/// so its removal leaves that pointer valid.
+/// May be called in a tick. During a tick, the server walks its list of listeners, and keeps a pointer to the
+/// listener after the one for ticks. The listener for turns comes later in the list, because it is added
+/// after all listeners of [`subscribe`]. So its removal leaves the server's pointer valid.
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {
@@ -129,7 +130,8 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
     })
 }
 
-/// An armed timer of the server. It runs by the wall clock, so it is only a hint to read the server clock.
+/// An armed timer of the server. It runs by the wall clock, which can jump. When it fires, the module checks
+/// by its own server clock (`src/clock.rs`) what is due.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Timer(u64);
 
@@ -139,8 +141,8 @@ pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
     unsafe {
         let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer::<M>), std::ptr::null_mut()));
         // Redis 7.0 first computes how long the event loop sleeps, then answers unblocked clients. A timer
-        // that is armed meanwhile would fire after that sleep, of up to 1/hz (an option). An empty one-shot
-        // event wakes the event loop at once.
+        // that is armed meanwhile would fire after that sleep, which can last as long as a tick (the option
+        // hz). An empty one-shot event wakes the event loop at once.
         if ms == 0
             && let Some(add) = rm::RedisModule_EventLoopAddOneShot
         {

@@ -27,7 +27,7 @@ fn printed(reply: &Value) -> String {
     }
 }
 
-/// Splits a command line into words; a quoted word is one.
+/// Splits a command line into words. A text in quotes is one word.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     for (at, part) in line.split('"').enumerate() {
@@ -182,6 +182,7 @@ fn the_example_configuration_keeps_holds_over_a_crash_and_starts_with_grace(kind
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
     let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();
+    // The module would log this warning if the example did not set notify-keyspace-events.
     assert!(!logged(&folder).contains("no client is notified"), "{}", logged(&folder));
     server.kill().and_then(|()| server.wait()).expect("the server is killed");
     let mut server = start_example();

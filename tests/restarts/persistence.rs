@@ -1,4 +1,5 @@
-//! Locks and fences over restarts and reloads, and bytes that this server did not write.
+//! Locks and fences over restarts and reloads. Also snapshots of other servers, and forged effects and
+//! RESTORE payloads.
 
 mod bytes;
 mod effects;
@@ -7,7 +8,7 @@ mod restarts;
 
 use dlock_testkit::{Conn, Value, describe_lock, until};
 
-/// Formats a lock without its remaining times, to compare it with another state.
+/// Formats a lock without its remaining times, so that a test can compare two states.
 #[track_caller]
 fn state(conn: &mut Conn, key: &str) -> String {
     let lock = conn.ok(&format!("DLOCK.INSPECT {key}"));
@@ -69,7 +70,8 @@ struct Dumped {
     head: Vec<u8>,
     /// The bytes that the module wrote.
     lock: Vec<u8>,
-    /// The RDB version, without a checksum (`DEBUG SET-SKIP-CHECKSUM-VALIDATION`).
+    /// The RDB version, and the checksum of the dumped payload. RESTORE does not check it, because the tests
+    /// switch the check off (`DEBUG SET-SKIP-CHECKSUM-VALIDATION`).
     foot: Vec<u8>,
 }
 
@@ -78,7 +80,8 @@ impl Dumped {
     fn of(conn: &mut Conn, key: &str) -> Dumped {
         let answer = conn.ok(&format!("DUMP {key}"));
         let bytes = answer.bytes();
-        // Type, 0x81, 8 bytes of module name; string marker, length and lock; end marker and foot.
+        // Type, 0x81 (a number of 8 bytes follows), the module's name as such a number; string marker, length
+        // and lock; end marker and foot.
         let (head, rest) = bytes.split_at(10);
         assert_eq!((head[0], head[1], rest[0]), (7, 0x81, 5), "{}", bytes.escape_ascii());
         let (length, start) = match rest[1] {

@@ -1,5 +1,5 @@
-//! Clients with a connection each, and a second one for messages. Each waits for a held lock as one kind of
-//! lock library does.
+//! Clients that compete for one lock, each with a connection for commands and another one for messages. They
+//! wait for the lock by BLOCK, by polling or by messages: the three ways of lock libraries.
 
 use std::io::Result;
 use std::thread::sleep;

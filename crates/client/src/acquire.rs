@@ -87,8 +87,7 @@ impl<C> Acquire<C> {
 
     /// Enters again if this client (or a clone of it) already holds the resource reentrantly: the new guard
     /// shares the hold, which ends with its last guard. The client counts the entries, so entering again
-    /// sends no request. The owner is the client; [`Client::session`](crate::Client::session) creates
-    /// another.
+    /// sends no request. A client of [`Client::session`](crate::Client::session) enters only its own holds.
     pub fn reentrant(mut self) -> Self {
         self.options.reentrant = true;
         self
@@ -185,9 +184,9 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Calls back once, with the state of each master, when too many masters are missing for any client to
-    /// acquire the lock, the retries of [`Retry`](crate::Retry) are used up, and the client continues to wait
-    /// as [`Wait`] allows.
+    /// Calls back once, with the state of each master, if too many masters are missing for any client to
+    /// acquire the lock. The call comes after the last retry of [`Retry`](crate::Retry), and only if the
+    /// client continues to wait as [`Wait`] allows.
     pub fn on_outage(mut self, callback: impl Fn(&Report) + Send + Sync + 'static) -> Self {
         self.options.on_outage = Some(Arc::new(callback));
         self

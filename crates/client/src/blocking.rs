@@ -121,8 +121,9 @@ impl AcquireAll<Client> {
 }
 
 /// Guards a hold like the async [`Guard`](crate::Guard), and has its methods that do not wait. Dropping it
-/// releases the lock, and waits at most the time limit of one answer. In a context of tokio, such as
-/// `spawn_blocking`, the drop does not wait.
+/// releases the lock, and waits for the answers at most for the
+/// [`node_timeout`](ClientBuilder::node_timeout). In a context of tokio, such as `spawn_blocking`, the drop
+/// does not wait.
 #[must_use = "a dropped guard releases its lock"]
 pub struct Guard(Option<crate::Guard>);
 
@@ -154,7 +155,8 @@ impl Guard {
 
     /// Releases the lock: see [`Guard::release`](crate::Guard::release).
     pub fn release(mut self) -> Result<(), ReleaseError> {
-        // The async guard is consumed, so a caller that enters again meanwhile does not find the old hold.
+        // `guard.release()` drops the guard before it waits for the servers. So a thread that acquires the
+        // lock reentrantly in the meantime does not share the hold that is being released.
         self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 
@@ -177,8 +179,9 @@ const NOT_RELEASED: &str = "the guard was not released";
 impl Drop for Guard {
     fn drop(&mut self) {
         let Some(guard) = self.0.take() else { return };
-        // In an async context, and at the end of a thread with the guard in a thread-local variable, the
-        // async guard releases the lock in the background.
+        // In an async context, blocking would panic. At the end of a thread that has the guard in a
+        // thread-local variable, tokio's own thread-local context may be gone already. In both cases the drop
+        // of the async guard releases the lock in the background.
         if Handle::try_current().is_err_and(|why| why.is_missing_context()) {
             let _ = guard.runtime().block_on(guard.release());
         }

@@ -4,12 +4,13 @@
 //! share one queue. A client moves to the queue of a later member in two cases:
 //! * Its queue has granted it the lock, but the later member refuses it. That suggests that clients which
 //!   cannot reach the first member wait there.
-//! * Its queue does not move: no holder at its member can have a majority. Such a hold can outlast its
-//!   client, and then keeps the head of the queue waiting until the lease ends.
+//! * Its queue does not move: no holder at its member can have a majority. If the client of a hold without a
+//!   majority is gone, the head of the queue waits until the lease of the hold ends.
 //!
-//! The client's other waits for the lock move along, and its next waits start in that queue (the start queue)
-//! until it has noticed no other client there for 2 s. If the last queue does not move either, and all holds
-//! at its member are older than 2 s, the client starts over with the first queue.
+//! The client's other waits for the lock move along, and its next waits start in that queue (the start
+//! queue). This ends when the client has noticed no other client in the start queue for 2 s. If the last
+//! queue does not move either, and all holds at its member are older than 2 s, the client starts over with
+//! the first queue.
 //!
 //! Safety does not depend on the choice: a wrong queue costs time.
 
@@ -18,9 +19,9 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A hold on fewer than a majority of the members is a partial hold. A client to which the member of its
-/// queue granted the lock, while other members refuse it, gives up this partial hold within this time. So an
-/// older partial hold is stale: its client is gone.
+/// A hold on fewer than a majority of the members is a partial hold. A waiting client can get one from the
+/// member of its queue while other members refuse the lock. The client then gives up the partial hold within
+/// this time. So an older partial hold is stale: its client is gone.
 const PARTIAL_HOLD_MAX_AGE: Duration = Duration::from_secs(2);
 
 /// How long a lock that was found taken counts as contended.
@@ -202,8 +203,8 @@ impl Holders {
     }
 }
 
-/// The partial holds of other clients at a member that refused a client, although a majority granted the
-/// client the lock. They show whether other clients wait in the queue of that member.
+/// The partial holds of other clients at one member. This member refused a client to which a majority granted
+/// the lock. The partial holds show whether other clients wait in the queue of the member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtherHolds {
     /// There is none: the member refused because the RELEASE of the previous holder had not arrived yet.
@@ -289,9 +290,10 @@ impl Round {
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // `order` omits the members of earlier queues, so this is a later queue, in which other clients wait.
-        // If this client alone returned to an earlier queue, its hold at the member there could keep the head
-        // of this queue from a majority.
+        // The members that the round omitted have earlier queues than this one. If the client waited in this
+        // queue, or an omitted member refuses it, other clients may wait here, too, and the client stays. If
+        // this client alone returned to an earlier queue, its hold at the member there could keep the head of
+        // this queue from a majority.
         let stays = self.omitted_members().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }

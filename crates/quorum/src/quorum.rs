@@ -64,11 +64,11 @@ pub enum Request {
     HasWaiters,
     /// CONFIRM: raise the fence of the hold to `fence`, and renew its lease.
     Confirm {
-        /// The greatest fence that a counted member granted.
+        /// The greatest fence that a member granted. Members whose clock is too far ahead are left out.
         fence: Fence,
-        /// The number of the confirm phase in its round. Two phases of a round can have the same fence, if
-        /// the members refused a greater one in between. Validity counts from the later phase, so an answer
-        /// to the earlier one must not count.
+        /// The number of the confirm phase in its round. If the members refuse a greater fence, a later phase
+        /// can repeat the fence of an earlier one. Validity counts from the later phase, so an answer to the
+        /// earlier phase must not count.
         phase: u8,
     },
     /// EXTEND.
@@ -141,8 +141,8 @@ pub enum Failure {
 }
 
 impl<G> Vote<G> {
-    /// Returns the value of a grant. Any other vote is returned as the error. It contains no value, so it can
-    /// be a vote of any type.
+    /// Returns the value of a grant. Any other vote is returned as the error. Such a vote contains no value,
+    /// so `T` can be any type.
     pub fn into_grant<T>(self) -> Result<G, Vote<T>> {
         match self {
             Vote::Granted(granted) => Ok(granted),

@@ -119,7 +119,7 @@ pub async fn flush(client: &Client, servers: &Servers) {
     let _ = tokio::time::timeout(limit, client.flush()).await;
 }
 
-/// The wait of at most `limit` that began at `start`, so that it includes the time of the first connections.
+/// The rest of a wait of at most `limit`. The wait began at `start`, before the client connected.
 pub fn wait_from(start: Instant, limit: Duration) -> Wait {
     if limit.is_zero() { Wait::No } else { Wait::For((start + limit).saturating_since(now())) }
 }
@@ -164,8 +164,8 @@ impl LockArgs {
         let is_deadlock = matches!(why, AcquireError::Deadlock { .. });
         let mut error = Error::from(why);
         if let Some(holder) = holder {
-            // The client's error names the owners that wait for each other, and an owner is a random number.
-            // So the message begins with the holder.
+            // The client's error names the owners that wait for each other, which are random numbers. The
+            // holder's label says more to users, so the message begins with the holder.
             let message = if is_deadlock { format!("{holder}; {error}") } else { holder };
             error = Error::new(error.failure, message);
         }
@@ -183,8 +183,8 @@ impl LockArgs {
 /// fence is left out if no majority has it. `None` if the servers no longer name a holder.
 async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
     let named = resources.iter().find(|resource| resource.display().to_string() == taken);
-    // The client's error writes a name that is not UTF-8 in another form, which equals no name here. A single
-    // resource is then the one that is taken.
+    // The client's error escapes a name that has a backslash or is not UTF-8, so `taken` then equals no name
+    // here. If the run wants a single resource, that one is taken.
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
     let masters = client.inspect(resource.as_bytes()).await;
     let Holding { holder, fence } = lock_state::holder(&masters)?;

@@ -23,7 +23,8 @@ fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
     assert_eq!(stage.held_on("r"), 0);
 }
 
-/// A shell ends its script only if its command was killed by SIGINT. The exit code 130 is not enough.
+/// A shell whose script runs `dlock run` ends the script after Ctrl-C only if SIGINT killed dlock. After the
+/// exit code 130, the script continues.
 #[each_server]
 fn run_is_killed_by_sigint_when_its_command_is(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -95,7 +96,7 @@ fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
     assert!(stage.count_confirmed("r", token, fence, "by-hand") >= 2);
     assert_eq!(stage.create_go_and_wait(run).code, Some(0));
 
-    // Without --fenced, a run over a quorum has no fence, and does not show its parent's.
+    // Without --fenced, a run over a quorum has no fence, and does not show the fence of its parent run.
     let inner = format!("$DLOCK run inner -- sh -c '{report}'");
     let done = stage.execute(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));

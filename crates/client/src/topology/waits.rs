@@ -13,7 +13,8 @@ use tokio::time::{sleep, timeout};
 use crate::request::fresh_token;
 use crate::sync::Mutex;
 
-/// When all waits ask at once, their requests are spread over this time per wait, so that no answer is late.
+/// When all waits ask at once, each request is delayed by a random time, so that no answer is late. The
+/// longest delay is this time, multiplied by the number of waits.
 const SPREAD: Duration = Duration::from_micros(50);
 
 /// The waits at one master. Each has a number as its name.
@@ -23,7 +24,7 @@ pub(crate) struct Waits {
     /// other client knows it.
     pub(super) channel: Vec<u8>,
     next: AtomicU64,
-    /// By the name of the wait, which the message about it contains.
+    /// By the name of the wait. The master's message about a wait contains its name.
     announcements: Mutex<HashMap<Vec<u8>, Arc<Announcement>>>,
     /// By resource.
     shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,

@@ -13,7 +13,9 @@ use crate::sync::Mutex;
 pub(crate) struct Watched(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
 
 impl Watched {
-    /// Replaces an earlier hold of the resource, which has ended, or is shared and needs no notification.
+    /// Replaces the entry of an earlier hold of the resource. The earlier hold has ended, or is not
+    /// exclusive. The client checks only exclusive holds after a message, because the key of a shared lock
+    /// changes whenever one of its holders renews.
     pub(crate) fn add(&self, resource: &[u8], changed: &Arc<Notify>) {
         self.0.lock().insert(resource.to_vec(), changed.clone());
     }

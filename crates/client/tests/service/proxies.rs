@@ -37,8 +37,8 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
 /// the replies of that connection are lost.
 pub struct Lossy {
     port: u16,
-    /// True if the next command with the word starts the loss, which sets the flag to false. A command that
-    /// is held back arrives when `deliver` sets the flag again.
+    /// If true, the next command with the word starts the loss, and the flag becomes false. While the proxy
+    /// holds a command back, true makes it deliver the command.
     armed: Arc<AtomicBool>,
 }
 

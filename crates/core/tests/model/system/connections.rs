@@ -49,7 +49,7 @@ impl System {
                 clients.remove(&client);
                 !clients.is_empty()
             });
-        // The server gives back the reply that it could not deliver.
+        // The server calls the module back with the reply that it could not deliver.
         assert!(self.waiting.deliveries.reply_reclaimed(WaiterId(number)).is_some());
         self.turn(key, |turn| turn.undelivered(&token(who), WaiterId(number)));
         let (fence, mode) = (before.map(|hold| hold.0), before.and_then(|hold| hold.1));
