@@ -149,9 +149,9 @@ class Round:
         1. The next member of the order, if the member of the current queue refused the token: that queue does
            not move.
         2. A later member that refused the token: clients that cannot reach the current member queue there.
-        3. The current member again, if the order leaves out members (those of earlier queues), and this round
-           has waited or one of these members refused the token. Clients were seen in this later queue, and
-           may still wait there."""
+        3. The current member again, if the order leaves out members (of earlier queues, or unreachable ones),
+           and this round has waited or one of these members refused the token. Other clients may wait in the
+           current queue."""
         if self._queue_index >= len(self._order):
             return None
         queue, later = self._order[self._queue_index], self._order[self._queue_index + 1 :]
