@@ -12,9 +12,9 @@ import { at, Listen, Pause, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
 // Pauses between two requests of a wait, ms. A wait that receives messages repeats its request only to retain
-// its position, and to find out whether the member still answers. All waits of a client at the member share
-// the second task: the more waits there are, the longer each one pauses (see `#pauseForMessage`). A wait that
-// receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
+// its position, and to find out whether the member still answers. One answer shows this to all waits of the
+// client at the member. So the more waits there are, the longer each one pauses (see `#pauseForMessage`). A
+// wait that receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 500;
 
@@ -77,7 +77,7 @@ export class Waiter {
         // The server may refuse an option of the request: asks again without it.
         if (position.askDifferently(why)) continue;
         if (!(why instanceof NoAnswerError)) return this.#refused(why);
-        // The wait continues while the member is only slow, and may still retain the position.
+        // Ends the wait if the member is silent, or has not answered for as long as it retains a position.
         if (this.members.isSilent(this.queue) || now() > answeredAt + times.keep) {
           // Wakes the other waits at this member, which then find it silent, too.
           wait.registry.wakeAll();

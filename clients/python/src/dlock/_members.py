@@ -21,11 +21,11 @@ from ._protocol import NO_ANSWER, Args, Steps
 from ._steps import Answers, Ask, Owe, Peer
 from ._waits import Contention
 
-# Prefix of the text in place of a run id that the user may not read.
+# Prefix of the entry in `Quorum.run_ids` for a member whose run id the user may not read.
 UNKNOWN = "unknown "
 
-# Error in place of the answer of a member without a run id: it may be the same server as another member,
-# which would then vote twice.
+# Error that replaces the answer of a member whose run id the user may not read. The member may be the same
+# server as another member, and this server would vote twice.
 UNIDENTIFIED = "cannot tell which server it is, and whether it votes twice: let its user run INFO"
 
 # Least pause between two requests to a member that does not answer, in seconds.
@@ -109,9 +109,9 @@ class Quorum(Generic[C_co]):
         return order if start_queue is None else order[order.index(start_queue) :]
 
     def move_to_queue(self, key: bytes, queue: int) -> None:
-        """Makes the queue of the member `queue` the start queue, as other clients wait there, and makes this
-        client's waits in other queues move there. All waits move at once, as the heads of two queues would
-        each hold a part of the members, and keep each other from a majority. Does nothing if the start queue
+        """Makes the queue of the member `queue` the start queue, because other clients wait there. Moves this
+        client's waits in other queues there, all at once: if some stayed, the heads of two queues would get
+        the lock from a part of the members each, and neither from a majority. Does nothing if the start queue
         comes later in the order: waits move only from an earlier queue to a later one."""
         order, start_queue = self._common_order(), self._start_queue(key)
         if start_queue is not None and order.index(start_queue) > order.index(queue):
@@ -148,7 +148,7 @@ class Quorum(Generic[C_co]):
     ) -> Steps:
         """Asks members in parallel. Returns the answers once `enough` returns True for them. `enough`
         receives the answers so far, and the members whose answers are still awaited. Silent members are not
-        awaited while the other members are a majority, as the validity of a hold would pass meanwhile."""
+        awaited while the other members are a majority: the validity of a granted hold runs meanwhile."""
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -206,8 +206,8 @@ class Quorum(Generic[C_co]):
         return [m for m in asked if m not in answers and not (has_majority and m in self._silent)]
 
     def record_answer(self, member: int, answer: Any, peer: Peer) -> None:
-        """Records after an answer of the member: its run id, whether it is silent, and whether it is the same
-        server as another member."""
+        """Records what an answer shows about the member: its run id, whether it is silent, and whether it is
+        the same server as another member."""
         self._asked_at.pop(member, None)
         if isinstance(answer, NO_ANSWER):
             self.record_silence(member, answer)
@@ -271,6 +271,7 @@ class Quorum(Generic[C_co]):
     def holders(self, key: bytes) -> Steps:
         """Returns the `Holders` of the lock."""
         answers = yield from self.ask_all(_protocol.inspect(key, MAX_HOLDERS))
+        # The default is not None, which is the answer for a free lock.
         holders = [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
         return Holders(holders, self.majority)
 
