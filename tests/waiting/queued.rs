@@ -4,7 +4,7 @@
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// Adds a position for `token` to the queue of `k`, with notifications on `channel`.
+/// Adds a position for `token` to the queue of `k`, with notifications on the channel `channel`.
 #[track_caller]
 fn queue(conn: &mut Conn, token: &str) {
     let call = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 NOTIFY channel {token}");

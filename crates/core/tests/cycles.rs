@@ -149,7 +149,7 @@ fn the_tokens_of_one_owner_count_as_one_node_of_the_graph() {
             "1@o shares x, 2@o shares x, w wants x, 3@o shares x",
             Some("o w o"),
         ),
-        ("a slash has no meaning", "1@o wants x, 2@o/p wants x", None),
+        ("an owner that begins like another", "1@o wants x, 2@o/p wants x", None),
         ("other owners", "1@o wants x, 2@p wants y, 3@o/1 wants y, 4@p wants x", None),
         // After a restart, holds have no owner. An ACQUIRE by the holder sets it.
         ("an owner set later", "1 wants x, 1@o wants x, 1 wants x, 2@o wants x", Some("o o")),

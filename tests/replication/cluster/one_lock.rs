@@ -53,8 +53,8 @@ fn an_expiry_and_a_deletion_of_the_key_serve_the_queue_in_a_cluster(kind: &Serve
     assert_eq!(holders(&mut a, "k"), ["c"]);
 }
 
-/// When an importing node refused to grant the lock to the waiter, it used to forget the expired lease too:
-/// the key stayed until the next request.
+/// In an earlier version, an importing node that refused the waiter dropped the expired lease, too. The key
+/// then stayed until the next request.
 #[each_server]
 fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EQUAL_SLOTS);
@@ -84,7 +84,8 @@ fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     assert_eq!(target.number("dlock_timeouts"), 1);
 }
 
-/// Servers refuse this migration for modules that do not support it. The slot stays with its locks.
+/// The server refuses this migration if a module does not support it. The slot and its locks stay on the
+/// source.
 #[each_server]
 fn atomic_slot_migration_is_refused(kind: &ServerKind) {
     if !(kind.is_valkey && kind.is_at_least(9, 0)) {
@@ -223,7 +224,7 @@ fn an_isolated_node_grants_no_lock_in_the_background(kind: &ServerKind) {
         other.pause();
     }
     conn.until_error("DLOCK.ACQUIRE k x 60000", "CLUSTERDOWN");
-    assert_eq!(node.number("dlock_expiries"), 0, "the newcomer was refused before the lease expired");
+    assert_eq!(node.number("dlock_expiries"), 0, "the node notices its isolation before the lease of a ends");
     // The server itself may have ended the wait with CLUSTERDOWN.
     let reply = b.read();
     assert!(reply.is_nil() || reply.error().starts_with("CLUSTERDOWN"), "{reply:?}");

@@ -44,7 +44,7 @@ fn clock_steps_under_load_cause_no_second_holder_and_no_lower_fence(kind: &Serve
     );
     assert!(lost > 0, "no clock change ended the SET NX PX lock, so the clock was hardly changed");
     let denied: Vec<String> = workers.iter().flat_map(|worker| worker.denied.clone()).collect();
-    assert!(denied.is_empty(), "an extension of a hold that its client relied on was refused: {denied:#?}");
+    assert!(denied.is_empty(), "the server refused to extend unexpired holds: {denied:#?}");
     let history = history(workers, Vec::new());
     assert!(history.holds.iter().filter(|hold| hold.grant.is_some()).count() > 30 * rounds(ROUNDS));
     let faults = [history.exclusion(), history.fences()].concat();

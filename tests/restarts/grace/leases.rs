@@ -52,7 +52,7 @@ fn confirm_refuses_a_fence_further_ahead_than_half_the_grace_period(kind: &Serve
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     for (grace, limit_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
         assert_eq!(conn.ok(&format!("CONFIG SET dlock.restart-grace {grace}")), "OK");
-        // The clock does not advance by 8 s during the test.
+        // Fences follow the clock, so this one stays beyond the limit for 8 s.
         let beyond = fence + (limit_s + 8) * 1_000_000;
         let error = conn.say(&format!("DLOCK.CONFIRM k t {beyond} 60000")).error().to_string();
         assert!(error.starts_with("FENCEAHEAD ") && error.contains(&format!("{limit_s}000 ms")), "{error}");
@@ -72,10 +72,11 @@ fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &Serv
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("FLUSHDB"), "OK");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 100"), "OK");
-    assert!(grace_left(&server) > 500_000, "the earlier value of the option bounds the lost leases");
+    assert!(grace_left(&server) > 500_000, "the lost lease of 600 s may still run");
     assert_eq!(conn.ok("FLUSHALL"), "OK");
     assert!(grace_left(&server) > 500_000, "the grace period covers the holds that were lost first");
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 100");
+    // The value 0 switches grace periods off, and ends the current one.
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert_eq!((grace_left(&server), logged_grace(&server).ended), (0, 1));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);

@@ -39,13 +39,13 @@ impl System {
         let replicas = [(near, &mut self.near), (far, &mut self.far)];
         for ((reader, replica), position) in replicas.into_iter().zip(&mut self.replica_positions) {
             let effect = match plain {
-                Some(plain) => reader.plain(plain, position).expect("the replica has the position"),
+                Some(plain) => reader.plain(plain, position).expect("the replica has a log position"),
                 None => reader.effect(&bytes).expect("written bytes are readable"),
             };
             if plain.is_none() {
                 *position = Some(effect.log_state());
             }
-            assert!(self.known.is_none() || *position == self.known, "the replica is at the position");
+            assert!(self.known.is_none() || *position == self.known, "the log positions are equal");
             assert!(effect.last == greatest || plain == Some(Plain::Release));
             let mut lock = replica.remove(&key).unwrap_or_default();
             assert!(effect.written.clone().apply(&mut lock), "the replica applies the effect");
@@ -76,6 +76,7 @@ impl System {
             self.far.insert(*key, read);
         }
         if child {
+            // The snapshot contains no log position, so the writer's next entry must be an effect.
             (self.known, self.replica_positions[1]) = (None, None);
             return self.marks.push("a snapshot by a child process");
         }

@@ -20,8 +20,8 @@ pub struct Master {
     pub greatest_fence: u8,
     /// The rest of the grace period, in ticks. The master grants no new holds meanwhile.
     pub grace_left: u8,
-    /// Whether the master has crashed. Recorded only in a world with `first_client_holds`, where holds are
-    /// restored.
+    /// Whether the master has crashed. Recorded only in a world with `first_client_holds`: the properties
+    /// about restored holds read it, and elsewhere it would add states.
     pub crashed: bool,
     pub queue: SmallVec<[Token; 2]>,
     /// The messages to and from the master, sorted and without duplicates. They arrive in any order. A
@@ -127,6 +127,7 @@ impl Master {
     fn confirm(&mut self, world: &World, token: Token, fence: u8) -> Answer {
         match &mut self.hold {
             Some(hold) if hold.token == token => {
+                // `UncountedAnswers` breaks this rule, too, beside one of its own.
                 let unchecked = world.has(Mutation::FenceUnchecked) || world.has(Mutation::UncountedAnswers);
                 if hold.fence > fence && !unchecked {
                     return Answer::Fence(hold.fence);

@@ -113,6 +113,8 @@ fn a_newcomer_acquires_when_the_member_of_the_queue_is_silent() {
     assert_eq!(vote(&mut round, 2, &[(2, Vote::Unknown)]).verdict, acquired(None, TRUSTED));
 }
 
+/// The round asks one member at a time until one grants. A member that is down is passed over; the answer
+/// "taken" ends the round.
 #[test]
 fn a_round_in_order_asks_the_other_members_after_the_first_grant() {
     let (mut round, sends) = Round::begin(plan(3, false), Start::InOrder, &ORDER, at(0));
@@ -127,7 +129,8 @@ fn a_round_in_order_asks_the_other_members_after_the_first_grant() {
     assert_eq!(granted.verdict, acquired(None, TRUSTED));
 }
 
-/// The members refuse because of clients that cannot reach the first member and waited in a later queue.
+/// Members 0 and 1 keep refusing, as if another client could not reach member 2, had waited in the queue of
+/// member 0, and now held the lock at both.
 #[test]
 fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     let waits = Plan { retries: 12, ..plan(3, false) };
@@ -150,8 +153,8 @@ fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     assert_eq!(last.verdict, acquired(None, 1 + TRUSTED));
 }
 
-/// In the second case the order begins with a later queue: the first member is missing, or the client's start
-/// queue is a later one.
+/// A client tries the queues in the order `ORDER[1..]` if member 2 is missing, or if the client's waits start
+/// in the queue of member 0.
 #[test]
 fn a_client_stays_in_a_later_queue_that_granted_it_the_lock() {
     for (order, stays) in [(&ORDER[..], None), (&ORDER[1..], Some(Member(0)))] {

@@ -55,7 +55,8 @@ impl Model {
         }
     }
 
-    /// Returns whether the position ends because its connection is closing.
+    /// Returns whether the waiter is an EPHEMERAL position whose connection is closing. The position ends
+    /// with that connection.
     pub(super) fn is_closing(&self, waiter: &Waiter) -> bool {
         let Request { ephemeral, client, .. } = waiter.request;
         waiter.by == WaitsBy::Position && ephemeral && self.closed == Some(client)
