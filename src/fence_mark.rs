@@ -129,7 +129,7 @@ fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
     }
 }
 
-// One write. It accesses only the file, so that a thread can run it.
+// One write of the mark. It accesses neither the module's state nor the server, so that a thread can run it.
 
 /// Reads the mark that the file contains, and replaces it by a higher one: another run, or another server,
 /// may have issued fences up to the old one.

@@ -53,7 +53,7 @@ impl Command {
 /// Read timeout. Generous, because it only ends a hang.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection whose failures are errors of the measurement.
+/// A connection that returns each failure as an error, a missing reply included.
 pub struct Conn(Wire);
 
 impl Conn {

@@ -1,8 +1,8 @@
 //! Longest pause of a server while 100,000 of a million holds expire at the same moment.
 //!
-//! Measured twice: by a client that pings, compared with the same client while nothing expires and on an
-//! empty server; and by the longest turn (one round) of the server's event loop in processor time, which a
-//! busy machine does not lengthen.
+//! Two figures show the pause. The first is the longest ping of a client, compared with pings while nothing
+//! expires and with pings of an empty server. The second is the longest turn (one round) of the server's
+//! event loop in processor time, which a busy machine does not lengthen.
 
 use std::fs::{self, OpenOptions};
 use std::io::Result;
@@ -216,8 +216,8 @@ impl TurnMeter {
     }
 }
 
-/// Reports the median of each round's longest ping. The longest ping of all rounds would mostly show the
-/// machine's noise.
+/// Takes the longest ping of each round, and reports the median over the rounds. The longest ping of all
+/// rounds would mostly show the machine's noise.
 fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
     let head = [
         "",

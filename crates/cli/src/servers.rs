@@ -105,8 +105,8 @@ async fn read_list(file: &Path) -> Result<Vec<Located>, Error> {
     Ok(named)
 }
 
-/// Reads a file of at most `limit` bytes, in a thread of its own, because the file may be a pipe that never
-/// ends, and signals must still end dlock.
+/// Reads a file of at most `limit` bytes, in a thread of its own. If the file is a pipe to which nothing is
+/// written, the read does not return, but signals must still end dlock.
 async fn read(file: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let path: PathBuf = file.into();
     let work = tokio::task::spawn_blocking(move || read_bounded(&path, limit));

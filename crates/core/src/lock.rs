@@ -22,8 +22,9 @@ pub struct Lock {
     holding: Holding,
 }
 
-/// The stored holds, of which a held lock has at least one, and the lock-delay. In a crowd, a lock-delay can
-/// run beside the remaining holds. `Exclusive` stores no lock-delay, because no lock is granted during one.
+/// The stored holds and the lock-delay. In a crowd, a lock-delay can run after the end of one hold, beside
+/// the remaining holds. `Exclusive` stores no lock-delay, because no exclusive hold begins while a
+/// lock-delay runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free { delay_until: Option<Deadline>, slot: NotCompared<Option<Slot>> },
@@ -133,8 +134,8 @@ impl Lock {
     /// The slot of this lock in the schedule of [`crate::due_locks`]. `None` while the lock is not stored
     /// under its key.
     ///
-    /// The slot is part of `Holding`: in a field of its own, the value of a key would take 80 bytes instead
-    /// of 64.
+    /// The slot is stored inside `Holding`. A field for it in `Lock` would enlarge `Lock`, the value of a
+    /// key, from 64 to 80 bytes.
     pub fn slot(&self) -> Option<Slot> {
         self.holding.slot()
     }
@@ -447,7 +448,7 @@ impl<'a> View<'a> {
 mod tests {
     use super::*;
 
-    /// Nearly every lock has one holder, and each lock is the value of a key.
+    /// Nearly every lock has one hold. So `Lock`, the value of a key, needs no memory beyond that of `Hold`.
     #[test]
     fn a_lock_is_as_large_as_a_hold() {
         assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (64, 64));

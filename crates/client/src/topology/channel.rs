@@ -1,9 +1,9 @@
 //! The channel of one hold to one master: its connection, the requests without an answer, and the known state
 //! of the hold there.
 //!
-//! Invariant: an unanswered request may still be carried out, also after later ones over another connection.
-//! So each request that could shorten or weaken a hold is recorded until it has an answer, or until a later
-//! request on the same connection has one.
+//! A master may still carry out an unanswered request, even after later requests over another connection. So
+//! the channel records each unanswered request with its [`LateEffect`], until the request or a later one on
+//! the same connection has an answer.
 
 use dlock_quorum::{Instant, Refusal, Vote};
 use redis::{Cmd, Value};
@@ -267,8 +267,8 @@ impl Channel {
                 (state.confirmed, state.held) = (state.server().map(confirmed), true);
             }
             Vote::Refused(Refusal::Taken) => self.state.lock().held = false,
-            // These answers prove nothing. A request can fail although the hold exists. A token without the
-            // hold may wait in the queue, after an ACQUIRE that was to restore the hold.
+            // `held` stays as it is. A request can fail although the hold exists. A token without the hold
+            // may wait in the queue, because the client tried to restore the hold by ACQUIRE.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }

@@ -54,8 +54,8 @@ impl Reply {
         matches!(self, Reply::Answer(Value::Int(_)))
     }
 
-    /// Reads the reply to WAITERS: `NotHeld` if no client waits, `Taken` otherwise, also without the
-    /// permission to ask.
+    /// Reads the reply to WAITERS as the vote that [`dlock_quorum::Request::HasWaiters`] expects: `NotHeld`
+    /// if no client waits, else `Taken`. An error counts as `Taken`, because clients may wait.
     pub(crate) fn queue_state(self) -> Vote {
         match self.read(reading::queue) {
             Ok(queue) if queue.is_empty() => Vote::Refused(Refusal::NotHeld),

@@ -25,7 +25,8 @@ async fn the_loss_hook_is_called_once(kind: &ServerKind) {
     }
 }
 
-/// The client does not query a shared hold after a push, so only the extension shows the loss.
+/// The client checks an exclusive hold when the server reports a change of its key, but not a shared hold. So
+/// only the extension shows the loss.
 #[each_server]
 async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
     for count in [1, 3] {
