@@ -132,7 +132,7 @@ def test_a_request_is_repeated_when_a_string_at_its_key_has_been_replaced():
     assert reading_a_string().throw(ResponseError("WRONGTYPE")) == ("DLOCK.PTTL", "foo")
 
 
-def test_a_request_raises_other_errors_of_reading_a_string():
+def test_a_request_raises_the_error_when_it_cannot_read_the_string():
     with pytest.raises(ResponseError, match="LOADING"):
         reading_a_string().throw(ResponseError("LOADING"))
 

@@ -66,7 +66,7 @@ def test_an_acquire_raises_at_once_if_its_user_has_no_right_at_a_majority(member
 
 @pytest.mark.parametrize("fenced", [False, True], ids=["plain", "fenced"])
 @pytest.mark.parametrize("options", [{"blocking": False}, {}], ids=["try", "wait"])
-def test_an_acquire_raises_when_each_majority_arrives_after_its_lease(members, options, fenced):
+def test_an_acquire_raises_when_a_majority_always_grants_after_the_lease(members, options, fenced):
     # Connects the client.
     with members.lock(timeout=10):
         pass
@@ -101,7 +101,7 @@ def test_a_wait_in_the_queue_raises_when_the_other_members_cannot_grant(members,
 
 
 @pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
-def test_a_wait_that_ends_in_the_queue_of_a_minority_raises(members, token):
+def test_a_wait_in_the_queue_raises_when_the_other_members_are_down(members, token):
     """The acquire raises even if an earlier wait of this client had the answers of a majority."""
     for client in members.direct:
         client.execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)

@@ -241,7 +241,7 @@ def test_release_renames_the_owner_when_an_unanswered_acquire_may_arrive_later(r
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
     # As after an ACQUIRE that redis-py sent twice: the server may execute the unanswered copy later.
-    lock.local.hold.repeat_release_at.add(SINGLE)
+    lock.local.hold.members_to_release_again.add(SINGLE)
     # With a lease of 1 ms and no `KEEP`, the background repeats the release for 1 ms only.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
     lock.local.hold.lease = 1

@@ -112,7 +112,7 @@ class Hold:
         self.release_sent = False
         # The members that may execute an ACQUIRE of this hold after a RELEASE, as they have not answered the
         # ACQUIRE or a copy of it. The RELEASE is repeated there. SINGLE stands for the single server.
-        self.repeat_release_at: set[int] = set()
+        self.members_to_release_again: set[int] = set()
         # The members that may hold the lock for this token. None means all.
         self.members_asked: set[int] | None = None
         # Called when the hold is lost or over.

@@ -24,8 +24,8 @@ from ._protocol import Args, Key, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
 from ._steps import SINGLE, Owe, Watch
 
-# The lease of a lock without a timeout, in ms. The background renews it until the release or the end of the
-# process.
+# The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
+# end of the process.
 LEASE = 30_000
 
 Number = Union[int, float]
@@ -97,16 +97,16 @@ class Core(Generic[C]):
         raise NotImplementedError
 
     def _owner(self) -> Owner:
-        """Returns the owner for the current thread or task. Only the owner of a reentrant hold may acquire it
-        again."""
+        """Returns the owner that stands for the current thread or task. Only the owner that acquired a
+        reentrant hold may enter it again."""
         raise NotImplementedError
 
     def _options(self, owner: Owner) -> Args:
         """Returns the options of ACQUIRE: the mode and the owner.
 
-        There is no owner if threads share the hold (`thread_local` is False): the thread that acquired the
-        lock may wait for another lock while a second thread releases this one, and the server would take that
-        for a deadlock."""
+        The server reports a deadlock if owners wait for each other in a cycle. If threads share the hold
+        (`thread_local` is False), a cycle need not be a deadlock: while the thread that acquired the lock
+        waits, another thread may release the lock. So the request names no owner then."""
         if self._owner_given is not None:
             return (*self._mode, "OWNER", self._owner_given) if self._owner_given else self._mode
         return (*self._mode, *owner.options()) if self.thread_local else self._mode
@@ -128,7 +128,8 @@ class Core(Generic[C]):
 
     def _hold_for_lost(self) -> Hold | None:
         """Returns the hold that the property `lost` watches: the hold of this thread. Raises `LockError` if
-        another thread has acquired the lock with this object: the event of this thread would never be set."""
+        only another thread has acquired the lock with this object, because `lost` would never be set in this
+        thread."""
         hold, latest = self._hold(), self._latest
         if hold is None and self.thread_local and latest is not None and not latest.over:
             text = "Another thread has acquired the lock: read `lost` in that thread, and pass the event on"
@@ -161,8 +162,8 @@ class Core(Generic[C]):
     def _acquiring(
         self, sleep: Number | None, blocking: bool | None, blocking_timeout: Number | None, token: Any
     ) -> Steps:
-        """Acquires the lock. Returns whether it was granted. An argument that is None has the value of the
-        lock object's attribute; a token that is None is a fresh one."""
+        """Acquires the lock. Returns whether it was granted. If an argument is None, the attribute of the
+        lock object is used instead. If the token is None, a fresh one is used."""
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
@@ -210,7 +211,8 @@ class Core(Generic[C]):
             self._extension(attempt),
             attempt.unanswered,
         )
-        hold.members_asked, hold.repeat_release_at = attempt.members_asked, attempt.repeat_release_at
+        hold.members_asked = attempt.members_asked
+        hold.members_to_release_again = attempt.members_to_release_again
         if earlier_hold is not None and not earlier_hold.is_lost():
             if earlier_hold.token == hold.token:
                 earlier_hold.end()
@@ -273,15 +275,18 @@ class Core(Generic[C]):
         return (yield from _protocol.is_locked(self._key, self.name))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
-        """Returns whether the release ended the hold; None if an earlier copy of the RELEASE, without an
-        answer, may have ended it. After an error, the background repeats the release for up to
-        `expires_after` seconds. ``hold``: None if this object has not acquired the token."""
-        repeats = hold is not None and SINGLE in hold.repeat_release_at
-        if repeats:
+        """Returns whether the release ended the hold. Returns None if redis-py has sent the RELEASE more than
+        once: a copy without an answer may have ended the hold. After an error, the background repeats the
+        release for up to `expires_after` seconds. ``hold``: None if this object has not acquired the
+        token."""
+        # The server may execute an unanswered ACQUIRE after the RELEASE. The background then repeats the
+        # RELEASE, even after an answer, until the hold or queue position of that ACQUIRE has expired.
+        is_repeated = hold is not None and SINGLE in hold.members_to_release_again
+        if is_repeated:
             expires_after = time_until_expired(expires_after)
 
         def owed() -> OwedRelease:
-            return OwedRelease(self._key, token, expires_after, repeats=lambda: repeats)
+            return OwedRelease(self._key, token, expires_after, repeats=lambda: is_repeated)
 
         name = _protocol.Counted("DLOCK.RELEASE")
         try:
@@ -290,14 +295,15 @@ class Core(Generic[C]):
             raise
         except BaseException:
             # The server may still have the hold, even after an error reply: a server that refuses writes
-            # executes no RELEASE.
+            # executes no RELEASE. Under a new name, this owner can wait for the lock again without a deadlock
+            # error.
             if hold is not None:
                 hold.rename_owner()
             again = owed()
             yield Owe({SINGLE: again}, lambda: again.removed is not None)
             raise
-        if hold is not None and repeats:
-            # An ACQUIRE without a reply may arrive after this RELEASE, and create the hold again.
+        if hold is not None and is_repeated:
+            # The unanswered ACQUIRE may create the hold again.
             hold.rename_owner()
             yield Owe({SINGLE: owed()}, lambda: True)
         if ended:
@@ -363,6 +369,7 @@ class Core(Generic[C]):
             unanswered = self.local.adopted[1]
             held = yield from self._ask_extend(token, ttl, unanswered)
             if held:
+                # Raises an error if an unanswered request may still set a shorter lease.
                 unanswered.ensure_certain(ttl)
         else:
             # A hold past its validity must not be extended, even if the server still has it.

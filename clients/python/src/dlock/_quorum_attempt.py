@@ -94,7 +94,7 @@ class QuorumAttempt:
         return self._round.members_asked
 
     @property
-    def repeat_release_at(self) -> set[int]:
+    def members_to_release_again(self) -> set[int]:
         """The members that may execute an ACQUIRE after a RELEASE, so that the RELEASE is repeated there.
         Empty if the caller gave the token: a later acquisition may use the same token, and a repeated RELEASE
         would end its hold."""
@@ -107,7 +107,7 @@ class QuorumAttempt:
         answers_needed = 1 if self.token_given else 2
         # Not a copy: the round adds a member with an ACQUIRE under way that then gets no answer, and
         # `repeats` reads the set before each repetition.
-        repeat_at = self.repeat_release_at
+        repeat_at = self.members_to_release_again
 
         def release(member: int) -> OwedRelease:
             return OwedRelease(

@@ -120,7 +120,7 @@ class QuorumCore(Core[C]):
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
         # Not a copy: a member with an ACQUIRE under way that then gets no answer is added later, and
         # `repeats` reads the set before each repetition.
-        repeat_at = set() if hold is None else hold.repeat_release_at
+        repeat_at = set() if hold is None else hold.members_to_release_again
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
         members = self.redis.all() if asked is None else sorted(asked)
@@ -281,7 +281,7 @@ class Extension:
         try:
             if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
                 return
-            hold.repeat_release_at.add(member)
+            hold.members_to_release_again.add(member)
             if hold.members_asked is not None:
                 hold.members_asked.add(member)
             if (yield from _protocol.send(command)) is not None:

@@ -65,7 +65,7 @@ class SingleAttempt:
         self._outstanding = False
 
     @property
-    def repeat_release_at(self) -> set[int]:
+    def members_to_release_again(self) -> set[int]:
         """Contains `SINGLE` if the server may execute an ACQUIRE after a RELEASE, so that the RELEASE is
         repeated. Empty if the caller gave the token: a later acquisition may use the same token, and a
         repeated RELEASE would end its hold."""
@@ -75,7 +75,7 @@ class SingleAttempt:
         """Ends the hold or queue position that the server may have for the token."""
         # After an ACQUIRE without a reply, the RELEASE is repeated until the hold has expired, as the ACQUIRE
         # can arrive later than a RELEASE that is sent over another connection.
-        repeats = bool(self.repeat_release_at)
+        repeats = bool(self.members_to_release_again)
         expires_after = time_until_expired(self.lease / 1000)
         owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
         yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
@@ -163,7 +163,7 @@ class SingleAttempt:
         if no_answer is not None:
             # It is unknown whether another client holds the lock.
             raise no_answer
-        if self.repeat_release_at:
+        if self.members_to_release_again:
             yield from self.take_back()
         elif self._position is not None:
             try:
