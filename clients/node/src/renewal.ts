@@ -111,9 +111,8 @@ export class Renewal implements Task {
       this.lease = lease;
       return isHeld;
     } catch (why) {
-      // Without an answer, a server may still set the new lease later, and then shorten a longer one. So
-      // renewals ask for the shorter of the two leases: a longer one would not be certain (see
-      // `UnansweredLeases`).
+      // The request has no answer, so a server may set the requested lease later, even after a renewal. So
+      // renewals ask for at most this lease (see `UnansweredLeases`).
       if (!errorWord(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {
@@ -155,8 +154,7 @@ interface SentLease {
 
 /** The leases that unanswered requests of one hold may still set at one server. A reply shows that the server
  * has carried out all earlier requests on the same connection. A request on an earlier connection may arrive
- * at any time and then set its lease. So until the hold ends, no lease that is longer than that one is
- * certain. */
+ * at any time until the hold ends, and set its lease. Until then, a longer lease is not certain. */
 export class UnansweredLeases {
   #sent: SentLease[] = [];
 
@@ -186,8 +184,8 @@ export class UnansweredLeases {
   }
 
   #replied(request: SentLease): void {
-    // The client has resent the request over a new connection, and this is the reply to that copy: the first
-    // copy may still arrive.
+    // The client has resent the request over a new connection. This reply answers the second copy, and the
+    // first copy may still arrive.
     if (request.connection !== this.server.connections) return;
     const at = this.#sent.indexOf(request);
     this.#sent = this.#sent.filter(

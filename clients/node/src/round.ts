@@ -1,5 +1,5 @@
 // One round of an acquisition from a quorum, with a token of its own: the votes, the wait in a queue, and the
-// confirm phase. The rules are those of `crates/quorum`, whose states a model checker has searched.
+// confirm phase. The rules are those of `crates/quorum`, which a model checker verifies.
 
 import { now, validity } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js";
@@ -15,13 +15,13 @@ import { times } from "./waits.js";
 // Once the member at which the client queues has granted, the round asks the other members this many times:
 // the RELEASEs of the previous holder may still be in flight.
 const TRIES = 12;
-// If other clients wait in another queue, the round asks members that refuse it again this many times, before
-// the client moves to that queue.
+// Number of retries after which the round gives up if other clients wait in another queue. The client then
+// moves to that queue.
 const RETRIES_BEFORE_NEXT_QUEUE = 5;
 // First and longest pause between these tries, ms.
 const FIRST_PAUSE = 1;
 const LONGEST_PAUSE = 32;
-// Error words of requests that would fail again.
+// Error words that a retry of the request would get again.
 const FINAL_WORDS = ["ERR", "WRONGTYPE", "NOPERM", "NOAUTH", "WRONGPASS"];
 
 /** Outcome of a round with a majority. */
@@ -39,8 +39,8 @@ function isRefusal(answer: unknown): boolean {
 export class Round {
   /** The answers to ACQUIRE by member: a fence, null, "foreign" or an error. */
   answers: Answers = new Map();
-  /** Whether a majority granted the lock, but the validity ended before the round did, or no majority
-   * confirmed a fence. */
+  /** Whether the round failed although a majority granted the lock: the validity ended before the round did,
+   * or no majority confirmed a fence. */
   isLate = false;
   readonly holds: MemberHolds;
   readonly token = freshToken();
@@ -67,9 +67,8 @@ export class Round {
     private readonly limit: number,
     /** The members in whose queues this round waits, or whose waiters it does not overtake. */
     private readonly order: readonly number[],
-    /** Returns true if no earlier round can have left a hold or a queue position at a member. Otherwise a
-     * wait there names no owner (`owner` of the request), as the server could report a deadlock of the owner
-     * with itself. */
+    /** Returns true if no earlier round can have left a hold or a queue position at a member. At any other
+     * member a wait names no owner: the server would report a deadlock if the owner still had a hold there. */
     private readonly isClean: (member: number) => boolean = () => true,
   ) {
     this.holds = new MemberHolds(members);
@@ -139,9 +138,9 @@ export class Round {
   }
 
   /** Waits in the queue of the first reachable member of the order, and asks all members once that member has
-   * granted. The grant after the wait does not count as a vote: its time is unknown, so its lease may be
-   * almost over. So the member is asked again together with the others: this request renews the lease, and
-   * the validity counts from just before it is sent. */
+   * granted. The grant after the wait does not count as a vote: the client does not know when the lease began,
+   * and the lease may be almost over. So the member is asked again together with the others. This request
+   * renews the lease, and the validity counts from just before it is sent. */
   *queued(end: number): Steps<Won | null> {
     const { members, request } = this;
     this.#hasWaited = true;
@@ -171,14 +170,14 @@ export class Round {
     return this.order[this.#queueIndex];
   }
 
-  /** Returns the member where this client's next waits for the lock start; undefined for the first
-   * queue of all.
+  /** Returns the member where this client's next waits for the lock start; undefined if none of these rules
+   * applies.
    *
    * 1. The next member of the order, if the member of the current queue refused the token: that queue does
    *    not move.
    * 2. A later member that refused the token: clients that cannot reach the current member may queue there.
-   * 3. The current member again, if the order leaves out earlier members, and this round has waited or one of
-   *    these members refused the token: other clients may still queue at the current member. */
+   * 3. The current member again, if the order leaves out members, and this round has waited or one of the
+   *    members left out refused the token. Other clients may still queue at the current member. */
   nextQueue(): number | undefined {
     const queue = this.queue();
     if (queue === undefined) return undefined;
@@ -190,8 +189,8 @@ export class Round {
     return earlier.some((member) => this.#hasWaited || this.isRefusedBy(member)) ? queue : undefined;
   }
 
-  /** Returns whether another client may hold the lock: enough members for a majority can vote. Otherwise no
-   * client can acquire the lock now. */
+  /** Returns whether enough members for a majority can vote. If so, another client may hold the lock.
+   * Otherwise no client can acquire the lock now. */
   mayBeTaken(): boolean {
     const isAble = (member: number) => {
       if (!this.answers.has(member)) return this.members.mayVote(member);
@@ -211,8 +210,8 @@ export class Round {
     return this.members.mayVote(member) && !(this.answers.get(member) instanceof Error);
   }
 
-  /** Returns an error if the members that call the request invalid, forbid it, or have data at the key leave
-   * too few others for a majority; otherwise undefined. */
+  /** Returns an error if retries cannot get a majority: too many members call the request invalid, forbid it,
+   * or have data at the key. Otherwise returns undefined. */
   finalError(): unknown {
     const errors = [...this.answers.values()].filter((answer) => FINAL_WORDS.includes(errorWord(answer)));
     if (this.members.all().length - errors.length >= this.members.majority) return undefined;
@@ -347,7 +346,8 @@ export class Round {
    * Returns the time from which the validity counts; null if no majority confirms a fence. */
   *#confirm(): Steps<number | null> {
     const { members } = this;
-    // If a phase does not confirm its fence, the next one tries a greater fence, or asks fewer members.
+    // If a phase does not confirm its fence, the next one tries a greater fence, or asks fewer members. After
+    // this many phases, the members will hardly agree any more.
     for (let phase = 0; phase < MAX_LATE + members.all().length; phase++) {
       const counted = [...this.answers.keys()].filter((member) => this.#isGrantedBy(member));
       if (counted.length < members.majority) return null;

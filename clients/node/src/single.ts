@@ -115,7 +115,7 @@ export class SingleAttempt implements Acquisition {
         }
         pause = acquired === null ? this.#pauseForMessage() : retryDelay;
       } catch (why) {
-        // The server may refuse an option of the request: asks again without it.
+        // If the server refused an option, repeats the request without the option.
         if (this.#position?.askDifferently(why)) continue;
         pause = why instanceof NoAnswerError ? this.#pauseInOutage(why) : this.#pauseInGrace(why, waits, end);
       }
@@ -230,7 +230,7 @@ export class SingleHold implements Granted {
     // after this release.
     if (!this.acquires.isEmpty) yield new Owe(new Map([[0, owed]]), () => true);
     if (removed > 0) return true;
-    // After a reconnect, this RELEASE may be the second copy, after the first copy has ended the hold.
+    // After a reconnect, the client has sent the RELEASE again, and the first copy may have ended the hold.
     return hasReconnected() ? undefined : false;
   }
 }

@@ -110,7 +110,7 @@ test("a member votes only while its connection leads to the server that answered
   assert(!ask.enough(answers), "the new connection may lead to another server");
 });
 
-test("an address that led to another member's server causes no error in a later acquisition", () => {
+test("a member votes again once its address no longer leads to another member's server", () => {
   const { members } = unknownMembers();
   // The third address leads to the server with the run id 0, as the first one does.
   for (const [member, runId] of [0, 1, 0].entries()) members.record(member, info(runId));

@@ -42,8 +42,8 @@ onEachServer((env) => {
     await rejectsWithNoQuorum(lock.tryAcquire(), /no majority can grant/);
   });
 
-  /** Returns a lock that another client holds at all members. As a first wait found it taken, the next wait
-   * begins in the queue. */
+  /** Returns a lock that another client holds at all members. A first wait has found the lock taken, so the
+   * next wait begins in the queue. */
   async function lockOfRival() {
     for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
     const lock = new Lock(quorum, "foo");
@@ -81,7 +81,7 @@ onEachServer((env) => {
   test("a wait that times out in the queue asks all members once more, and only once", async () => {
     const lock = await lockOfRival();
     await cutOff(2, lock);
-    // Long, so that no other member counts as silent because the machine is busy.
+    // A long time limit, so that the answers of a busy machine count.
     quorum.limit = 10_000;
     const before = proxies[0].requestCount("DLOCK.ACQUIRE");
     await assert.rejects(lock.acquire({ timeout: 0 }), ResourceLockedError);
@@ -122,9 +122,9 @@ onEachServer((env) => {
 
   for (const fenced of [false, true]) {
     const kind = fenced ? "fenced" : "not fenced";
-    test(`an acquisition throws LateError when each majority takes longer than the lease: ${kind}`, async () => {
-      // With a long patience, each round begins only after the members have confirmed the releases of the last
-      // round.
+    test(`an acquisition throws LateError when a majority always grants after the lease: ${kind}`, async () => {
+      // Time limit for the releases of a failed round. The next round begins once the members have confirmed
+      // them.
       times.patience = 20_000;
       const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
       // Connects the clients, before their answers are delayed.
@@ -155,6 +155,7 @@ onEachServer((env) => {
     proxy.refuse = true;
     proxy.drop();
     await until("the client reconnects", () => proxy.accepted > before);
+    // Advances the client's clock to the end of the timeout.
     suspend(HOUR);
     const why = await outcome;
     assert(why instanceof NoAnswerError, why);
