@@ -7,9 +7,9 @@ import { Redis } from "ioredis";
 import Redlock from "redlock";
 
 // Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again.
-// If clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. A
-// client that does not waits for the rest of a hold with dlock, but for a whole pause with a library that
-// polls.
+// If clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. If the
+// lock is taken, a client of dlock waits for the rest of a hold, but a client that polls waits for a whole pause
+// between two polls.
 const LOADS = [
   [8, 1, 5],
   [64, 1, 5],
@@ -22,7 +22,7 @@ const LOADS = [
 const PROCESSES = 8;
 // Each round runs node-redlock, then dlock.
 const ROUNDS = 3;
-// Time at the start of a run that does not count, ms: all clients begin at the same moment.
+// Length of the warm-up of a run, ms. Its waits do not count, because all clients begin at the same moment.
 const WARM_UP = 2000;
 
 const kinds = {
@@ -128,8 +128,8 @@ async function compare(url, [clients, hold, pause], seconds) {
         `wait p50, p99, max ${shown} ms, lowest Jain's index of a round ${jain.toFixed(3)}`,
     );
   }
-  // Between two holds of one client, a fair lock that is never free lets each other client hold it once. The
-  // client pauses during the first of these holds. The rest is its wait, if handoffs take no time.
+  // If a lock is fair and never free, each other client holds it once between two holds of one client. The
+  // client pauses at the start of this time, and waits for the rest, if handoffs take no time.
   const holdsOfOthers = Math.max((clients - 1) * meanHold.dlock - pause, 0);
   const ratio = (ms) => (ms / p99["node-redlock"]).toFixed(3);
   console.log(

@@ -21,7 +21,7 @@ const LONGEST_PAUSE = 2000;
 /** How a round begins: see `atOnce`, `inOrder` and `queued` of `Round`. */
 type Start = "at once" | "in order" | "queued";
 
-/** How the next round begins, and the order of its queues. */
+/** How the next round begins, and the order in which it tries the queues of the members. */
 type NextRound = [start: Start, order: readonly number[]];
 
 export class QuorumAttempt implements Acquisition {
@@ -57,8 +57,8 @@ export class QuorumAttempt implements Acquisition {
     let splitVotes = 0;
     let lateGrants = 0;
     yield* members.identifyMembers(end);
-    // With an empty order, the round looks for no waiters, and may overtake them. An acquisition that does not
-    // wait may do so, as it competes only for a moment.
+    // The members in whose queues the round waits, or whose waiters it does not overtake. An acquisition that
+    // does not wait names none for a round that asks all members at once: that round may overtake waiters.
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;
@@ -89,7 +89,7 @@ export class QuorumAttempt implements Acquisition {
       if (isOver || isLastRound) {
         if (round.hasMajorityAnswered()) return null;
         if (isLastRound) throw round.noQuorum();
-        // The last round asks all members: the lock must only be reported as taken if a majority can vote.
+        // The last round asks all members: null (the lock is taken) is returned only if a majority answers.
         isLastRound = true;
         yield* members.identifyMembers(end);
         [start, order] = ["at once", waits ? choice.order(name) : []];
@@ -111,8 +111,9 @@ export class QuorumAttempt implements Acquisition {
     return start === "in order" ? round.inOrder() : round.atOnce();
   }
 
-  /** Returns the hold. Makes this client's waits move to the next queue, if there is one. If the member of
-   * that queue refused the token, first looks for other clients there, in the background. */
+  /** Returns the hold. If this client's next waits must start in another queue (see `Round.nextQueue`), makes
+   * its waits move there. If the member of that queue refused this round, the client first looks for other
+   * clients in the queue, in the background. */
   *#holdOf(won: Won, round: Round): Steps<Granted> {
     const { choice, request } = this;
     const queue = round.nextQueue();
@@ -151,7 +152,8 @@ export class QuorumAttempt implements Acquisition {
       choice.moveToQueue(name, nextQueue);
       waitsAgain = true;
     } else if (wasQueued && queue !== undefined && round.isRefusedBy(queue)) {
-      // The last queue does not move either. The client starts over with the first one.
+      // The last queue does not move either: no holder at its member can have a majority. The client starts over
+      // with the first queue.
       choice.forgetStartQueue(name);
       startsOver = true;
     }

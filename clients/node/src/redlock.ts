@@ -270,7 +270,8 @@ export class Redlock extends EventEmitter {
     try {
       return await this.#acquire(resources, duration, settings, true, owner?.id ?? null);
     } catch (why) {
-      // The release of one of the resources may not be confirmed yet, so a hold of the owner may be left.
+      // A release may be unconfirmed, so the owner may still hold a resource. If the owner then waited for that
+      // resource, the server would report a deadlock of the owner with itself. So the owner is not used again.
       if (owner !== undefined) owner.isRetired = true;
       throw why;
     }
@@ -306,8 +307,8 @@ function isUnanswered(why: unknown): boolean {
   return why instanceof NoAnswerError || why instanceof NoQuorumError;
 }
 
-/** Returns a signal that is aborted when the first of the holds is lost. Its `aborted` reads the clock first,
- * as `Hold.signal` does. */
+/** Returns a signal that is aborted when the first of the holds is lost. Its `aborted` asks the signals of the
+ * holds, which read the clock first. */
 function signalOf(holds: readonly Hold[]): RedlockAbortSignal {
   const signals = holds.map((hold) => hold.signal);
   const signal = AbortSignal.any(signals);

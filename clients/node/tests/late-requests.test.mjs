@@ -10,7 +10,7 @@ import { mastersFor, onEachServer, until } from "./support.mjs";
 
 // No lease ends during a test.
 const TEN_MINUTES = 600_000;
-// A client sends fewer RELEASEs than this for one token if each of its ACQUIREs was answered.
+// A client whose ACQUIREs were all answered sends fewer RELEASEs for one token than this.
 const RELEASES = 5;
 
 onEachServer(
@@ -53,15 +53,17 @@ onEachServer(
         [0, 1],
         false,
       ],
-      ["the release of a hold also ends a hold from an ACQUIRE that arrives late at one member", [0], true],
+      ["a released hold is also released at a member where its ACQUIRE arrives late", [0], true],
     ]) {
       test(name, async () => {
         const quorum = await quorumOf(proxies);
-        // This acquisition lets the client learn the run ids of all members.
+        // The first acquisition from a quorum also asks the members for their run ids. Only ACQUIREs shall
+        // stall, so the client asks for the run ids here.
         await (await new Lock(quorum, "other").acquire()).release();
         await until("no member has the other lock", async () =>
           (await Promise.all(masters.map((master) => master.exists("other")))).every((held) => !held),
         );
+        // The time limit of an answer, ms.
         quorum.limit = 2000;
         const members = membersAt(...indices);
         const before = await releases(members);

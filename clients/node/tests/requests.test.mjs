@@ -1,4 +1,4 @@
-// How the requests to one server read its replies, without a server.
+// Tests how `tryAcquire` and `isLocked` read replies. No server runs: the tests supply the replies.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -18,7 +18,8 @@ function play(steps, ...replies) {
 
 const NO_INSPECT = new Error("NOPERM this user has no permissions to run the 'dlock.inspect' command");
 
-// The value at the key when ACQUIRE or PTTL has failed with WRONGTYPE: the replies to GET and to TYPE.
+// After WRONGTYPE, both functions ask for the value at the key and for its type. `get` and `type` are the replies
+// to GET and TYPE; an empty list means that the command is not sent. `locked` is the result of `isLocked`.
 for (const [what, get, type, locked] of [
   ["a string that was removed meanwhile", [null], ["none"], false],
   ["a string that was replaced by a lock meanwhile", [WRONG_TYPE], ["dlock-key"], true],
@@ -33,7 +34,7 @@ for (const [what, get, type, locked] of [
   });
 }
 
-test("data at the key is an error even if the user may not read its type", () => {
+test("tryAcquire throws for data at the key even if the user may not run GET and TYPE", () => {
   const forbidden = new Error("NOPERM this user has no permissions to run the 'get' command");
   assert.throws(
     () =>

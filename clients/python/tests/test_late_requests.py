@@ -185,9 +185,7 @@ def test_a_lease_is_unanswered_after_a_request_that_may_have_arrived(failure, is
 
 @pytest.mark.parametrize("copies, shortest", [(1, math.inf), (2, 5000)])
 @pytest.mark.parametrize("error", [None, ResponseError("NOREPLICAS")])
-def test_an_answer_to_the_last_copy_of_a_request_leaves_the_lease_of_the_first_unanswered(
-    error, copies, shortest
-):
+def test_a_lease_stays_unanswered_while_an_earlier_copy_of_its_request_is_unanswered(error, copies, shortest):
     leases = UnansweredLeases()
     steps = leases.send(1, "DLOCK.EXTEND", extend_command, 5000)
     command = next(steps)
@@ -230,7 +228,7 @@ def test_a_confirm_without_an_answer_leaves_its_lease_unanswered():
     assert round_.unanswered.shortest(1) == 5000
 
 
-def test_an_answer_to_the_last_copy_of_a_confirm_leaves_the_lease_of_the_first_unanswered():
+def test_a_lease_stays_unanswered_while_an_earlier_copy_of_its_confirm_is_unanswered():
     round_, question, command = confirm_phase()
     for _ in range(2):
         send_copy(command)

@@ -94,7 +94,7 @@ def test_an_asyncio_cluster_client_acquires_and_hands_over_a_lock(cluster, libra
 
 def until_renewed_twice(r, lock):
     def left():
-        """Returns the part of the lease that is left. A renewal is due at 2/3, and sets it to 1."""
+        """Returns the remaining part of the lease. A renewal is due at 2/3, and restores the whole lease."""
         return r.execute_command("DLOCK.PTTL", lock.name) / 1000 / lock.timeout
 
     for _ in range(2):
