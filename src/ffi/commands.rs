@@ -1,5 +1,5 @@
-//! Commands: the call of one, and their registration, with descriptions for COMMAND DOCS, COMMAND INFO and
-//! the hints of redis-cli.
+//! Calls of commands by the server, and the registration of commands, with descriptions for COMMAND DOCS,
+//! COMMAND INFO and the hints of redis-cli.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -43,8 +43,9 @@ impl RawCall<'_> {
 pub type Entry =
     unsafe extern "C" fn(*mut rm::RedisModuleCtx, *mut *mut rm::RedisModuleString, c_int) -> c_int;
 
-/// Makes a function that the server calls, and that passes the [`RawCall`] on to another function, with
-/// further arguments. Without a name, the function is an [`Entry`] for the table of commands.
+/// Defines a function for the server to call. The function makes a [`RawCall`] of its arguments, and calls
+/// `$run` with it and with each `$argument`. Without `fn $name`, the macro returns this function: an
+/// [`Entry`] for the table of commands.
 macro_rules! entry {
     ($(#[$attribute:meta])* fn $name:ident => $run:path, $($argument:expr),+) => {
         $(#[$attribute])*
@@ -158,7 +159,8 @@ pub enum KeyUse {
     Read,
     /// Creates, changes or deletes the key.
     Change,
-    /// Like `Read`; the keys of a carried command come in addition: see [`super::inner`].
+    /// Like `Read`, for a command that carries another command in its arguments (GUARD). The command also
+    /// uses the keys of the carried one: see [`super::inner`].
     ReadAndMore,
     ChangeAndMore,
 }
@@ -219,8 +221,8 @@ pub fn register(ctx: Ctx<'_>, command: &Command, own_category: bool) -> bool {
     }
 }
 
-/// Creates an ACL category for the module. Returns false if the server does not support it: Redis does from
-/// 7.4 on.
+/// Creates an ACL category for the module. Returns false if the server does not support categories of
+/// modules, as Redis before 7.4.
 pub fn add_category(ctx: Ctx<'_>, name: &str) -> bool {
     // SAFETY: called in OnLoad.
     unsafe {

@@ -56,6 +56,7 @@ fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
     let (server, mut admin) = Server::connected(kind);
     admin.ok("MSET secret:1 hidden a:x 1");
     admin.ok("RPUSH a:list 1");
+    // The last rules allow INCR and then forbid it again.
     let rules =
         "~a:* %R~r:* &a:* +dlock.guard +dlock.fenced +dlock.acquire +get +set +sort +publish +incr -incr";
     let mut conn = server.user(rules);

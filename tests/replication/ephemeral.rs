@@ -37,7 +37,8 @@ fn an_ephemeral_hold_outlives_its_connection_after_a_failover_and_a_failback(kin
     second.fail_over(&first);
     second.wait_in_sync(&first);
     drop(late);
-    // When a new hold has ended with its connection, all earlier pending work is done.
+    // The background job handles closed connections in their order: it ends this new hold after it has
+    // handled the connections that closed earlier.
     assert_new_hold_ends_with_its_connection(&first);
     for key in ["early", "late"] {
         assert_eq!([hold_fields(&first, key), hold_fields(&second, key)], [Some((1, 0)); 2], "{key}");
@@ -55,8 +56,8 @@ fn assert_new_hold_ends_with_its_connection(master: &Server) {
     until("the fresh hold has ended", || master.connect().ok("EXISTS fresh") == 0);
 }
 
-/// A connection closes during the failover. The old master must not end its hold later, when it is master
-/// again.
+/// A connection closes during the failover. The old master must not end the hold of this connection later,
+/// when it is master again.
 #[each_server]
 fn a_demoted_master_does_not_end_an_ephemeral_hold_when_it_is_master_again(kind: &ServerKind) {
     let (first, second) = Server::with_replica(kind);

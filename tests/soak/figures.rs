@@ -115,8 +115,8 @@ impl Size {
         })
     }
 
-    /// Waits until the server uses at most 5 % more memory than `before` and has no more open files. Allows
-    /// 25 % more resident memory, because its pages are never quite full.
+    /// Waits until the server has at most 5 % more used memory and 25 % more resident memory than `before`,
+    /// and not more open files. The pages of resident memory are never quite full.
     pub fn small_again(server: &Server, before: &Size) -> Size {
         until_some(&format!("the server is as small as {before:?}"), || {
             let size = Size::of(server);

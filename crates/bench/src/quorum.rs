@@ -1,8 +1,8 @@
 //! Acquire + release over several masters, all on this machine, compared with one master.
 //!
-//! The client gets one processor and the servers the others: left to itself, the scheduler now and then puts
-//! a client and a server onto the same processor, where no message has to wake another processor and a pair
-//! is five times as fast.
+//! The client runs on one processor, and the servers on the others. Otherwise the scheduler would sometimes
+//! put the client and a server onto the same processor. There, an acquire + release takes a fifth of the
+//! time, because no message has to wake another processor.
 
 use std::io::{Error, Result};
 use std::time::{Duration, Instant};

@@ -35,7 +35,7 @@ pub struct Waiting {
     queued: usize,
     bound: BoundPositions,
     last_id: u64,
-    /// The unconfirmed grants to waiters, and the replies that announce them.
+    /// The grants that their waiters may not know of yet, and the replies that announce these grants.
     pub deliveries: Deliveries,
 }
 
@@ -486,7 +486,7 @@ const MAX_RESCHEDULED: usize = 256;
 #[derive(Clone, Default)]
 struct BoundPositions {
     positions: HashMap<ClientId, BTreeSet<WaiterId>>,
-    /// The closed connections with positions that the background job still has to remove.
+    /// The closed connections whose positions the module's background job has not removed yet.
     closed: BTreeSet<ClientId>,
 }
 

@@ -26,13 +26,13 @@ pub enum Kind {
 pub const MAX_TTL: Spec = number("max-ttl", 86_400_000, 1, u32::MAX as i64);
 /// The length of the grace period in ms. 0 switches it off.
 pub const RESTART_GRACE: Spec = number("restart-grace", 0, 0, u32::MAX as i64);
-/// Whether the server keeps a fence mark: a number on the disk that no fence exceeds, and above which a
-/// restart continues.
+/// Whether the server keeps a fence mark: a number on the disk that no fence exceeds. After a restart, the
+/// fences continue above this number.
 pub const FENCE_MARK: Spec = Spec { name: "fence-mark", kind: Kind::YesNo { default: true } };
 /// The maximum number of clients that wait (BLOCK) on the server.
 pub const MAX_WAITERS: Spec = number("max-waiters", 10_000, 0, 1_000_000);
-/// The maximum number of clients that wait for one key. The default is a tenth of the one for the server, so
-/// that the waiters of one key do not use up that limit.
+/// The maximum number of clients that wait for one key. The default is a tenth of the default of
+/// `max-waiters`, so that the waiters of one key do not use up `max-waiters`.
 pub const MAX_WAITERS_PER_KEY: Spec = number("max-waiters-per-key", 1_000, 0, 1_000_000);
 /// The maximum number of QUEUE positions on the server.
 pub const MAX_QUEUED: Spec = number("max-queued", 100_000, 0, 1_000_000);

@@ -9,12 +9,13 @@ use std::time::Duration;
 pub struct AttemptOptions {
     /// How to carry out each round.
     pub plan: Plan,
-    /// The first pause before a round asks members again, and before another round. Later pauses grow.
+    /// The greatest length of a first pause: of the first one before a round asks members again, and of the
+    /// first one between two rounds. Later pauses are longer.
     pub first_pause: Duration,
     /// The end of the wait.
     pub deadline: Deadline,
-    /// Whether the attempt ends after one round. A round needs a token that was never used before, so this is
-    /// true if the caller chose the token.
+    /// Whether only one round may acquire the lock. True if the caller chose the token: another round would
+    /// need another token, which was never used before.
     pub one_round: bool,
     /// Whether to take over a hold that the token already has, instead of acquiring a new one:
     /// [`Start::Adopting`](crate::Start::Adopting).

@@ -49,7 +49,7 @@ fn accept(history: &History) {
 fn consecutive_holds_are_accepted() {
     let mut released = hold("a", 10, 20, 50, 1);
     released.ended = Some(55);
-    // Requested while still held, and granted before the reply to the release.
+    // `b` is requested while `a` is held, and granted before the reply to the release of `a`.
     let holds = [released, hold("b", 30, 52, 90, 2)];
     accept(&with_reports(&holds, &[report(21, 29, &[("a", 1)], &[]), report(60, 70, &[("b", 2)], &[])]));
 }
@@ -187,6 +187,7 @@ fn a_waiter_that_left_the_queue_does_not_count() {
 fn a_free_lock_with_waiters_is_rejected() {
     let free = report(20, 25, &[], &["b"]);
     let mut b = hold("b", 10, 60, 70, 3);
+    // While a lock is held back, the server grants it to no client, for example because of a DELAY.
     reject(with_reports(&[b.clone()], std::slice::from_ref(&free)).queue(), "free at");
     accept(&with_reports(&[b.clone()], &[Report { held_back: true, ..free }]));
     b.grant = None;

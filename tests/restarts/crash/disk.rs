@@ -45,7 +45,8 @@ impl Disk {
 fn truncate_to_synced(dir: &Path, sizes: &HashMap<String, u64>) -> u64 {
     let entries =
         fs::read_dir(dir).expect("the server's folder").map(|entry| entry.expect("an entry").path());
-    // The test wrote the configuration; the server's output and sanitizer reports are on another disk.
+    // These files are not on the simulated disk: the configuration, which the test wrote, the server's
+    // output, and sanitizer reports.
     let is_excluded = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name == "server.conf" || name == "log" || name.starts_with("sanitizer")

@@ -79,7 +79,8 @@ fn a_reload_keeps_every_hold_and_begins_a_grace_period(kind: &ServerKind) {
     assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
-/// A lagging replica's append only file is complete, but lacks the last grants of its master.
+/// The replica stops before its master grants the last lock. So the replica's append only file is intact, but
+/// lacks this grant.
 #[each_server]
 fn a_replica_that_restarts_as_a_master_begins_a_grace_period(kind: &ServerKind) {
     let master = Server::start(kind);

@@ -134,8 +134,8 @@ impl Masters {
         }
     }
 
-    /// Returns the numbers of the pieces that the proxies have delayed and lost. A piece is the result of one
-    /// read.
+    /// Returns how many pieces of traffic the proxies have delayed, and how many they have lost. A piece is
+    /// the result of one read from a socket.
     pub fn pieces(&self) -> (usize, usize) {
         let sum = |count: fn(&Proxy) -> usize| self.each.iter().map(|master| count(&master.proxy)).sum();
         (sum(Proxy::delayed), sum(Proxy::lost))

@@ -233,8 +233,8 @@ async fn a_hold_that_a_member_lost_is_restored_in_its_new_mode(kind: &ServerKind
     until_nothing_is_left(&servers, "r");
 }
 
-/// The client passes a push about a resource to its latest hold of the resource. Here the latest hold has
-/// ended, so the upgrade of the earlier hold must register the earlier one for pushes again.
+/// The client passes a push about a resource only to the hold that it registered last. Here that hold has
+/// ended, so the upgrade must register the earlier hold again.
 #[each_server]
 async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;

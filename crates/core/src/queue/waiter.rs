@@ -43,7 +43,8 @@ pub struct WaiterId(pub u64);
 /// The part of a queue that a waiter joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// A sharer that waits for an upgrade. It is ahead of all newcomers, which wait for its hold anyway.
+    /// A sharer that waits for an upgrade. It is ahead of all newcomers: an exclusive newcomer ahead of it
+    /// would wait for its shared hold, and both would wait for ever.
     Upgrade,
     Newcomer,
 }
@@ -73,8 +74,8 @@ pub enum WaitKind {
     Blocked(ClientId),
     /// A queued wait (QUEUE), which needs no connection.
     Queued(Queued),
-    /// A blocked connection of a token with a queued wait, which has this id (BLOCK and QUEUE). The
-    /// connection has no position of its own, and gets the answer of the queued wait.
+    /// A blocked connection of a token that also has a queued wait (BLOCK and QUEUE). The id is that of the
+    /// queued wait. The connection has no position of its own, and gets the answer of the queued wait.
     Beside(ClientId, WaiterId),
 }
 
