@@ -21,8 +21,8 @@ const AHEAD: u64 = 7_000_000;
 /// grants that are made while the disk is slow. A server makes fewer in a second.
 const ROOM: u64 = 1_000_000;
 
-/// Another mark is needed when fences can follow the clock for less than this, in µs. That is the case
-/// `AHEAD - ROOM - MIN_FOLLOWED` after each mark, which is 5 s.
+/// Another mark is needed when fences can follow the clock for less than this, in µs. Each mark reaches this
+/// point after 5 s (`AHEAD - ROOM - MIN_FOLLOWED`).
 const MIN_FOLLOWED: u64 = 1_000_000;
 
 /// Distance of a new mark from the last fence, if that fence is far ahead of the clock. Each start then uses

@@ -21,7 +21,7 @@ const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key")
 const START: u64 = 1_760_000_000_000;
 const ANCHOR: Anchor = Anchor { boot: 1, offset: 0 };
 
-/// The number of holders at the start. One operation cannot end that many holds one by one.
+/// The number of holders at the start: more than the `EndedHolds::SLICE` that one operation ends one by one.
 const MANY: usize = if cfg!(miri) { 40 } else { 700 };
 
 struct World {
@@ -31,8 +31,9 @@ struct World {
     replica: Lock,
     fences: Fences,
     waiting: Waiting,
-    /// The number of holds that ended with an event of their own.
+    /// The number of holds that ended one by one, each with an event.
     ended: usize,
+    /// Holds that ended together, with one event for all of them.
     ended_holds: Vec<EndedHolds>,
     outcomes: Vec<Outcome>,
     /// Of the last operation: its events, its steps, and the bytes of its effect.
@@ -139,7 +140,7 @@ impl World {
     }
 
     /// Advances the lock as the background job does, until it is not due any more. Returns the number of
-    /// times.
+    /// turns.
     fn advance(&mut self) -> usize {
         let mut turns = 0;
         while self.lock.next_due().is_some_and(|due| due.passed(self.instant())) {
@@ -171,7 +172,7 @@ enum Operation {
     Release(usize),
     /// Time passes, in ms.
     Advance(u64),
-    /// The connection of a client closes, to which the holds of these tokens may be bound.
+    /// The connection of a client closes. Holds of these tokens may be bound to the connection.
     Disconnect(Vec<usize>, u64),
     Break,
     /// The background job advances the lock.

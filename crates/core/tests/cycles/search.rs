@@ -56,8 +56,9 @@ fn with_chain(mut world: World, keys: usize, sharers: usize) -> World {
     world
 }
 
-/// Once, a token that waits for many keys, and a chain of keys with many sharers, were searched repeatedly,
-/// which took seconds.
+/// An earlier version searched a token that waits for many keys, and a chain of keys with many sharers, again
+/// and again, which took seconds. A search follows no further wait after `MAX_STEPS`, but completes the last
+/// one, whose lock can have many holders.
 #[test]
 fn the_work_of_a_search_is_bounded() {
     let scale = if cfg!(miri) { 100 } else { 1 };

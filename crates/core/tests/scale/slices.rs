@@ -1,4 +1,5 @@
-//! One operation (a turn) serves a slice of the queue, however many waiters could be served.
+//! One operation (a turn) grants the lock to a slice of the queue (`EndedHolds::SLICE` waiters), even if more
+//! waiters could be granted.
 
 use super::*;
 
