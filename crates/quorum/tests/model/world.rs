@@ -1,5 +1,5 @@
-//! A world of the model: its clients, and how often each fault may happen. Also [`State`], of which the
-//! checker searches all that the world can reach.
+//! A world of the model: its clients, and how often each fault may happen. The checker searches each
+//! [`State`] that the world can reach.
 
 use super::client::Client;
 use super::master::Master;
@@ -17,7 +17,7 @@ pub struct World {
     pub clients: Vec<Behaviour>,
     /// See [`super::symmetry::client_permutations`].
     pub client_permutations: Vec<Vec<usize>>,
-    /// Whether states that differ only in the numbers of clients and masters count as different ones.
+    /// Whether states that differ only in the numbering of clients and masters count as different ones.
     pub without_symmetry: bool,
     /// The greatest fence that each master has issued for other resources before the search begins.
     pub fences_before: [u8; MASTERS],
@@ -73,8 +73,8 @@ impl Behaviour {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
-    /// No clock: messages take any time, and holds may end at any moment, this many in all. A proof in such a
-    /// world applies to all clocks.
+    /// No clock. Messages take any time. A hold may expire at any moment, which happens at most `expiries`
+    /// times. A proof in such a world applies to all clocks.
     None { expiries: u8 },
     /// Every hold of a master ends exactly `ttl` ticks after it was last granted, confirmed or extended. Time
     /// has no end.
@@ -151,9 +151,9 @@ impl World {
         self.mutation == Some(mutation)
     }
 
-    /// The present. It is a constant, and a tick moves all other instants into the past, so that time without
-    /// end has a finite number of states. The present is one lease after the origin, because the checker
-    /// needs no older instants than those of one lease ago.
+    /// The present, a constant: a tick moves all other instants into the past instead. So there is a finite
+    /// number of states, although time has no end. The present is one lease after the origin, because the
+    /// checker needs no instant that is older than one lease.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }
@@ -203,8 +203,8 @@ impl World {
     }
 
     /// Returns the index from which on the masters are interchangeable:
-    /// * [`MASTERS`] (none of them) if clients move from one master to the next, or if the answer of the
-    ///   first master counts for all.
+    /// * [`MASTERS`] (none of them) if clients move from one master to the next, without symmetry, or with
+    ///   [`Mutation::ExtendedByOne`], which takes each answer for that of the first master.
     /// * 1 if clients ask the first master before the others, or wait there.
     /// * 0 otherwise.
     pub fn first_interchangeable_master(&self) -> usize {

@@ -94,8 +94,8 @@ struct Task {
     acquired: u64,
 }
 
-/// An event. A pause ends at [`Attempt::timeout`]. `ComparesHolders` reads the holders at a member: `before`
-/// has the holders of an earlier reading, and is `None` in the first reading.
+/// An event. `ComparesHolders` reads the holders at a member, and compares them with those of an earlier
+/// reading, `before`. In the first reading, `before` is `None`.
 enum Event {
     Begin(usize),
     Arrives { token: Token, to: u8, what: Request },
@@ -247,7 +247,9 @@ impl Simulation {
         }
     }
 
-    /// Reads the holders at a member that refused, twice: they show whether other clients wait there.
+    /// Reads the holders at a member twice. The member refused the client, although a majority granted it the
+    /// lock. A holder in both readings that has no majority and is not stale shows that other clients wait in
+    /// the member's queue.
     fn begin_looking_for_others(&mut self, token: Token, queue: Member) {
         let (client, now) = (self.client_of(token.0), self.instant());
         if self.clients[client].contention.begin_looking_for_others(now) {
@@ -388,8 +390,8 @@ impl Simulation {
         self.carry_out(task, step);
     }
 
-    /// Checks whether the task must leave the queue, because the queue cannot move. The wait then ends as if
-    /// the member had refused.
+    /// Checks whether the queue can move. It cannot while the holder at its member has no majority. The task
+    /// then leaves the queue, as if the member had refused.
     fn check_queue(&mut self, token: Token, queue: u8) {
         let (task, quorum) = (token.0, self.quorum());
         let holders = self.holders(self.client_of(task));
