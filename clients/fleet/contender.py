@@ -99,6 +99,7 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
     quorum = dlock.Quorum([clients.Redis.from_url(url) for url in urls])
     while not stopping.is_set():
         attempt = Attempt(number, lease)
+        # A client for threads gives up by a short timeout, one for asyncio by cancelling the wait.
         wait_timeout, cancel_after = WAIT_TIMEOUT, 2 * WAIT_TIMEOUT
         if attempt.gives_up_after is not None and kind == "threads":
             wait_timeout = attempt.gives_up_after

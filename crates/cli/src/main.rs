@@ -6,7 +6,7 @@
 //! Where to start:
 //! - [`args::Command`]: the subcommands and their options; `--help` shows its doc comments.
 //! - [`run::session::Session`]: a client, and the signals that interrupt an acquisition. `run`, `elect`,
-//!   `acquire` and `hold` work in one.
+//!   `acquire` and `hold` work in a session.
 //! - [`run::supervise::Supervision`]: a command that runs under a lock, and ends before the lease does.
 //! - [`operators`]: `status`, `list`, `doctor` and the others that read the servers.
 //! - [`lock_state::State`]: the state of a lock over all servers, from the answer of each.

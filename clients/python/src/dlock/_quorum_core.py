@@ -118,8 +118,8 @@ class QuorumCore(Core[C]):
         return bool((yield from self._ask_majority(question, lambda member, answer: bool(answer))))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
-        # Not a copy: a member with an ACQUIRE under way that then gets no answer is added later, and
-        # `repeats` reads the set before each repetition.
+        # The hold's own set, not a copy. An ACQUIRE may still be under way: if it gets no answer, its member
+        # is added to the set. `repeats` reads the set before each repetition of the RELEASE.
         repeat_at = set() if hold is None else hold.members_to_release_again
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
@@ -136,7 +136,8 @@ class QuorumCore(Core[C]):
             )
 
         owed = {member: release(member) for member in members}
-        # After a RELEASE without an answer, the server may still have the hold: see `Owner.rename`.
+        # After a RELEASE without an answer, the server may still have the hold. The owner is renamed, so that
+        # its next wait for this lock is no deadlock with itself: see `Owner.rename`.
         failed = (lambda: None) if hold is None else hold.rename_owner
         yield self.redis.owe(owed, lambda: self._released(owed) is not None, failed)
         released = self._released(owed)
@@ -150,8 +151,8 @@ class QuorumCore(Core[C]):
 
     def _released(self, owed: Mapping[int, OwedRelease], *, only_certain: bool = False) -> int | None:
         """Returns 1 if the releases ended the hold at a majority of the members, 0 if they did not, and None
-        while missing answers could decide. A release that found no hold after an earlier copy without an
-        answer counts as having ended it, unless ``only_certain``."""
+        while missing answers could decide. If a RELEASE got no answer, and was repeated and found no hold, it
+        counts as having ended the hold, unless ``only_certain``."""
 
         def vote(member: int) -> bool | None:
             if member not in owed:
@@ -250,7 +251,7 @@ class Extension:
     def ask(self, hold: Hold, lease: int) -> Steps:
         """Sets the lease, in ms. Returns 1 if a majority has set it, else 0."""
         extended = False
-        # By member that does not have the hold: the steps that restore it.
+        # For each member that does not have the hold: the steps that restore the hold there.
         restores: dict[int, Steps] = {}
 
         def on_answer(member: int, answer: Any) -> Steps | None:

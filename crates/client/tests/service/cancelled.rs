@@ -41,8 +41,8 @@ async fn an_acquisition_cancelled_while_it_asks_or_confirms_leaves_no_hold(kind:
                 Some(guard) => guard.expect("the lock is free").release().await.expect("the lock is held"),
             }
             until_nothing_is_left(&servers, "r");
-            // The number of polls until a grant varies. Once most tries acquire the lock, every smaller
-            // number of polls has been tried.
+            // The number of polls that an acquisition needs varies. Once more than half of the tries have
+            // acquired the lock, each number of polls at which an acquisition can be cancelled was tried.
             if polls > 40 && polls > 2 * cancelled {
                 break;
             }
@@ -65,8 +65,8 @@ async fn a_wait_cancelled_at_its_grant_leaves_no_hold(kind: &ServerKind) {
         let (servers, client) = quorum(kind, count).await;
         let servers = Arc::new(servers);
         let (mut cancelled, mut acquired) = (0, 0);
-        // Drops the future after 0 to 11 polls, and then after 0, 1, .. polls, until a try has acquired the
-        // lock.
+        // Drops the future after 0, 1, .. polls, until a try has acquired the lock. Tries the first twelve
+        // numbers twice.
         for (tries, polls) in (0..12).chain(0..).enumerate() {
             hold_as("other", &*servers);
             let ended = Arc::new(AtomicBool::new(false));
