@@ -32,8 +32,8 @@ pub fn fenced<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         ctx.set_number(args.key, parsed.fence.get(), true)?;
     }
     let done = run(m, ctx, args, checks);
-    // The command may have lowered or deleted the gate, so the gate is set again. That fails only if the gate
-    // has just moved to another node of the cluster, and it was raised before it moved.
+    // The command may have lowered or deleted the gate, so the gate is set again. Setting it fails only if
+    // the gate has just moved to another node of the cluster. That node then has the raised gate.
     if !matches!(raises(), Ok(false) | Err(Error::StaleFence(_))) {
         let _ = ctx.set_number(args.key, parsed.fence.get(), false);
     }
@@ -69,9 +69,9 @@ fn kind(name: &[u8]) -> Kind {
 /// Returns the checks that the server makes of a command, or the reason not to run it.
 ///
 /// The checks for scripts also refuse scripts themselves. During a slow script the server serves other
-/// clients, and protects only the client that sent the script. In a guard, an internal client sends the
-/// script. The guard's own client is not protected, and the server can crash when that client
-/// disconnects or sends its next command.
+/// clients, but neither frees the client that sent the script nor reads from it. In a guard, an internal
+/// client sends the script. The client that sent the guard is not protected in this way, and the server can
+/// crash when that client disconnects or sends its next command.
 fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> {
     if m.with(|s| s.guarding) {
         return Err(Error::Nested);

@@ -187,7 +187,8 @@ unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, valu
 /// could not read this module's log.
 const MORE_FOLLOW: u64 = 1 << 63;
 
-/// For Redis 7.0, which requires that the registered data is written.
+/// Saves the numbers that are stored beside the keys. For Redis 7.0, where a module that has registered such
+/// data must always write it.
 unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_int) {
     enter((), |module: &M| {
         let [first, others @ ..] = module.stored_numbers();
@@ -198,8 +199,8 @@ unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_i
     });
 }
 
-/// For Redis 7.2 and later, which do not require that anything is written. So a server without the module can
-/// load an RDB file without locks.
+/// For Redis 7.2 and later, where a module may write nothing. Nothing is written before the first fence, so a
+/// server without the module can load such an RDB file.
 unsafe extern "C" fn aux_save_if_any<M: Upcalls>(io: *mut rm::RedisModuleIO, when: c_int) {
     if enter(0, |module: &M| module.stored_numbers()[0]) > 0 {
         // SAFETY: `io` is valid for this call.

@@ -146,7 +146,8 @@ impl Waited {
     pub fn deny_if_rights_lost(self, ctx: Ctx<'_>) -> Option<String> {
         const READS_AND_WRITES: u32 =
             rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;
-        // A call of another module can wait, too. It has no user, and asking for its name crashes the server.
+        // A call of another module can wait, too. Its client has no connection and no user, and asking for
+        // the user's name crashes the server.
         if !ctx.is_connected(ctx.client_id()) {
             return None;
         }
