@@ -26,7 +26,8 @@ impl Load {
 
     /// A load with the leases of this plan.
     pub fn with(random: &mut Random, plan: Plan) -> Load {
-        // Many more keys than clients contend for, so that many locks are held at the end.
+        // Five keys for each key of the plan. There are many more keys than clients, so many locks are held
+        // at the end.
         let keys =
             plan.keys.iter().flat_map(|(key, modes)| (0..5).map(move |n| (format!("{key}.{n}"), *modes)));
         let plan = Plan {

@@ -12,7 +12,8 @@ fn rounds() -> usize {
     dlock_testkit::rounds(3)
 }
 
-/// The scene on a server with events of locks, whose append only file has every acknowledged command.
+/// The scene: `a` holds `k`, and `b` and then `c` wait for it. The server publishes the events of locks, and
+/// its append only file has every acknowledged command.
 fn scene(kind: &ServerKind) -> Scene {
     Scene::on(Server::options(kind).conf("notify-keyspace-events Kd").synced().start(), |_| ())
 }
@@ -50,9 +51,9 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_is_unblocked_with_an_error(
     release_and_unblock(kind, "ERROR", is_unblocked);
 }
 
-/// dlock times its waits itself. If a module gives the server the timeout of a wait, and the timeout and a
-/// grant coincide, Redis 7.0 loses the reply, so that the client takes the reply to its next command for it,
-/// and 7.2 crashes.
+/// dlock times its waits itself. A module could give the server the timeout of a wait. If that timeout and a
+/// grant coincide, Redis 7.2 crashes, and 7.0 loses the reply: the client then takes the reply to its next
+/// command for the lost one.
 #[each_server]
 fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);

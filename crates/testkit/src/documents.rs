@@ -38,7 +38,7 @@ fn add(folder: &Path, found: &mut Vec<String>) {
         let entry = entry.expect("an entry");
         let (path, name) = (folder.join(entry.file_name()), entry.file_name());
         let name = name.to_string_lossy();
-        // Skips built and installed files. `build` may be a link.
+        // Skips built and installed files.
         let is_source = !name.starts_with('.') && !["target", "build", "node_modules"].contains(&&*name);
         if is_source && entry.file_type().expect("a kind").is_dir() {
             add(&path, found);

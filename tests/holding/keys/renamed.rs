@@ -23,7 +23,7 @@ fn rename_ends_the_hold_and_leaves_the_new_name_without_a_hold(kind: &ServerKind
         fixture.assert_locks(0, &[("k", Some("third")), ("x", Some("other"))], 2);
         for key in ["k", "x"] {
             assert_eq!(fixture.ok(&format!("DLOCK.BREAK {key}")), 1);
-            // The empty value of the rename is removed with the hold that was acquired at its key.
+            // RENAME left an empty value at x. A hold was acquired in it since, so BREAK removes the key.
             assert_eq!(fixture.ok(&format!("EXISTS {key}")), 0);
         }
         fixture.events.discard();

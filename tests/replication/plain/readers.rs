@@ -1,4 +1,9 @@
-//! Readers that start at any position of the log end with the holds of the master, whatever they held before.
+//! The readers of a master's log are its replicas, and a server that loads its append only file. Wherever a
+//! reader starts in the log, it ends with the holds of the master, whatever it held before.
+//!
+//! The log has effects (`DLOCK._SET` with the new state of a lock), and ACQUIREs logged verbatim: a reader
+//! derives the hold from the time and the fence of the effect before it. After each snapshot by a child
+//! process, the next grant is logged as an effect, because new readers start there.
 
 use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_without_fence, until};
@@ -53,7 +58,8 @@ fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
     }
 }
 
-/// The snapshot contains the replica's log position.
+/// The replica's snapshot contains the time and the last fence of the log that the replica has read. So the
+/// replica, and its own replica, can continue with a verbatim ACQUIRE.
 #[each_server(shimmed)]
 fn a_restarted_replica_and_its_replica_continue_to_read_the_log(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -126,7 +132,7 @@ fn a_replica_ends_with_the_locks_of_its_master_whatever_it_held_before(kind: &Se
     assert_eq!((locks_without_fence(&replica), skipped(&replica)), (locks_without_fence(&master), 0));
 }
 
-/// The link breaks between an effect and a grant that depends on it. WAIT works as usual.
+/// The link breaks after an effect. Then a verbatim ACQUIRE arrives, which builds on that effect.
 #[each_server(shimmed)]
 fn a_briefly_disconnected_replica_continues_to_read_the_log(kind: &ServerKind) {
     let (master, replica) = (with_frozen_clock(kind).start(), Server::start(kind));
@@ -143,8 +149,8 @@ fn a_briefly_disconnected_replica_continues_to_read_the_log(kind: &ServerKind) {
     assert_eq!((locks(&replica), skipped(&replica)), (locks(&master), 0));
 }
 
-/// SAVE writes a snapshot without a child process, and the grant after it is still logged verbatim. After a
-/// restart as a replica, the old master reads the log on from that snapshot.
+/// SAVE writes a snapshot without a child process, so the grant after it is still logged verbatim. The old
+/// master restarts from that snapshot, as a replica, and reads this grant from the new master.
 #[each_server(shimmed)]
 fn an_old_master_reads_on_from_its_snapshot_as_a_replica(kind: &ServerKind) {
     let (mut old, new) = (with_frozen_clock(kind).conf("save 3600 1000").start(), Server::start(kind));

@@ -115,7 +115,7 @@ fn leases_from_a_master_with_another_clock_survive_promotion_and_restart(kind: &
     assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
 }
 
-/// MIGRATE between machines restores a lock in the same way.
+/// MIGRATE between machines moves a lock like DUMP and RESTORE in this test.
 #[each_server]
 fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
     let Some((_clock, source, mut target)) = two_clocks(kind) else { return };

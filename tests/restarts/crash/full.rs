@@ -53,7 +53,7 @@ fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kin
     granted(&mut waiter);
     assert_eq!(server.number("dlock_expiries"), 1);
     until("the server writes again", || !matches!(conn.say("DLOCK.RELEASE other t"), Value::Error(_)));
-    // Two held locks, and three counts.
+    // A line for each of two held locks, and three lines with counts of INFO.
     let before = locks(&server);
     assert_eq!(before.len(), 5, "{before:?}");
     server.wait_written();

@@ -1,4 +1,5 @@
-//! Restarts with all data lost except the mark, and with the clock set back.
+//! Restarts that lose all data except the mark, a number on the disk that no fence exceeds. The clock is set
+//! back as well.
 
 use super::{DAY, logged, path, stored};
 use dlock_testkit::wall_clock::WallClock;
@@ -57,6 +58,7 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
 }
 
 /// A rewritten file without a preamble contains only keys. After the release, no key contains the last fence.
+/// The next fence is greater because of the mark.
 #[each_server(shimmed)]
 fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     let mut server = Server::options(kind).synced().conf("aof-use-rdb-preamble no").start();
