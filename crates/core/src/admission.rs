@@ -24,8 +24,9 @@ impl Bounds {
         self.grace.map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
     }
 
-    /// Half of the grace period. So if a restart loses a fence that was accepted from outside, the clock has
-    /// passed this fence when the grace period ends and the next fence is issued.
+    /// Half of the grace period, or 10 s if it is off. A restart may lose a fence that was accepted from
+    /// outside. The clock has passed such a fence by the end of the grace period, before which no fence is
+    /// issued.
     pub fn skew(self) -> Skew {
         self.grace.map_or(Skew::WITHOUT_GRACE, |grace| Skew(grace.millis() / 2))
     }

@@ -1,6 +1,6 @@
 //! The work of the background job: tasks, locks that are due, and holds that end with a connection.
 //!
-//! The work is not stored: loading the locks schedules them again.
+//! The work is not stored. Loading a lock schedules it again.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ pub struct Background {
 /// The locks of one database.
 #[derive(Default)]
 pub struct Db {
-    /// The locks, by the time at which they are due.
+    /// The locks, by the time at which they are due: the end of the first lease or lock-delay.
     pub scheduled: DueLocks,
     /// The holds that end with a connection.
     bindings: HashMap<ClientId, Bindings>,
@@ -58,14 +58,14 @@ impl Background {
         self.dbs.iter().map(|db| db.scheduled.holders()).sum()
     }
 
-    /// Adds a task. Has no effect if the task is to serve a lock, and such a task for this lock is pending.
+    /// Adds a task, unless the task is to serve the queue of a lock that has such a task already.
     pub fn note(&mut self, task: Task) {
         self.pending.push_back(task);
     }
 
     /// Schedules a lock, moves it in the schedule or removes it, depending on its content. Returns true if
-    /// the lock is due before `before`, in ms. [`Background::next_task`] returns a due lock again and again
-    /// until its content changes or its task is put off.
+    /// the lock is due before `before`, in ms of the server clock. [`Background::next_task`] returns a due
+    /// lock again and again until its content changes or its task is put off.
     pub fn schedule(&mut self, lock: &mut Lock, db: i32, key: &[u8], before: u64) -> bool {
         let scheduled = &mut self.db(db).scheduled;
         let Some(due) = lock.next_due() else {
@@ -136,8 +136,8 @@ impl Background {
         bound
     }
 
-    /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. `behind` is the
-    /// waiter that began a queue, and only queues that began later are included. Each of the next
+    /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Only queues that
+    /// began after the queue whose first waiter was `behind` are included. Each of the next
     /// [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeBehind`] stands for the rest.
     pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
         let mut next = None;
@@ -170,7 +170,8 @@ impl Background {
     }
 
     fn next_due_lock(&mut self, now: Instant) -> Option<Task> {
-        // The lock that is due first in any database: many due locks in one do not delay those of another.
+        // Takes the lock that is due first in any database, so that many due locks in one database do not
+        // delay those of another.
         let firsts = self.dbs.iter().enumerate().filter_map(|(at, db)| Some((at, db.scheduled.first()?)));
         let (db, (_, slot)) =
             firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
@@ -178,7 +179,7 @@ impl Background {
         Some(Task::Due(Name::new(db as i32, key).to_owned(), slot))
     }
 
-    /// The ms at which there will be a task. `None` for never.
+    /// Time of the next task, in ms of the server clock; 0 for at once. `None` if there is no task.
     pub fn next_due(&self, waiting: &Waiting, grace: &Grace) -> Option<u64> {
         let locks = self.dbs.iter().filter_map(|db| db.scheduled.first()).map(|(due, _)| due);
         let first = locks.chain(waiting.next_due()).min().map(|due| due.millis());

@@ -46,7 +46,8 @@ pub enum Confirmed {
     /// The fence of the hold afterwards. If it is greater than the requested one, nothing was changed.
     Fence(Fence),
     NotHeld,
-    /// The fence is this many ms beyond the skew bound.
+    /// The fence is this many ms beyond the skew bound: the most by which a fence from outside may be ahead
+    /// of the clock.
     Ahead(u64),
 }
 
@@ -61,16 +62,17 @@ pub struct Terms {
     /// Maximum number of sharers or permit holders. Beyond it, new requests are refused; existing waiters
     /// keep waiting.
     pub max_holders: u32,
-    /// Maximum number of waiters that are granted the lock in one turn, after the first one. If more could
-    /// be, [`RareEffects::unserved`] asks for another turn; until then they keep their positions. Waiters
-    /// that have timed out do not count.
+    /// Maximum number of waiters that one operation answers while the lock is held. If more could be
+    /// answered, they keep their positions, and [`RareEffects::unserved`] asks for another turn. Waiters that
+    /// have timed out do not count.
     ///
     /// [`RareEffects::unserved`]: crate::step::RareEffects::unserved
     pub max_grants_per_turn: usize,
 }
 
 impl Terms {
-    /// These terms, with grants switched off: the key is a string, the lock of a `SET key token NX PX`.
+    /// These terms, with grants switched off. Used while the key of the lock holds a string: the lock of a
+    /// client that uses `SET key token NX PX`.
     pub fn without_grants(self) -> Terms {
         Terms { grants_from: Instant::from_micros(u64::MAX), ..self }
     }
@@ -84,7 +86,7 @@ pub struct Turn<'a> {
     pub fences: &'a mut Fences,
     pub waiting: &'a mut Waiting,
     pub lock: &'a mut Lock,
-    /// The effects, written to the caller's value: a step is too large to move.
+    /// The effects. Borrowed from the caller, because a `Step` is too large to move.
     step: &'a mut Step,
     /// Whether the lock was gone before the operation.
     was_gone: bool,
@@ -115,8 +117,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Advances the lock to now: expired holds end, and the queue is served. If many holds have expired, some
-    /// end in a later turn, for which the lock is due at once. No read shows an expired hold.
+    /// Advances the lock to now: expired holds end, and the queue is served. If many holds have expired, the
+    /// background job ends some of them later. No read shows an expired hold that has not ended yet.
     pub fn advance(&mut self) {
         match self.lock.holding() {
             Holding::Free { delay_until: None, .. } => {}
@@ -194,8 +196,9 @@ impl<'a> Turn<'a> {
             }
             _ => {}
         }
-        // A request by the token confirms its grant. A request that claims the grant of a queued waiter
-        // counts as a repetition of the queued request, so it does not raise the hold count.
+        // This request shows that the client knows of the grant to its token, so the grant counts as
+        // confirmed. If the grant was to a queued waiter, this request counts as a repetition of the queued
+        // request, so it does not raise the hold count.
         let mut request = *request;
         if self.claim_grant(request.token) && request.reentry == Reentry::OneMore {
             request.reentry = Reentry::Keep;
@@ -203,6 +206,7 @@ impl<'a> Turn<'a> {
         let renewed = self.renew(&request, client);
         if renewed.is_ok() && held_as != request.mode && !stays_exclusive {
             self.change_mode(token, request.mode);
+            // The token may also have waiters, whose requests the new mode may satisfy.
             self.answer_others(token);
             self.serve();
         }
@@ -316,6 +320,7 @@ impl<'a> Turn<'a> {
     pub fn break_all(&mut self) -> usize {
         self.advance();
         let holds = self.lock.at(self.now).holders();
+        // Shared holds or permits end here, an exclusive hold below.
         self.end_crowd(End::Broken);
         if let Holding::Exclusive(hold) = self.lock.holding() {
             let token = hold.token().clone();
@@ -349,9 +354,9 @@ impl<'a> Turn<'a> {
         self.advance();
     }
 
-    /// Rewrites a lock that RESTORE has created. The append only file contains the RESTORE with times of
-    /// another server's clock, which a restart would convert by the wall clock. So the whole lock is logged
-    /// again, with times of this server's clock.
+    /// Rewrites a lock that RESTORE has created. The append only file contains the RESTORE, with times of
+    /// another server's clock. A restart could convert these times only by the wall clock. So the whole lock
+    /// is logged again, with times of this server's clock.
     pub fn restored(&mut self) {
         self.advance();
         if !self.lock.is_gone() {
@@ -370,8 +375,8 @@ impl<'a> Turn<'a> {
         let waiters: SmallVec<[WaiterId; 2]> = match target {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
-                // The connection waits beside a queue position. The position is removed, and the connection
-                // with it.
+                // The connection waits for the answer to the queue position of its token (BLOCK and QUEUE).
+                // Removing the position also ends the wait of the connection.
                 Some(Waiter { name, kind: WaitKind::Beside(_, position), .. }) if *name == *self.name => {
                     smallvec![*position]
                 }

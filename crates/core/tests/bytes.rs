@@ -17,10 +17,11 @@ use crate::model::content::{Content, Stored, content};
 /// The time in ms at which the fixtures were written.
 pub const AT: u64 = 1_760_000_000_500;
 pub const NOW: Instant = Instant::from_micros(AT * 1000);
+/// Identifies the clock of the writer. [`READER`] has the same clock.
 pub const ANCHOR: Anchor = Anchor { boot: 0x1122_3344_5566_7788, offset: 1_759_000_000_000 };
 pub const READER: Reader = Reader { now: NOW, anchor: ANCHOR, origin: Origin::Stored };
 
-/// The layout of a whole lock with these holds, written at [`NOW`].
+/// The layout of a whole lock (not of a change of some holds) with these holds, written at [`NOW`].
 pub fn whole(mode: u8, permits: u64, put: Vec<HoldLayout>) -> Layout {
     Layout {
         version: 4,
@@ -43,7 +44,7 @@ pub fn hold(token: &[u8]) -> HoldLayout {
     HoldLayout { fence, deadline, granted, ttl, count, delay, ephemeral, token: token.to_vec(), label }
 }
 
-/// The content of a lock that is read from these bytes with the same clock.
+/// The content of the lock that [`READER`] reads from these bytes.
 pub fn content_of(layout: &Layout) -> Content {
     let mut holds: Vec<Stored> = layout.put.iter().map(stored).collect();
     holds.sort();
@@ -125,7 +126,8 @@ fn reading_written_bytes_restores_the_lock_and_rewriting_it_restores_the_bytes()
     });
 }
 
-/// In an RDB file, a server reads the length of a longer value in two steps, which takes more time.
+/// In an RDB file, the length of a value of up to 63 bytes takes one byte. A server reads the length of a
+/// longer value in two steps, which takes more time.
 #[test]
 fn a_typical_hold_takes_at_most_63_bytes() {
     let (days, hours) = (86_400_000, 3_600_000);

@@ -39,7 +39,7 @@ pub struct NotifyRef<'a> {
     message: &'a [u8],
 }
 
-/// How a wait ended. The published message ends with its word.
+/// How a wait ended. The published message ends with [`Ended::word`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Granted,
