@@ -6,16 +6,19 @@
 //!
 //! The types to know:
 //!
-//! - [`Module`]: the value that every function gets as an argument, with the [`State`](module::State).
+//! - [`Module`]: the one value of the process, an argument of every function. It contains the
+//!   [`State`](module::State).
 //! - [`Target`](effects::Target): an open key, on which one operation of the core runs.
 //! - [`Step`](dlock_core::Step): what an operation asks for, as data. `effects` carries it out.
-//! - [`Answer`](waiters::Answer): the reply to a blocked client, on its way through the server.
-//! - [`Ctx`]: the context of a call of the server into the module. A call of the server needs one.
+//! - [`Answer`](waiters::Answer): the reply that unblocks a client. The server has the module write it later,
+//!   or gives it back.
+//! - [`Ctx`]: the context that the server passes to each call of the module. The module needs one to call the
+//!   server.
 //! - [`Upcalls`](ffi::Upcalls): the callbacks of the server other than commands.
 //!
 //! The server calls this file first: it registers commands, options, the key type and events. See
 //! ARCHITECTURE.md for the layers and the life of one ACQUIRE.
-// No crate uses this one: its documentation is built with the private items.
+// The documentation of this crate is built with the private items, for the developers of dlock.
 #![allow(rustdoc::private_intra_doc_links)]
 #![deny(unsafe_code)]
 
@@ -59,6 +62,8 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     )?;
     must(types::register::<Module>(ctx), "the key type")?;
     let own_category = ffi::commands::add_category(ctx, "dlock");
+    // Before a write in the background, the module asks the server by a dry run of ACQUIRE whether it would
+    // accept the write. A server without dry runs gets a call of this command instead, which writes nothing.
     let write_probe = (!verdict::has_dry_runs(ctx)).then_some(&table::WRITE_PROBE);
     for command in table::COMMANDS.iter().chain(write_probe) {
         must(ffi::commands::register(ctx, command, own_category), command.name)?;

@@ -1,6 +1,7 @@
 //! Blocked clients: blocking, answering, and the end of connections. The rest of the module decides which
-//! client waits, and for how long. The server blocks a client without a timeout, and the module ends the
-//! wait: if a timeout of the server fires beside a grant, Redis 7.0 loses the reply, and Redis 7.2 crashes.
+//! client waits, and for how long. The module blocks a client without a timeout of the server, and ends the
+//! wait itself. If a timeout of the server fires at the moment of a grant, Redis 7.0 loses the reply, and
+//! Redis 7.2 crashes.
 
 use std::ffi::{c_int, c_void};
 
@@ -14,9 +15,10 @@ use super::user::Waited;
 /// Blocks the client of the running command. Must not be called if [`super::Flags::DENY_BLOCKING`] is set.
 /// `None` if the server refuses, as Valkey does from 8.1 on for a client with subscriptions.
 pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
-    // CLIENT UNBLOCK needs a timeout callback. The module sets one only where the server handles a CLIENT
-    // UNBLOCK that comes at the moment of a grant correctly: from Redis 7.4 and Valkey 8 on, which both have
-    // RedisModule_ClusterKeySlot. On other servers CLIENT UNBLOCK returns 0, and DLOCK.CANCEL ends the wait.
+    // CLIENT UNBLOCK needs a timeout callback. Before Redis 7.4 and Valkey 8, a CLIENT UNBLOCK at the moment
+    // of a grant has the same faults as a timeout. So the module sets the callback only on newer servers,
+    // which have RedisModule_ClusterKeySlot. On older ones CLIENT UNBLOCK returns 0, and DLOCK.CANCEL ends
+    // the wait.
     // SAFETY: the context is that of a client's command; the callbacks are the functions below.
     unsafe {
         let on_timeout: rm::RedisModuleCmdFunc = match rm::RedisModule_ClusterKeySlot {
@@ -34,8 +36,8 @@ pub fn block<M: Upcalls>(ctx: Ctx<'_>) -> Option<Handle> {
 }
 
 /// Unblocks a client. The server delivers the answer later in the same turn of the event loop, or gives it
-/// back through [`Upcalls::reply_reclaimed`]. Without an answer, the client has disconnected or has its
-/// reply.
+/// back through [`Upcalls::reply_reclaimed`]. The caller passes no answer if the client has disconnected,
+/// or the server itself has replied to it.
 pub fn unblock<M: Upcalls>(_: Ctx<'_>, handle: Handle, answer: Option<Box<M::Answer>>) {
     let answer = answer.map_or(std::ptr::null_mut(), Box::into_raw);
     // SAFETY: the handle came from `block` and is unblocked once; the server gives the box back to `on_free`.
@@ -86,8 +88,8 @@ unsafe extern "C" fn on_free<M: Upcalls>(_: *mut rm::RedisModuleCtx, answer: *mu
     });
 }
 
-/// The server calls this when the connection has closed, or when it has ended the wait itself: by CLIENT
-/// UNBLOCK ERROR, or because the server's role has changed.
+/// The server calls this when the connection has closed, or when the server itself has ended the wait: by
+/// CLIENT UNBLOCK ERROR, or because its role has changed.
 unsafe extern "C" fn on_gone<M: Upcalls>(
     _: *mut rm::RedisModuleCtx,
     handle: *mut rm::RedisModuleBlockedClient,

@@ -9,7 +9,8 @@ use super::types;
 /// The key holds a value of another type.
 pub struct WrongType;
 
-/// An open key. Closed on drop. `V` is the type of the values; only one type is registered.
+/// An open key. Closed on drop. `V` is the Rust type of the values of the one key type that the module
+/// registers.
 pub struct Key<'a, V> {
     key: *mut rm::RedisModuleKey,
     /// The value of the key, or null. Read when the key is opened, and updated by `set` and `delete`.
@@ -26,7 +27,7 @@ impl<'a, V: Send> Key<'a, V> {
         Self::open(ctx, name, rm::REDISMODULE_READ)
     }
 
-    /// Returns a key without a value, whatever the keyspace has.
+    /// Returns a key that is closed from the start, and so has no value.
     pub fn none() -> Self {
         Key { key: std::ptr::null_mut(), value: std::ptr::null_mut(), of: PhantomData }
     }
@@ -60,7 +61,7 @@ impl<'a, V: Send> Key<'a, V> {
 
     pub fn value(&self) -> Option<&V> {
         // SAFETY: null, or the `Box<V>` that the server owns. It lives until `set` or `delete`, which need
-        // `&mut self`; nothing else of the module runs meanwhile.
+        // `&mut self`. The server makes one call into the module at a time.
         unsafe { self.value.as_ref() }
     }
 

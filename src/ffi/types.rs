@@ -165,8 +165,8 @@ unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     guard((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
 }
 
-/// The key leaves the keyspace for any reason but a flush or [`keep_deleted`]: DEL, RENAME to another name,
-/// an overwrite, eviction.
+/// The key leaves the keyspace for any reason but a flush or [`keep_deleted`]: DEL, RENAME to
+/// another name, an overwrite, eviction.
 unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, value: *const c_void) {
     if DELETED.load(Ordering::Relaxed).cast_const() == value {
         return;
