@@ -15,7 +15,7 @@ fn acquire_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     assert!(replies[count..].iter().all(|reply| reply == "OK"), "{:?}", &replies[count..]);
 }
 
-/// Waits until the leases of `acquire_many` have expired. The server has ended no hold yet.
+/// Waits until the leases of `acquire_many` have expired. Then checks that the server has ended no hold.
 #[track_caller]
 fn until_all_expired(server: &Server, count: usize) {
     let mut conn = server.connect();
@@ -93,9 +93,9 @@ fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     assert!(server.number("dlock_fence") >= master.number("dlock_fence"));
 }
 
-/// The demotion ends the wait before the grant is delivered. The waiter then claims the grant at the new
-/// master, and the old master receives no notice of the claim. So the old master must not withdraw the grant
-/// when it is master again.
+/// A master withdraws a grant that it could not deliver. Here the demotion ends the wait before the grant is
+/// delivered, and the waiter then claims the grant at the new master. The old master is not notified of the
+/// claim, and must not withdraw the grant when it is master again.
 #[each_server]
 fn an_undelivered_grant_passes_to_the_new_master_at_a_demotion(kind: &ServerKind) {
     let (first, second) = Server::with_replica(kind);

@@ -1,4 +1,5 @@
-//! Crashes, disk errors and a disk that does not answer, at the steps of writing the mark.
+//! Crashes, disk errors and a disk that does not answer, at the steps of writing the fence mark: the number
+//! on the disk that no fence exceeds. `steps.c`, a library that the server preloads, causes these faults.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -7,7 +8,8 @@ use super::{DAY, logged, path, status, stored, until_status};
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Folder, Server, ServerKind, each_server, preloaded, until};
 
-/// The steps in their order.
+/// The steps of one write of the mark, in order. After `half`, the temporary file contains the first half of
+/// the bytes, and after `write` all of them.
 const STEPS: [&str; 6] = ["create", "half", "write", "fdatasync", "rename", "fsync"];
 
 const EIO: i64 = 5;
@@ -45,7 +47,7 @@ impl Faults {
     }
 
     fn set(&self, step: i64, action: i64) {
-        // Written in place and at once, because the server maps this file.
+        // The preloaded library maps this file. So one write replaces both numbers in place.
         let file =
             OpenOptions::new().write(true).create(true).truncate(false).open(self.0.path().join("fault"));
         let bytes = [step.to_ne_bytes(), action.to_ne_bytes()].concat();
@@ -68,7 +70,7 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     faults.wait_before("fsync");
     until("the next mark is written and renamed", || faults.done().len() == 2 * STEPS.len() - 1);
     assert!(stored(&path(&server)) > first, "the file has its final name");
-    // Before this lease ends, the module has checked the unfinished write, which it does ten times a second.
+    // The module checks an unfinished write ten times a second, so at least once before this lease ends.
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
     until("the background job has run", || conn.ok("EXISTS mark") == 0);
@@ -173,18 +175,18 @@ fn grants_neither_wait_for_a_silent_disk_nor_exceed_the_mark(kind: &ServerKind) 
     // The loop ends when the server reports the silent disk. Until then it answers every command.
     while status(&server) == "ok" {
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-        // After a crash the file would still contain the earlier mark.
+        // A server that crashes now continues above the mark in this file, so no fence may exceed that mark.
         let mark = stored(&path(&server));
         assert!(fence > last && (fence <= mark || status(&server) != "ok"), "{fence} beyond {mark}");
         consecutive += i64::from(fence == last + 1);
         (last, grants) = (fence, grants + 1);
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     }
-    assert!(consecutive > 10, "the mark limited only {consecutive} of {grants} fences");
+    assert!(consecutive > 10, "only {consecutive} of {grants} fences are one more than the fence before");
     assert_eq!(server.number("dlock_fences_beyond_mark"), 0);
     assert_eq!(logged(&server, "the disk does not answer"), 1);
     let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
-    assert!(fence > mark + 1_000_000, "fences follow the clock again: {fence}, the mark is {mark}");
+    assert!(fence > mark + 1_000_000, "fence {fence} is not 1 s past the mark {mark}, as the clock is");
     faults.clear();
     until_status(&server, "ok");
     until("the mark covers the granted fence", || stored(&path(&server)) > fence);

@@ -41,8 +41,8 @@ impl Stage {
     }
 
     /// Any program, in the folder, with DLOCK_SERVERS and a long node timeout, so that a slow server does not
-    /// count as silent. The program has no other variable of dlock. All signals have their default action: a
-    /// shell that starts the tests in the background makes them ignore SIGINT.
+    /// count as silent. The program has no other variable of dlock. All signals have their default action. If
+    /// a shell has started the tests in the background, they ignore SIGINT, and the program would, too.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);
@@ -149,8 +149,8 @@ impl Stage {
         });
     }
 
-    /// Returns the number of servers that have the hold with this fence. A member whose grant arrived after a
-    /// majority had granted may have no hold yet, or a hold with another fence.
+    /// Returns the number of servers that have the hold with this fence. The client needs only a majority, so
+    /// a member that grants later may still have no hold, or a hold with a fence of its own.
     #[track_caller]
     pub fn count_confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
         let holds =

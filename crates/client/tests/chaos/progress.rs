@@ -93,7 +93,8 @@ fn one_contender_wins_each_of_many_rounds_without_waiting(kind: &ServerKind) {
     each_round_has_a_winner(kind, rounds(1_000));
 }
 
-/// Returns each client's number of acquisitions during `length`, with `fault` in place.
+/// Returns each client's number of acquisitions during `length`, with `fault` in place. Prints them with
+/// Jain's index of fairness, which is 1 if all numbers are equal.
 fn shares(kind: &ServerKind, name: &str, length: Duration, fault: impl FnOnce(&Links)) -> Vec<usize> {
     shares_over(Links::start(kind, 3, CLIENTS), kind, name, length, fault)
 }

@@ -52,6 +52,8 @@ async fn a_member_that_floods_with_messages_ends_no_hold(kind: &ServerKind) {
         flood.begin();
         until("the flood has begun", || flood.accepted() > 0);
         extend(&guard).await;
+        // The client may take the other two messages for replies to its requests, and then reports something
+        // else, or nothing.
         if message.starts_with(b">2") {
             until_reported(&client, &guard, "floods the connection").await;
         }
@@ -77,8 +79,8 @@ async fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory(kind: &ServerKi
     }
 }
 
-/// A client subscribes to a channel for messages about its waits. PUBSUB CHANNELS shows the name of the
-/// channel to every user, who can publish there.
+/// A client subscribes to a channel for messages about its waits. Any user can read the name of the channel
+/// in PUBSUB CHANNELS, and publish there.
 #[each_server]
 async fn a_published_message_that_is_too_long_ends_no_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);

@@ -1,4 +1,5 @@
-//! The steps of a world: what can happen next, and the state after it. The checker tries every order.
+//! The steps of a world (clients, masters and the faults that may happen): what can happen next, and the
+//! state after it. The checker tries every order.
 
 use super::client::Phase;
 use super::master::{Answer, Kind, Message};
@@ -39,7 +40,8 @@ pub enum Step {
     Release {
         client: usize,
     },
-    /// The hold on a master ends, for example by its lease or an eviction. Only without a clock.
+    /// The hold on a master ends, for example by its lease or an eviction. Only in a world without a
+    /// clock, where a hold can end at any moment.
     Expire {
         master: usize,
     },

@@ -1,5 +1,5 @@
-//! The choice of the queue in which a client waits: by the run ids and the holders at the members, and by the
-//! client's record of the contention.
+//! The choice of the queue in which a client waits. It depends on the run ids of the members, on the holders
+//! at each member, and on what the client has recorded about the lock ([`Contention`]).
 
 use super::helpers::*;
 use dlock_quorum::*;
@@ -83,6 +83,7 @@ fn a_client_does_not_move_to_an_earlier_queue_than_its_start_queue() {
     );
 }
 
+/// A client looks for other clients in the queue of a later member.
 #[test]
 fn a_client_looks_for_others_once_a_second_unless_it_found_none() {
     let mut contention = Contention::default();
@@ -110,6 +111,7 @@ fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
     assert_eq!(OtherHolds::compare(&both, &both), OtherHolds::Young, "the youngest hold decides");
 }
 
+/// A holder with a majority will release the lock. The client of a holder without a majority may have died.
 #[test]
 fn a_queue_can_move_unless_its_holders_have_no_majority() {
     for (seen, moves) in [
