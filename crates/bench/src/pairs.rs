@@ -125,7 +125,7 @@ fn compare(run: &Run, persistence: &Persistence, load: &Load) -> Result<Report> 
 }
 
 impl Contender {
-    /// Returns `None` if the server lacks a command of this way.
+    /// Returns `None` if the server lacks a command that this way to lock needs.
     fn start(run: &Run, way: Way, persistence: &Persistence, load: &Load) -> Result<Option<Contender>> {
         let server = run.program.start(way.needs_module(), persistence.options)?;
         let Some(pair) = way.prepare(&mut server.connect()?, TOKEN)? else { return Ok(None) };

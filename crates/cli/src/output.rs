@@ -1,8 +1,9 @@
 //! What dlock prints: results on standard output, messages on standard error, tables.
 //!
-//! Text from outside (servers, arguments, files) is escaped before it is printed for people, and only here. A
-//! resource name or an error message with control sequences could overwrite other output or reconfigure the
-//! terminal. Output for programs, such as the token that `acquire` prints, is not escaped.
+//! Text from outside (servers, arguments, files) is escaped before it is printed for people. Only this file
+//! has functions that escape it. A resource name or an error message with control sequences could overwrite
+//! other output or reconfigure the terminal. Output for programs, such as the token that `acquire` prints, is
+//! not escaped.
 
 use std::fmt;
 use std::io::{self, Write, stderr, stdout};

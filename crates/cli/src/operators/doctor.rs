@@ -65,6 +65,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
         text(&findings, infos.len())
     })?;
     let answered = infos.iter().filter(|seen| seen.answer.found().is_some()).count();
+    // If no majority has answered, the exit code says so, whatever the findings are.
     Ok(match findings.is_empty() {
         _ if answered < majority(infos.len()) => Failure::NoQuorum.code(),
         true => 0,
@@ -287,7 +288,8 @@ async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Findi
     if client.members() > 1 {
         tries.push(("dlock.confirm", vec![resource, b"t", b"0", b"0"]));
     }
-    // The missing rights on each server: commands, each as ` +name`, and whether the key is one of them.
+    // For each server: the commands that the user may not run, each as ` +name`, and whether the user may not
+    // access the key.
     let mut missing = vec![(String::new(), false); users.len()];
     for (name, arguments) in tries {
         let command: Vec<&[u8]> = [name.as_bytes()].into_iter().chain(arguments).collect();

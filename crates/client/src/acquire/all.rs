@@ -19,14 +19,14 @@ pub struct AcquireAll<C = Async> {
 }
 
 impl<C> AcquireAll<C> {
-    /// Sets the options of each lock: `.each(|lock| lock.ttl(..).shared())`. The wait is for all of them
-    /// together.
+    /// Sets the options of each lock: `.each(|lock| lock.ttl(..).shared())`. The limit of the wait
+    /// is for all locks together.
     pub fn each(mut self, options: impl FnOnce(Acquire<C>) -> Acquire<C>) -> Self {
         self.each = options(self.each);
         self
     }
 
-    /// Returns the same locks and options for another kind of caller.
+    /// Returns the same locks and options for another kind of caller (see [`Async`]).
     pub(crate) fn called_by<D>(self) -> AcquireAll<D> {
         AcquireAll { resources: self.resources, each: self.each.called_by() }
     }
