@@ -148,12 +148,12 @@ function ioredisLink(client: IoredisClient): Link {
   };
 }
 
-/** Connects a client with the option `lazyConnect`: it has the status "wait" until its first command. */
+/** Connects a client with the option `lazyConnect`, which by itself would connect only at its first command. */
 function connectIfLazy(client: IoredisClient): void {
   if (client.status === "wait") client.connect().catch(ignore);
 }
 
-/** Returns the number in a reply: with the option `stringNumbers`, ioredis returns integers as strings. */
+/** Returns the number in a reply. With the option `stringNumbers`, ioredis returns integers as strings. */
 function toNumber(reply: unknown): unknown {
   return typeof reply === "string" && /^-?\d+$/.test(reply) ? Number(reply) : reply;
 }

@@ -37,12 +37,11 @@ class Hold:
     acquired_at: float
     # The end of the lease, as the client counts it.
     lease_end: float
-    # The time before the request to release the hold. None if the process was killed.
+    # When the process was about to send its request to release the hold. None if it was killed before.
     released_at: float | None = None
 
     def end(self):
-        """Returns the end of the hold: the end of the lease if the process was killed, or released the hold
-        later."""
+        """Returns the time of the release, or the end of the lease if the release came later or never."""
         return self.lease_end if self.released_at is None else min(self.released_at, self.lease_end)
 
 
@@ -162,8 +161,8 @@ def overlaps(holds):
 
 def served_after_strings(holds, waiters_killed_at):
     """Returns the seconds between the end of each hold of an old client and the next grant to a waiter of
-    dlock. Leaves out a grant if a waiter was killed less than 1 s before the old client's hold, or later,
-    because the server may have granted the lock to the killed waiter first."""
+    dlock. Leaves out a grant if a waiter was killed before it, but at most 1 s before the old client's hold
+    began. The server may have granted the lock to this waiter first."""
     return [
         b.acquired_at - a.end()
         for a, b in zip(holds, holds[1:])

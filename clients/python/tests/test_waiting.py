@@ -226,7 +226,8 @@ def test_a_wait_polls_when_its_user_may_not_subscribe(r, locks, server, holder, 
     r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all")
     url = server.url.replace("//", "//plain:secret@")
     client = locks.client(url)
-    # The first wait waits for the subscription, which fails. The second must not: it would wait 1000 s.
+    # The first wait waits until the attempt to subscribe has failed. The second wait must not wait for a
+    # further attempt, for which these limits allow 1000 s.
     for name in "_single_attempt.SUBSCRIBING", "_threads.LIMIT", "_tasks.LIMIT":
         monkeypatch.setattr(f"dlock.{name}", 1000)
     for _ in range(2):
@@ -298,7 +299,7 @@ def test_a_wait_that_is_cancelled_before_its_subscription_is_unregistered(server
             while not (registry and registry.waits):
                 await asyncio.sleep(0)
                 registry = _tasks.background(client)._registry
-            # The wait sends no request before it listens.
+            # The wait sends its first request only after the subscription, so the server knows nothing of it.
             task.cancel()
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()

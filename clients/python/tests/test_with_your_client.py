@@ -12,7 +12,7 @@ import pytest
 from conftest import LIMIT, until
 
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs/with-your-client.md"
-# Debian's packages of Go libraries are for GOPATH.
+# Debian installs the sources of Go libraries for GOPATH, not as modules.
 GO = {"GOPATH": "/usr/share/gocode", "GO111MODULE": "off"}
 CHECK = {
     "php": ["php", "-r", "exit(class_exists('Redis') ? 0 : 1);"],

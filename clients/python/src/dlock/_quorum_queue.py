@@ -29,9 +29,9 @@ LONGEST_CHECK_PAUSE = 1.0
 # The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
 # are the releases that would move the queue.
 CHECK_FACTOR = 8
-# A client that was granted the lock by the member of its queue has a partial hold (one without a majority)
-# for less than this time, in ms, while other members refuse it. The client takes an older partial hold for
-# one that a client left behind when it died.
+# A hold without a majority is a partial hold. A waiting client can get one from the member of its queue while
+# other members refuse the lock. The client then gives the partial hold up within this time, in ms. So the
+# client of an older partial hold counts as dead.
 PARTIAL_HOLD_MAX_AGE = 2000
 
 
@@ -73,7 +73,7 @@ class QueueWatch:
             self._pause = min(2 * self._pause, LONGEST_CHECK_PAUSE)
             self._check_at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
         stuck_holders = None if holders.queue_can_move(queue) else holders.at(queue)
-        # The waits leave the last queue only if every hold there is old, and so was left behind.
+        # The waits leave the last queue only if every hold there is so old that its client counts as dead.
         if stuck_holders is not None and is_last and min(stuck_holders.values()) < PARTIAL_HOLD_MAX_AGE:
             stuck_holders = None
         if stuck_holders is not None and set(stuck_holders) == self._stuck_before:
@@ -158,8 +158,9 @@ class Waiter:
             failures = 0
             if isinstance(answer, ResponseError):
                 if end is not None and _protocol.is_own_deadlock(answer):
-                    # The owner waits for a lock that it holds itself. If the request names no owner, the
-                    # server lets it wait, and the wait times out, as with redis-py.
+                    # The owner would wait for a lock that it holds itself. A wait with a limit continues
+                    # without OWNER, so that the server does not refuse it, and times out as with redis-py. A
+                    # wait without a limit raises the error below.
                     self._options = _protocol.without_owner(self._options)
                     continue
                 refusal = _protocol.refusal(answer, self._name)
