@@ -54,7 +54,7 @@ own_apt() {
 
 say "fetching $name from Debian's ${suites##* }"
 own_apt update || fail "$name: the package lists of '$suites' could not be fetched from $mirror"
-# -t names the last suite: apt uses backports only on request.
+# apt installs from backports only if -t names them. -t names the last suite.
 own_apt install --yes --download-only -t "${suites##* }" "$package" >"$work/log" 2>&1 ||
     {
         cat "$work/log" >&2
@@ -64,7 +64,8 @@ for file in "$work"/archives/*.deb; do
     dpkg -x "$file" "$work/tree"
 done
 
-# The program chooses its function by its name: a link with this name is the server.
+# The tool that checks RDB files is the program of the server, which acts by the name under which it is started. So a
+# link named `server` starts the server.
 [ -e "$work/tree/usr/bin/$program" ] || fail "$name: $package does not contain $program"
 ln -s "$program" "$work/tree/usr/bin/server"
 loader=$(cd "$work" && find tree -name 'ld-linux*.so.*' ! -type l -print -quit)
