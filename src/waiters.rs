@@ -55,7 +55,7 @@ pub fn queue(
     join(m, ctx, Newcomer { name, rank, request, kind, since, until })
 }
 
-/// Blocks the client of the running command beside the queue position of its token, until the position ends
+/// Blocks the client of a command whose token has a queue position (BLOCK and QUEUE), until the position ends
 /// or the client's own wait times out.
 pub fn wait_beside(
     m: &Module,
@@ -277,17 +277,17 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
     }
 }
 
-/// Adds a task for the background job if a connection closed in the event-loop turn in which it was to get a
-/// grant. Its client has not received the grant, unless the server sent all replies before it closed the
-/// connection. Returns whether there is a new task.
+/// Called when a connection has closed. If the server was to send it a grant in the same event-loop turn,
+/// adds a task that takes the grant back, unless the server sent all replies before it closed the connection.
+/// Returns whether there is a new task.
 pub fn note_missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.client_gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
         m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
         return false;
     }
-    // The server also sends all replies before it evicts a connection (`maxmemory-clients`). It counts the
-    // eviction only after this event, so the job compares the counts later.
+    // The server also sends all replies before it evicts a connection (`maxmemory-clients`). But it counts
+    // the eviction only after this call, so the background job checks later whether the count has changed.
     let evicted = evicted_clients(ctx);
     m.with(|s| s.background.note(Task::Unread { delivery, waiter, evicted }));
     true
@@ -298,8 +298,8 @@ pub fn evicted_clients(ctx: Ctx<'_>) -> Option<i64> {
     ctx.info_number("stats", "evicted_clients")
 }
 
-/// Removes a waiter from the queue after its client has closed the connection, or the server itself has
-/// answered it.
+/// Removes a waiter from the queue after its connection has closed, or after the server itself has ended the
+/// wait (by CLIENT UNBLOCK ERROR, or because the server's role has changed).
 pub fn gone(m: &Module, handle: Handle) {
     let has_left = m.with(|s| {
         let id = s.connections.waiter(handle)?;

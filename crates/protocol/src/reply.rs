@@ -197,7 +197,7 @@ impl Reply for Token {
     }
 }
 
-/// A list. The wait queue has its head first.
+/// An array of replies. In the reply to WAITERS, the head of the queue is first.
 impl<T: Reply> Reply for Vec<T> {
     fn write(&self, to: &mut impl Sink) {
         to.array(self.len());

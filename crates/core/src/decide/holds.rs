@@ -24,8 +24,9 @@ impl Turn<'_> {
         self.lock.change(token, self.now, change)
     }
 
-    /// Confirms the grant of a token that sent a command. Returns true if this claims the grant of a queued
-    /// waiter: its hold then gets the lock-delay of the request.
+    /// Confirms the grant of a token that has sent a command. Returns true if the grant was that of a queued
+    /// waiter (QUEUE), whose next command claims it. If the grant left out the lock-delay (DELAY) of the
+    /// request until the claim, sets the lock-delay.
     #[inline]
     pub(super) fn claim_grant(&mut self, token: TokenRef<'_>) -> bool {
         let Some(unclaimed) = self.waiting.deliveries.claim_grant(self.name, token.as_bytes()) else {
@@ -43,8 +44,8 @@ impl Turn<'_> {
         let (token, now) = (request.token, self.now);
         let fence = self.fences.issue(now).ok_or(Refusal::FencesUsedUp)?;
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
-        // If many holds expired together, an expired one of this token may still be stored. Both can be bound
-        // to one connection, so the end of the old binding must precede the begin of the new one.
+        // If many holds expired together, an expired hold of this token may still be stored, and be bound to
+        // the same connection as the new hold. Its end removes the binding, so the end comes first.
         if self.lock.stored_len() > 1 {
             self.end_one(token.as_bytes(), End::Expired);
         }
@@ -125,7 +126,7 @@ impl Turn<'_> {
     #[inline(never)]
     pub(super) fn expire(&mut self) {
         let now = self.now;
-        // The most frequent case needs no list.
+        // An exclusive hold, the most frequent case, ends without a list of expired holds.
         if let Holding::Exclusive(hold) = self.lock.holding()
             && hold.deadline().passed(now)
             && let Some(hold) = &self.lock.take_exclusive()
