@@ -20,9 +20,9 @@ use crate::transport::Reply;
 use crate::wait::Wait;
 
 impl Hold {
-    /// Asks every master to make the hold a shared one. The hold counts as shared from the first send. No
-    /// lease becomes shorter, so the hold stays valid without a majority of answers, unless too many masters
-    /// have lost it.
+    /// Asks every master to make the hold a shared one. The hold counts as shared from the first send. The
+    /// request shortens no lease, so missing answers do not end the hold. The hold is lost if so many masters
+    /// have lost it that the others are no majority.
     pub(crate) async fn downgrade(
         self: &Arc<Self>,
         allowed: impl FnOnce() -> Result<(), String>,
@@ -34,7 +34,7 @@ impl Hold {
         let hold = self.clone();
         let cleared = self.service.background.run_on_thread(async move {
             let _extending = hold.extending.lock().await;
-            // Drops calls that would restore an exclusive hold on a master that has forgotten it.
+            // Drops pending calls of an earlier extension, which could restore the hold as an exclusive one.
             *hold.pending.lock() = None;
         });
         cleared.await;
@@ -121,7 +121,7 @@ impl Hold {
     }
 
     /// Asks for the hold in another mode. A master without the hold grants a new one instead, which counts as
-    /// [`Refusal::NotHeld`]: HOLDS was 0 before, or the fence is another one.
+    /// [`Refusal::NotHeld`]. The client recognises a new hold by the answer 0 to HOLDS, or by another fence.
     async fn ask(&self, channel: &Channel, mode: Mode) -> Vote {
         let mut commands = redis::pipe();
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
@@ -135,7 +135,8 @@ impl Hold {
             reply => (None, reply),
         };
         let vote = reply.acquired();
-        // A refusal says nothing about the hold in its old mode.
+        // `note` would record for a refusal that the token has no hold there. But a master that refuses the
+        // new mode may have the hold in the old mode.
         if matches!(vote, Vote::Granted(_)) {
             channel.note(&vote);
         }
@@ -170,8 +171,8 @@ impl Hold {
     }
 }
 
-/// Undoes an upgrade without a clear outcome when it is dropped: leaves the queue and asks for a shared hold
-/// until the master has answered. Otherwise the master might still grant the upgrade.
+/// When dropped, undoes an upgrade that the master has not granted, but might still grant. Leaves the queue
+/// and asks for a shared hold, until the master has answered both requests.
 struct Undo(Option<(Arc<Hold>, OwnedMutexGuard<()>)>);
 
 impl Undo {
@@ -194,7 +195,7 @@ impl Drop for Undo {
             };
             tokio::select! {
                 biased;
-                // An ACQUIRE after the RELEASE would make a new hold.
+                // Stops when the hold is released. An ACQUIRE after the RELEASE would make a new hold.
                 () = hold.ended.cancelled() => {}
                 () = undone => {}
             }

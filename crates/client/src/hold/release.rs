@@ -23,7 +23,8 @@ pub(crate) struct Releases {
 
 impl Releases {
     /// Sends RELEASE to every master that may have the hold, or may still grant it. An unconfirmed RELEASE is
-    /// repeated for the length of `lease`, because a hold on one master alone delays all other clients.
+    /// repeated for the length of `lease`, because a hold that is left on one master delays the clients in
+    /// the queue there.
     pub(crate) fn new(
         service: &Arc<Service>,
         channels: &Channels,
