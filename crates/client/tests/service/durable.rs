@@ -56,9 +56,9 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
 }
 
 /// For a durable grant, the client sends each member an EXTEND and then WAIT over a separate connection, and
-/// stops waiting when a majority has answered. The EXTEND to the third member then has no answer yet. If this
-/// EXTEND arrives after a longer one, it shortens the lease there, so the third member has no vote for a
-/// longer lease.
+/// stops waiting when a majority has answered. Here the third member receives this EXTEND only after a second
+/// one, for a longer lease, and the late EXTEND shortens its lease again. So the client must not count the
+/// third member's answer to the second EXTEND.
 #[each_server]
 async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
@@ -68,7 +68,8 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
     let client = client.build().await.expect("a client");
     proxy.lose_the_next();
-    // No majority answers before the EXTEND has reached the proxy.
+    // While this replica is paused, no majority can answer, so the client does not stop waiting before the
+    // EXTEND has reached the proxy.
     replicas[1].pause();
     let ttl = Duration::from_secs(60);
     let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());

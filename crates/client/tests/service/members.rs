@@ -25,6 +25,7 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
     let servers = [url(&first), url(&second), format!("unix://{}", link.display())];
     let builder = Client::builder().servers(servers).node_timeout(Duration::from_secs(5));
     let client = builder.build().await.expect("a member that is down is no error");
+    // From now on, the third address leads to the first server.
     symlink(first.dir().join("socket"), link).expect("a link");
     let inspected = || async {
         let seen = client.inspect("r").await.remove(2).answer;
@@ -70,7 +71,7 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     let node = Server::options(kind).conf("cluster-enabled yes").start();
     let why = unusable(&[url(&node)]).await;
     assert!(why.contains("is a node of a cluster (cluster_enabled:1)"), "{why}");
-    // A single server needs no run id, a member of a quorum does.
+    // A single server needs no run id. A member of a quorum needs one, which INFO shows.
     Client::builder().server(worker.as_str()).build().await.expect("a usable server");
     let why = unusable(&[worker, url(&Server::start(kind))]).await;
     assert!(why.contains("let its user run INFO") && !why.contains("pass@"), "{why}");

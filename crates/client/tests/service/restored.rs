@@ -6,7 +6,8 @@ use super::*;
 /// Lease of the tests. The client renews it each second.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Restarts a server without its data, but with its fence mark.
+/// Restarts a server without its data, but with the file of its fence mark, which keeps the next fences above
+/// the earlier ones.
 fn restart_empty(server: &mut Server) {
     server.kill9();
     server.restart();
@@ -119,7 +120,8 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
     let guard = client.lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
-    // This is at least two leases after the BREAK, with several renewals that could have restored the hold.
+    // A validity that ends three leases after the BREAK was set two leases after the BREAK or later. Several
+    // renewals could have restored the hold by then.
     let (broken, renewed) = (now(), || guard.valid_until());
     until("the hold is renewed", || renewed().saturating_since(broken) > LEASE * 3);
     assert_eq!((held_on(&servers, "r"), guard.loss()), (2, None));
