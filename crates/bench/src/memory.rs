@@ -1,4 +1,4 @@
-//! Memory of a hold, each with a token of its own, compared with a string of the same key, token and TTL.
+//! Memory of holds, each with a token of its own, compared with strings of the same keys, tokens and TTLs.
 
 use std::io::Result;
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use crate::holds::{HoldKind, Holds};
 use crate::run::{Report, Run};
 use crate::table::{Table, si};
 
-/// Lengths of tokens: of a counter, of DLOCK.TOKEN, of a UUID.
+/// Lengths of tokens: a number of 64 bits in decimal, a token of DLOCK.TOKEN, a UUID.
 const TOKEN_BYTES: [usize; 3] = [20, 27, 36];
 
 /// Longest time for which a server moves entries to a dictionary that it has just enlarged.

@@ -34,7 +34,8 @@ pub struct Margin {
 impl Margin {
     /// Fails if `kill_after` and the reserve do not fit into half of the ttl. By default, `kill_after` is a
     /// sixth of the ttl, at most 10 s. With a ttl of 30 s, dlock sends SIGTERM 6 s before the lease ends: 5 s
-    /// for a clean end, and 1 s in reserve. Two renewals, after 10 s and 20 s, can fail before.
+    /// for a clean end, and 1 s in reserve. Two renewals, after 10 s and 20 s, can fail before SIGTERM is
+    /// sent.
     pub fn new(ttl: Duration, kill_after: Option<Duration>) -> Result<Margin, Error> {
         let margin = Margin {
             kill_after: kill_after.unwrap_or((ttl / 6).min(Duration::from_secs(10))),
@@ -91,8 +92,9 @@ impl Supervision<'_> {
                 received = self.signals.next() => self.forward(received?)?,
             }
             if let Some(status) = self.program.ended() {
-                // A killed shell leaves its children behind, which must not continue without the lock. A
-                // program that exits may have started a background process on purpose.
+                // A program that was killed, for example a shell, leaves children behind, which must not
+                // continue without the lock. The children of a program that has exited may continue, because
+                // it may have started them on purpose.
                 if status.signal().is_some() {
                     self.end().await?;
                 }
@@ -122,8 +124,8 @@ impl Supervision<'_> {
         Ok(())
     }
 
-    /// Returns true for a signal of the terminal that the program has received itself, or that must not stop
-    /// it.
+    /// Returns true for every stop signal of the terminal, and for its other signals if the program has
+    /// received them as well.
     fn must_not_forward(&self, signal: Signal) -> bool {
         // When a terminal hangs up, only the leader of its session receives SIGHUP.
         let only_dlock_received = signal == Signal::SIGHUP && getsid(None) == Ok(Pid::this());

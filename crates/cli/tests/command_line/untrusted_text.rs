@@ -119,8 +119,8 @@ fn server_errors_are_escaped_for_the_terminal(kind: &ServerKind) {
     }
 }
 
-/// Starts dlock and waits until it reads a pipe. Earlier, the pipe cannot be opened for writing without
-/// blocking.
+/// Starts dlock and waits until dlock has opened the pipe for reading. Until then, opening the pipe for
+/// writing with O_NONBLOCK fails.
 fn start_reading_pipe(stage: &Stage, words: &str) -> (Running, File) {
     let made = stage.execute(stage.shell("rm -f pipe && mkfifo pipe && pwd"));
     let pipe = Path::new(made.stdout.trim()).join("pipe");
