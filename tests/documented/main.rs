@@ -1,5 +1,5 @@
-//! The documents, COMMAND DOCS and a running server agree on commands, rights, options, INFO, links and
-//! sessions.
+//! The documents, COMMAND DOCS and a running server agree on commands, rights, options and INFO. The links
+//! and the example sessions of the documents work.
 
 mod acl;
 mod built;

@@ -42,6 +42,7 @@ fn a_warning_is_shown_while_its_cause_lasts_and_logged_when_it_begins(kind: &Ser
     }
 }
 
+/// The fence mark is a file that keeps the fences of a restarted server above its earlier ones.
 #[each_server]
 fn a_warning_is_shown_until_an_unwritable_mark_is_written(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();

@@ -50,7 +50,8 @@ fn a_demotion_ends_every_wait(kind: &ServerKind) {
     queue.assert_ended(&old, "UNBLOCKED");
 }
 
-/// A demotion drops the tasks of the background job, and without them no queue can be served.
+/// A demotion drops all tasks of the background job, also those that serve the queues. So it must end the
+/// waits even if a promotion follows at once.
 #[each_server]
 fn a_demotion_ends_every_wait_when_the_server_is_promoted_again_at_once(kind: &ServerKind) {
     let server = Server::options(kind).conf("dlock.honour-strings yes").start();

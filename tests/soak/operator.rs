@@ -67,7 +67,8 @@ impl<'a> Operator<'a> {
             sleep(Duration::from_millis(5));
             report = report_on(&mut self.conn, key, self.clock);
         }
-        // If the queue has another head, the earlier head was granted the lock, and its lease has ended too.
+        // If the queue has another head by now, the earlier head may have had the lock in between, until its
+        // lease ended. `held_back` makes the checker accept this report.
         report.held_back |= is_unserved(&report) && report.queue.first() != head.as_ref();
         self.reports.push(report);
     }

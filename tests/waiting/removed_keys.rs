@@ -149,8 +149,8 @@ fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
     assert_eq!(holders(&mut conn, "k"), ["b"]);
 }
 
-/// In each tick, the module opens the keys of 256 queues, so that the server finds elapsed TTLs. Here are
-/// more queues.
+/// In each tick, the module opens the keys of up to 256 queues, because the server deletes a key with an
+/// elapsed TTL when the key is opened. This test has 1,000 queues.
 #[each_server]
 fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
     let (server, mut conn) = without_active_expiry(kind);

@@ -101,7 +101,7 @@ fn a_lock_with_an_elapsed_native_ttl_is_granted_to_one_newcomer(kind: &ServerKin
     let mut fixture = Fixture::new(kind);
     assert_eq!(fixture.ok("DEBUG SET-ACTIVE-EXPIRE 0"), "OK");
     let first = fixture.acquire("k", "t");
-    // The command finds the key expired, and the server deletes it while the command runs.
+    // The first ACQUIRE finds the key expired, and the server deletes the key while that command runs.
     let answers = fixture.conn.say_together(&[
         "PEXPIRE k 20",
         "DEBUG SLEEP 0.05",

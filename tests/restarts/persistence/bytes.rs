@@ -40,7 +40,8 @@ fn dump_and_restore_keep_a_lock_unchanged(kind: &ServerKind) {
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [4; 2]);
 }
 
-/// Restores a fixture of the core's tests: a hold with count 3 and 29.9 s left.
+/// A frozen fixture is a file of the core's tests with the bytes of a lock, which later versions must still
+/// load. This one has a hold with count 3 and 29.9 s left.
 #[each_server]
 fn the_bytes_of_a_frozen_fixture_are_restored(kind: &ServerKind) {
     let digits: String = include_str!("../../../crates/core/tests/fixtures/4/exclusive.hex")
@@ -131,8 +132,8 @@ fn restore_refuses_every_truncated_payload(kind: &ServerKind) {
     let dumped = Dumped::of(&mut conn, "k");
     let whole = Dumped::body(&dumped.lock);
     assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the undamaged bytes are valid");
-    // Bodies that lack more bytes than the foot has (the server would read fewer missing bytes from the
-    // foot), truncated locks in complete bodies, and a lock with one byte too many.
+    // Truncated bodies, truncated locks in complete bodies, and a lock with one byte too many. If a body
+    // lacked at most as many bytes as the foot has, the server would read them from the foot.
     let bodies = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
     let longer = [dumped.lock.clone(), vec![0]].concat();
@@ -220,8 +221,8 @@ fn restore_refuses_values_beyond_the_bounds_and_logs_the_reason(kind: &ServerKin
     let dumped = Dumped::of(&mut conn, "k");
     let valid = Layout::of(&dumped.lock);
     let bound = fence as u64 + 60_000_000;
-    // One example of each kind: the core's tests cover every field. Modes: 2 is shared, 6 a change of a
-    // shared lock, 8 does not exist. The second of the counts is the number of holds.
+    // These are examples; the core's tests cover every field. Mode 2 is a shared lock, 6 a change of a shared
+    // lock, and 8 does not exist. `counts.1` is the number of holds.
     let forgeries: &[Forgery<'_>] = &[
         ("version 5, this module reads 4", &|lock| lock.version = 5),
         ("impossible mode", &|lock| lock.mode = 8),
@@ -254,7 +255,7 @@ fn restore_refuses_a_newer_encoding_and_logs_the_reason(kind: &ServerKind) {
     let (server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut dumped = Dumped::of(&mut conn, "k");
-    // The lowest bits of the module name are the encoding version.
+    // The head ends with the module's name as a number, whose lowest bits are the encoding version.
     *dumped.head.last_mut().expect("the head is not empty") += 1;
     let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock)));
     assert_eq!(refused.error(), "ERR Bad data format");
