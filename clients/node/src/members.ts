@@ -199,8 +199,8 @@ export class Members {
   }
 
   /** Carries out `steps`, after asking for the member's run id if it is unknown. Throws `NoAnswerError` if
-   * the client has reconnected before the reply: another server may have sent it. The caller must run these
-   * steps with the member as their server: in an `Ask`, a `Begin` for the member, or `at`. */
+   * the client has reconnected before the reply: another server may have sent it. The steps do not name the
+   * member, so the caller must carry them out in an `Ask`, a `Begin` or an `at` for this member. */
   *ask<T>(member: number, steps: Steps<T>): Steps<T> {
     if (this.runId(member) === undefined || !this.channels[member]!.isReady) yield* this.#identify(member);
     const server = this.runId(member);
@@ -221,8 +221,8 @@ export class Members {
   }
 
   /** Asks all members. Returns the majority's answer once no further answer can change it, or all answers
-   * (for an error message) if they do not decide. A member's answer counts while its connection leads to the
-   * server that gave the answer. */
+   * (for an error message) if they do not decide. If the client reconnects to a member, the member's answer
+   * still counts only if the same server is there. */
   *vote(ask: (member: number) => Steps<boolean>): Steps<boolean | Answers> {
     const servers = new Map<number, string | undefined>();
     const asking = function* (this: Members, member: number): Steps<boolean> {

@@ -68,7 +68,7 @@ onEachServer(
       assert.deepEqual(await redirections(), before);
     });
 
-    test("data at a key with a prefix is an error that names its type, and a lock of redis-py is recognised", async () => {
+    test("with a key prefix, data at the key causes an error that names its type, and a lock of redis-py is recognised", async () => {
       const withoutPrefix = connect();
       const lock = new Lock(connect({ keyPrefix: "{x}" }), "data");
       await withoutPrefix.rpush("{x}data", "x");

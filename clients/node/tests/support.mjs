@@ -181,7 +181,7 @@ export class FaultProxy {
 
   static async to(port) {
     const proxy = new FaultProxy();
-    proxy.target = port; // of new connections
+    proxy.target = port; // the port to which new connections lead
     proxy.listener = net.createServer((client) => proxy.#accept(client)).listen(0, "127.0.0.1");
     await once(proxy.listener, "listening");
     proxy.url = `redis://127.0.0.1:${proxy.listener.address().port}`;
@@ -325,8 +325,9 @@ class TestEnvironment {
 }
 
 /** Runs a suite on each server, with clients of each library, or of the libraries in `only`. Each test begins
- * with an empty server. With `isParallel`, all runs take place at the same time: for suites that mostly wait,
- * and whose tests change neither `times` nor the clock, as the runs share both. */
+ * with an empty server. With `isParallel`, all runs take place at the same time: for suites that mostly wait.
+ * Their tests must change neither the clock nor `times` (the client's time limits and pauses), as the runs
+ * share both. */
 export function onEachServer(suite, { only = Object.keys(libraries), isParallel = false } = {}) {
   describe("on each server", { concurrency: isParallel ? SERVERS.length * only.length : 1 }, () =>
     describeAll(suite, only),
