@@ -29,7 +29,8 @@ NO_ANSWER = (ConnectionError, TimeoutError)
 # Reply to an ACQUIRE of a key that holds a lock of another library.
 FOREIGN = "held by a lock of another library"
 
-# The first words of errors that do not mean misuse, and for which redis-py has no class.
+# The first words of the errors, except ERR, that redis-py raises as a plain ResponseError. redis-py removes
+# the word ERR, so `is_misuse` takes every other plain ResponseError for an ERR.
 OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
 OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
 
@@ -188,8 +189,8 @@ def set_library_name(name: str) -> Args:
 
 def send(command: Args) -> Steps:
     """Sends a command, and returns the reply. Raises `InvalidResponse` if the reply to one of
-    `INTEGER_COMMANDS` is neither an integer nor null: the client is a mock, or a pipeline, which sends
-    nothing at once."""
+    `INTEGER_COMMANDS` is neither an integer nor null: the client is a mock, or a pipeline, which returns
+    itself instead of a reply."""
     try:
         reply = yield command
     except ResponseError as answer:

@@ -104,9 +104,11 @@ class QuorumAttempt:
         """Releases the token of the last round at all members that were asked for the lock."""
         key, token = self._key, self._round.token
         expires_after = time_until_expired(self.lease / 1000)
+        # If the caller gave the token, a second RELEASE could end a later hold: see
+        # `members_to_release_again`.
         answers_needed = 1 if self.token_given else 2
-        # Not a copy: the round adds a member with an ACQUIRE under way that then gets no answer, and
-        # `repeats` reads the set before each repetition.
+        # The set of the round itself, not a copy. If an ACQUIRE that is still under way gets no answer, the
+        # round adds the member. `repeats` reads the set before each repetition.
         repeat_at = self.members_to_release_again
 
         def release(member: int) -> OwedRelease:
@@ -121,7 +123,9 @@ class QuorumAttempt:
         answered = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
         ]
-        # If an ACQUIRE or a RELEASE has no answer, the server may still have the hold: see `Owner.rename`.
+        # If an ACQUIRE or a RELEASE has no answer, the server may still have the hold. If the owner then
+        # waited for the lock under the same name, the server would report a deadlock of the owner with
+        # itself.
         rename = functools.partial(self._owner.rename, self.options)
         if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
             rename()
@@ -135,8 +139,9 @@ class QuorumAttempt:
         `LateError` if a majority granted the lock several times, each time after the end of the lease."""
         quorum, key = self._quorum, self._key
         yield from quorum.identify_members()
-        # With an empty order, a round may overtake waiters. Only an acquisition that does not wait begins
-        # with an empty order: it competes with the waiters only for a moment.
+        # The members in the order in which the client tries their queues. A round does not overtake the
+        # clients in these queues, unless its order is empty. An acquisition that does not wait begins with an
+        # empty order, because it competes with the waiters only for a moment.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         start = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
@@ -213,7 +218,8 @@ class QuorumAttempt:
                 quorum.move_to_queue(key, next_queue)
                 waits_again = True
             elif queue is not None and round_.is_refused_by(queue):
-                # The last queue does not move either. The client starts over with the first one.
+                # The wait in the last queue has ended without a grant. The client starts over with the first
+                # queue.
                 quorum.contention.forget_start_queue(key)
                 waits_again = quorum.order(key)[0] != queue
         order = quorum.order(key)
