@@ -1,9 +1,9 @@
 //! The background job: ends leases and waits when they are due, and makes the writes that server callbacks
 //! must not make. The timer runs the job; if the timer is overdue, a tick of the event loop does.
 //!
-//! Only commands and this job write. Before each task the job asks the server whether it would accept a
-//! client's ACQUIRE of the key at this moment. While it would not, no lock is granted; holds still end unless
-//! the server refuses all writes.
+//! Only commands and this job write. Before each task the job asks the server whether a client's ACQUIRE of
+//! the key would be accepted at this moment. While the server would refuse the ACQUIRE, no lock is granted;
+//! holds still end unless the server refuses all writes.
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
@@ -17,7 +17,8 @@ use crate::ffi::{Ctx, Flags, c_text};
 use crate::module::{Key, Module};
 use crate::{clock, grace, log, waiters};
 
-/// The command of the dry run before each write.
+/// The command of the dry run before each write. On a server without dry runs, the job runs `stand_in`
+/// instead, which has the same flags and does nothing.
 static ACQUIRE: DryRun = DryRun {
     command: c_text!(table::ACQUIRE.name),
     arguments: [c"?", c"1"],
@@ -305,8 +306,8 @@ fn refuse_some(m: &Module, name: &Name<'_>, why: &str) {
     }
 }
 
-/// Refuses a waiter, and the connections that wait beside its position. A wait that has already timed out
-/// ends as a timeout.
+/// Refuses a waiter. If the waiter is a token with a queued wait (QUEUE), also refuses the connections that
+/// block for the same token (BLOCK). A wait that has already timed out ends as a timeout.
 fn refuse(m: &Module, id: WaiterId, why: &str) {
     let now = clock::now();
     let (outcome_if_over, waiters) = m.with(|s| {
@@ -324,9 +325,9 @@ fn refuse(m: &Module, id: WaiterId, why: &str) {
 /// Schedules the refusal of every waiter with this error. Called from server events, in which the module must
 /// not end a wait.
 ///
-/// Most servers unblock the waiting connections themselves. Valkey does not when its cluster is down. From 9
-/// on, it also does not when it becomes a replica, if it runs in a cluster or the connection has sent
-/// `CLIENT CAPA redirect`.
+/// A server that becomes a replica, or whose cluster is down, usually unblocks the waiting connections
+/// itself. Valkey does not when its cluster is down. From 9 on, it also does not when it becomes a replica,
+/// if it runs in a cluster or the connection has sent `CLIENT CAPA redirect`.
 pub fn schedule_refusal_of_all(m: &Module, why: Error) {
     let any = m.with(|s| {
         s.refusal_of_all = Some(why).filter(|_| !s.waiting.is_empty());

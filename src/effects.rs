@@ -27,7 +27,7 @@ pub struct Target<'a> {
     raw: KeyName<'a>,
     name: Name<'a>,
     key: Key<'a>,
-    /// The lock of a key that does not exist yet. Created in place, so that it is never moved.
+    /// The lock of a key that does not exist yet. The box becomes the value of the key.
     fresh: Option<Box<Lock>>,
     /// Whether the key is a string that counts as a lock of another library. Nothing is granted or stored
     /// until the string is gone.
@@ -38,9 +38,9 @@ pub struct Target<'a> {
     pub plain: Option<Plain<'a>>,
 }
 
-/// Facts that carrying out a step needs, read while the state was borrowed for the operation.
+/// What [`Target::carry_out`] needs of the module's state, which is borrowed only during the operation.
 struct Facts {
-    /// Whether the lock is due before the armed timer.
+    /// Whether the lock's next deadline is earlier than the end of the armed timer.
     due_sooner: bool,
     /// Whether replicas or the append only file may get the change.
     followed: bool,
@@ -225,7 +225,7 @@ pub fn held_by_string(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>) -> bool {
 
 /// The form in which replicas and the append only file get a change.
 enum LogForm {
-    /// As an effect, in these bytes.
+    /// As an effect: a `DLOCK._SET` with these bytes, which contain the changed lock.
     Effect(Vec<u8>),
     /// The running command itself. Also used if nothing follows this server: the command then reaches
     /// nothing, and costs less than an effect.
@@ -242,10 +242,12 @@ impl Target<'_> {
         // After an operation, or an applied effect, one of the two exists.
         let Some(lock) = key.value().or(fresh.as_deref()) else { return LogForm::Verbatim };
         let anchor = clock::anchor();
-        // Readers need no state for a RELEASE that frees the lock.
+        // A RELEASE that frees the lock is always logged verbatim: its readers (replicas, and a server that
+        // loads the file) do not need the state of the log before it, so the state passed is `None`.
         if plain.is_some_and(|plain| plain.advance_if_exact(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
+        // An ACQUIRE is logged verbatim if readers derive its hold from the log before it (`readers_state`).
         let next_can_build_on = followers::next_can_build_on(*ctx);
         m.with(|s| {
             let state = &mut s.followers.readers_state;
@@ -279,9 +281,9 @@ impl Target<'_> {
 
 /// Applies an effect: from the master on a replica, or from the append only file.
 ///
-/// A replica with an append only file logs the effect again. An effect with times of another machine's clock
-/// is rewritten with times of this server's clock, because a reader of the file could convert the other times
-/// only by the wall clocks.
+/// A replica with an append only file logs the effect again. If the times of the effect are those of another
+/// machine's clock, they are first converted to this server's clock by the arrival of the effect. A reader of
+/// the file does not know the arrival, and would have to trust that both wall clocks agree.
 pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
@@ -303,6 +305,7 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
         s.fences.raise(fence.max(last));
         // The timer is not armed: neither a replica nor a loading server ends a hold by itself.
         s.schedule(lock, name.db, &name.key);
+        // Verbatim only if the readers of this server's log have the state that the entry builds on.
         (!is_rewritten && s.followers.advance_past(position), s.followers.may_follow)
     });
     let form =
@@ -336,7 +339,8 @@ impl Target<'_> {
     }
 }
 
-/// Announces that a resource is free although its key exists, because the key now holds another data type.
+/// Announces that a resource has become free because a command has overwritten its key with another data
+/// type.
 pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
     ctx.notify(Announced::MODULE, event_name(Event::Freed), ctx.string(&name.key).name());
 }

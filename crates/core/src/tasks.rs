@@ -1,5 +1,5 @@
-//! The tasks of the background job. Due locks and timeouts are not stored as tasks: they are found by their
-//! time.
+//! The tasks of the background job. [`Pending`] stores them, except [`Task::Due`] and [`Task::Over`]: the
+//! schedules of the locks and the waits show which of these are due.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -18,8 +18,8 @@ pub type Bindings = BTreeSet<(Box<[u8]>, Token)>;
 pub enum Task {
     /// The wait queue of this lock may have to be served.
     Serve(Name<'static>),
-    /// The wait queues that began after the one that this waiter began, in one database or in all (`None`),
-    /// may have to be served.
+    /// The wait queues that began later than a given one may have to be served, in one database or in all
+    /// (`None`). The id is that of the waiter with which the given queue began.
     ServeBehind(WaiterId, Option<i32>),
     /// The key of this held lock was deleted.
     Vanished(Name<'static>),
@@ -28,9 +28,10 @@ pub enum Task {
     /// The reply with this grant was not delivered.
     Undelivered(Name<'static>, Token, WaiterId),
     /// Like `Undelivered`, for a connection that closed in the same event-loop turn in which it was to get
-    /// its reply. `evicted` is the number of connections that the server had evicted by then. If that number
-    /// has changed when the task runs, the server evicted this connection, and the reply counts as sent: a
-    /// server sends all replies before it evicts a connection. `None` if the number is unknown.
+    /// its reply. If the server has evicted the connection, the reply counts as sent, because a server sends
+    /// all replies before it evicts a connection. The server counts the eviction only after the connection
+    /// has closed. So `evicted` is the count at that moment (`None` if unknown), and another count when the
+    /// task runs means that the server evicted this connection.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,
@@ -42,14 +43,14 @@ pub enum Task {
     EndedHolds(Name<'static>, Box<EndedHolds>),
     /// This lock was created by RESTORE, with the times of another clock.
     Restored(Name<'static>),
-    /// A lease or a lock-delay may have expired. If the lock does not change and is not put off, the job
-    /// finds it again at once.
+    /// A lease or a lock-delay may have expired. The job gets this task again and again until the lock
+    /// changes or its task is put off.
     Due(Name<'static>, Slot),
     GraceOver,
 }
 
 impl Task {
-    /// The lock that the task may change, the first one of several. `None` if the task changes no lock.
+    /// The lock that the task may change. Of several locks, the first one. `None` if the task changes none.
     pub fn name(&self) -> Option<Name<'_>> {
         let (db, key) = match self {
             Task::Serve(name)
@@ -83,8 +84,8 @@ impl Task {
     }
 }
 
-/// Keeps the holds on the first lock and returns the others. Called often while the server is out of memory,
-/// so the time does not grow with the number of holds on the first lock.
+/// Keeps the holds on the first lock and returns the others. Its time does not grow with the number of holds
+/// on the first lock, because the job calls it often while the server is out of memory.
 pub fn split_off_other_locks(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {
         // The least key that is greater than the first one, with the least token.
@@ -97,7 +98,7 @@ pub fn split_off_other_locks(holds: &mut Bindings) -> Bindings {
 #[derive(Debug, Default)]
 pub struct Pending {
     tasks: VecDeque<Task>,
-    /// Tasks that were put off, each with its ms, the earliest first.
+    /// Tasks that were put off, each with the time in ms from which it may run, the earliest first.
     later: VecDeque<(u64, Task)>,
     /// The locks with a task to serve them, and whether their keys were deleted.
     to_serve: HashMap<Name<'static>, bool>,
@@ -154,7 +155,7 @@ impl Pending {
         Some(if vanished { Task::Vanished(name) } else { Task::Serve(name) })
     }
 
-    /// The ms at which there will be a task. `None` for never.
+    /// Time of the next task in ms, 0 if there is one already. `None` if there is no task.
     pub fn due(&self) -> Option<u64> {
         if self.tasks.is_empty() { self.later.front().map(|(at, _)| *at) } else { Some(0) }
     }

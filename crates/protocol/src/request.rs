@@ -17,7 +17,8 @@ pub struct LockRequest<T = Token, L = Label, O = OwnerId> {
     pub ephemeral: bool,
     pub delay: Delay,
     pub label: L,
-    /// The owner of the token, by which deadlocks are detected. `None`: the token is its own owner.
+    /// The owner of the token. The search for deadlocks treats all tokens of one owner as one. `None`: the
+    /// token is its own owner.
     pub owner: Option<O>,
 }
 

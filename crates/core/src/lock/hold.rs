@@ -12,13 +12,13 @@ use crate::schedule::Slot;
 pub enum Ephemeral {
     No,
     Bound(ClientId),
-    /// The hold was bound to a connection that this server does not know, because it was restarted or
-    /// promoted. So no closed connection ends the hold.
+    /// The hold was bound to a connection before this server was restarted or promoted. The server does not
+    /// know that connection, so no closed connection ends the hold.
     Orphan,
 }
 
-/// The tenure of one token. Numbers take as few bytes as they need, so that the value of a key with one hold
-/// fits into one allocation of 64 bytes.
+/// The tenure of one token. Numbers are stored in fewer than 8 bytes, so that the value of a key with one
+/// hold fits into one allocation of 64 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     identity: Identity,
@@ -259,8 +259,9 @@ impl Hold {
     }
 }
 
-/// Estimated bytes of [`crate::tasks::Bindings`] for a connection, which usually has one bound hold: an entry
-/// in a table that is half full at times, and a tree leaf with room for eleven names and tokens.
+/// Estimated bytes of [`crate::tasks::Bindings`] for a connection, which usually has one bound hold: two
+/// entries of a hash table, because half of them can be unused, and a tree leaf with room for eleven names
+/// and tokens.
 const BINDING_SIZE: usize = 2 * size_of::<(ClientId, BTreeSet<()>)>() + 11 * size_of::<(Box<[u8]>, Token)>();
 
 #[cfg(test)]

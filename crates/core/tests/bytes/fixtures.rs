@@ -34,6 +34,7 @@ fn all() -> impl Iterator<Item = Vec<u8>> {
     .into_iter()
 }
 
+/// The fence of a grant 100 ms before [`AT`]: its Unix time in µs.
 const FENCE: u64 = AT * 1000 - 100_000;
 
 /// A hold that was granted 100 ms before [`AT`].
@@ -115,7 +116,7 @@ fn a_partial_change_is_read() {
     assert_eq!(write(&lock, &change), bytes);
 }
 
-/// The tests try every position in the bytes, but fewer under Miri.
+/// Distance of the positions in the bytes that the tests try: every position, or fewer under Miri.
 const STEP: usize = if cfg!(miri) { 31 } else { 1 };
 
 /// Reads bytes, applies them to a held lock, writes the lock, and reads it back. Returns whether the bytes

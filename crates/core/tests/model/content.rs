@@ -4,7 +4,7 @@ use dlock_core::{Ephemeral, Instant, Lock, Mode};
 
 /// Returns the stored content of a lock. The holds are sorted by token, and their connections are left out.
 pub fn content(lock: &Lock) -> Content {
-    // At time 0, so that no hold counts as expired.
+    // At time 0, so that no hold counts as expired, and the time left of the lock-delay is its end.
     let all = lock.at(Instant::from_micros(0));
     let holds = all.holds().map(|hold| Stored {
         token: hold.token().as_bytes().to_vec(),
@@ -45,8 +45,8 @@ pub struct Stored {
 
 impl Content {
     /// Returns whether `other` is the same lock on a replica with a clock that is `us` microseconds ahead.
-    /// Times may differ by up to 2 ms: the master rounds them to whole ms, and so does the replica when it
-    /// converts them to its own clock.
+    /// A time there may be up to 1 ms too early or 2 ms too late: the master rounds it to whole ms, and so
+    /// does the replica when it converts the time to its own clock.
     pub fn is_nearly(&self, other: &Content, us: u64) -> bool {
         let is_near = |here: u64, there: u64| {
             (here == 0) == (there == 0)
