@@ -53,8 +53,8 @@ fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.EXTEND k t 20"), 1);
     until("the shortened lease ends", || conn.ok("EXISTS k") == 0);
 
-    // After each of these changes, the lease is longer or another hold follows: the old deadline has no
-    // effect.
+    // Each change replaces a lease of 50 ms: the first three by a longer one, and after the RELEASE the next
+    // ACQUIRE begins a new hold. The deadline of the replaced lease then has no effect.
     for change in [
         "DLOCK.EXTEND k t 600000",
         "DLOCK.ACQUIRE k t 600000",
@@ -101,7 +101,8 @@ fn leases_end_in_the_order_of_their_deadlines(kind: &ServerKind) {
     let server = Server::start(kind);
     let mut events = Events::subscribe(&server, "__keyevent@*__:dlock.expired");
     let mut conn = server.connect();
-    // The deadlines differ enough to fix the order, and all are due when the background job runs.
+    // The deadlines are 100 ms apart, so their order is certain. All have passed when the background job
+    // runs.
     let replies = conn.say_together(&[
         "SELECT 3",
         "DLOCK.ACQUIRE b t 200",

@@ -1,7 +1,8 @@
 //! Replicas and the append only file get each change as an effect: a `DLOCK._SET` with the new state as
-//! bytes. A plain ACQUIRE or RELEASE is logged verbatim instead if these readers derive the same hold, fence
-//! and deadline from the effect before it. When a reader is new, the next grant is an effect. The clocks of
-//! these masters are stopped, so that all grants fall into one millisecond.
+//! bytes. Plain commands (an ACQUIRE without options, a RELEASE) are logged verbatim if a reader of the log
+//! derives the same hold, fence and deadline from the command and the last effect. So the first grant after a
+//! new reader has joined is an effect. The clocks of these masters are stopped, so that all grants fall into
+//! one millisecond.
 
 mod nested;
 mod readers;
@@ -74,7 +75,8 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
             "DLOCK.RELEASE g t ALL",
         ]
     );
-    // The effect contains the time and the fence from which readers derive the commands after it.
+    // The effect contains the time and the fence from which readers derive the commands after it. Its
+    // deadline is rounded up to a whole ms.
     let effect = sent.iter().find(|command| command[0] == b"DLOCK._SET").expect("an effect");
     let (last, change) = effect[2].split_first_chunk().expect("a fence");
     assert_eq!(u64::from_le_bytes(*last), first as u64);
@@ -82,7 +84,8 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
     assert_eq!((change.put[0].granted, change.put[0].deadline), (change.at, change.at + 600_001));
 }
 
-/// In a cluster the log is also sent slot by slot, so a reader may lack the effect before a verbatim grant.
+/// A node of a cluster also sends the log of single slots, to a node that takes them over. This reader may
+/// lack the effect that a verbatim grant builds on, because it belongs to another slot.
 #[each_server(shimmed)]
 fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
     let node = with_frozen_clock(kind).conf("cluster-enabled yes").start();

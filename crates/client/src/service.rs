@@ -22,7 +22,6 @@ use crate::topology::{Channel, MemberList, Node, Watched};
 use crate::transport::{Address, ConnectError, WRONG_TYPE, wrong_type};
 use crate::{inspect, reading, request};
 
-/// The lock service of a client.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) nodes: Vec<Arc<Node>>,
@@ -84,8 +83,8 @@ impl Service {
 
     /// Opens the first connections. Returns once a majority is connected and the time limit of one answer has
     /// passed, or earlier if every connection is open or has failed. The others may connect later. A master
-    /// that is down is not an error, because it may come back. Nor is a master that cannot take part, as long
-    /// as a majority remains without it.
+    /// that is down is not an error, because it may come back. A master that cannot take part is an error
+    /// only if no majority remains without it.
     async fn first_connections(&self) -> Result<(), BuildError> {
         let time_limit = now() + self.nodes[0].limit;
         let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });
@@ -139,7 +138,7 @@ impl Service {
     }
 
     /// Adds the type of the value under the key to the state of each master that answered WRONGTYPE, if the
-    /// user may send TYPE. `states` has one for each master; `None` means that the master answered otherwise.
+    /// user may send TYPE. `states` has one item for each master: `None` if the master answered the question.
     pub(crate) async fn add_value_types<'s>(
         &self,
         resource: &[u8],
@@ -161,8 +160,8 @@ impl Service {
         self.nodes.iter().map(|node| Arc::new(Channel::new(node.clone()))).collect()
     }
 
-    /// Returns the lease for `ttl`, rounded down to whole ms, and the same ttl as requests contain it. The
-    /// error says why there is no such lease.
+    /// Rounds `ttl` down to whole ms. Returns the lease of this length, and the [`Ttl`] of the requests for
+    /// it. The error says why there is no such lease.
     pub(crate) fn lease_for(&self, ttl: Duration) -> Result<(Lease, Ttl), String> {
         let Some(wire_ttl) = u64::try_from(ttl.as_millis()).ok().and_then(Ttl::from_millis) else {
             return Err(format!("a ttl must be 1 ms to 49 days, not {ttl:?}"));
@@ -177,8 +176,7 @@ impl Service {
         lease.map(|lease| (lease, wire_ttl))
     }
 
-    /// Runs a task up to its first await, so that its first request has been sent, and spawns the rest.
-    /// `flush` does not wait for it.
+    /// Polls a task once, which sends its first request, and spawns the rest. `flush` does not wait for it.
     pub(crate) fn poll_then_spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.background.runtime.enter();
         let mut task = Box::pin(task);

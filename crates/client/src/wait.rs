@@ -9,7 +9,8 @@ use crate::clock::now;
 /// or in a grace period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Does not wait. Makes one round, and retries it as [`Retry`](crate::Retry) says if servers are missing.
+    /// Does not wait. Asks the servers once, and again as [`Retry`](crate::Retry) says if servers are
+    /// missing.
     No,
     /// Waits at most this long, plus the time limit of one answer.
     For(Duration),

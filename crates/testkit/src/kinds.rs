@@ -15,7 +15,7 @@ use crate::project::project;
 pub struct ServerKind {
     /// Name in reports: "redis-server", "valkey-8.0".
     pub name: String,
-    /// Absolute path of the program and its first arguments, which only a wrapper has.
+    /// Absolute path of the program. If the program is a wrapper, its first arguments follow.
     pub command: Vec<String>,
     /// Version that the program reports: "7.0.15". After 7.2, Valkey and Redis number their versions
     /// separately: see `is_valkey`.
@@ -65,8 +65,8 @@ pub fn each_server_in_turn(test: impl Fn(&ServerKind) + Sync) {
     assert_passed(kinds().iter().map(alone).collect());
 }
 
-/// Like [`each_server`], but leaves out Valkey 9 and later. Valkey 9 loads modules with RTLD_DEEPBIND, so the
-/// module calls the C library and not the preloaded one.
+/// Like [`each_server`], for tests that replace functions of the C library by a preloaded library (a shim).
+/// Leaves out Valkey 9 and later, which load modules with RTLD_DEEPBIND: the module would not call the shim.
 #[track_caller]
 pub fn each_shimmed_server(test: impl Fn(&ServerKind) + Sync) {
     each_server(|kind| {

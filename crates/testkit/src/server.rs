@@ -220,7 +220,7 @@ impl Server {
         self.process().resume();
     }
 
-    /// Waits until the server's periodic task has run. It alone updates `lru_clock`, once a second.
+    /// Waits until the server's periodic task has run. Only this task updates `lru_clock`, once a second.
     #[track_caller]
     pub fn wait_for_tick(&self) {
         let clock = self.info("lru_clock");

@@ -34,7 +34,7 @@ pub fn node_id(conn: &mut Conn) -> String {
     conn.ok("CLUSTER MYID").text()
 }
 
-/// Begins the migration of a key's slot and returns the slot. MIGRATE then moves its keys one by one.
+/// Begins the migration of a key's slot and returns the slot. Moves no key: the caller sends MIGRATE.
 pub fn begin_migration(from: &mut Conn, to: &mut Conn, key: &str) -> i64 {
     let slot = from.ok(&format!("CLUSTER KEYSLOT {key}")).int();
     to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", node_id(from)));

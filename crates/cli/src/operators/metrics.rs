@@ -25,8 +25,8 @@ pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
     Ok(if text.contains("\ndlock_quorum 1\n") { 0 } else { Failure::NoQuorum.code() })
 }
 
-/// Asks the servers and returns all metrics, with those of the `hottest` resources: the ones with the most
-/// waiters.
+/// Asks the servers and returns all metrics. `hottest` is the number of resources with metrics of their own:
+/// those with the most waiters.
 pub async fn collect(client: &Client, hottest: usize) -> String {
     let servers = operators::ask_info(client).await;
     let mut text = Text(String::new());

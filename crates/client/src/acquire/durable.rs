@@ -107,9 +107,8 @@ impl Durable {
     }
 }
 
-/// An EXTEND on a separate connection, whose answer the client has not received. Dropping this records that
-/// the server may still execute the EXTEND. After a later EXTEND for a longer lease, that would shorten the
-/// lease.
+/// An EXTEND on a separate connection, whose answer the client has not received. Dropping this value records
+/// that the server may still execute the EXTEND, and so shorten a longer lease that a later EXTEND has set.
 struct UnansweredExtend<'a> {
     channel: &'a Channel,
     ttl: Duration,

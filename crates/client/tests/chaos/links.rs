@@ -1,5 +1,5 @@
-//! Masters, and clients with links of their own to them, so that a cut link of one client does not affect the
-//! other clients.
+//! Masters, and a link (a proxy) from each client to each master: a test can cut one client's link without
+//! affecting the other clients.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ impl Links {
         Links::with_order(kind, masters, clients, |_| false)
     }
 
-    /// Starts masters and links. `reversed` selects the clients with addresses in reverse order.
+    /// Starts masters and links. `reversed` selects the clients whose links have port numbers in the reverse
+    /// order of the masters.
     pub fn with_order(
         kind: &ServerKind,
         masters: usize,
@@ -48,7 +49,7 @@ impl Links {
     }
 
     pub async fn client(&self, number: usize) -> Client {
-        // The order of the addresses differs between clients, as the addresses themselves do.
+        // Each client lists the masters in another order: the choice of the queue must not depend on it.
         let mut urls: Vec<String> = self.links[number].iter().map(Proxy::url).collect();
         urls.rotate_left(number % self.masters.len());
         Client::builder().servers(urls).node_timeout(NODE_TIMEOUT).build().await.expect("a client")

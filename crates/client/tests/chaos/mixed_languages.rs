@@ -59,7 +59,8 @@ impl Drop for SteadyClient {
     }
 }
 
-/// Returns the number of acquisitions of each client, Rust first.
+/// Lets the clients contend for [`LENGTH`], with the queue's master stopped if `stops`. Returns the number of
+/// acquisitions of each client, Rust first.
 fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
     let links = Links::start(kind, 3, CLIENTS + programs.len());
     let mut counts = Vec::new();

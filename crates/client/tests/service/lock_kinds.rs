@@ -40,7 +40,7 @@ async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
     let second =
         lock(&client.clone()).wait(Wait::No).acquire().await.expect("the same client holds the lock");
     assert_eq!(first.token(), second.token());
-    let shared = lock(&client).shared().acquire().await.expect("the owner may enter it as shared");
+    let shared = lock(&client).shared().acquire().await.expect("a re-entry may ask for a shared hold");
     let another = lock(&client.session()).try_acquire().await.expect("an answer");
     assert!(another.is_none(), "another session is another owner");
     assert!(
@@ -77,7 +77,7 @@ async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKin
     until_nothing_is_left(&servers, "r");
 }
 
-/// A wait for an ephemeral hold continues when its retries are used up, like any other wait.
+/// The client makes no retries. Like any other wait, the wait still lasts until the server is back.
 #[each_server]
 async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
     let mut servers = masters(kind, 1);
