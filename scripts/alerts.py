@@ -2,9 +2,9 @@
 """Checks that each alert of contrib/ fires in a real Prometheus, which scrapes a real exporter of three real servers;
 that each query of the dashboard returns data; and that redis_exporter reads INFO dlock.
 
-scripts/alerts.py PROMETHEUS REDIS_EXPORTER DLOCK SERVER MODULE, in the project's folder. The rules of contrib/ get
-windows of 20 s instead of minutes, and no `for`: promtool tests them with their true times. scripts/test-contrib.sh
-calls this script."""
+scripts/alerts.py PROMETHEUS REDIS_EXPORTER DLOCK SERVER MODULE, in the project's folder. This script
+changes the rules of contrib/: it shortens their windows from minutes to 20 s, and removes `for`. Their real times are
+tested by promtool. scripts/test-contrib.sh calls this script."""
 
 import json
 import re
@@ -79,7 +79,7 @@ class Prometheus:
     def __init__(self, stack, folder, exporter):
         rules = Path("contrib/prometheus/dlock.rules.yml").read_text()
         rules = re.sub(r"^ +for: .*\n", "", rules, flags=re.M)
-        # With windows of 20 s, an alert lasts long enough to be seen.
+        # An alert on a counter lasts about as long as its window: 20 s are enough for `expect` to see it.
         (folder / "rules.yml").write_text(re.sub(r"\[\d+m\]", "[20s]", rules))
         (folder / "prometheus.yml").write_text(
             json.dumps(
@@ -139,7 +139,7 @@ def expect_redis_exporter(stack, server):
 
 
 def main(stack, folder):
-    # A server without this option has a warning, and DlockWarning would fire.
+    # Without keyspace events, a server reports a warning in INFO, on which DlockWarning fires.
     without_warnings = ("--notify-keyspace-events", "Kd")
     servers = [Server(stack, folder, *without_warnings) for _ in range(3)]
     server = servers[0]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# For Redis and for Valkey: runs a quorum of three such servers under faults, and checks every answer that the clients
-# get: chaos.sh ROUNDS. Python and Node clients lock beside the Rust clients.
+# Runs a quorum of Redis servers, and one of Valkey servers, under faults. Checks every answer that the clients get:
+# chaos.sh ROUNDS. Python and Node clients lock beside the Rust clients.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

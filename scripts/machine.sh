@@ -1,4 +1,4 @@
-# Sourced by scripts that test packages: a small Debian with its own systemd as PID 1, so that units run in their sandbox.
+# Sourced by scripts that test packages: a small Debian with its own systemd as PID 1, so that units run sandboxed.
 # Needs root, but no container manager: it uses namespaces, and a group of its own in the host's cgroup 2.
 # shellcheck shell=sh
 # shellcheck source=scripts/common.sh
@@ -13,13 +13,13 @@ cgroup=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)/dlock-machine-$$
 unshared=
 trap shut_down EXIT
 
-# The mirror that this machine uses.
+# The package mirror of the host.
 # shellcheck disable=SC2016 # apt puts in the values, not the shell
 mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' |
     awk -v suite="$suite" '$1 == suite && $2 == "main" { print $3; exit }')
 : "${mirror:=http://deb.debian.org/debian}"
 
-# Runs a command in a tree that is not booted, on this machine's network: in_tree TREE COMMAND...
+# Runs a command in a tree that is not booted, on the host's network: in_tree TREE COMMAND...
 in_tree() {
     tree=$1
     shift
@@ -39,7 +39,7 @@ keep_tree() {
     unpack_packages "$fetched" debootstrap
     DEBOOTSTRAP_DIR=$fetched/usr/share/debootstrap "$fetched/usr/sbin/debootstrap" --variant=minbase \
         --include=systemd,systemd-sysv "$suite" "$new" "$mirror" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "debootstrap"; }
-    # No service starts in a tree that is not booted.
+    # With this file, no package starts a service while it is installed.
     printf '#!/bin/sh\nexit 101\n' >"$new/usr/sbin/policy-rc.d"
     chmod +x "$new/usr/sbin/policy-rc.d"
     cp /etc/resolv.conf "$new/etc/resolv.conf"
@@ -59,7 +59,7 @@ unpack_machine() {
     tar -C "$machine" -xf "$kept"
 }
 
-# Starts systemd in the tree, in namespaces of its own. It shares only the network if SHARED_NETWORK is set.
+# Starts systemd in the tree, in namespaces of its own. With SHARED_NETWORK, it uses the host's network.
 boot() {
     cat >"$folder/boot" <<'SCRIPT'
 set -eu

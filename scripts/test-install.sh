@@ -12,7 +12,7 @@ unpack_machine ca-certificates
 began=$(date +%s)
 boot
 cp -R "$dist" "$machine/srv/packages"
-# This machine's settings for the package index.
+# The host's settings for the package index.
 [ ! -e /etc/pip.conf ] || cp /etc/pip.conf "$machine/etc/pip.conf"
 if [ -n "${SSL_CERT_FILE:-}" ]; then
     cp "$SSL_CERT_FILE" "$machine/etc/ssl/certs/ca-certificates.crt"
@@ -25,7 +25,7 @@ fi
 [ "$(wc -l <"$machine/srv/commands")" -gt 15 ] || fail "docs/install.md has no commands"
 say "the commands of docs/install.md"
 inside PIP_INDEX_URL="${PIP_INDEX_URL:-https://pypi.org/simple}" sh /srv/commands
-say "Prometheus has scraped the lock of Python"
+say "waiting until Prometheus has scraped the lock of the Python example"
 tries=0
 until inside curl --silent --get --data-urlencode 'query=dlock_grants_total >= 2' http://127.0.0.1:9090/api/v1/query |
     grep '"value"'; do

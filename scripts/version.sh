@@ -8,7 +8,7 @@ version=$(version)
 sed -i "s/^version = \".*\"/version = \"$version\"/" clients/python/pyproject.toml
 sed -i "s/^__version__ = \".*\"/__version__ = \"$version\"/" clients/python/src/dlock/__init__.py
 sed -i "s/^  \"version\": \".*\"/  \"version\": \"$version\"/" clients/node/package.json
-# The lock file has the version twice: at the top, and for the package "" of the tree.
+# The lock file has the version twice: at the top, and in the entry "", which is this package itself.
 sed -i "1,10s/^\( *\"version\": \)\".*\"/\1\"$version\"/" clients/node/package-lock.json
 sed -i "s/image: dlock-valkey:.*/image: dlock-valkey:$version/" contrib/kubernetes/quorum.yaml
 cargo update --workspace --offline --quiet

@@ -32,13 +32,13 @@ export class Channel {
   readonly channels: readonly Channel[] = [this];
   /** Set when an answer is overdue or a command could not be sent; cleared by the next answer. */
   isSilent = false;
-  /** Number of connections so far. Each may lead to another server. */
+  /** Number of connections so far. A rise shows a reconnect, which may have led to another server. */
   connections = 0;
   /** See `announce`. */
   #libraryName: string | undefined;
   /** Number of answers so far. */
   #answers = 0;
-  /** Pending while the client connects and commands wait for it. */
+  /** Pending while commands wait for the client to connect. */
   #ready: Promise<void> | undefined;
   #resolveReady: (() => void) | undefined;
   #registry: WaitRegistry | undefined;

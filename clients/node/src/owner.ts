@@ -1,12 +1,14 @@
-// Owners of acquisitions, for the server's search for deadlocks. All tokens of one owner count as one party:
-// while one of them waits, the server expects that none of the others is released. So two acquisitions have
-// the same owner only where that is certain: a `using` in the routine of another `using` has the owner of the
-// outer one, unless it runs beside another inner `using`.
+// Owners of acquisitions, for the server's search for deadlocks. The server expects that an owner which waits
+// for a lock releases none of its other locks until the wait has ended. A `using` in the routine of another
+// `using` has the owner of the outer one, because the outer lock is released only after the routine. Inner
+// calls that run side by side have different owners, because one may release its lock while the other waits.
 //
-// `a.using(() => b.using(..))`: one owner, as `a` is released only after `b`. `a.using(() =>
-// Promise.all([b.using(..), c.using(..)]))`: `c` gets an owner of its own. `c` may be released while `b`
-// still waits, so a client that waits for `c` does not wait for `b`. `b` has the owner of `a`, which is wrong
-// if `a` is released before `b` is acquired: the README names these cases.
+// - `a.using(() => b.using(..))`: `a` and `b` have one owner.
+// - `a.using(() => Promise.all([b.using(..), c.using(..)]))`: `b` has the owner of `a`, and `c` has an owner
+//   of its own.
+//
+// If the routine ends before `b` is acquired, the server may report a deadlock that does not exist: the
+// README names these cases.
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import { freshToken } from "./protocol.js";
@@ -15,9 +17,8 @@ import { freshToken } from "./protocol.js";
 export class Owner {
   readonly id: string;
   /** Set once a hold of this owner is lost, or once a hold or a wait of this owner may outlast the routine
-   * that began it. No later acquisition uses a retired owner: if the owner then waited for the same lock, the
-   * server would report a deadlock of the owner with itself, although the hold ends soon without the owner's
-   * help. */
+   * that began it. No later acquisition uses a retired owner. Otherwise the server would see the owner wait
+   * for its own remaining hold and report a deadlock, although that hold ends soon by itself. */
   isRetired = false;
 
   constructor(id: string = freshToken()) {
@@ -45,9 +46,9 @@ class Context {
 
 const contexts = new AsyncLocalStorage<Context>();
 
-/** Runs `acquire`, `routine` and `release` with one owner. If `name` is a string, that is the owner; null
- * means no owner. If `name` is undefined, the owner is that of the surrounding `using` if this is its only
- * branch, or else a new one. */
+/** Runs `acquire`, `routine` and `release` with one owner. If `name` is a string, it is the owner; null means
+ * no owner. If `name` is undefined, and this is the only `using` that runs in the routine of another one, the
+ * owner is that of the other one. Otherwise the owner is new. */
 export async function withOwner<H, T>(
   name: string | null | undefined,
   acquire: (owner: Owner | undefined) => Promise<H>,

@@ -2,14 +2,14 @@
 //
 // All clients sort the members by run id, with those that may not vote last, and wait in the queue of the
 // first member, so that all wait in one queue. A client moves to a later queue in two cases:
-// - The member of its queue granted it the lock, but the member of a later queue refused it. That suggests
-//   that clients which cannot reach the first member wait there.
+// - The member of its queue granted the lock to the client, but the member of a later queue refused. That
+//   suggests that clients which cannot reach the first member wait in the later queue.
 // - Its queue does not move: no holder at its member can have a majority, so none of them will release the
 //   lock there.
 //
-// The client's other waits for the lock move along, and its next waits start in that queue (the start queue)
-// until it has noticed no other client there for 2 s. If the last queue does not move either, and its holds
-// are older than 2 s, the client starts over with the first queue.
+// The client's other waits for the lock move along, and its next waits start in the new queue (the start
+// queue) until the client has noticed no other client there for 2 s. If the last queue does not move either,
+// and its holds are older than 2 s, the client starts over with the first queue.
 //
 // Safety does not depend on the choice: a wrong queue costs time.
 
@@ -26,8 +26,8 @@ const LOOK_INTERVAL = 1000;
 // First and longest pause between two checks whether a queue moves, ms.
 const FIRST_CHECK_PAUSE = 30;
 const LONGEST_CHECK_PAUSE = 1000;
-// The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
-// are the releases that would move the queue.
+// The pause between two checks is at least this multiple of the duration of a check. If answers are slow, the
+// releases that would move the queue are slow, too.
 const CHECK_FACTOR = 8;
 // Longest time for which a live client keeps a partial hold (a grant of its queue's member, but no majority),
 // ms. An older partial hold was left behind by a client that died.
@@ -76,9 +76,9 @@ export class QueueChoice {
   }
 
   /** Makes the queue of the member `queue` the start queue, and makes this client's waits in other queues move
-   * there. All waits move at once: the heads of two queues would each hold a part of the members, and keep
-   * each other from a majority. Does nothing if the start queue is a later one: as long as a start queue
-   * lasts, waits move only to later queues. */
+   * there. All waits move at once. Otherwise the heads of two queues could each hold a part of the members,
+   * and neither would have a majority. Does nothing if the start queue is a later one: as long as a start
+   * queue lasts, waits move only to later queues. */
   moveToQueue(name: string, queue: number): void {
     const order = this.#commonOrder();
     const startQueue = this.#startQueue(name);
@@ -113,17 +113,17 @@ export class QueueChoice {
 
   /** Returns the steps that look for other clients in the queue of the member `queue`, which refused `token`
    * although a majority granted it the lock. Returns undefined if the last look began less than
-   * `LOOK_INTERVAL` ago, unless that look found no hold. */
+   * `LOOK_INTERVAL` ago. A look that finds no hold does not count. */
   lookForOthers(request: NamedKey, queue: number, token: string): Steps<void> | undefined {
     if (now() < (this.#nextLook.get(request.name) ?? 0)) return undefined;
     this.#nextLook.set(request.name, now() + LOOK_INTERVAL);
     return this.#compareHolders(request, queue, token);
   }
 
-  /** Asks twice for the partial holds (those without a majority) at the member `queue`, one round trip apart:
-   * a RELEASE that was in flight has arrived by the second time. A young hold that is there both times shows
-   * that other clients use the queue, and this client's waits move there. If all holds are old, the queue
-   * does not move, and this client does not join it. */
+  /** Asks twice for the partial holds (those without a majority) at the member `queue`, one round trip apart.
+   * A RELEASE that was in flight should have arrived by the second time. A young hold that is there both times
+   * shows that other clients use the queue, and this client's waits move there. If all holds are old, the
+   * queue does not move, and this client does not join it. */
   *#compareHolders({ key, name }: NamedKey, queue: number, token: string): Steps<void> {
     const { members } = this;
     const began = now();
@@ -159,9 +159,9 @@ export class QueueWatch {
   }
 
   /** Makes all waits leave the queue if two checks in a row find the same holders, none of which can have a
-   * majority. One check is not enough, as a hold begins and ends at one member after the other. `isLast`:
-   * whether this is the last queue in the order. The waits leave it only if every hold there is old, and so
-   * was left behind. */
+   * majority. One check is not enough: a hold that begins or ends is at only a part of the members at that
+   * moment. `isLast` is true for the last queue in the order. Its waits leave it only if every hold at its
+   * member is older than `PARTIAL_HOLD_MAX_AGE`. */
   *check(isLast: boolean): Steps<void> {
     if (now() < this.#checkAt) return;
     this.#checkAt = Number.POSITIVE_INFINITY;

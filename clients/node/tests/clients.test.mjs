@@ -28,7 +28,7 @@ onEachServer((env) => {
   });
 
   for (const enableAutoPipelining of [false, true]) {
-    const title = `data and locks of redis-py at a key with a prefix are recognised${enableAutoPipelining ? ", with auto pipelining" : ""}`;
+    const title = `a client with a keyPrefix recognises data and locks of redis-py at its keys${enableAutoPipelining ? ", with auto pipelining" : ""}`;
     test(title, { skip: env.clientLibrary !== "ioredis" }, async () => {
       const client = new Redis(env.server.port, { keyPrefix: "p:", enableAutoPipelining });
       try {

@@ -1,5 +1,5 @@
-// A server may carry out a request from a broken connection late, and so shorten a lease. Until then, the client
-// relies on no lease that is longer than that of the request.
+// A server may carry out a request from a broken connection late, and so shorten a lease. As long as a request may
+// still arrive, the client relies on no lease that is longer than the lease in the request.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -26,7 +26,7 @@ onEachServer(
       return extended;
     }
 
-    test("a longer extension fails while a shorter one may arrive: one server", async () => {
+    test("one server: a longer extension fails while an unanswered shorter one may arrive", async () => {
       const [master, proxy] = [masters[0], proxies[0]];
       const options = { ttl: 60_000, renew: false };
       const hold = await new Lock(await env.client(proxy.url), "foo", options).acquire();
@@ -37,7 +37,7 @@ onEachServer(
       assert(hold.validFor <= 20_000, `${hold.validFor}`);
     });
 
-    test("a member does not vote for a longer extension while a shorter one may arrive", async () => {
+    test("a member does not vote for a longer extension while an unanswered shorter one may arrive", async () => {
       const quorum = await quorumOf(proxies);
       const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
       await untilHeldAt(0, 1, 2);
@@ -99,7 +99,7 @@ test("a reply settles neither a request of an earlier connection, nor a request 
   assert(!leases.isCertain(101));
 });
 
-test("after an extension without an answer, renewals ask for the shorter of both leases", () => {
+test("after an extension without an answer, renewals ask for the shorter of the old and the new lease", () => {
   const asked = [];
   const renewal = new Renewal("foo", 60_000, performance.now() + 60_000, true, function* (_, lease) {
     asked.push(lease);

@@ -6,7 +6,7 @@ import { getEventListeners } from "node:events";
 import { afterEach, test } from "node:test";
 import { Lock, NoAnswerError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
-import { onEachServer, pause, until } from "./support.mjs";
+import { FOREIGN_TOKEN, onEachServer, pause, until } from "./support.mjs";
 
 const defaultTimes = { ...times };
 afterEach(() => Object.assign(times, defaultTimes));
@@ -54,7 +54,7 @@ onEachServer((env) => {
     await Promise.all(done);
   });
 
-  test("the subscriber is closed after the last wait, and with its client", async () => {
+  test("the subscriber is closed after the last wait, and when its client is closed", async () => {
     times.idle = 50;
     await holdByOther();
     const client = await env.client(undefined, "ends");
@@ -116,8 +116,8 @@ onEachServer((env) => {
     assert.equal(getEventListeners(signal, "abort").length, 0);
   });
 
-  test("a wait continues with a retryDelay of 0", async () => {
-    await env.server.ask("SET", "foo", "0123456789abcdef0123456789abcdef");
+  test("with a retryDelay of 0, a wait lasts until a lock of redis-py is released", async () => {
+    await env.server.ask("SET", "foo", FOREIGN_TOKEN);
     let hold;
     const waiting = (await makeLock({ retryDelay: 0 })).acquire().then((acquired) => (hold = acquired));
     await until("the client has asked again", async () => (await env.server.calls("dlock.acquire")) > 3);
@@ -137,7 +137,7 @@ onEachServer((env) => {
   });
 
   test("a message wakes the waiter", async () => {
-    // Without a message, the waiter would not ask again during the test.
+    // Only a message can make the waiter ask again: both pauses between its requests outlast the test.
     times.ask = 1_000_000;
     await holdByOther();
     const waiting = (await makeLock({ retryDelay: 1_000_000 })).acquire();
@@ -266,14 +266,14 @@ onEachServer((env) => {
       failure = why;
     });
     await untilWaiters(1);
-    // QUIT has no reply if the server closes the connection before it reads a request of the wait that
-    // follows.
+    // QUIT has no reply if the wait sends a request behind it, and the server closes the connection before it
+    // reads that request.
     await client.quit().catch(() => {});
     assert((await until("the wait ends", () => failure)) instanceof NoAnswerError);
   });
 
   test("a wait without permission for its channel asks again every retryDelay", async () => {
-    // Only a wait that expects messages uses `ask`.
+    // The pause of a wait that expects messages. This wait expects none, and pauses for `retryDelay`.
     times.ask = 1_000_000;
     await env.server.ask("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all");
     await holdByOther();
@@ -282,7 +282,7 @@ onEachServer((env) => {
     await untilWaiters(1);
     await releaseByOther();
     await (await waiting).release();
-    // The next wait of this client does not wait for the subscription again.
+    // The time limit for the subscription, which has already failed: the next wait does not wait for it again.
     times.connect = 1_000_000;
     await holdByOther();
     const next = new Lock(client, "foo", { retryDelay: 50 }).acquire();

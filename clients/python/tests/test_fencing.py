@@ -1,5 +1,5 @@
-"""No form of contrib/fencing loses an update when holders are stopped past their lease, inside a
-transaction, and continue beside the next holder. Without a fence, updates are lost.
+"""Holders are stopped inside a transaction until their lease has ended, and continue beside the next holder.
+No form of contrib/fencing loses an update then. Without a fence, updates are lost.
 
 DLOCK_FENCING_ROUNDS sets the number of rounds for each form, over one server and over a quorum."""
 
@@ -26,7 +26,8 @@ ROUNDS = int(os.environ.get("DLOCK_FENCING_ROUNDS", "4"))
 WRITER = pathlib.Path(__file__).parent / "fence_writer.py"
 FORMS = "none", "column", "triggers", "gate"
 
-# A holder reads and writes in one transaction, or in two. The step "claim" raises the fence.
+# A holder reads and writes in one transaction, or in two. The step "claim" raises the fence in the
+# database.
 ONE = "begin", "claim", "read", "write", "commit"
 TWO = "begin", "claim", "read", "commit", "begin", "claim", "write", "commit"
 # The steps of a holder, and after how many of them it is stopped: between its read and its last commit.
