@@ -4,12 +4,11 @@
 //! An effect is an entry of the log that contains a changed lock. Building an effect costs about as much as
 //! the rest of a command. It is skipped while nothing can ever read the effect: the append only file is off,
 //! there is no replica and no replication backlog, and the server is not a node of a cluster, which sends
-//! slots to other nodes. A new follower first gets a snapshot from a forked child (of the server, or of a
-//! rewrite of the file), and reads the log from there on. The server announces a fork before the next command
-//! runs. So from each fork and each CONFIG SET on, the module builds effects, until [`Followers::update`] has
-//! found no follower.
+//! slots to other nodes. A new follower first gets a snapshot that a forked child of the server writes, and
+//! then reads the log from the fork on. The server announces a fork before the next command runs. So after a
+//! fork, and after a CONFIG SET, the module builds effects until [`Followers::update`] finds no follower.
 //!
-//! While nothing follows, the module has the server replicate the running command itself. The command
+//! While nothing follows, the module asks the server to replicate the running command as it is. The command
 //! reaches no reader, but counts as a change for the save points of the RDB file.
 //!
 //! The server announces events to other modules too, whatever `notify-keyspace-events` says. If no other
@@ -26,8 +25,8 @@ pub struct Followers {
     pub may_follow: bool,
     /// Whether this server may read a log itself: its master's, or the append only file.
     pub server_may_read: bool,
-    /// The state that all readers of the log have at its end. `None` if a new reader may begin there: then
-    /// the next entry must be an effect, because a verbatim ACQUIRE builds on an earlier one.
+    /// The state that every reader of the log has after the last entry. `None` if a reader may begin with the
+    /// next entry. That entry must then be an effect, because a verbatim ACQUIRE builds on an earlier effect.
     pub readers_state: Option<LogState>,
     /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
     /// was loaded or unloaded.
@@ -41,7 +40,8 @@ impl Default for Followers {
 }
 
 impl Followers {
-    /// Asks the server whether the fields that are true still are. A false one stays until an event sets it.
+    /// Clears `may_follow` if the log has no follower, and `server_may_read` if the server reads no log.
+    /// Events of the server set them again. Counts the loaded modules if `is_only_module` is unknown.
     pub fn update(&mut self, ctx: Ctx<'_>) {
         // The count includes this module.
         self.is_only_module = self.is_only_module.or_else(|| Some(ctx.count_modules() == Some(1)));
@@ -75,9 +75,9 @@ pub struct LogPosition {
 }
 
 /// Returns whether every reader of the log reads the running command's entry before the next entry, so that
-/// the next one can build on it. False in a cluster, which also sends its log by slots, in a script or
-/// transaction, and in a call of another module: that module decides whether the call is logged, and no flag
-/// shows its decision.
+/// the next one can build on it. False in a script or transaction. False in a cluster, which also sends its
+/// log by slots. False in a call of another module: that module decides whether the call is logged, and no
+/// flag shows its decision.
 pub fn next_can_build_on(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }

@@ -15,8 +15,8 @@ use crate::{clock, effects};
 
 type ShowToken = fn(&[u8]) -> Cow<'_, [u8]>;
 
-/// Returns how tokens are shown: whole to a user that may write the key, shortened to any other. On Redis 7.0
-/// the module cannot determine the user of a command within a guard.
+/// Returns how tokens are shown: whole to a user that may write the key, shortened to any other and to an
+/// unknown user. On Redis 7.0, the user of a command inside GUARD or FENCED is unknown.
 fn show_token(m: &Module, ctx: Ctx<'_>, args: &Args<'_>) -> ShowToken {
     let user_is_unknown = m.with(|s| s.guarding) && !ctx.calls_run_as_user();
     if !user_is_unknown && ctx.user().may_write(args.key) { |token| token.into() } else { shortened }
@@ -84,14 +84,14 @@ fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Ho
 
 pub fn waiters<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Waiters::parse(args.bytes)?;
-    // Without a string that counts as held, a key of another type is an error.
+    // A key of another type is an error, except a string that counts as held.
     if !effects::held_by_string(m, ctx, args.key) {
         read_lock(ctx, args, |_| ())?;
     }
     let (name, now) = (Name::new(ctx.db(), parsed.key), clock::now());
     let show = show_token(m, ctx, args);
     let max_shown = command::Inspect::shown(parsed.count);
-    // Copied, because a reply calls the server.
+    // A copy, because replying calls the server, which must not happen while the state is borrowed.
     let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(max_shown).cloned().collect());
     let waiting = |waiter| waiting(waiter, now, show);
     reply_with(ctx, queue.iter().map(waiting).collect::<Vec<_>>())

@@ -12,8 +12,8 @@ static ALLOC: ServerAlloc = ServerAlloc;
 /// The alignment that jemalloc and every libc guarantee, in bytes.
 const MIN_ALIGN: usize = 16;
 
-/// Returns the size to allocate. jemalloc aligns a size that is a multiple of an alignment to it. With other
-/// allocators, nothing in the module asks for more than [`MIN_ALIGN`].
+/// Returns the size to allocate. If the size is a multiple of the alignment, jemalloc returns memory with
+/// this alignment. Other allocators need not, but nothing in the module asks for more than [`MIN_ALIGN`].
 fn padded(layout: Layout) -> usize {
     if layout.align() <= MIN_ALIGN { layout.size() } else { layout.pad_to_align().size() }
 }

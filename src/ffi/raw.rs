@@ -31,8 +31,8 @@ pub(super) fn absent(function: &str) -> ! {
 /// Set after a panic. The state may be half changed from then on, so commands are refused.
 static BROKEN: AtomicBool = AtomicBool::new(false);
 
-/// Runs one entry of the module. After a panic, which the hook logs, it returns `fallback`, and [`broken`]
-/// returns true.
+/// Runs `entry`: the code of one call from the server. After a panic, which the panic hook logs, returns
+/// `fallback`. From then on, [`broken`] returns true.
 pub(super) fn guard<T>(fallback: T, entry: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(entry)) {
         Ok(done) => done,
@@ -113,7 +113,8 @@ pub struct KeyName<'a>(pub(super) *mut rm::RedisModuleString, PhantomData<&'a ()
 
 impl KeyName<'_> {
     /// # Safety
-    /// `name` is valid for the lifetime of the result. It may be null only if no key is opened with it.
+    /// `name` is valid for the lifetime of the result. If `name` is null, no key may be opened with the
+    /// result.
     pub(super) unsafe fn new(name: *mut rm::RedisModuleString) -> Self {
         KeyName(name, PhantomData)
     }

@@ -1,8 +1,8 @@
 //! Deadlock detection: a search of the wait-for graph before a client waits.
 //!
 //! The nodes are parties: a token, or an owner with all its tokens. A party waits for the holders of the lock
-//! that it asks for and for the waiters ahead of it, unless both share the lock. It waits for all of them at
-//! once, so every cycle is a deadlock. Three kinds of waits add no edge:
+//! that it asks for and for the waiters ahead of it, unless both share the lock. It waits until all of them
+//! have left, so every cycle is a deadlock. Three kinds of waits add no edge:
 //!
 //! - a wait for permits, because any of the holders may leave first
 //! - a second wait of a token for the same lock, because one grant may answer both
@@ -71,8 +71,8 @@ struct Wait {
 #[derive(Default)]
 struct KnownLock {
     mode: Option<Mode>,
-    /// The holders that have not been followed, without those of a party that does not wait, because no
-    /// cycle goes through them. The newcomer's party is not left out.
+    /// The holders that are still to be followed. Contains only holders of the newcomer's party and of
+    /// parties that wait for a lock, because no cycle goes through other holders.
     holders: Vec<(Token, Party)>,
     /// Holders with the maximum hold count. If such a holder waits for this lock again, the wait adds no
     /// edge: it may be refused at the head of the queue, and then blocks no waiter behind it.

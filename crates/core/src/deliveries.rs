@@ -3,9 +3,9 @@
 //! A grant to a waiter is unconfirmed until the client has received the reply, or has sent a command with its
 //! token. If the reply does not reach the client, the grant is taken back.
 //!
-//! The server writes replies to the sockets at the end of an event-loop turn, but not to a connection that it
-//! is about to close (a deleted user, an exceeded output limit, a peer that closed). So a connection that
-//! closes before the next turn begins has not received the replies of this turn.
+//! The server writes replies to the sockets at the end of an event-loop turn. It writes none to a connection
+//! that it is about to close (a deleted user, an exceeded output limit, a peer that closed). So the replies
+//! of this turn are lost if their connection closes before the next turn begins, and count as sent otherwise.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -39,7 +39,8 @@ pub struct UnconfirmedGrant {
     unclaimed: Option<Unclaimed>,
 }
 
-/// The grant of a queued waiter (ACQUIRE with QUEUE), until its token claims it with its next command.
+/// The grant of a queued waiter (ACQUIRE with QUEUE) whose token has sent no command since. The next command
+/// of the token claims the grant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unclaimed {
     pub id: WaiterId,
@@ -70,8 +71,9 @@ pub struct Delivery {
 const KEPT_CAPACITY: usize = 1_000;
 
 impl Deliveries {
-    /// Records a grant to a waiter that will receive a reply, or that has to claim the grant. A renewal adds
-    /// a waiter to the unconfirmed grant of its token, if there is one.
+    /// Records a grant to a waiter that will receive a reply, or that has to claim the grant. If the token
+    /// held the lock already ([`Granted::Renewal`]), adds the waiter to the unconfirmed grant of the token,
+    /// if there is one.
     pub(crate) fn granted(
         &mut self,
         name: &Name<'static>,
@@ -120,8 +122,8 @@ impl Deliveries {
         self.unconfirmed.get_mut(&name.db)?.get_mut(&*name.key)
     }
 
-    /// Removes the unconfirmed grants of a lock that was removed or replaced, and returns them: freeing them
-    /// can take long.
+    /// Removes the unconfirmed grants of a lock that was removed or replaced. Returns them, so that the
+    /// caller can free them later: freeing many takes long.
     pub fn forget(&mut self, name: &Name<'_>) -> UnconfirmedGrants {
         let Some(grants) = self.unconfirmed.get_mut(&name.db) else { return UnconfirmedGrants::new() };
         let forgotten = grants.remove(&*name.key).unwrap_or_default();
@@ -141,9 +143,11 @@ impl Deliveries {
         }
     }
 
-    /// Records that the reply to a waiter was not delivered. Returns the consequence, or `None` if another
-    /// connection of the token receives a reply. `delay` is the lock-delay of the hold: the caller removes it
-    /// from an unclaimed hold, and a claim restores it.
+    /// Records that the reply to a waiter was not delivered. Returns the consequence. `None` means that the
+    /// grant stays, for example because another connection of the token receives a reply.
+    ///
+    /// `delay` is the lock-delay of the hold. After [`Lost::Unclaimed`], the caller removes the delay from
+    /// the hold. A claim restores it from [`Unclaimed::delay_after_claim`].
     pub(crate) fn lost(
         &mut self,
         name: &Name<'_>,
@@ -179,7 +183,8 @@ impl Deliveries {
         }
     }
 
-    /// Removes and returns the reply to a waiter if its connection closed before the reply.
+    /// Removes and returns a reply that the server gave back, because the connection of the waiter had
+    /// closed.
     pub fn reply_reclaimed(&mut self, waiter: WaiterId) -> Option<Delivery> {
         self.on_their_way.remove(&waiter)
     }

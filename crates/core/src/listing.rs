@@ -9,8 +9,8 @@ use dlock_protocol::command::List;
 use crate::background::Background;
 use crate::queue::{WaiterId, Waiting};
 
-/// The place at which an iteration continues. Clients see its number as the cursor; 0 is the begin and the
-/// end.
+/// The place at which an iteration continues. Clients see its number as the cursor. As in SCAN, a client
+/// sends 0 to begin an iteration, and receives 0 at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In the locks with waiters, after the queue that this waiter began.
@@ -48,8 +48,8 @@ pub struct Part {
 /// The work of one call is limited in steps. A lock costs this many. An empty slot, or a queue of another
 /// database, costs one.
 const STEPS_PER_LOCK: usize = 16;
-/// A key costs one step more for each of this many bytes. Matching it with a pattern costs one step for each
-/// of this many comparisons of a byte of the key with a byte of the pattern.
+/// A long key costs more steps: its length divided by this number. Matching the key with a pattern costs the
+/// product of both lengths, divided by this number.
 const BYTES_PER_STEP: usize = 64;
 
 /// The next part of an iteration over the locks of `db`, from the cursor of `list`.
@@ -117,8 +117,8 @@ fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     }
 }
 
-/// Returns whether the first element of the pattern, which is not a star, matches the byte, and the rest of
-/// the pattern. No element matches the end of the text (`None`).
+/// Returns two values: whether the first element of the pattern, which is not a star, matches the byte; and
+/// the pattern after this element. No element matches the end of the text (`None`).
 fn first_matches(pattern: &[u8], byte: Option<u8>) -> (bool, &[u8]) {
     match pattern {
         [] => (false, pattern),
@@ -132,8 +132,8 @@ fn first_matches(pattern: &[u8], byte: Option<u8>) -> (bool, &[u8]) {
     }
 }
 
-/// Returns whether the byte is in the class, and the pattern after the class. A class without `]` extends to
-/// the end of the pattern.
+/// Returns two values: whether the byte is in the class, and the pattern after the class. A class without `]`
+/// extends to the end of the pattern.
 fn in_class(mut class: &[u8], byte: u8) -> (bool, &[u8]) {
     let mut found = false;
     loop {
@@ -280,7 +280,8 @@ mod tests {
         }
         let first = part(&list(10), 0, &world.waiting, &world.background);
         assert_eq!(first.scheduled.len(), 1);
-        // The lock cost the steps of one lock, each empty slot after it one step.
+        // The call has the steps of 10 locks. The first lock cost those of one lock, and each empty slot cost
+        // one step. The slot that exceeds the limit was still examined.
         assert_eq!(first.next, Some(Place::Scheduled(9 * STEPS_PER_LOCK as u32 + 2)));
         assert_eq!(world.walk(list(10), |_| {}).1.len(), 49);
     }

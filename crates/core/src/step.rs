@@ -41,8 +41,8 @@ pub enum Change {
     None,
     /// The whole lock.
     Whole,
-    /// The holds of these tokens. If the lock no longer has the hold of a token, the readers remove it, too.
-    /// A token can occur twice.
+    /// The holds of these tokens. If the lock no longer has the hold of a token, a server that applies the
+    /// change removes the hold, too. A token can occur twice.
     Part(Vec<Token>),
 }
 
@@ -104,7 +104,8 @@ pub struct EndedHolds {
 }
 
 impl EndedHolds {
-    /// Maximum number of holds of one lock that end, or are accounted for, in one turn.
+    /// Maximum number of holds of one lock that end in one event-loop turn, or that the background job counts
+    /// and frees in one turn.
     pub const SLICE: usize = 256;
 
     pub fn is_empty(&self) -> bool {
@@ -129,8 +130,8 @@ impl EndedHolds {
 }
 
 impl Lock {
-    /// Removes the holds of a lock that are too many to free within one event-loop turn. Called when its key
-    /// is deleted. `None` if they are few.
+    /// Called when the key of the lock is deleted. If the lock has too many holds to free within one
+    /// event-loop turn, removes and returns them. Otherwise returns `None`.
     pub fn take_vanished(&mut self, at: Instant, unconfirmed: UnconfirmedGrants) -> Option<EndedHolds> {
         if self.stored_len() <= EndedHolds::SLICE {
             return None;
@@ -185,8 +186,8 @@ impl Step {
     /// part has tokens.
     const MAX_PART_LEN: usize = 64;
 
-    /// Records a change of the hold of a token, or of the lock-delay alone. Only a change of a shared lock or
-    /// of a semaphore is written in parts.
+    /// Records a change of the hold of `token`. `None` means that the lock-delay has changed, or that all
+    /// holds have ended. Only a change of a shared lock or of a semaphore is written in parts.
     #[inline]
     fn record_change(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if matches!(lock.holding(), Holding::Crowd(_)) || matches!(self.change, Change::Part(_)) {
