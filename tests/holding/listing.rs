@@ -85,8 +85,8 @@ fn list_shows_the_longest_lease_and_the_age_of_the_oldest_hold(kind: &ServerKind
     let listed = |conn: &mut Conn, key: &str| {
         conn.ok(&format!("DLOCK.LIST 0 MATCH {key}")).items()[1].items()[0].clone()
     };
-    // The oldest hold also ends first. So it is the first that INSPECT shows, whether the lock keeps its
-    // holds in the order of grants or, as with many holders, of deadlines.
+    // INSPECT shows a few holds in the order of their grants, and many in the order of their deadlines. The
+    // oldest hold also ends first, so INSPECT always shows it first.
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     until("the first hold is 5 ms old", || age_of_first(&mut conn) >= 5);
     for n in 0..200 {

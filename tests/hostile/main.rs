@@ -1,5 +1,5 @@
-//! Hostile input: damaged files, users without rights, requests that fill the memory, and places that show
-//! tokens.
+//! Hostile input: damaged files, users without rights, requests that fill the memory, and attempts to read
+//! the tokens of other clients.
 
 mod background;
 mod files;
@@ -11,8 +11,8 @@ mod users;
 
 use dlock_testkit::Value;
 
-/// Builds a call of each command and subcommand in `info`, a reply to COMMAND. Each call has `more` arguments
-/// than the command requires; the arguments repeat `fill`.
+/// Builds a call of each command and subcommand in `info`, a reply to COMMAND. Each call has the required
+/// number of arguments plus `more`. The arguments repeat `fill`.
 fn calls(info: &Value, fill: &[&str], more: usize) -> Vec<Vec<String>> {
     let mut calls = Vec::new();
     for command in info.items() {

@@ -118,7 +118,7 @@ fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
 fn the_effect_of_an_expiry_names_its_database(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let mut stream = Stream::of(&server);
-    // In one write: the lease cannot end before SET.
+    // Sent in one write, so that the lease cannot end before SET.
     let replies = conn.say_together(&["SELECT 5", "DLOCK.ACQUIRE k t 50", "SELECT 0", "SET x y"]);
     let fence = replies[1].int();
     until("the lease ends", || server.number("dlock_expiries") == 1);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock_testkit::queue::{self, granted, holders, tokens, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// A master that refuses writes, with a lease that ends meanwhile and two waiters.
+/// A master that refuses writes while a lease ends. Two clients wait for the lock.
 struct Scene {
     server: Server,
     conn: Conn,
@@ -60,8 +60,8 @@ impl Scene {
     }
 }
 
-/// Tests the configuration that docs/choosing.md recommends. Both servers used to grant the lock, and both
-/// holds were valid until one lease ended.
+/// Tests the configuration that docs/choosing.md recommends. If the background job granted locks while the
+/// server refuses writes, both servers would grant the lock, and both holds would be valid at the same time.
 #[each_server]
 fn an_isolated_master_grants_no_lock_beside_its_promoted_replica(kind: &ServerKind) {
     let replica = Server::options(kind).conf("dlock.restart-grace 6000").start();

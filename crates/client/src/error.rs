@@ -21,10 +21,11 @@ pub enum NodeState {
     QueueFull,
     /// Waiting there would be a deadlock; the server describes the cycle.
     Deadlock(Arc<str>),
-    /// The clock of this master, or of another one, is wrong: their fences are too far apart.
+    /// The fences of the masters are too far apart, because the clock of this master or of another one is
+    /// wrong.
     ClockAhead,
-    /// The master granted, but only this number of its replicas have the grant. It is 0 if the request was
-    /// for the master's own append only file, which does not have the grant.
+    /// The master granted, but only this number of its replicas have the grant. If the request asked only for
+    /// the master's own append only file, the number is 0, because the file does not have the grant.
     NotDurable(u64),
     /// The token holds nothing there.
     NotHeld,
@@ -110,8 +111,8 @@ pub enum BuildError {
     /// Two addresses lead to the same server, which would vote twice.
     #[error("{0} and {1} are the same server: it would vote twice")]
     SameServer(Arc<str>, Arc<str>),
-    /// Too many servers cannot take part (no module, no permission, a cluster node) for a majority of the
-    /// others. The report has only those servers.
+    /// So many servers cannot take part (no module, no permission, a cluster node) that the others are no
+    /// majority. The report has only the servers that cannot take part.
     #[error("cannot take part: {0}")]
     Unusable(Report),
     /// An option is out of range.
@@ -170,7 +171,9 @@ pub enum AcquireError {
         /// The answers. [`NodeState::Failed`] names the type of the data.
         report: Report,
     },
-    /// A hold was lost while waiting: an earlier one of several locks, or the hold to be upgraded.
+    /// A hold was lost during the acquisition: that of an earlier lock of
+    /// [`lock_all`](crate::Client::lock_all), the hold to be upgraded, or the new hold while the client
+    /// waited for [`durable`](crate::Acquire::durable) copies.
     #[error("{resource} was lost while waiting: {why}")]
     LostMeanwhile {
         /// The lost resource.

@@ -84,14 +84,14 @@ fn step_with_holders_and_waiters(
 
     step(&clock, &mut conn);
 
-    // A release grants to the next waiter in the same step, in order.
+    // Each release grants the lock to the next waiter of the queue.
     assert_eq!(conn.ok("DLOCK.RELEASE handed t"), 1);
     fences.push(first.granted());
     assert_eq!(conn.ok("DLOCK.RELEASE handed u"), 1);
     fences.push(second.granted());
     assert_eq!(conn.ok("DLOCK.RELEASE shared t"), 1);
     fences.push(writer.granted());
-    // Leases and waits after the step are measured in the same way.
+    // Leases and waits that begin after the step also last as long as requested.
     let asked_extended = Instant::now();
     assert_eq!(conn.ok("DLOCK.EXTEND extended t 900"), 1);
     let asked_late = Instant::now();

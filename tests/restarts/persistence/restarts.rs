@@ -6,7 +6,7 @@ use super::{acquire_all_kinds, all_states, state};
 use dlock_testkit::queue::first_hold;
 use dlock_testkit::{Options, Server, ServerKind, Value, each_server, until};
 
-/// Options without a fence mark, which would raise the fences above those in the server's files.
+/// Options without a fence mark, so that a restarted server knows only the fences in its data files.
 fn unmarked(kind: &ServerKind) -> Options {
     Server::options(kind).conf("dlock.fence-mark no")
 }
@@ -135,9 +135,9 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
     }
 }
 
-/// Redis 7.0 writes a header of the module's data in every RDB file, and the module used to refuse a header
-/// without data. A server writes the base of its append only file before any lock exists, so it could not
-/// restart.
+/// Redis 7.0 writes a header of the module's data in every RDB file, even if there is no data. The module
+/// used to refuse such a header. A server without grants could not restart, because the base of its append
+/// only file is an RDB file.
 #[each_server]
 fn a_server_without_grants_restarts(kind: &ServerKind) {
     let mut server = lossless(kind).start();

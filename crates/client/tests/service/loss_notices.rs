@@ -1,4 +1,4 @@
-//! Notices of holds that are broken, deleted, flushed or expire.
+//! The client notices at once that a hold was broken, deleted or flushed, or has expired.
 
 use super::*;
 

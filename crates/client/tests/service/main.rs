@@ -43,7 +43,7 @@ fn url(server: &Server) -> String {
     format!("redis://127.0.0.1:{}", server.port())
 }
 
-/// Returns a builder. Its node timeout, the time limit of one reply, is too long for a busy machine to reach.
+/// Returns a builder. Its node timeout, the time limit of one reply, is long enough for a busy machine.
 fn builder(servers: &[Server]) -> ClientBuilder {
     Client::builder().servers(servers.iter().map(url)).node_timeout(Duration::from_secs(5))
 }
@@ -120,8 +120,8 @@ fn until_waiting(servers: &[Server], count: usize) {
     });
 }
 
-/// Blocks this thread until one `ttl` after the end of the lease that the guard has now. The test fails if
-/// the hold is not renewed meanwhile.
+/// Blocks this thread until one `ttl` after the end of the guard's present validity. The test fails if the
+/// hold is not renewed meanwhile.
 #[track_caller]
 fn outlast_lease(guard: &Guard, ttl: Duration) {
     let end = guard.valid_until() + ttl;

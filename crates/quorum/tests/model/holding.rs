@@ -6,8 +6,8 @@ use super::world::{Mutation, State, World};
 use dlock_quorum::{Extended, Extension, Instant, Member, Outgoing, Quorum, Refusal, Request, Vote};
 
 impl State {
-    /// Begins a hold. Without a clock, the client goes on with its next acquisition at once, as the end of
-    /// the hold has no fixed time.
+    /// Begins a hold. In a world without a clock, the validity of a hold never ends, so the client begins its
+    /// next acquisition at once.
     pub fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
         let validity_left = valid_until.saturating_since(world.now());
         self.clients[client].phase = Phase::Holding(Holding { validity_left, ..Holding::default() });
@@ -37,7 +37,7 @@ impl State {
         let mut restores = Vec::new();
         match message.kind {
             Kind::Extend(number) if number == holding.extensions_begun => {}
-            // Only under `counts_restored`: otherwise a master sends no answer to this request.
+            // A master answers this request only under `counts_restored`.
             Kind::Restore if message.answer.is_some() => {}
             _ => return,
         }
