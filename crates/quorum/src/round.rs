@@ -11,8 +11,8 @@ use crate::{Failure, Fence, Instant, Member, Outgoing, Plan, Refusal, Request, S
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// A granted waiter asks members that refuse again this many times before it moves to the queue of one of
-/// them: the RELEASE of the previous holder may not have arrived there yet.
+/// After a grant, a waiter asks the refusing members again this many times before it moves to the queue of
+/// one of them. The RELEASE of the previous holder may not have arrived there yet.
 const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 
 /// A round under way. It needs a token that was never used before: a RELEASE of an earlier use that is still
@@ -21,8 +21,8 @@ const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 pub struct Round {
     plan: Plan,
     stage: Stage,
-    /// The instant from which validity counts: before the first send, after a wait in the queue before the
-    /// first ACQUIRE, and in a confirm phase before its first CONFIRM.
+    /// The instant from which validity counts. It is read before the first request is sent, again after a
+    /// wait in the queue, and again before each confirm phase sends its first CONFIRM.
     valid_from: Instant,
     start: Start,
     /// Whether the member of the current queue has answered that no client waits there.
@@ -44,13 +44,13 @@ pub enum Start {
     /// only if no client waits there.
     AtOnce,
     /// Asks the first reachable member of `order`, and the other members after its grant. If all clients do
-    /// so, only the one that the first member grants the lock asks the other members.
+    /// so, the other members are asked only by the client to which the first member granted the lock.
     InOrder,
     /// Waits in the queue of the first reachable member of `order`, and asks all members after its grant.
     ///
-    /// The client does not know when a grant after a wait began, so its lease may end soon. The grant is
-    /// therefore no vote: the client asks that member again together with the others. This renews the lease,
-    /// and validity counts from before these requests.
+    /// The grant that ends the wait is no vote. The client does not know when the lease of this grant began,
+    /// so the lease may end soon. The client asks that member again together with the others. This renews the
+    /// lease, and validity counts from before these requests.
     Queued,
     /// Takes over a hold of this token that was acquired elsewhere. The driver sends a request for the fence
     /// of the hold in place of each ACQUIRE. A member without the hold answers [`Refusal::NotHeld`]. The
@@ -118,8 +118,8 @@ pub enum FailureReason {
     Impossible,
     /// Too many members reject the request as invalid.
     Misuse,
-    /// A majority granted, but the validity ended before the round did, or holds ended before the members
-    /// confirmed them.
+    /// A majority granted, but the validity ended before the round could succeed, or holds ended before the
+    /// members confirmed them.
     TooLate,
 }
 
@@ -164,7 +164,8 @@ impl Round {
             Request::HasWaiters if self.stage == Stage::CheckingQueue => {
                 return self.waiters_checked(&vote, now);
             }
-            // A CONFIRM of an earlier phase did not renew the lease on which this phase relies.
+            // Validity counts from the first CONFIRM of the current phase, so the answers to earlier phases
+            // do not count.
             Request::Confirm { .. } | Request::HasWaiters | Request::Extend | Request::Restore => {}
             Request::Wait | Request::Leave | Request::Release => {}
         }
@@ -189,7 +190,7 @@ impl Round {
         self.queue_member_answered(member, now)
     }
 
-    /// Asks the members that did not grant once more. Validity still counts from before the first send,
+    /// Sends ACQUIRE again to members that did not grant. Validity still counts from before the first send,
     /// because a late answer to the first request may complete the majority.
     pub fn ask_again(&mut self) -> Sends {
         if self.stage != Stage::Asking || self.plan.retries == 0 {
@@ -261,8 +262,9 @@ impl Round {
         self.members[usize::from(member.0)].vote == Some(Vote::Refused(Refusal::Taken))
     }
 
-    /// Whether the round asks the member of a queue before the other members. Only such a round keeps its
-    /// grants and asks again while other members refuse it. See [`MemberState::may_be_asked_again`].
+    /// Whether the round asks the member of a queue before the other members. If so, the round keeps its
+    /// grants while other members refuse, and asks the refusing members again. See
+    /// [`MemberState::may_be_asked_again`].
     fn asks_queue_first(&self) -> bool {
         matches!(self.start, Start::InOrder | Start::Queued)
     }
@@ -351,9 +353,10 @@ impl Round {
         self.start == Start::AtOnce && !self.queue_is_empty
     }
 
-    /// Asks the member of the queue for waiters if it refused this round, which has a majority of the other
-    /// members and could overtake the whole queue. If no client waits there, the hold that caused the refusal
-    /// is a partial hold, which keeps no client out. Returns `None` if there is nothing to ask.
+    /// If the member of the queue refused, asks it whether clients wait there. A majority of other members
+    /// granted, so the round could otherwise overtake all these clients. If no client waits there, the
+    /// refusal came from a partial hold (a hold without a majority), which keeps no client out. Returns
+    /// `None` if there is nothing to ask.
     fn check_for_waiters(&mut self) -> Option<Progress> {
         let to = self.queue().filter(|_| self.respects_queue())?;
         match self.queue_vote()? {
@@ -374,10 +377,11 @@ impl Round {
         self.count_grants(now)
     }
 
-    /// Whether the round must release its grants instead of asking again. If two clients each kept grants
-    /// until a missing member is back, neither could get a majority. So only a round to which the member of
-    /// its queue granted the lock keeps them. If it waited and can move to another queue, it releases them
-    /// after some retries, too: clients that waited in the other queue may have the other grants.
+    /// Whether the round must release its grants instead of asking again. If two clients that asked all
+    /// members at once kept their grants, neither could get a majority. A round that asked the member of a
+    /// queue first keeps its grants, because that member granted the lock to this client only. After some
+    /// retries, a round that waited releases them and moves to another queue, because clients that waited
+    /// there may have the other grants.
     fn must_release_grants(&self) -> bool {
         let refused = Some(Vote::Refused(Refusal::Taken));
         match self.start {
@@ -400,8 +404,9 @@ impl Round {
         self.start == Start::Adopting || (self.plan.fenced && self.plan.quorum.majority() > 1)
     }
 
-    /// Begins a confirm phase for `fence`, with no answer counted. The phase asks the members that granted
-    /// this fence or a lower one. A greater one would need another phase, so its member is left out.
+    /// Begins a confirm phase for `fence`. Answers of earlier phases no longer count. The phase asks the
+    /// members that granted `fence` or a lower fence. CONFIRM does not lower a fence, so a member with a
+    /// greater fence is not asked.
     fn confirm(&mut self, fence: Fence, phase: u8, now: Instant) -> Progress {
         self.stage = Stage::Confirming(fence, phase);
         self.valid_from = now;
@@ -460,9 +465,10 @@ impl Round {
         }
     }
 
-    /// Returns the fence of the next phase if too few members can confirm `fence`. If a member refused it as
-    /// too far ahead, grants with this fence or a greater one no longer count. `None` if the grants that
-    /// still count are no majority, or their greatest fence is this one.
+    /// Returns the fence of the next phase if too few members can confirm `fence`: the greatest fence of the
+    /// grants that count. If a member refused `fence` as too far ahead, grants with `fence` or a greater one
+    /// no longer count. Otherwise the next fence must be greater than `fence`. `None` if there is no such
+    /// fence, or if the grants that count are no majority.
     fn choose_next_fence(&mut self, fence: Fence) -> Option<Fence> {
         let too_far_ahead = Confirm::No(Vote::Refused(Refusal::FenceAhead));
         let is_too_far_ahead = self.members.iter().any(|state| state.confirm == too_far_ahead);
@@ -582,10 +588,10 @@ impl MemberState {
         self.confirm = Confirm::No(vote);
     }
 
-    /// Returns whether another ACQUIRE makes sense. If two clients with grants asked members again that
-    /// refuse them, each would wait for the other's grants. So only a client to which the member of its queue
-    /// granted the lock does this. At the other members, the RELEASE of the previous holder may still be in
-    /// flight.
+    /// Returns whether another ACQUIRE makes sense. If two clients that asked all members at once both asked
+    /// refusing members again, each would wait for the grants of the other. So members that refused (except
+    /// in a grace period) are asked again only after the member of a queue has granted this client the lock.
+    /// At the other members, the RELEASE of the previous holder may still be in flight.
     fn may_be_asked_again(&self, asks_queue_first: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,

@@ -39,7 +39,8 @@ const ONCE: Behaviour = Behaviour {
 const WAITS: Behaviour = Behaviour { waits: true, ..ONCE };
 /// Waits, and moves to the queue of the next master when one is silent.
 const WAITS_WITH_TIMEOUTS: Behaviour = Behaviour { timeouts: true, ..WAITS };
-/// Overtakes a partial hold at the first master, but no client that waits there.
+/// If the first master refuses, acquires only if no client waits there. The refusal then came from a partial
+/// hold (a hold without a majority).
 const RESPECTS_QUEUE: Behaviour = Behaviour { respects_queue: true, ..ONCE };
 const IN_ORDER: Behaviour = Behaviour { in_order: true, ..ONCE };
 const EXTENDS: Behaviour = Behaviour { extensions: 1, ..ONCE };
@@ -47,11 +48,11 @@ const RETRIES: Behaviour = Behaviour { retries: 1, timeouts: true, ..ONCE };
 const RELEASES: Behaviour = Behaviour { releases: true, ..ONCE };
 const RELEASES_TWICE: Behaviour = Behaviour { acquisitions: 2, ..RELEASES };
 
-/// Fences that the masters have issued for other resources. The last master's is greater, so that fewer steps
-/// lead to equal fences.
+/// Fences that the masters have issued for other resources. The last master is one fence ahead, so a broken
+/// rule leads to two acquisitions with equal fences after fewer steps.
 const HEAD_START: [u8; 3] = [0, 0, 1];
 
-/// A fenced quorum without a clock.
+/// A fenced quorum without a clock. In all, `expiries` holds may end at any moment.
 fn fences(clients: &[Behaviour], expiries: u8) -> World {
     World {
         clients: clients.to_vec(),
