@@ -1,24 +1,25 @@
 //! Plain commands: commands that are logged verbatim instead of an effect.
 //!
-//! The readers of a server's log are its replicas, and a server that loads its append only file. An effect
-//! adds nearly half to the cost of a command. So the two most frequent commands are logged without one:
+//! The log of a server is its replication stream and its append only file. The readers of the log are the
+//! replicas, and a server that loads the file. The module usually logs an effect (`DLOCK._SET`), which
+//! contains the changed holds. An effect adds nearly half to the cost of a command. So the two most frequent
+//! commands are logged verbatim:
 //!
 //! - a RELEASE that leaves an empty lock
 //! - an ACQUIRE without options that begins a hold in the same ms as the last effect, with the next fence.
 //!   From the time and the fence in that effect, readers derive the hold.
 //!
-//! Plain commands are as final as effects: all readers derive the same holds, fences and deadlines. To ensure
-//! this:
+//! All readers must derive the same holds, fences and deadlines from a plain command. To ensure this:
 //!
 //! - The writer logs a plain command only if readers derive from it exactly the state that the writer has
 //!   stored ([`Plain::advance_if_exact`]). Otherwise it logs an effect.
-//! - Readers decide nothing. The derived lock replaces the stored one, as that of an effect does.
-//! - A log is cut at its end only, so a plain command always follows the effect that it builds on.
+//! - Readers do not decide whether to grant. The lock that they derive replaces the stored one.
+//! - A crash or a truncation removes only the end of a log, so a plain command always follows the effect that
+//!   it builds on.
 //! - A reader begins at a snapshot, and needs no state from before: after each snapshot by a child process,
 //!   the writer first logs an effect.
 //! - A replica that restarts from its own snapshot continues in the middle of the log. So a snapshot also
-//!   contains the [`LogState`]. A replica of that replica needs the state, too, and so does a former master
-//!   that continues its own log.
+//!   contains the [`LogState`].
 //! - Commands that may not be logged, such as calls by other modules, do not change the state.
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
@@ -50,7 +51,8 @@ impl LogState {
     fn next(self, token: TokenRef<'_>, ttl: Ttl) -> Option<Hold> {
         let granted = Instant::from_millis(self.at);
         let fence = Fence::from_outside(self.last + 1)?;
-        // The grant was a fraction of a ms after `at`, and its deadline was rounded up to a whole ms.
+        // The writer granted the hold less than 1 ms after `at`, and rounded the deadline up to a whole ms.
+        // So the deadline is 1 ms later than `at` plus the ttl.
         let deadline = granted.after_millis(ttl.millis() + 1);
         Some(Hold::new(token.to_owned(), fence, granted, deadline, ttl))
     }
@@ -61,7 +63,7 @@ impl LogState {
         [boot, offset as u64, at, last]
     }
 
-    /// `None` if the numbers are no state of a log: its fence is never 0.
+    /// The state with the numbers of [`LogState::to_numbers`]. `None` if `last` is not a fence.
     pub fn from_numbers([boot, offset, at, last]: [u64; 4]) -> Option<LogState> {
         let written_by = Anchor { boot, offset: offset as i64 };
         (1..=Fence::MAX).contains(&last).then_some(LogState { written_by, at, last })
@@ -86,7 +88,7 @@ impl Reader {
     /// logged the command in this state.
     pub fn plain(self, plain: Plain<'_>, state: &mut Option<LogState>) -> Option<Effect> {
         let Plain::Acquire(token, ttl) = plain else {
-            // A RELEASE issues no fence, and 0 raises none.
+            // A RELEASE issues no fence. The 0 does not raise the reader's greatest fence.
             return Some(Effect { last: 0, written: Written::whole((self.anchor, self.now.millis()), None) });
         };
         let state = state.as_mut()?;
@@ -112,7 +114,8 @@ mod tests {
 
     use super::*;
 
-    /// A writable replica has the state of its master's log, but its own clock.
+    /// A writable replica has the state of its master's log, but a clock of its own. From the last effect of
+    /// the master, a reader could not derive the times of a hold that the replica granted.
     #[test]
     fn a_plain_acquire_needs_the_clock_of_the_last_effect() {
         let [own, other] = [1, 2].map(|offset| Anchor { boot: 7, offset });

@@ -100,7 +100,7 @@ impl Holders {
         self.live(now).nth(1).is_none()
     }
 
-    /// Latest end of the lock-delays that follow the expired holds.
+    /// Latest end of the lock-delays (option DELAY of ACQUIRE) that follow the expired holds.
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
         match self {
             Holders::Few(holds) => {
@@ -199,7 +199,7 @@ impl Holders {
     }
 }
 
-/// Equal if they have the same holds in the same order; rows have only one order.
+/// Equal if they have the same holds in the same order. Rows are always in the order of deadline and token.
 impl PartialEq for Holders {
     fn eq(&self, other: &Holders) -> bool {
         self.iter().eq(other.iter())
@@ -254,9 +254,9 @@ mod tests {
         }
     }
 
-    /// Changes holders and a map in the same way. The number of holds rises and falls past [`FEW`]. Each
-    /// round has its changes, the time at which holds expire, and the maximum number of holds to take. A
-    /// change with an even fence removes the hold of its token, if there is one.
+    /// Changes holders and a map in the same way. The number of holds rises and falls past [`FEW`]. A round
+    /// is a list of changes, the time at which the expired holds are taken, and the `max` of `take_expired`
+    /// and `take_some`. A change with an even fence removes the hold of its token, if there is one.
     fn play(rounds: Vec<(Vec<Hold>, u64, usize)>) {
         let (mut holders, mut map) = (Holders::Few(Vec::new()), BTreeMap::new());
         for (changes, now, max) in rounds {

@@ -34,11 +34,12 @@ pub struct System {
     /// The replicas: one on the same machine, and one on another machine.
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
-    /// The state of the log that the writer assumes of its readers, and the states of the two replicas.
+    /// The log state from which the readers continue, as the writer assumes.
     pub(super) known: Option<LogState>,
+    /// The log states of the near and the far replica.
     pub(super) replica_positions: [Option<LogState>; 2],
     pub sent_grants: Vec<SentGrant>,
-    /// The queued waiter that the last grant to each token was for.
+    /// The QUEUE position to which each token's last grant went.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
     /// The waiters that have no answer yet.
     pub unanswered: BTreeSet<WaiterId>,
@@ -47,7 +48,7 @@ pub struct System {
     /// The clients that have received the grant of an exclusive hold.
     pub(super) received_exclusive: BTreeMap<(Key, Token), BTreeSet<Client>>,
     pub(super) greatest_fence: u64,
-    /// The holds that are bound to a connection, according to the steps of the core.
+    /// The EPHEMERAL holds and their connections, as the [`Binding`]s of the core report them.
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub events: Vec<(Key, KeyEvent)>,
     pub outcomes: Vec<(Client, WaitOutcome)>,
@@ -55,8 +56,9 @@ pub struct System {
     pub cycle: Vec<Party>,
     /// The situations of [`SOMETIMES`](super::check::SOMETIMES) that occurred in the last operation.
     pub marks: Vec<&'static str>,
-    /// The maximum number of waiters that an operation serves, and the keys that need another operation.
+    /// The maximum number of waiters that an operation serves.
     pub max_grants_per_turn: usize,
+    /// The keys with more waiters that could be answered. They need another operation.
     pub unserved: BTreeSet<Key>,
 }
 
@@ -255,7 +257,7 @@ impl System {
                 for replica in [&mut self.near, &mut self.far] {
                     replica.remove(&key);
                 }
-                // The module does the same when a key is removed.
+                // The module, too, drops the bonds and the unconfirmed grants of a removed key.
                 let bound = self.bound_holds();
                 self.bonds.retain(|bond| bond.1 != key || !bound.contains(bond));
                 self.waiting.deliveries.forget(&name(key));
@@ -315,6 +317,6 @@ fn key_event(event: Event) -> KeyEvent {
         Event::Ended(why, _) => KeyEvent::Ended(why),
         Event::Downgraded => KeyEvent::Downgraded,
         Event::Freed => KeyEvent::Freed,
-        Event::AllEnded(_) => unreachable!("so few holders never end in one event"),
+        Event::AllEnded(_) => unreachable!("the model has too few holders for this event"),
     }
 }

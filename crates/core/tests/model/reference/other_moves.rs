@@ -1,4 +1,5 @@
-//! The moves of the model that are not commands.
+//! The moves of the model that are not commands of dlock: background work, closed connections, removed keys,
+//! and changes of the server's state.
 
 use super::*;
 
@@ -48,8 +49,9 @@ impl Model {
         }
     }
 
-    /// Another command removes the key: the hold ends, and the queue is served. The server itself announces
-    /// the removal, so the end of the hold is no event of dlock.
+    /// Another command removes the key, which ends its holds. The server itself announces the removal, so the
+    /// model announces no end of a hold. The queue is served. If no waiter is granted the lock, it is
+    /// announced as freed.
     pub fn delete(&mut self, key: Key) {
         if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
             self.marks.push("a key with waiters is removed");
