@@ -19,6 +19,7 @@ pub struct Stats {
     pub deadlocks: u64,
     pub queue_refusals: u64,
     pub grace_refusals: u64,
+    /// Waiters whose connection closed.
     pub waiters_gone: u64,
     /// Held locks that the server evicted.
     pub evictions: u64,
@@ -64,8 +65,8 @@ impl Stats {
     }
 }
 
-/// A distribution of times in ms: quantiles since the start, and counts by length. The counts of an earlier
-/// moment can be subtracted, and those of several servers added.
+/// A distribution of times in ms: quantiles since the start, and counts by duration. For the figures of an
+/// interval, a monitor can subtract earlier counts. It can add the counts of several servers.
 pub struct Times {
     pub all: Histogram<u64>,
     /// Number of times up to each of `BOUNDS` and above the previous one. The last entry is the number above

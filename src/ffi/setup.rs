@@ -9,8 +9,8 @@ use super::ctx::{Ctx, LogLevel};
 use super::raw::{api, c_string, guard, rm};
 use super::upcalls::{Section, Upcalls, enter};
 
-/// Defines the function with which the server loads the module, before it loads its data. An error of `$load`
-/// says why the module does not load.
+/// Defines `RedisModule_OnLoad`, which the server calls when it loads the module. If `$load` returns an
+/// error, [`load`] logs the error, and the server does not load the module.
 macro_rules! on_load {
     ($module:ty, $load:path) => {
         $crate::ffi::commands::entry!(
@@ -65,7 +65,8 @@ pub fn missing() -> Option<&'static str> {
     needed.into_iter().find(|(_, has)| !has).map(|(name, _)| name)
 }
 
-/// Declares the duties that the module takes over from the server.
+/// Declares that the module itself checks for I/O errors while it reads values from an RDB file, and that the
+/// module itself reports which keys it has changed.
 pub fn set_options(ctx: Ctx<'_>) {
     let options =
         rm::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | rm::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
@@ -85,7 +86,8 @@ pub fn log_panics() {
     }));
 }
 
-/// One option of `O`. The server reads and sets it as a number, whatever its kind.
+/// One option of the module. `O` is the struct of all options. The server reads and sets an option as a
+/// number, whatever its kind.
 pub struct Setting<O> {
     pub spec: Spec,
     pub get: fn(&O) -> i64,
@@ -94,7 +96,7 @@ pub struct Setting<O> {
 }
 
 /// Registers the options with these defaults, which may come from arguments of the module. Returns false if
-/// the server refuses one, or a value in redis.conf.
+/// the server refuses an option, or a value that redis.conf sets.
 pub fn register_settings<M: Upcalls>(
     ctx: Ctx<'_>,
     settings: &'static [Setting<M::Options>],
@@ -139,7 +141,7 @@ fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, def
     answer == rm::REDISMODULE_OK as c_int
 }
 
-/// Serves numbers, which are `c_longlong` to the server, and yes or no, which are `c_int`.
+/// Returns the value of an option to the server. `N` is `c_longlong` for a number, and `c_int` for yes or no.
 unsafe extern "C" fn get<M: Upcalls, N: TryFrom<i64> + Default>(_: *const c_char, setting: *mut c_void) -> N {
     // SAFETY: (here and below) the data is the option that was registered.
     let setting = unsafe { &*setting.cast::<Setting<M::Options>>() };
