@@ -1,27 +1,28 @@
-//! Reads the answers to questions as the types of `inspect`.
+//! Reads replies, such as those to INSPECT and LIST, and converts them to the types of `inspect`.
 
 use dlock_protocol::reply::{self, Reply};
 use redis::Value;
 
 use crate::inspect::{Holder, Inspection, Listed, Logged, Waiting};
 
-/// Reads DLOCK.INSPECT. The inner `None` means that the lock has no holder and no waiter.
+/// Reads the reply to DLOCK.INSPECT. `None` if the value is not such a reply. The inner `None` means that the
+/// lock has no holder and no waiter.
 pub(crate) fn inspection(value: Value) -> Option<Option<Inspection>> {
     Reply::read(convert(value)).map(|seen: Option<reply::Inspection>| seen.map(Inspection::from))
 }
 
-/// Reads DLOCK.WAITERS.
+/// Reads the reply to DLOCK.WAITERS.
 pub(crate) fn queue(value: Value) -> Option<Vec<Waiting>> {
     Reply::read(convert(value)).map(|seen: Vec<reply::Waiting>| seen.into_iter().map(Waiting::from).collect())
 }
 
-/// Reads DLOCK.LIST: the next cursor, and locks.
+/// Reads the reply to DLOCK.LIST: the next cursor, and locks.
 pub(crate) fn listing(value: Value) -> Option<(u64, Vec<Listed>)> {
     let seen: reply::Listing = Reply::read(convert(value))?;
     Some((seen.cursor, seen.locks.into_iter().map(Listed::from).collect()))
 }
 
-/// Reads DLOCK.LOG.
+/// Reads the reply to DLOCK.LOG.
 pub(crate) fn log(value: Value) -> Option<Vec<Logged>> {
     Reply::read(convert(value)).map(|log: Vec<reply::Logged>| log.into_iter().map(Logged::from).collect())
 }

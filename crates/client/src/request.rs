@@ -33,7 +33,8 @@ impl LockRequest {
         self.acquire_with(None)
     }
 
-    /// Returns an ACQUIRE that queues the token, or keeps its position, for `kept`.
+    /// Returns an ACQUIRE with QUEUE, which queues the token or keeps its position. The server stores the
+    /// position for `kept` after this request.
     pub(crate) fn queue(&self, kept: Duration, notify: Option<NotifyRef<'_>>) -> Cmd {
         let ms = u64::try_from(kept.as_millis()).ok().and_then(Ttl::from_millis);
         self.acquire_with(ms.map(|ms| Queue { ms, notify }))
@@ -56,7 +57,8 @@ impl LockRequest {
         cmd(&command::Confirm { key, token, fence, ttl }.to_args())
     }
 
-    /// Returns a CONFIRM that only asks for the fence of the hold: a lower fence changes nothing.
+    /// Returns a CONFIRM that only reads the fence of the hold. A CONFIRM with a fence below that of the hold
+    /// changes nothing, and the reply is the fence of the hold.
     pub(crate) fn read_fence(&self) -> Cmd {
         self.confirm(Fence::MIN)
     }
@@ -134,8 +136,8 @@ pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
 /// Returns an unused token, made as by DLOCK.TOKEN.
 pub(crate) fn fresh_token() -> Token {
     let mut bytes = [0; 20];
-    // Not from a generator of this process: after a fork two processes would draw the same token, and a token
-    // used twice means two holders.
+    // A generator of this process would draw the same token in both processes after a fork, and a token used
+    // twice means two holders.
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system gives randomness");
     Token::of_random(bytes)
 }

@@ -15,8 +15,8 @@ use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
 use crate::topology::Channel;
 
-/// Asks each master for the fence of the existing hold, and confirms the hold. A failed adoption releases
-/// nothing, because the hold still belongs to another owner.
+/// Asks each master for the fence of the existing hold, and confirms the hold. If the adoption fails, the
+/// hold still belongs to its previous owner, so nothing is released.
 pub(crate) async fn adopt(
     service: &Arc<Service>,
     resource: &[u8],
@@ -41,7 +41,8 @@ pub(crate) async fn adopt(
     };
     match service.background.run_with_timers(acquisition.run()).await {
         Ok(mut new) => {
-            // The lease already runs, but renewal begins only after the answers to this question.
+            // The lease already runs, and renewal begins only after the masters have answered here. So each
+            // master gets at most a quarter of the lease.
             let limit = lease.ttl() / 4;
             if let Some(mode) = mode_of_hold(service, &new.request, limit).await {
                 new.request = Arc::new(new.request.in_mode(mode));
@@ -49,7 +50,7 @@ pub(crate) async fn adopt(
             }
             let renewal = Renewal { renews: true, max_hold: Duration::MAX, notice: None, on_lost: None };
             let share = begin_hold(service, lease, renewal, new);
-            // The user's runtime may have been blocked for longer than the lease.
+            // If the user's runtime was blocked for longer than the lease, the hold is already lost.
             if share.0.state().loss.is_some() {
                 share.0.end_without_release();
                 return Err(ExtendError::Lost(service.empty_report()));

@@ -1,4 +1,4 @@
-//! A slow and lossy network between the clients, or one client, and a master.
+//! A slow and lossy network between clients and a master.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -30,7 +30,8 @@ pub enum Cut {
     Requests,
     Answers,
     Both,
-    /// All that the master sends, such as pushed messages. The connections continue at the end of the loss.
+    /// The same as `Answers`, but the connections continue at the end of the loss. For lost messages that the
+    /// master pushes.
     Messages,
     /// All messages, and the connections close at once.
     Closed,
@@ -38,7 +39,7 @@ pub enum Cut {
 
 struct Network {
     master: u16,
-    /// Greatest random delay in ms of a piece, which is the result of one read; 0 means none.
+    /// Greatest random delay of a piece in ms; 0 means none. A piece is the data of one read.
     delay: AtomicU64,
     /// Constant additional delay in µs.
     latency: AtomicU64,
@@ -155,7 +156,7 @@ async fn serve(client: TcpStream, network: Arc<Network>) -> io::Result<()> {
     }
 }
 
-/// Pieces travel in parallel and keep their order.
+/// Several pieces can be delayed at the same time. The pieces arrive in order.
 async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
