@@ -4,8 +4,8 @@
 use dlock_testkit::queue::{self, granted, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 
-/// More holds than one event-loop turn ends, and than one effect names. An effect is the command that the
-/// server replicates for a change of a lock.
+/// Number of holds. The server ends fewer holds in one event-loop turn, and one effect lists fewer. An effect
+/// is the command that the server replicates for a change of a lock.
 const MANY: i64 = 3000;
 
 /// Acquires a lock for `count` tokens.
@@ -143,7 +143,7 @@ fn max_holders_per_key_bounds_the_holders(kind: &ServerKind) {
         }
         // The token holds the lock already, so a renewal needs no room.
         assert!(conn.ok(&format!("DLOCK.ACQUIRE k token:2 600000 {mode}")).int() > 0);
-        // Two clients more than the bound wait, and are granted the lock when it has room.
+        // Five clients wait, two more than the limit. Each is granted the lock once there is room.
         conn.ok("DLOCK.BREAK k");
         conn.ok("DLOCK.ACQUIRE k alone 600000");
         let mut waiters = ["a", "b", "c", "d", "e"]

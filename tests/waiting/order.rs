@@ -1,4 +1,5 @@
-//! The wait queue: first come, first served; a handoff in the step that frees the lock.
+//! The wait queue: first come, first served. The release that frees the lock grants it to the head of the
+//! queue in the same step (a handoff).
 
 use dlock_testkit::queue::{granted, holders, waiter};
 use dlock_testkit::{Server, ServerKind, Stream, Value, each_server, line, until};
@@ -11,7 +12,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 30000 BLOCK 0");
     let mut c = server.connect();
     c.send(&["DLOCK.ACQUIRE", "k", "c", "30000", "BLOCK", "300"]);
-    // The second request finds the position of the first.
+    // The second request keeps the position of the first one, so `d` waits once.
     for _ in 0..2 {
         assert_eq!(a.ok("DLOCK.ACQUIRE k d 30000 QUEUE 30000"), Value::Nil);
     }

@@ -19,7 +19,7 @@ pub struct Client<'a> {
     first: u16,
     /// Holds with the port of the node that granted each.
     pub holds: Vec<(u16, Hold)>,
-    /// Extensions and releases that found no hold before the end of its lease.
+    /// Extensions and releases that the server denied although the lease had not ended.
     pub denied: Vec<String>,
     /// Number of MOVED and ASK replies.
     pub redirected: usize,
@@ -78,6 +78,7 @@ impl<'a> Client<'a> {
                 _ => {}
             }
         }
+        // The client relies on the lock until it sends the RELEASE.
         let relied_until = self.clock.now();
         let Answer { answer, .. } = self.ask(&key, &format!("DLOCK.RELEASE {key} {token}"));
         let now = self.clock.now();
@@ -129,7 +130,7 @@ impl<'a> Client<'a> {
         bytes.extend(encode(words));
         wire.send(&bytes).expect("the node is alive");
         let answers = (0..1 + usize::from(asking)).map(|_| {
-            // Another client's lease may have to end first.
+            // A request with BLOCK may be answered only after the lease of another client has ended.
             let answer =
                 wire.value(Instant::now() + TIMEOUT + Duration::from_secs(20)).expect("the node is alive");
             answer.unwrap_or_else(|| panic!("{words:?} is never answered"))

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::{attempts, lossless};
 use dlock_testkit::{Random, Server, ServerKind, aof, each_server, locks_without_fence, parse, preloaded};
 
-/// A dead server, its append only file, and the locks after each command, with the length of the file then.
+/// A dead server, its append only file, and for each command the length of the file and the locks after it.
 struct WrittenFile {
     server: Server,
     file: PathBuf,
@@ -14,9 +14,10 @@ struct WrittenFile {
     states: Vec<(usize, Vec<String>)>,
 }
 
-/// Runs commands of each kind, and kills the server. Its boot-time clock is stopped, because a grant is
-/// logged verbatim only in the millisecond of an earlier effect. The fence of such a grant depends on that
-/// effect.
+/// Runs commands of each kind, and kills the server. The server's boot-time clock is frozen, so that all
+/// commands run in one millisecond. The server logs an ACQUIRE verbatim only in the millisecond of the last
+/// effect (`DLOCK._SET`, which contains the changed holds). From that effect, a restart derives the hold of
+/// the ACQUIRE.
 fn write_file(kind: &ServerKind, conf: &str) -> WrittenFile {
     let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
     let server = Server::options(kind).synced().conf(conf).start();
@@ -140,6 +141,7 @@ fn a_damaged_file_is_refused_or_loaded_without_a_crash(kind: &ServerKind) {
 fn a_lock_whose_effect_cannot_be_read_is_not_granted_in_the_grace_period(kind: &ServerKind) {
     let mut server = lossless(kind).conf("dlock.restart-grace 36000000").start();
     let mut conn = server.connect();
+    // Ends the grace period of this start. The next start has a grace period again.
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE k t 36000000").int() > 0);
     server.kill9();

@@ -1,4 +1,5 @@
-//! The mark file: contents, writers, and foreign files in its place.
+//! The mark file. It contains the fence mark, a number that no fence exceeds. A server that starts without
+//! its other data continues above the mark, so that fences rise.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -224,7 +225,7 @@ fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     assert_eq!(stored(&path(&server)), before, "the server does not write the file");
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
     until_status(&server, "ok");
-    // The server may have issued fences up to the old mark.
+    // The server may have issued fences up to the old mark, so the next fence must be greater.
     let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
     assert!(next > before && stored(&path(&server)) > next);
     assert_eq!(logged(&server, ""), 0, "{}", server.log());
