@@ -1,4 +1,5 @@
-//! Instructions per pair as callgrind counts them, and the misses of the instruction cache that it simulates.
+//! Instructions per pair (acquire and release) as callgrind counts them, and the misses of the instruction
+//! cache that it simulates.
 //!
 //! These figures do not depend on the machine's load, so a change of a few percent shows. The instructions
 //! are compared with those recorded in `crates/bench/instructions.json`.
@@ -32,7 +33,8 @@ const AOF: &[&str] = &["appendonly yes", "appendfsync no"];
 const FEW: u64 = 50 * BATCH;
 const ADDITIONAL: u64 = 500 * BATCH;
 
-/// The simulated caches, on every machine those of a processor of 2024, with 32 KB for instructions.
+/// The caches that callgrind simulates, on every machine the same: those of a processor of 2024, with 32 KB
+/// for instructions.
 const CACHES: [&str; 3] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=49152,12,64"];
 
 /// The largest accepted ratio to the recorded figure. The server's periodic work varies between runs.

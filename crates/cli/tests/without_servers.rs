@@ -113,6 +113,7 @@ fn completions_list_the_subcommands_and_pass_bash() {
         for word in subcommands().chain(["no-wait", "kill-after"]) {
             assert!(stdout(&script).contains(word), "{shell} does not complete {word}");
         }
+        // The name under which dlock executes itself before it becomes the command of `run`. It is internal.
         assert!(!stdout(&script).contains("dlock-starting"));
     }
     let script = stdout(&dlock(&["completions", "bash"]));

@@ -2,8 +2,7 @@
 //!
 //! A test has the attribute [`macro@each_server`], starts a [`Server`], and calls it by a [`Conn`]. No test
 //! sleeps: [`until`] waits for a condition, and names it if it times out. A server that ends by itself fails
-//! its test. A test writes the bytes of a connection itself, so it can send the commands of a race in one
-//! write.
+//! its test. A test can send several commands in one write ([`Conn::say_together`]).
 //!
 //! - [`Server`], [`Options`]: a server's process, folder and port
 //! - [`Conn`], [`Value`]: a connection and its replies; [`Wire`]: the bytes of a connection

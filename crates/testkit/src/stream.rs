@@ -121,7 +121,8 @@ impl Stream {
         value
     }
 
-    /// Receives until `find` returns a value for the unused bytes. Returns the value and its length in bytes.
+    /// Receives until `find` returns a value for the received bytes that are not yet consumed. Returns the
+    /// value and its length in bytes.
     #[track_caller]
     fn wait_for<T>(&mut self, what: &str, find: impl Fn(&[u8]) -> Option<(T, usize)>) -> (T, usize) {
         let deadline = Instant::now() + TIMEOUT;

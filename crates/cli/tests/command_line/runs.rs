@@ -142,7 +142,8 @@ fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     assert!(done.code == Some(64) && !done.stderr.contains("s3cret"), "{}", done.stderr);
 }
 
-/// The command of a nested run has the variables of the parent's hold, which the nested run does not release.
+/// The environment of a command has the token of its run's hold. A nested run enters this hold, and does not
+/// release it.
 #[each_server]
 fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);

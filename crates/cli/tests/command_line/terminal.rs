@@ -61,8 +61,8 @@ const CTRL_C: &str = "\x03";
 const CTRL_S: &str = "\x13";
 const CTRL_Z: &str = "\x1a";
 
-/// A script that records the signals that it receives in the file `signals`. A SIGUSR1, which the test sends
-/// last, arrives after every SIGINT.
+/// A script that records the signals that it receives in the file `signals`. The test sends SIGUSR1 last.
+/// Once SIGUSR1 is recorded, no SIGINT is still on its way.
 const COUNTS: &str = "trap 'echo INT >> signals' INT; trap 'echo USR1 >> signals' USR1; echo $PPID > dlock; \
     echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
@@ -70,8 +70,8 @@ const COUNTS: &str = "trap 'echo INT >> signals' INT; trap 'echo USR1 >> signals
 /// is a program that starts the script, or empty.
 fn assert_interrupted_once(stage: &Stage, launcher: &str) {
     stage.write("script", COUNTS);
-    // With exec, because a shell that receives Ctrl-C while it waits for dlock may be killed by SIGINT,
-    // whatever dlock's exit code is.
+    // `exec` replaces the shell with dlock. A shell that receives Ctrl-C while it waits for dlock may end
+    // itself by SIGINT, whatever dlock's exit code is.
     let run = format!("exec \"$DLOCK\" run r -- {launcher} sh script");
     let mut terminal = Terminal::with(stage, &run);
     stage.until_written("ready");
@@ -175,8 +175,8 @@ fn suspend_and_continue(stage: &Stage, ttl: &str, then: impl FnOnce()) -> String
     then();
     terminal.types("fg\n");
     until("dlock and its command are continued", || !is_stopped(command) && !is_stopped(dlock));
-    // A process of its own writes, because opening the pipe blocks if dlock has already ended the script that
-    // reads it.
+    // Another process writes to the pipe. If dlock has already ended the script that reads from the pipe,
+    // this process blocks when it opens the pipe.
     let go = stage.start(stage.shell("echo > go"));
     terminal.types("echo $? > code\n");
     let code = stage.lines("code").remove(0);
