@@ -29,7 +29,7 @@ export class Sleep {
 /** Opens a `Wait`, which receives the messages about one queue position. The outcome is the `Wait`. */
 export class Listen {}
 
-/** Sleeps until the bell of `wait` rings, at most for `ms`. */
+/** Sleeps until the flag `wait.bell` is set, at most for `ms`. */
 export class Pause {
   constructor(
     readonly wait: Wait,
@@ -74,13 +74,14 @@ export class Ask {
     readonly members: readonly number[],
     readonly steps: (member: number) => Steps<unknown>,
     readonly enough: (answers: Answers) => boolean,
-    /** Called with each answer that arrives after the outcome. Returns steps to carry out in the background,
-     * over all members; undefined for none. */
+    /** Called with each answer that arrives after the outcome. Returns steps to carry out in the background;
+     * undefined for none. */
     readonly late: (member: number, answer: unknown) => Steps<void> | undefined = () => undefined,
   ) {}
 }
 
-/** Carries out `steps` in the background, over all members or at one. */
+/** Carries out `steps` in the background: at `member`, or, without a `member`, at the members that the steps
+ * name (`To`, `Ask`). */
 export class Begin {
   constructor(
     readonly steps: Steps<void>,

@@ -107,15 +107,15 @@ def test_acquire_refuses_a_token_of_the_wrong_length(members, token):
         members.lock(timeout=10).acquire(blocking=False, token=token)
 
 
-def test_a_name_can_be_any_kind_of_bytes(members):
+def test_a_name_can_be_bytes_a_bytearray_or_a_memoryview(members):
     for name in b"foo", bytearray(b"foo"), memoryview(b"foo"):
         with members.lock(name, timeout=10):
             members.until_held()
         members.until_free()
 
 
-def test_a_wait_succeeds_when_the_max_ttl_of_the_masters_is_shorter_than_a_position(members):
-    # By default a client asks for a position of 10 s.
+def test_a_wait_succeeds_when_the_masters_refuse_to_keep_a_position_for_10_s(members):
+    # By default a client asks a master to keep its position for 10 s, longer than this limit.
     for client in members.direct:
         client.config_set("dlock.max-ttl", 5000)
     try:
@@ -166,7 +166,7 @@ def test_a_hold_without_a_majority_is_lost_before_its_lease_ends(members):
     for proxy in members.proxies[:2]:
         proxy.refuse = True
         proxy.drop()
-    # A renewed hold is lost once only a tenth of its lease is left.
+    # With auto_renew, the client declares a hold lost once only a tenth of its lease is left.
     lock.local.hold.valid_until = now() + 6
     until("on_lost is called", lambda: seen)
     assert seen[0][0].startswith("not renewed in time")
@@ -227,7 +227,7 @@ def test_a_member_whose_user_may_not_run_info_does_not_vote(members):
         with pytest.raises(dlock.NoQuorumError, match="let its user run INFO"):
             lock.acquire(blocking_timeout=1)
         members.until_free()
-        # The client asks again over the same connections.
+        # For the next acquisition, the client runs INFO again, over the same connections.
         for client in members.direct[:2]:
             client.execute_command("ACL", "SETUSER", "blind", "+info")
         with lock:
