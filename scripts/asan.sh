@@ -11,8 +11,8 @@ runtime=$(cc -print-file-name=libasan.so)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 say "building the module under AddressSanitizer"
-# lsan.supp names a function on the stack of the leaks. The runtime finds the stack by frame pointers, and the names by debug
-# information.
+# The runtime ignores a leak if a function that lsan.supp names is on the stack of the allocation. It needs frame pointers to
+# find the stack, and debug information to find the names.
 export CARGO_PROFILE_DEV_DEBUG=full
 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" cargo +nightly build --lib --package dlock-module --target "$host" --target-dir build/asan
 unset CARGO_PROFILE_DEV_DEBUG

@@ -1,8 +1,8 @@
 #!/bin/sh
 # The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0, with the versions that PYTHON,
-# REDIS_PY and NODE_CLIENTS choose (common.sh). DLOCK_SECONDS: how long each fleet of old and new clients runs (10). What
-# it installs is in target/python, target/node and clients/node/node_modules. Arguments go to pytest: then the Node
-# client is left out.
+# REDIS_PY and NODE_CLIENTS choose (common.sh). DLOCK_SECONDS: the seconds for which clients of other libraries and of
+# dlock lock one key together (10). Installs into target/python, target/node and clients/node/node_modules. Passes its
+# arguments to pytest. With arguments, it does not test the Node client.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
