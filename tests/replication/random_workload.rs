@@ -37,7 +37,7 @@ fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
     let mut random = Random::fresh();
     let mut conn = master.connect();
     let mut granted = 0;
-    // A fence is at least the Unix time in µs. No other number in a reply is that great.
+    // Fences follow the Unix time in µs. No other number in a reply is that great.
     let is_fence = |answer: &&Value| matches!(answer, Value::Int(n) if *n > 1_000_000_000_000_000);
     for _ in 0..60 {
         let commands: Vec<String> = (0..50).map(|_| command(&mut random)).collect();
