@@ -1,4 +1,4 @@
-# Every command of the project. A target runs a script; its head explains it.
+# Every command of the project. A target runs a script; the comment at the top of the script explains the command.
 .DEFAULT_GOAL := help
 .PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install \
 	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench stall model fencing demo-fence docs compare pictures dist clean
@@ -89,7 +89,7 @@ pictures: setup ## record the moving pictures of docs/ anew (installs tmux)
 build: setup ## build the module and the command (target/release)
 	@cargo build --release --locked -p dlock-module -p dlock
 
-install: ## build and install them: PREFIX=/usr/local; with sudo, after `make build`
+install: ## build and install the module and the command: PREFIX=/usr/local; with sudo, after `make build`
 	@PREFIX=$(or $(PREFIX),/usr/local) DESTDIR=$(DESTDIR) scripts/install.sh
 
 dist: setup ## make a tarball, Debian packages, a wheel, an SBOM and checksums (target/dist)
