@@ -35,7 +35,7 @@ DECLARE
     carried text := current_setting('dlock.fence', true);
     fence bigint;
 BEGIN
-    -- In a session that has set it in an earlier transaction, the setting is the empty string.
+    -- If an earlier transaction of the session has set `dlock.fence`, the setting is the empty string, not NULL.
     IF carried IS NULL OR carried !~ '^[1-9][0-9]{0,15}$' THEN
         RAISE EXCEPTION 'dlock: the transaction carries no fence: %', coalesce(quote_literal(carried), 'not set')
             USING ERRCODE = 'check_violation', HINT = 'Begin with SELECT set_config(''dlock.fence'', :fence, true).';

@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS dlock_carried (
 );
 
 -- An INSERT into this view fails unless the transaction carries a fence that is at least `least_fence`. The triggers of a
--- table check their fence so.
+-- table insert into this view to check the fence.
 CREATE VIEW IF NOT EXISTS dlock_check AS SELECT 0 AS least_fence;
 CREATE TRIGGER IF NOT EXISTS dlock_check_fence INSTEAD OF INSERT ON dlock_check
 BEGIN
