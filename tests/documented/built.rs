@@ -1,5 +1,5 @@
-//! The released library (`cargo test -p dlock-module --test documented built -- --ignored`), and the licences
-//! and versions of all packages.
+//! The released library, and the licences and versions of all packages. The test of the library is ignored by
+//! default: `cargo test -p dlock-module --test documented built -- --ignored` runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,8 +24,8 @@ fn release_library() -> PathBuf {
 fn the_module_contains_no_path_of_its_build() {
     let library = std::fs::read(release_library()).expect("the library can be read");
     let contains = |text: &str| library.windows(text.len()).any(|bytes| bytes == text.as_bytes());
-    // Panics leave relative source paths in the library. The optimiser decides which of them remain, so it is
-    // enough that the search finds one.
+    // Panics leave relative source paths of the project and of its dependencies in the library. The optimiser
+    // decides which of them remain, so it is enough that the search finds one of the project.
     let sources = ["src/module.rs", "src/ffi/ctx.rs", "src/waiters.rs", "src/effects.rs", "crates/core/src/"];
     assert!(sources.into_iter().any(contains) && contains("/hdrhistogram-"), "no source path is found");
     let folders = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var).into_iter().flatten();
@@ -60,7 +60,7 @@ fn every_package_has_the_license_of_the_project() {
     }
 }
 
-/// Cargo.toml holds the version. `scripts/version.sh` writes it to files that cannot read it there.
+/// `scripts/version.sh` copies the version of Cargo.toml to the other files, except CHANGELOG.md.
 #[each_server]
 fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
     let version = env!("CARGO_PKG_VERSION");

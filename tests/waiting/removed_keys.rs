@@ -1,5 +1,5 @@
-//! The key of a queue is removed by a command, an eviction or the end of a native TTL: the hold ends, the
-//! queue is served or refused, and the lock never has two holders.
+//! The key of a queue is removed by a command, an eviction or the end of a native TTL: the queue is served or
+//! refused, and the lock never has two holders.
 
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
@@ -15,7 +15,7 @@ fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     let mut c = waiter(&server, "DLOCK.ACQUIRE l c 60000 BLOCK 0");
     zero.ok("SWAPDB 0 1");
-    // In b's database no client holds k now; in c's, another client holds l until its lease ends.
+    // b and c wait in database 0. There, k is free now, and z holds l until its lease of 200 ms ends.
     granted(&mut b);
     assert_eq!((holders(&mut zero, "k"), holders(&mut one, "k")), (vec!["b".into()], vec!["a".into()]));
     assert_eq!(holders(&mut one, "l"), ["a"]);
@@ -24,6 +24,7 @@ fn swapdb_moves_the_locks_and_leaves_the_queues(kind: &ServerKind) {
     // The background job ends the lease of the moved lock in its new database.
     one.ok("DLOCK.EXTEND k a 30");
     until("the lease ends", || one.ok("EXISTS k") == 0);
+    // b holds k, c holds l, and a holds the moved l.
     assert_eq!(server.number("dlock_holders"), 3);
 }
 
@@ -48,7 +49,7 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     until("the promoted replica ends the leases", || replica.connect().ok("DBSIZE") == 0);
     assert!(conn.ok("DLOCK.ACQUIRE flushed a 1000").int() > 0);
     conn.ok("FLUSHALL");
-    assert!(server.number("dlock_grace_ms_left") != 0, "the flush of a hold begins a grace period");
+    assert!(server.number("dlock_grace_ms_left") != 0, "FLUSHALL begins a grace period, unlike SWAPDB 0 0");
 }
 
 #[each_server]
@@ -76,8 +77,8 @@ fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
     let first = a.ok("DLOCK.ACQUIRE k a 60000").int();
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
     a.ok("CONFIG SET maxmemory-policy allkeys-random");
-    // A command that may use memory makes the server evict first. All commands are in one write, so that the
-    // new hold is not evicted too.
+    // Before a command that may use memory (SET), the server evicts keys. All commands are in one write, so
+    // that the new hold is not evicted too.
     let _ = a.say_together(&["CONFIG SET maxmemory 1", "SET x 1", "CONFIG SET maxmemory 0"]);
     assert!(granted(&mut b) > first);
     assert_eq!(holders(&mut a, "k"), ["b"]);
@@ -111,8 +112,8 @@ fn a_long_queue_is_refused_in_several_turns(kind: &ServerKind) {
     assert!((0..10).any(shows_a_part_refused), "all positions were refused at once");
 }
 
-/// Starts a server that deletes a key with an elapsed TTL only when a command names the key. A server with
-/// very many TTLs takes minutes to find such a key otherwise.
+/// Starts a server that deletes a key with an elapsed TTL only when a command or the module opens the key.
+/// The server's background deletion, which can take minutes if very many keys have TTLs, is off.
 fn without_active_expiry(kind: &ServerKind) -> (Server, Conn) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");

@@ -99,6 +99,7 @@ test("the examples and a program for node-redlock type-check", () => {
 
 test("the package installs from a new clone, and contains its files", () => {
   const clone = path.join(folder, "clients/node");
+  // A clone has the licences in its top folder only. The installation copies them into the package.
   const excluded = new Set(["node_modules", "dist", ...licences]);
   cpSync(root, clone, { recursive: true, filter: (file) => !excluded.has(path.basename(file)) });
   for (const licence of licences) cpSync(path.join(root, "../..", licence), path.join(folder, licence));
@@ -113,7 +114,7 @@ test("the package installs from a new clone, and contains its files", () => {
   ]) {
     assert.equal(execFileSync(process.execPath, ["-e", program], { cwd: app, encoding: "utf8" }), "Lock\n");
   }
-  // With these settings, TypeScript does not read `exports` of package.json.
+  // With these settings, TypeScript reads `typesVersions` of package.json instead of `exports`.
   const node10 = ["--module", "commonjs", "--moduleResolution", "node10", "--esModuleInterop"];
   const program = path.join(app, "app.ts");
   const imports = 'import Redlock, { ExecutionError, Lock } from "dlock/redlock";';
@@ -126,6 +127,6 @@ test("the package installs from a new clone, and contains its files", () => {
   const packed = new Set(files.map((file) => file.path));
   for (const file of ["README.md", "dist/index.js", ...licences])
     assert(packed.has(file), `${file} is packed`);
-  // Checks the declaration files of the package, too.
+  // With `--skipLibCheck false`, the compiler checks the declaration files of the package, too.
   checkTypes(["--module", "esnext", "--moduleResolution", "bundler", "--skipLibCheck", "false", program]);
 });

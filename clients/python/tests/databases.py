@@ -54,7 +54,7 @@ class Database:
         raise NotImplementedError
 
     def triggers(self, file, table, has_column):
-        """Returns the SQL of the triggers of a table. Its ALTER TABLE adds the column "fence"."""
+        """Returns the SQL of the triggers of a table, without ALTER TABLE if the column "fence" exists."""
         lines = (FENCING / file).read_text().splitlines()
         return "\n".join(
             line.replace("TABLE_NAME", table)

@@ -1,4 +1,4 @@
-"""Clients of Sentinel and of clusters, and pools that block."""
+"""Locks over clusters, Sentinel, pools of one connection and both protocols, and names of any bytes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_asyncio_cluster_client_acquires_and_hands_over_a_lock(cluster, libra
 
 def until_renewed_twice(r, lock):
     def left():
-        """Returns the remaining part of the lease. A renewal is due at 2/3, and restores the whole lease."""
+        """Returns the fraction of the lease that is left. It falls to 2/3. Then a renewal sets it to 1."""
         return r.execute_command("DLOCK.PTTL", lock.name) / 1000 / lock.timeout
 
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
         except redis.RedisError:
             return None
 
-    # The replica has the hold if it was replicated in time. In either case the replica answers.
+    # Both answers are right, because the failover may lose the hold.
     until("the replica has taken over", lambda: owned() is not None)
     other = dlock.Lock(client, "bar", timeout=10)
 
@@ -241,14 +241,14 @@ def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
     other.release()
 
 
-def test_a_pool_with_one_connection_is_enough(server):
+def test_a_lock_works_over_a_pool_with_one_connection(server):
     pool = redis.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=5)
     client = redis.Redis(connection_pool=pool)
     acquire_in_turn(client, "foo", timeout=10)
     acquire_in_turn(client, "foo")
 
 
-def test_a_pool_with_one_connection_is_enough_for_asyncio(server):
+def test_an_asyncio_lock_works_over_a_pool_with_one_connection(server):
     async def main():
         pool = redis.asyncio.BlockingConnectionPool.from_url(server.url, max_connections=1, timeout=5)
         await acquire_in_turn_async(redis.asyncio.Redis(connection_pool=pool), "foo", timeout=10)

@@ -493,7 +493,7 @@ pub struct Servers {
 
 const HEADING: &str = "Servers";
 
-/// The name of a resource. An empty one is refused: most likely a variable of the script is not set.
+/// The name of a resource. Refuses an empty name, which most likely comes from an unset shell variable.
 fn resource() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(|name| match name.is_empty() {
         true => Err("the name of a resource must not be empty"),

@@ -1,4 +1,5 @@
-//! Time namespaces: the same boot id with another boot-time clock.
+//! Leases that pass from one time namespace to another: by a restart, by replication, or by RESTORE. Servers
+//! in both namespaces see the same boot id of the kernel, but different boot-time clocks.
 
 use std::process::Command;
 
@@ -115,7 +116,7 @@ fn leases_from_a_master_with_another_clock_survive_promotion_and_restart(kind: &
     assert_eq!(conn.ok("DLOCK.HOLDS shared gone"), 0);
 }
 
-/// MIGRATE between machines moves a lock like DUMP and RESTORE in this test.
+/// The test moves locks by DUMP and RESTORE, as MIGRATE does between machines.
 #[each_server]
 fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
     let Some((_clock, source, mut target)) = two_clocks(kind) else { return };
@@ -129,7 +130,7 @@ fn a_lease_restored_from_another_clock_survives_a_restart(kind: &ServerKind) {
         fence
     });
     let written = || aof::commands(target.dir()).iter().filter(|words| words[0] == b"DLOCK._SET").count();
-    until("the file has an effect for each restored lock", || written() == locks.len());
+    until("the file has a DLOCK._SET for each restored lock", || written() == locks.len());
     target.kill_and_restart();
     let mut to = target.connect();
     to.ok("SELECT 3");

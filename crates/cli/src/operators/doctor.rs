@@ -17,7 +17,7 @@ use crate::output::{escape_control, escape_json, print};
 /// The largest difference between clocks that are synchronised.
 const MAX_SKEW: Duration = Duration::from_secs(1);
 
-/// The command for the options that [`check_options`] checks.
+/// The command that reads the options for [`check_options`].
 const OPTIONS: [&str; 8] = [
     "CONFIG",
     "GET",
@@ -229,8 +229,8 @@ fn check_options(options: Answer<Vec<String>>, wanted_ttl: u128, add: &mut impl 
     }
 }
 
-/// Compares the members that the connected clients name with those of this command. The library name of a
-/// client of a quorum ends with `(qN-DIGEST)`: the number of members, and a digest of their run ids. See
+/// Checks that the connected clients use the same members as this command. The library name of a client of a
+/// quorum ends with `(qN-DIGEST)`: the number of members, and a digest of their run ids. See
 /// [`Client::library_name`].
 async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
     if client.members() == 1 {

@@ -45,8 +45,9 @@ impl Session {
         Ok(Session { client, signals, began })
     }
 
-    /// Acquires the wanted resources by `acquire`, which gets a request for the first of them. The error
-    /// names the current holder if another client holds one of them.
+    /// Acquires the wanted resources by `acquire`, which gets a request for the first of them. To acquire
+    /// several, `acquire` copies the options of this request. The error names the current holder if another
+    /// client holds one of the resources.
     pub async fn acquire<G>(
         &mut self,
         wanted: Wanted<'_>,

@@ -1,6 +1,6 @@
 //! The record of a run: the holds that clients relied on, the writes, and the check of both. A client relies
-//! on a hold from the arrival of its grant until the validity ends, as the client computed it, or until the
-//! client releases the hold. All times are on the machine's boot-time clock, which the faults do not change.
+//! on a hold from the arrival of its grant until the end of the validity that the client computed, or until
+//! the client releases the hold. All times are on the machine's boot-time clock, which no fault changes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,10 +11,11 @@ use dlock_testkit::history::{At, History, Hold};
 pub struct Write {
     pub resource: String,
     pub fence: i64,
-    /// Name of the hold of the write.
+    /// The hold under which the client wrote: its `token` in [`Record::holds`].
     pub hold: String,
+    /// True if the store accepted the write.
     pub accepted: bool,
-    /// True if `DLOCK.FENCED` accepted it too.
+    /// True if `DLOCK.FENCED` accepted the write.
     pub passed: bool,
 }
 
@@ -46,8 +47,8 @@ impl Record {
         violations
     }
 
-    /// Returns accepted writes that follow a write of a later holder, or whose hold, with the same fence, is
-    /// not in the record.
+    /// Returns accepted writes that follow a write of a later holder, and accepted writes whose hold and
+    /// fence are not in the record.
     fn stale(&self) -> Vec<String> {
         let mut violations = Vec::new();
         let places: HashMap<(&str, i64), usize> = (self.in_order().into_values())
@@ -75,8 +76,8 @@ impl Record {
         differ.map(|write| format!("DLOCK.FENCED differs from the store: {write:?}")).collect()
     }
 
-    /// Returns the holds of each resource, sorted by the time at which the grant arrived. If the hold ended
-    /// before that, its end counts instead.
+    /// Returns the holds of each resource, sorted by the arrival of the grant. If the validity of a hold
+    /// ended before the grant arrived, the end of the validity counts instead.
     fn in_order(&self) -> BTreeMap<&str, Vec<&Hold>> {
         let mut by_resource: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
         for hold in self.holds.iter().filter(|hold| hold.grant.is_some()) {

@@ -78,7 +78,7 @@ fn installed_python() -> PathBuf {
     python
 }
 
-/// The Redlock of docs/clients.md uses redis-py, and only ACQUIRE and RELEASE.
+/// docs/clients.md shows a part of tests/redlock.py, which uses redis-py and only ACQUIRE and RELEASE.
 #[each_server]
 fn the_python_redlock_of_the_clients_page_needs_a_majority_and_leaves_nothing_behind(kind: &ServerKind) {
     let servers = masters(kind, 5);

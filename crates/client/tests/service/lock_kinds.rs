@@ -77,7 +77,7 @@ async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKin
     until_nothing_is_left(&servers, "r");
 }
 
-/// The client makes no retries. Like any other wait, the wait still lasts until the server is back.
+/// The client makes no retries, but a wait with a time limit lasts until the server is back.
 #[each_server]
 async fn a_wait_for_an_ephemeral_hold_survives_a_restart(kind: &ServerKind) {
     let mut servers = masters(kind, 1);
@@ -118,7 +118,7 @@ async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
     let guard = guard.expect("the lock is free");
     let first = guard.valid_until();
     until("the hold is renewed", || guard.valid_until() > first);
-    assert!(guard.forget().is_none(), "forget() closes the connection of the hold");
+    assert!(guard.forget().is_none(), "forget() releases an ephemeral hold");
     until_nothing_is_left(&servers, "r");
 }
 

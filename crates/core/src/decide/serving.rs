@@ -82,9 +82,9 @@ impl Turn<'_> {
     }
 
     /// Grants the lock to a waiter. `has_recipient` tells whether a connection beside a queued waiter
-    /// receives the reply. If none does, the client may be dead. So until the token claims the grant, the
-    /// hold delays other waiters no longer than the queue position would have: the lease ends with the
-    /// position, and there is no lock-delay.
+    /// receives the reply. If none does, the client may be dead. So until the next command of the token,
+    /// which claims the grant, a new hold delays other waiters no longer than the queue position would have:
+    /// the lease ends with the position, and there is no lock-delay.
     fn hand_off(
         &mut self,
         waiter: &Waiter,

@@ -1,4 +1,4 @@
-//! Constants, constructors and drivers that the tests of the rules share.
+//! Constants, constructors, and functions that pass answers to a round, for the tests in `rules/`.
 
 use dlock_quorum::*;
 use dlock_testkit::seed;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The length of the lease.
 pub const TTL: Duration = Duration::from_secs(10);
-/// The part of the lease that a client trusts, in ms.
+/// The part of the lease that a client trusts, in ms: 1 % and 2 ms less than the lease.
 pub const TRUSTED: u64 = 9_898;
 
 pub fn at(ms: u64) -> Instant {
@@ -45,12 +45,14 @@ pub fn sent(sends: &Sends, what: Request) -> Vec<u8> {
     sends.iter().filter(|send| send.what == what).map(|send| send.to.0).collect()
 }
 
-/// Passes answers to ACQUIRE, one per millisecond from `now` on. Returns the progress after the last.
+/// Passes votes to the round as answers to ACQUIRE, one per millisecond from `now` on. Returns the progress
+/// after the last.
 pub fn vote(round: &mut Round, now: u64, votes: &[(u8, Vote)]) -> Progress {
     reply(round, now, Request::Acquire, votes)
 }
 
-/// Passes answers to `what`, one per millisecond from `now` on. Returns the progress after the last.
+/// Passes votes to the round as answers to `what`, one per millisecond from `now` on. Returns the progress
+/// after the last.
 pub fn reply(round: &mut Round, now: u64, what: Request, votes: &[(u8, Vote)]) -> Progress {
     let mut last = None;
     for ((member, vote), now) in votes.iter().zip(now..) {
@@ -59,7 +61,7 @@ pub fn reply(round: &mut Round, now: u64, what: Request, votes: &[(u8, Vote)]) -
     last.unwrap()
 }
 
-/// Passes the outcome of a wait.
+/// Passes the outcome of a wait to the round.
 pub fn waited(round: &mut Round, now: u64, at_member: u8, outcome: Vote<()>) -> Progress {
     round.waited(Member(at_member), outcome, at(now))
 }
