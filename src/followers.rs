@@ -26,7 +26,8 @@ pub struct Followers {
     /// Whether this server may read a log itself: its master's, or the append only file.
     pub server_may_read: bool,
     /// The state that every reader of the log has after the last entry. `None` if a reader may begin with the
-    /// next entry. That entry must then be an effect, because a verbatim ACQUIRE builds on an earlier effect.
+    /// next entry. That entry must then be an effect, because an ACQUIRE that is logged verbatim builds on an
+    /// earlier effect.
     pub readers_state: Option<LogState>,
     /// Whether this is the only loaded module. `None` means unknown: since the start, or since another module
     /// was loaded or unloaded.
@@ -45,7 +46,7 @@ impl Followers {
     pub fn update(&mut self, ctx: Ctx<'_>) {
         // The count includes this module.
         self.is_only_module = self.is_only_module.or_else(|| Some(ctx.count_modules() == Some(1)));
-        // A master that is a node of a cluster may read the log of a node, to take over its slots.
+        // A master in a cluster may read the log of another node, to take over slots from that node.
         let reading = Flags::MASTER | Flags::LOADING | Flags::CLUSTER;
         self.server_may_read = self.server_may_read && ctx.flags().intersection(reading) != Flags::MASTER;
         self.may_follow = self.may_follow && can_be_followed(ctx);

@@ -148,8 +148,8 @@ pub fn answer(m: &Module, waiter: Waiter, outcome: Outcome, now: Instant) {
     }
 }
 
-/// Sends a refusal to a waiter that has left the queue, because this server cannot grant it the lock: `why`
-/// to a connection, `refused` to the channel of a position.
+/// Refuses a waiter that has left the queue: sends the error `why` to a connection, or `refused` to the
+/// channel of a position.
 pub fn refuse(m: &Module, waiter: &Waiter, why: &str) {
     if let WaitKind::Queued(queued) = &waiter.kind {
         return publish(m, queued, Ended::Refused);
@@ -252,6 +252,8 @@ impl Answer {
                     return ctx.reply_error(&refused);
                 }
                 if let Some(waiter) = self.grant.take() {
+                    // Requests the notice of the next event-loop turn. The grant counts as delivered in
+                    // that turn.
                     notices::watch_turns::<Module>(m.ctx(), true);
                     m.with(|s| s.waiting.deliveries.handed_over(waiter));
                 }

@@ -14,7 +14,8 @@ fn a_fence_follows_the_clock(kind: &ServerKind) {
     let before = micros(&mut conn);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     let after = micros(&mut conn);
-    // Two values are rounded to whole ms: the server clock's offset from the wall clock, and the fence.
+    // The server clock's offset from the wall clock and the fence are each rounded to whole ms. So the fence
+    // can be up to 2 ms off.
     assert!((before - 2_000..=after + 2_000).contains(&fence), "fence {fence} between {before} and {after}");
 }
 

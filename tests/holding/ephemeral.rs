@@ -83,7 +83,7 @@ fn memory_usage_counts_the_connection_record_of_an_ephemeral_hold(kind: &ServerK
     };
     let (plain, before) = (memory_usage_with(""), used());
     let counted = memory_usage_with("EPHEMERAL") - plain;
-    // A busy server frees other buffers late.
+    // Repeated, because a busy server frees memory late.
     until(&format!("MEMORY USAGE counts {counted} bytes, about what the holds take"), || {
         (0.6..1.4).contains(&((used() - before) / counted))
     });

@@ -4,8 +4,7 @@
 use dlock_testkit::queue::{self, granted, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
 
-/// Number of holds. The server ends fewer holds in one event-loop turn, and one effect lists fewer. An effect
-/// is the command that the server replicates for a change of a lock.
+/// Number of holds: more than the server processes in one event-loop turn.
 const MANY: i64 = 3000;
 
 /// Acquires a lock for `count` tokens.

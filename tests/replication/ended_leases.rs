@@ -42,7 +42,8 @@ fn leases_that_end_during_a_pause_are_removed_after_it_on_both_servers(kind: &Se
 fn leases_that_end_during_a_failover_are_removed_by_the_new_master(kind: &ServerKind) {
     let (master, replica) = (Server::options(kind).conf("appendonly yes").start(), Server::start(kind));
     replica.replicate(&master);
-    // The failover waits for a stopped replica: all leases end while it pauses the master.
+    // A failover pauses the master until the replica is in sync. The replica is stopped, so all leases end
+    // meanwhile.
     replica.pause();
     acquire_many(&master, 100, 50, &["FAILOVER"]);
     until_all_expired(&master, 100);
@@ -84,7 +85,8 @@ fn a_shutdown_that_waits_for_a_replica_is_clean_while_leases_expire(kind: &Serve
 fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     let (server, master) = (Server::start(kind), Server::start(kind));
     master.connect().ok("DLOCK.ACQUIRE theirs t 600000");
-    // At its demotion, the server has a timer for these leases, which it must no longer end.
+    // At its demotion, the server has a timer for these leases. The server must not end
+    // them as a replica.
     acquire_many(&server, 10, 50, &[]);
     server.replicate(&master);
     let mut conn = server.connect();

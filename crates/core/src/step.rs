@@ -41,8 +41,8 @@ pub enum Change {
     None,
     /// The whole lock.
     Whole,
-    /// The holds of these tokens. If the lock no longer has the hold of a token, a server that applies the
-    /// change removes the hold, too. A token can occur twice.
+    /// The holds of these tokens. If the hold of a token has ended, a server that applies the change removes
+    /// that hold. A token can occur twice.
     Part(Vec<Token>),
 }
 
@@ -68,7 +68,7 @@ pub struct Step {
     pub rare_effects: Option<Box<RareEffects>>,
 }
 
-/// Effects that few operations have: on waiters, connections and incidents.
+/// Effects that few operations have, such as answers to waiters and incidents for LOG.
 #[derive(Debug, Default)]
 pub struct RareEffects {
     pub outcomes: Vec<(Waiter, Outcome)>,

@@ -66,8 +66,8 @@ pub enum Error {
     Moving,
     /// Ends a wait when the cluster is down.
     ClusterDown,
-    /// Ends a wait when this server becomes a replica. Most servers end blocked commands themselves then,
-    /// with the same error word.
+    /// Ends a wait when this server becomes a replica. Most servers end the waits of connections
+    /// themselves, with the same error word.
     Demoted,
     /// BLOCK on a connection that is subscribed to channels.
     CannotWait,
@@ -98,7 +98,7 @@ pub enum Misuse {
     Unknown(String),
 }
 
-/// Why a request can never be granted, however long the client waits.
+/// Why a request is refused, even if the client would wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// The lock is held with this other number of permits.

@@ -47,7 +47,8 @@ impl Quorum {
     }
 }
 
-/// A request to one member. The driver adds the token, ttl and mode, which are the same for all members.
+/// A request to one member. The driver (the client that sends the requests) adds the token, ttl and mode,
+/// which are the same for all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Request {
     /// ACQUIRE without waiting.
@@ -162,8 +163,8 @@ impl<G> Vote<G> {
         matches!(self, Vote::Failed(Failure::Misuse(_)))
     }
 
-    /// Returns whether the member currently cannot grant the lock to any client. False for a member that only
-    /// refuses because another client holds the lock.
+    /// Returns whether the member cannot vote now. True for a member in its grace period, and for one that
+    /// refused a fence as too far ahead. False for other refusals.
     pub(crate) fn is_unavailable(&self) -> bool {
         match self {
             Vote::Failed(_) | Vote::Unknown => true,

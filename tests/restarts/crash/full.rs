@@ -14,6 +14,7 @@ fn a_full_disk_ends_the_server_and_loses_no_command_with_appendfsync_always(kind
         // Only a part of the last write fits.
         disk.leave_room_for(random.below(3_000) as i64);
         assert!(!server.expect_exit().success());
+        // Removes the limit.
         disk.leave_room_for(-1);
     });
     tally.assert_nothing_lost();
@@ -22,7 +23,7 @@ fn a_full_disk_ends_the_server_and_loses_no_command_with_appendfsync_always(kind
 #[each_server]
 fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
-    // A fence mark would raise the fence at the restart, and the test compares it with the fence before.
+    // The test compares the greatest fence before and after the restart. A fence mark would raise that fence.
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
     let mut conn = server.connect();
     for command in

@@ -1,6 +1,6 @@
 """One round of an acquisition from a quorum, with one token: the wait in the queue of one member, the votes
-of the members, and the confirm phase for the fence. The rules are those of `crates/quorum`, which a model
-checker has searched. This module yields steps and does no I/O."""
+of the members, and the confirm phase for the fence. The rules are those of `crates/quorum`, which has a
+model checker. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRIES = 12
 # How many times the round repeats its request to members that refuse it, before the client moves to another
 # queue where other clients wait.
 RETRIES_BEFORE_NEXT_QUEUE = 5
-# Longest pause between two of these tries, in seconds.
+# Longest pause between two of the `TRIES`, in seconds.
 LONGEST_PAUSE = 0.032
 
 # Answers of a member where another client holds the lock.
@@ -50,7 +50,7 @@ class Request(NamedTuple):
 
 class Round:
     """The round of one token. `order`: the members in whose queues clients wait for the lock, in the order in
-    which they try these queues. The round waits in one of these queues, too, or at least does not overtake
+    which clients try them. The round waits in one of these queues, too, or at least does not overtake
     the waiters. With an empty order, the round may overtake waiters."""
 
     def __init__(self, quorum: Quorum[Any], request: Request, token: bytes, order: list[int]) -> None:
@@ -67,7 +67,7 @@ class Round:
         self.unanswered = UnansweredLeases()
         # The members that were asked for the lock, and so may hold it for the token.
         self.members_asked: set[int] = set()
-        # The members with an ACQUIRE that has, or may have, no answer: they may execute it after a RELEASE.
+        # The members that may have left an ACQUIRE unanswered: they may execute that ACQUIRE after a RELEASE.
         self.unanswered_acquires: set[int] = set()
         self._quorum = quorum
         self._request = request
@@ -143,15 +143,16 @@ class Round:
         return self._order[self._queue_index] if self._queue_index < len(self._order) else None
 
     def next_queue(self) -> int | None:
-        """Returns the member where this client's next waits for the lock start. None if none of the
+        """Returns the member where this client's next wait for the lock starts. None if none of the
         three rules applies.
 
         1. The next member of the order, if the member of the current queue refused the token: that queue does
            not move.
-        2. A later member that refused the token: clients that cannot reach the current member queue there.
-        3. The current member again, if the order leaves out members (of earlier queues, or unreachable ones),
-           and this round has waited or one of these members refused the token. Other clients may wait in the
-           current queue."""
+        2. A later member that refused the token: other clients may wait there, if they cannot reach the
+           current member.
+        3. The current member again, if the order omits members (of earlier queues, or unreachable ones), and
+           if this round has waited or an omitted member refused the token. Other clients may wait in the
+           current queue, too."""
         if self._queue_index >= len(self._order):
             return None
         queue, later = self._order[self._queue_index], self._order[self._queue_index + 1 :]
@@ -160,8 +161,8 @@ class Round:
         refusing = next((member for member in later if self.is_refused_by(member)), None)
         if refusing is not None:
             return refusing
-        earlier = [member for member in self._quorum.all() if member not in self._order]
-        stays = any(self._has_waited or self.is_refused_by(member) for member in earlier)
+        omitted = [member for member in self._quorum.all() if member not in self._order]
+        stays = any(self._has_waited or self.is_refused_by(member) for member in omitted)
         return queue if stays else None
 
     def move_to_next_queue(self) -> Steps:
@@ -245,7 +246,8 @@ class Round:
                 return True
             if grants + len(awaited) >= majority:
                 return False
-            # This round cannot get a majority. Further answers may show whether another client can have one.
+            # This round cannot get a majority. It awaits further answers only until they show whether another
+            # client may hold the lock.
             return self.has_majority_answered() or not self.may_be_taken() or not awaited
 
         def on_answer(member: int, answer: Any) -> Steps | None:

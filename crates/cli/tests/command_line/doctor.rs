@@ -40,14 +40,16 @@ fn doctor_names_each_fault_and_passes_after_its_repair(kind: &ServerKind) {
     }
     assert_eq!(findings(&stage, "doctor --ttl 48h", 0), Vec::<String>::new());
     assert_eq!(dlock(&stage, "doctor", 0).stdout, "nothing to change (1 server)\n");
+    // The remedies have set `dlock.restart-grace` to 48 h.
     conn.ok("CONFIG SET dlock.max-ttl 86400000");
     let found = findings(&stage, "doctor --ttl 1h", 0);
-    assert!(found.is_empty(), "a lease that is shorter than the grace is fine: {found:?}");
+    assert!(found.is_empty(), "a grace period above the longest lease is fine: {found:?}");
     conn.ok("CONFIG SET dlock.restart-grace 60000");
     let found = findings(&stage, "doctor --ttl 1h", 1);
     assert!(found.iter().any(|finding| finding.contains("leases in between are refused")), "{found:?}");
     assert!(found.iter().any(|finding| finding.contains("its longest lease is 60000 ms")), "{found:?}");
     stage.servers[0].kill9();
+    // The exit code is 69 if too few servers answer.
     let found = findings(&stage, "doctor", 69);
     assert!(found[0].contains("down: ") && found[0].contains("start it"), "{found:?}");
 }

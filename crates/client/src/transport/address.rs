@@ -68,7 +68,7 @@ impl Address {
     }
 }
 
-/// Returns true if the number of the port can be the only fault.
+/// Returns true if the port is empty or above 65535. The address may have other faults, too.
 fn has_wrong_port(text: &str) -> bool {
     let Some((_, location)) = text.split_once("://") else { return false };
     let location = location.split(['/', '?', '#']).next().unwrap_or_default();
@@ -111,7 +111,8 @@ fn tls(
     if *insecure {
         return Err("certificates are always checked: leave out #insecure, and name the one to trust".into());
     }
-    // Rustls requires a provider for the process. If the program has chosen one, it stays.
+    // Rustls requires a cryptography provider for the process. If the program has installed one, this call
+    // changes nothing.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let read = |pem: &[u8], what: &str| {
         let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
@@ -181,7 +182,8 @@ mod tests {
         }
     }
 
-    /// Any part of an address may be a user name, a password or the first line of a file.
+    /// Any part of an address may be a user name or a password. With `dlock --servers-file`, an address may
+    /// be a line of a wrong file, such as /etc/shadow.
     #[test]
     fn an_invalid_address_is_refused_without_repeating_any_of_it() {
         for text in [

@@ -184,6 +184,7 @@ fn an_effect_consists_of_the_last_fence_and_a_change() {
 #[test]
 fn an_effect_of_a_newer_version_is_refused_with_its_last_fence() {
     let mut effect = [&77_u64.to_le_bytes()[..], &shared(&[b"a"]).bytes()].concat();
+    // The change follows the 8 bytes of the fence. The upper half of its first byte is the version.
     effect[8] += 16;
     let newer = BadEffect { last: Some(77), why: Malformed::Version(effect[8] / 16) };
     assert_eq!(READER.effect(&effect).err(), Some(newer));

@@ -64,7 +64,7 @@ pub enum Kind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
-    /// The fence of the hold: grants an ACQUIRE, or confirms.
+    /// The fence of the hold: the answer to ACQUIRE and CONFIRM.
     Fence(u8),
     /// Grants an EXTEND.
     Done,
@@ -91,8 +91,10 @@ impl Master {
             Kind::Acquire | Kind::Wait => self.acquire(world, token, kind),
             Kind::Confirm { fence, .. } => Some(self.confirm(world, token, fence)),
             Kind::Extend(_) => Some(self.extend(world, token)),
+            // Clients ignore the answer, so there is none, except under the mutations that count it.
             Kind::Restore => self.acquire(world, token, kind).filter(|_| world.counts_restored()),
             Kind::Release => self.release(world, token),
+            // See `Request::HasWaiters` for the two answers.
             Kind::HasWaiters => Some(if self.queue.is_empty() { Answer::NotHeld } else { Answer::Taken }),
             Kind::Leave => self.leave(token),
         };
@@ -127,7 +129,7 @@ impl Master {
     fn confirm(&mut self, world: &World, token: Token, fence: u8) -> Answer {
         match &mut self.hold {
             Some(hold) if hold.token == token => {
-                // `UncountedAnswers` breaks this rule, too, beside one of its own.
+                // `UncountedAnswers` includes `FenceUnchecked`.
                 let unchecked = world.has(Mutation::FenceUnchecked) || world.has(Mutation::UncountedAnswers);
                 if hold.fence > fence && !unchecked {
                     return Answer::Fence(hold.fence);
@@ -167,7 +169,7 @@ impl Master {
     }
 
     /// Ends the hold, and grants the lock to the head of the queue in the same step. Real leases after a
-    /// handoff can be short, so this one ends with the next tick unless the head sends ACQUIRE before.
+    /// handoff can be short. So the new lease ends with the next tick, unless an ACQUIRE renews it first.
     pub fn end_hold(&mut self, world: &World) {
         self.hold = None;
         if self.grace_left == 0 && !self.queue.is_empty() {
@@ -201,8 +203,9 @@ impl Master {
         }
     }
 
-    /// Removes messages without effect: those for which `is_read` is false, except requests under a token
-    /// that has, or may still get, a hold or a position in the queue here.
+    /// Removes messages that can have no effect any more. Keeps the messages for which `is_read` returns true
+    /// (the client may still read the message, or the answer to it), and the requests under a token that has,
+    /// or may still get, a hold or a position in the queue here.
     pub fn sweep(&mut self, is_read: impl Fn(&Message) -> bool) {
         let mut active_tokens: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();
