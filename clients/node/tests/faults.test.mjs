@@ -58,7 +58,8 @@ onEachServer((env) => {
   test("acquire opens no connection when its client is closed", async () => {
     const holder = await lockOverProxy();
     const hold = await holder.acquire();
-    // As this wait found the lock taken, the next acquisition would subscribe before its first request.
+    // This wait found the lock taken. So the next acquisition would first open a connection to subscribe, if
+    // its client were not closed.
     await assert.rejects(holder.acquire({ timeout: 20 }), ResourceLockedError);
     proxy = await env.proxy();
     const client = await env.client(proxy.url);
@@ -104,6 +105,7 @@ onEachServer((env) => {
     proxy.silent = true;
     // Advances the clock of the client by half the lease, so that a renewal is due.
     suspend(30_000);
+    // The client sends a second EXTEND after the first has failed.
     await until("a renewal has failed", () => proxy.requestCount("DLOCK.EXTEND") > 1);
     suspend(30_000);
     await lost;

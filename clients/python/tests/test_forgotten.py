@@ -36,9 +36,9 @@ def held_on(members, lock):
 
 @pytest.fixture
 def pass_a_lease(monkeypatch):
-    """Returns a function that advances the clock of `Confirmations` by a lease. The client restores a hold
-    that a member no longer has if the member restarted, or last confirmed the hold more than a lease ago.
-    Otherwise it assumes that an operator broke the hold there."""
+    """Returns a function that makes the last confirmation of each member a lease older. The client restores a
+    hold that a member no longer has if the member restarted, or last confirmed the hold more than a lease
+    ago. Otherwise the client assumes that an operator broke the hold there."""
     passed = [0]
     monkeypatch.setattr("dlock._members.now", lambda: now() + passed[0])
 
@@ -79,8 +79,7 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
     waits = threading.Thread(target=wait, daemon=True)
     waits.start()
 
-    # The first master restarts twice. At its second restart, the others have the hold only because it was
-    # restored there.
+    # The first master restarts once more at the end. The other masters then have only the restored hold.
     for member in [0, 1, 2, 0]:
         masters[member].kill()
         masters[member].start()
@@ -128,6 +127,7 @@ def test_a_hold_survives_when_each_master_in_turn_is_away_for_a_lease(members, a
     for member, proxy in enumerate(members.proxies):
         proxy.refuse = True
         proxy.drop()
+        # Shortens the lease on this master to 1 ms.
         members.direct[member].execute_command("DLOCK.EXTEND", "foo", lock.local.token, 1)
         until(f"the lease has ended on master {member}", lambda member=member: not members.held()[member])
         pass_a_lease()
