@@ -3,8 +3,8 @@
 that each query of the dashboard returns data; and that redis_exporter reads INFO dlock.
 
 scripts/alerts.py PROMETHEUS REDIS_EXPORTER DLOCK SERVER MODULE, in the project's folder. This script
-changes the rules of contrib/: it shortens their windows from minutes to 20 s, and removes `for`. Their real times are
-tested by promtool. scripts/test-contrib.sh calls this script."""
+changes the rules of contrib/: it shortens their windows from minutes to 20 s, and removes `for`.
+scripts/test-contrib.sh calls this script, and tests the unchanged rules with promtool."""
 
 import json
 import re
@@ -52,7 +52,8 @@ class Server:
     """A server with the module. Its folder contains the fence mark, the file that keeps fences rising."""
 
     def __init__(self, stack, folder, *options):
-        self.port, self.dir = free_port(), folder / f"server-{free_port()}"
+        self.port = free_port()
+        self.dir = folder / f"server-{self.port}"
         self.dir.mkdir()
         self.process = start(
             stack, SERVER, "--port", self.port, "--bind", "127.0.0.1", "--dir", self.dir, "--save", "",

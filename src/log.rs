@@ -15,7 +15,7 @@ fn record(m: &Module, ctx: Ctx<'_>, mut incident: Incident, now: Instant) {
     m.with(|s| s.log.push(incident, now, s.config.log_max_len));
 }
 
-/// Records the holds that an operation has ended.
+/// Records the incidents of an operation: holds that ended, or only the lock if many holds ended at once.
 #[inline(never)]
 pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
     let Some(rare) = &mut step.rare_effects else { return };

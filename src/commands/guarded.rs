@@ -1,4 +1,5 @@
-//! GUARD and FENCED: run another command only if the sender still holds the lock.
+//! GUARD runs another command only if the sender still holds the lock. FENCED does so only if the gate, a
+//! string key, has seen no greater fence than the sender's. FENCED first raises the gate to this fence.
 //!
 //! The server runs the command before GUARD or FENCED returns, so that no other client comes between. The
 //! command has the client's rights, is replicated as if it had been sent alone, and cannot block. The state
@@ -47,8 +48,8 @@ enum Kind {
     Blocks,
     /// Reads keys that it does not name.
     Sorts,
-    /// Concerns its connection, which in a guard is an internal client of the server. WAIT in a script
-    /// crashes Valkey 8.0.
+    /// Concerns its connection, which in a guard is an internal client of the server. In a guard that a
+    /// script runs, WAIT would crash Valkey 8.0.
     Connection,
 }
 
@@ -66,12 +67,13 @@ fn kind(name: &[u8]) -> Kind {
     }
 }
 
-/// Returns the checks that the server makes of a command, or the reason not to run it.
+/// Returns the checks that the server makes before it runs a command, or the reason not to run it.
 ///
-/// The checks for scripts also refuse scripts themselves. During a slow script the server serves other
-/// clients, but neither frees the client that sent the script nor reads from it. In a guard, an internal
-/// client sends the script. The client that sent the guard is not protected in this way, and the server can
-/// crash when that client disconnects or sends its next command.
+/// The checks for scripts also refuse scripts themselves, because a slow script in a guard could crash the
+/// server. During a slow script the server serves other clients, but protects the client that sent the
+/// script: the server neither frees this client nor reads from it. In a guard, an internal client sends the
+/// script, so the client that sent the guard is not protected. Its disconnect or next command could crash
+/// the server.
 fn checks(m: &Module, ctx: Ctx<'_>, command: &[&[u8]]) -> Result<Checks, Error> {
     if m.with(|s| s.guarding) {
         return Err(Error::Nested);

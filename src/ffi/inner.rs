@@ -1,5 +1,5 @@
-//! Commands that carry another command in their arguments (GUARD, FENCED): the keys of both, and the run of
-//! the carried one.
+//! Commands that carry another command in their arguments (GUARD, FENCED): the keys of both, the run of the
+//! carried one, and the gate of FENCED (a string key with the greatest fence that it has seen).
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_longlong};
@@ -42,8 +42,8 @@ thread_local! {
 /// does not access the module.
 fn report_keys(RawCall { ctx, argv }: RawCall<'_>, key: KeyUse) {
     let (mut count, mut flags) = (0, std::ptr::null_mut());
-    // SAFETY: the context is that of a request for keys, with the arguments of the command. The server counts
-    // the keys that it names, and both lists are ours to free.
+    // SAFETY: the context is that of a request for keys, with the arguments of the command. The positions and
+    // their flags are two lists of `count` elements, which the caller must free.
     unsafe {
         api!(RedisModule_KeyAtPosWithFlags(ctx.0, 1, key.flags() as c_int));
         let Some(carried @ [_, ..]) = argv.get(CARRIED_AT..) else { return };
@@ -76,6 +76,7 @@ pub enum Checks {
 
 /// The reason why the server did not run a command.
 pub enum Refused {
+    /// The command is not allowed in scripts, or its name cannot be that of a command.
     NotInScripts,
     Error(String),
 }
@@ -84,6 +85,8 @@ impl Ctx<'_> {
     /// Runs the carried command as if the client had sent it alone, and sends its reply. The command cannot
     /// block.
     pub fn run_carried(self, args: &Args<'_>, checks: Checks) -> Result<(), Refused> {
+        // `!` replicates the command, C checks the user's rights, S refuses what scripts may not run, M
+        // checks the memory, E returns errors as replies, 0 selects the client's protocol, v passes a list.
         let format = match checks {
             Checks::AsInScripts => c"!CSME0v",
             Checks::AnyCommand => c"!CME0v",
@@ -128,8 +131,7 @@ impl Ctx<'_> {
             .unwrap_or_else(|| "ERR the server does not say what came of the command".into())
     }
 
-    /// Runs and replicates `SET key number`. With `check_memory`, the server refuses it if it is out of
-    /// memory.
+    /// Runs and replicates `SET key number`. With `check_memory`, a server that is out of memory refuses it.
     pub fn set_number(self, key: KeyName<'_>, number: u64, check_memory: bool) -> Result<(), String> {
         let format: &CStr = if check_memory { c"!MEsl" } else { c"!Esl" };
         // SAFETY: the context and the key are valid; the reply is freed at once.
@@ -166,7 +168,8 @@ impl Ctx<'_> {
 
     /// Returns whether the server runs a carried command with the rights of the client's user, and so also
     /// checks the keys that a script or SORT reads. Redis 7.0 only checks whether the user may send the
-    /// command. The servers that have dry runs are those that run it with the user's rights.
+    /// command. The servers that use the user's rights are those that support dry runs (checks of a command
+    /// without running it).
     pub fn calls_run_as_user(self) -> bool {
         has_dry_runs(self)
     }

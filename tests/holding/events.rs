@@ -49,6 +49,7 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
         ("DLOCK.ACQUIRE p b 600000 PERMITS 2", &["p dlock.acquire"]),
         ("DLOCK.ACQUIRE p c 600000 PERMITS 2", &[]),
         ("DLOCK.BREAK p", &["p dlock.break", "p dlock.break", "p dlock.free", "p del"]),
+        // A lease of 0 is refused, and so is an effect from a client.
         ("DLOCK.ACQUIRE k t 0", &[]),
         ("DLOCK._SET k x", &[]),
     ];

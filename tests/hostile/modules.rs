@@ -28,8 +28,8 @@ fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
     assert_eq!(conn.ok("DLOCK.RELEASE k b"), 1);
 }
 
-/// The server reports no disconnect of the internal client that runs the call, so an ephemeral hold would
-/// never end.
+/// The server reports no disconnect of the internal client that runs the call, so nothing would end an
+/// ephemeral hold before its lease.
 #[each_server]
 fn an_ephemeral_request_of_another_module_is_refused(kind: &ServerKind) {
     let server = with_caller(kind);

@@ -1,5 +1,6 @@
-//! A replica of a master with a newer module counts the effects that it cannot apply, and lacks their holds.
-//! The grace period after its promotion covers these holds.
+//! A master replicates a changed lock as an effect (`DLOCK._SET`). A replica with an older module counts the
+//! effects that it cannot apply, and lacks their holds. The grace period after the promotion of the replica
+//! covers these holds.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -72,7 +73,8 @@ fn dump_of_version_9(kind: &ServerKind) -> Vec<u8> {
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut payload = conn.ok("DUMP k").bytes().to_vec();
-    // Type and module name (10 bytes), string marker and length, layout version, checksum at the end.
+    // Type and module name (10 bytes), string marker and length, a byte with the layout version in its upper
+    // four bits, checksum at the end.
     let (version, end) = (if payload[11] < 64 { 12 } else { 13 }, payload.len() - 8);
     assert_eq!(payload[end..], checksum(&payload[..end]).to_le_bytes());
     payload[version] = 0x90;
@@ -94,7 +96,7 @@ fn unknown_effects_of_a_newer_master_are_counted_and_promotion_begins_a_grace_pe
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     let mut link = master.link(&replica);
     // The bytes of an effect: the greatest fence, which a module of any version can read, and a change in
-    // layout version 9, which this module cannot read.
+    // layout version 9 (the upper four bits of 0x91), which this module cannot read.
     let fence = 1_900_000_000_000_000_u64;
     let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
     for key in ["k", "l"] {
@@ -111,8 +113,8 @@ fn unknown_effects_of_a_newer_master_are_counted_and_promotion_begins_a_grace_pe
     assert!(conn.say("DLOCK.ACQUIRE k t 1000").error().starts_with("GRACE "));
 }
 
-/// A master may log an ACQUIRE verbatim instead of an effect. A replica derives the fence and the time of
-/// this grant from the effect before it. Without that effect, the replica skips the ACQUIRE.
+/// A master may replicate an ACQUIRE verbatim instead of an effect. A replica derives the fence and the time
+/// of this grant from the effect before it. Without that effect, the replica skips the ACQUIRE.
 #[each_server]
 fn a_verbatim_grant_is_skipped_and_counted_when_the_effect_before_it_is_missing(kind: &ServerKind) {
     let (master, replica) = (Master::start(), Server::start(kind));
@@ -130,15 +132,15 @@ fn a_verbatim_grant_is_skipped_and_counted_when_the_effect_before_it_is_missing(
     send(&[b"DLOCK._SET", b"k", &effect]);
     send(&[b"DLOCK.ACQUIRE", b"l", b"t", b"600000"]);
     until("the replica has read the grant", || conn.ok("DBSIZE") == 2);
-    // No master logs these two verbatim: one has an option, the other has no number as its ttl.
+    // No master replicates these two verbatim: one has the option SHARED, the other has the ttl MAX.
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"600000", b"SHARED"]);
     send(&[b"DLOCK.ACQUIRE", b"m", b"t", b"MAX"]);
     until_skipped(&replica, 3);
     // The replica has skipped grants, so it cannot derive the fence of this one.
     send(&[b"DLOCK.ACQUIRE", b"n", b"t", b"600000"]);
     until_skipped(&replica, 4);
-    // The first of these effects lets the replica derive fences again. The second, which the replica cannot
-    // read, ends this.
+    // The first of these effects lets the replica derive fences again. After the second, which the replica
+    // cannot read, the replica skips the next ACQUIRE, too.
     send(&[b"DLOCK._SET", b"k", &effect]);
     let newer = [&effect[..8], &[0x91, 2, 3]].concat();
     send(&[b"DLOCK._SET", b"m", &newer]);

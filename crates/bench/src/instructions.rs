@@ -49,6 +49,7 @@ fn record_file() -> PathBuf {
 
 /// Counts the instructions and compares them with the recorded figures, which `keep` replaces.
 pub fn run(run: &Run, keep: bool) -> Result<Vec<Report>> {
+    // The depth is that of the pipeline, [`BATCH`].
     let title = "Instructions per pair, depth 32";
     if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
         run.say(&format!("{title}: not measured: valgrind is not installed (apt-get install valgrind)\n"));
