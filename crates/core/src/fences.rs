@@ -1,12 +1,13 @@
-//! Fences: the numbers of grants, and the numbers that are reserved ahead.
+//! The fence of each grant, and the mark on the disk that reserves fences ahead.
 //!
-//! A hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`, where `last` is
-//! the greatest fence so far, and the clock is rounded down to whole ms. So the second grant within a ms has
-//! the fence of the first one plus 1, and replicas can compute it without being sent it ([`crate::plain`]).
+//! Fences come from a hybrid logical clock (Kulkarni et al. 2014) of one node: `max(last + 1, clock in µs)`,
+//! where `last` is the greatest fence so far, and the clock is rounded down to whole ms. So the second grant
+//! within a ms has the fence of the first one plus 1, and replicas can compute this fence ([`crate::plain`]).
 //! Because fences follow the clock, they rise even if `last` is lost, as long as the clock is right. Because
 //! they continue from `last`, they rise even if the clock is set back, as long as `last` is known. If `last`
-//! is lost and the clock is set back, the **mark** keeps fences rising. The mark is a number on the disk that
-//! no fence exceeds, and above which a restart continues, as in timestamp oracles.
+//! is lost and the clock is set back, the **mark** keeps fences rising. The mark is a number on the disk
+//! above which a restart continues, as in timestamp oracles. A fence exceeds the mark only if the disk is too
+//! slow, or after a fence from outside: of CONFIRM, RESTORE or a master.
 //!
 //! This file says when another mark is needed. The Redis module writes it, and reports when it is on the
 //! disk.
@@ -21,8 +22,8 @@ const AHEAD: u64 = 7_000_000;
 /// grants that are made while the disk is slow. A server makes fewer in a second.
 const ROOM: u64 = 1_000_000;
 
-/// Another mark is needed when fences can follow the clock for less than this, in µs. Each mark reaches this
-/// point after 5 s (`AHEAD - ROOM - MIN_FOLLOWED`).
+/// Another mark is needed when fences can follow the clock for less than this, in µs: 5 s after the previous
+/// mark (`AHEAD - ROOM - MIN_FOLLOWED`).
 const MIN_FOLLOWED: u64 = 1_000_000;
 
 /// Distance of a new mark from the last fence, if that fence is far ahead of the clock. Each start then uses
@@ -66,8 +67,8 @@ impl Fences {
         Some(fence)
     }
 
-    /// Near the mark, grants take the next number instead of waiting for the disk. A fence exceeds the mark
-    /// only if no number below it is left.
+    /// Near the mark, grants take the next number instead of following the clock. A fence exceeds the mark
+    /// only if no number below the mark is left.
     #[cold]
     fn number_near_the_mark(&mut self, number: u64) -> u64 {
         let next = (self.last + 1).max(self.follow_until);
@@ -101,7 +102,8 @@ impl Fences {
         self.beyond
     }
 
-    /// Whether another mark has to be written.
+    /// Whether another mark has to be written: fences can follow the clock for less than `MIN_FOLLOWED`, or
+    /// less than half of `SPARE` is left.
     pub fn wants_mark(&self, now: Instant) -> bool {
         let by_clock = now.micros().saturating_add(MIN_FOLLOWED + ROOM).min(Fence::MAX);
         let by_grants = (self.last + SPARE / 2).min(Fence::MAX);

@@ -1,7 +1,7 @@
 //! LIST: an iteration over the locks of a database, a few at a time. First the locks with waiters, in the
 //! order in which their queues began; then the locks that are held or in a lock-delay (option DELAY of
-//! ACQUIRE), by their slot in the schedule. Neither order changes, so a lock that exists during the whole
-//! iteration is always returned.
+//! ACQUIRE), by their slot in the schedule of deadlines. A lock can be in both parts. Neither order changes,
+//! so a lock that exists during the whole iteration is always returned.
 
 use dlock_protocol::Bytes;
 use dlock_protocol::command::List;
@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-/// The result of one step of an iteration.
+/// The result of one call of LIST.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Part {
     pub waited: Vec<Bytes>,
@@ -55,8 +55,9 @@ const BYTES_PER_STEP: usize = 64;
 /// The next part of an iteration over the locks of `db`, from the cursor of `list`.
 pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background) -> Part {
     let locks = list.count.map_or(List::DEFAULT_COUNT, |n| n.get().min(List::MAX_EXAMINED));
+    // The steps that are left. `None` once a lock has exceeded them: that lock is the last one of this call.
     let mut left = Some(locks as usize * STEPS_PER_LOCK);
-    // Returns whether the key matches, and its cost. The last lock can exceed the limit.
+    // Returns whether the key matches, and its cost in steps.
     let mut examine = |key: &[u8]| {
         let wanted = list.pattern.is_none_or(|pattern| matches(pattern, key));
         let matched = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / BYTES_PER_STEP);
@@ -292,6 +293,7 @@ mod tests {
         world.hold(0, "k");
         world.wait(0, "k");
         for cursor in [1, 2, 3, 4, 1 << 40, u64::MAX - 1, u64::MAX] {
+            // Database 7 has no locks.
             part(&List { cursor, ..list(5) }, 7, &world.waiting, &world.background);
             let part = part(&List { cursor, ..list(5) }, 0, &world.waiting, &world.background);
             assert_eq!(part.next, None, "{cursor}");

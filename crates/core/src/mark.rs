@@ -1,5 +1,5 @@
-//! The fence mark: the number on the disk that no fence exceeds. A server that starts without its other data,
-//! and with a clock that was set back, continues above it.
+//! The fence mark: a number on the disk that is normally greater than all fences. A server that starts
+//! without its other data, and with a clock that was set back, continues above the mark.
 //!
 //! A mark is written every 5 s while the server runs, even if no lock is granted. Otherwise the first fence
 //! after a pause would have to wait for the disk, fall behind the clock, or exceed the mark. This file
@@ -125,7 +125,7 @@ pub struct Done {
 /// A message for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The mark can be written again.
+    /// The mark was written, after writes that failed.
     Again,
     /// The mark of the previous run is this many s ahead of the clock: fences continue above it.
     Ahead(u64),
@@ -152,13 +152,14 @@ impl Marking {
         self.written = None;
     }
 
-    /// The option was switched off.
+    /// The option `dlock.fence-mark` was switched off.
     pub fn off(&mut self, fences: &mut Fences) {
         (self.status, self.written) = (Status::Off, None);
         fences.set_mark(None);
     }
 
-    /// Whether the current write takes too long, and this is not reported yet.
+    /// Whether the write in progress takes too long, and this is not reported yet. Called only during a
+    /// write.
     pub fn is_late(&self, now: Instant) -> bool {
         self.status == Status::Ok && now.micros() > self.begun.micros() + DISK_TIMEOUT
     }
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!(write_over(&mut marking, &mut fences, Some(ahead * 2), later(2)), [News::Shared]);
         assert_eq!(fences.last(), ahead * 2);
         let news = write_over(&mut marking, &mut fences, Some(9), later(3));
-        assert_eq!(news, [], "a lower mark is not reported");
+        assert_eq!(news, [], "a shared file is reported once");
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //!
 //! All clients sort the members by run id, with missing ones last, and wait at the first member, so that they
 //! share one queue. A client moves to the queue of a later member in two cases:
-//! * Its queue has granted it the lock, but the later member refuses it. That suggests that clients which
-//!   cannot reach the first member wait there.
-//! * Its queue does not move: no holder at its member can have a majority. If the client of a hold without a
-//!   majority is gone, the head of the queue waits until the lease of the hold ends.
+//! * The current queue has granted the client the lock, but the later member refuses. Clients that cannot
+//!   reach the first member may wait at the later one.
+//! * The current queue does not move: no holder at its member can have a majority. If the client of a hold
+//!   without a majority is gone, the head of the queue waits until the lease of the hold ends.
 //!
 //! The client's other waits for the lock move along, and its next waits start in that queue (the start
 //! queue). This ends when the client has noticed no other client in the start queue for 2 s. If the last
@@ -27,7 +27,7 @@ const PARTIAL_HOLD_MAX_AGE: Duration = Duration::from_secs(2);
 /// How long a lock that was found taken counts as contended.
 const CONTENDED_FOR: Duration = Duration::from_secs(1);
 
-/// How often a client looks for other clients in a later queue, at most.
+/// Minimum interval at which a client looks for other clients in a later queue.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a start queue lasts after the client has last noticed other clients there.
@@ -180,7 +180,7 @@ impl Holders {
         }
     }
 
-    /// Returns the holders at `member` that have no majority, as far as is known, without the token `own`.
+    /// Returns the holders at `member` that have no majority, as far as is known. Omits the token `own`.
     pub fn partial_holders(&self, quorum: Quorum, member: Member, own: &str) -> Vec<Holder> {
         let is_partial =
             |holder: &&Holder| holder.token != own && self.count(&holder.token) < quorum.majority();
@@ -280,20 +280,21 @@ impl QueueWatch {
 }
 
 impl Round {
-    /// Returns the member where this client's next waits for the lock start; `None` for the first
-    /// queue of all.
+    /// Returns the member in whose queue the next wait of this client starts. `None` means the first queue of
+    /// the [`QueueOrder`].
     pub fn next_queue(&self) -> Option<Member> {
         let (tried, later) = self.tried_and_later_queues()?;
         let queue = *tried.last()?;
         if self.is_refused_by(queue) {
-            // The queue does not move, or another attempt of this client has left it.
+            // The client has not waited in this queue, or its wait ended without a grant, for example because
+            // the queue does not move.
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // The members that the round omitted have earlier queues than this one. If the client waited in this
-        // queue, or an omitted member refuses it, other clients may wait here, too, and the client stays. If
-        // this client alone returned to an earlier queue, its hold at the member there could keep the head of
-        // this queue from a majority.
+        // The members that the round omitted have earlier queues than `queue`. If the client waited in
+        // `queue`, or an omitted member refuses the client, other clients may wait in `queue`, too, and the
+        // client stays. If this client alone returned to an earlier queue, its hold at the member of that
+        // queue could keep the head of `queue` from a majority.
         let stays = self.omitted_members().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }

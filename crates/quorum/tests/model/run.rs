@@ -1,4 +1,5 @@
-//! Searches one world: all its states, or those up to the first violation.
+//! Searches the states of one world, and checks its properties and its expected events. Each expected event
+//! must happen in some state: without these events, the properties would prove nothing.
 
 use super::world::World;
 use stateright::{Checker, CheckerBuilder, Expectation, HasDiscoveries, Model, Property};

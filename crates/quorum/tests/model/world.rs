@@ -51,8 +51,8 @@ pub struct Behaviour {
     pub acquisitions: u8,
     /// Whether the client waits in the queue of the first master, or of the next if that one is silent.
     pub waits: bool,
-    /// Whether the client asks all masters at once. If the first one refuses, the client acquires only if no
-    /// client waits there.
+    /// Whether the client asks all masters at once. If the first one refuses, the grants of the others count
+    /// only if no client waits at the first one.
     pub respects_queue: bool,
     /// Whether the client asks the first master before the others.
     pub in_order: bool,
@@ -102,10 +102,10 @@ pub enum Mutation {
     ValidFromReceipt,
     /// A client with `respects_queue` does not check for waiters at the first master.
     NoCheckForWaiters,
-    /// A client that should ask all masters at once asks them in order. So it keeps its grants when another
-    /// master refuses, and asks again.
+    /// A client that should ask all masters at once asks the first one before the others. As a result,
+    /// the client keeps its grants when a master refuses, and asks that master again.
     KeepsPartialHold,
-    /// One answer extends a hold, instead of a majority.
+    /// One answer extends a hold, instead of a majority. Each answer counts as that of the first master.
     ExtendedByOne,
     /// A client asks a master that lost the hold to restore it before a majority has extended the hold, and
     /// counts the grant as a vote for the extension.
@@ -151,9 +151,9 @@ impl World {
         self.mutation == Some(mutation)
     }
 
-    /// The present, a constant: a tick moves all other instants into the past instead. So there is a finite
-    /// number of states, although time has no end. The present is one lease after the origin, because the
-    /// checker needs no instant that is older than one lease.
+    /// The present, a constant. A tick does not advance the present, but moves all other instants into the
+    /// past. So there is a finite number of states, although time has no end. The present is one lease after
+    /// the origin, because the checker needs no instant that is older than one lease.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }
@@ -204,7 +204,7 @@ impl World {
 
     /// Returns the index from which on the masters are interchangeable:
     /// * [`MASTERS`] (none of them) if clients move from one master to the next, without symmetry, or with
-    ///   [`Mutation::ExtendedByOne`], which takes each answer for that of the first master.
+    ///   [`Mutation::ExtendedByOne`], which counts each answer as that of the first master.
     /// * 1 if clients ask the first master before the others, or wait there.
     /// * 0 otherwise.
     pub fn first_interchangeable_master(&self) -> usize {
