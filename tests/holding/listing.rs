@@ -85,8 +85,8 @@ fn list_shows_the_longest_lease_and_the_age_of_the_oldest_hold(kind: &ServerKind
     let listed = |conn: &mut Conn, key: &str| {
         conn.ok(&format!("DLOCK.LIST 0 MATCH {key}")).items()[1].items()[0].clone()
     };
-    // INSPECT shows a few holds in the order of their grants, and many in the order of their deadlines. The
-    // oldest hold also ends first, so INSPECT always shows it first.
+    // INSPECT shows a few holds in the order of their grants, and many in the order of their deadlines. Here
+    // the oldest hold also has the earliest deadline, so INSPECT always shows it first.
     conn.ok("DLOCK.ACQUIRE k a 60000 SHARED");
     until("the first hold is 5 ms old", || age_of_first(&mut conn) >= 5);
     for n in 0..200 {
@@ -103,6 +103,7 @@ fn list_shows_the_longest_lease_and_the_age_of_the_oldest_hold(kind: &ServerKind
     until("the lock is in its delay", || conn.ok("DLOCK.PTTL free") == -2);
     let delayed = listed(&mut conn, "free");
     assert_eq!((delayed.field("pttl"), delayed.field("held")), (&Value::Int(-2), &Value::Int(0)));
+    // A script gets each lock as a flat array (RESP2). Its second element is the value of the field `key`.
     assert_eq!(conn.ok("EVAL return(redis.call('dlock.list',0,'match','free')[2][1][2]) 0"), "free");
 }
 

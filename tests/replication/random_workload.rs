@@ -43,7 +43,8 @@ fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
         let commands: Vec<String> = (0..50).map(|_| command(&mut random)).collect();
         granted += conn.say_together(&commands).iter().filter(is_fence).count();
     }
-    // The lease of `mark` is longer than the short leases and delays and begins after them, so it ends last.
+    // `alone` is held until the end of the test, so at least one exclusive hold is compared. The lease of
+    // `mark` begins after the other short leases and delays, and is longer than each, so it ends after them.
     conn.ok("SELECT 9");
     conn.ok("DLOCK.ACQUIRE alone t 600000");
     conn.ok("DLOCK.ACQUIRE mark t 50");
@@ -63,6 +64,7 @@ fn replicas_equal_their_master_after_a_random_workload(kind: &ServerKind) {
     // The master loads the same state from its append only file.
     master.connect().ok("DEBUG LOADAOF");
     assert_eq!(locks(&master), on_master);
+    // The module logs most changes as effects (`DLOCK._SET`), and some commands verbatim.
     let log = aof::commands(master.dir());
     let count = |name: &[u8]| log.iter().filter(|command| command[0] == name).count();
     let (grants, releases) = (count(b"DLOCK.ACQUIRE"), count(b"DLOCK.RELEASE"));

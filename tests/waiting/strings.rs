@@ -14,6 +14,7 @@ fn honouring_server(kind: &ServerKind) -> Server {
 fn the_queue_is_served_whatever_removes_the_string(kind: &ServerKind) {
     let server = honouring_server(kind);
     let mut conn = server.connect();
+    // The server does not search for expired keys, so the module must notice the end of a string's TTL.
     conn.ok("DEBUG SET-ACTIVE-EXPIRE 0");
     let removals: [&[&str]; 9] = [
         &["DEL k"],
@@ -24,6 +25,7 @@ fn the_queue_is_served_whatever_removes_the_string(kind: &ServerKind) {
         &["MOVE k 1"],
         &["FLUSHDB"],
         &["SWAPDB 0 2", "DEL k"],
+        // `SET x 1` makes the server evict the string.
         &["CONFIG SET maxmemory-policy allkeys-random", "CONFIG SET maxmemory 1", "SET x 1"],
     ];
     for removal in removals {

@@ -39,7 +39,7 @@ export class SingleAttempt implements Acquisition {
   readonly #acquires: UnansweredLeases;
   /** Whether a request was sent, so that the server may have granted the lock. */
   #isAsked = false;
-  /** The release after a failure. */
+  /** The release that `takeBack` has begun. */
   #owed: Owed | undefined;
   /** Undefined until the acquisition waits in the queue. */
   #position: QueuePosition | undefined;

@@ -67,7 +67,7 @@ onEachServer(
                 servers.map((server) => server.ask("CONFIG", "SET", "min-replicas-to-write", replicas)),
               );
             await requireReplicas(1);
-            // The servers refuse the releases, too, and `acquire` waits for these until `patience` is over.
+            // The servers refuse the releases, too. dlock's `acquire` waits for the releases until `patience` is over.
             times.patience = 500;
             try {
               await assert.rejects(redlock.acquire(["foo"], 1000), ExecutionError);
@@ -205,13 +205,13 @@ onEachServer(
 
     test("locks of node-redlock and of dlock/redlock exclude each other", async () => {
       const settings = { retryDelay: 20, retryJitter: 1, retryCount: 0 };
-      const [theirs, ours] = [
+      const [nodeRedlock, dlockRedlock] = [
         new Theirs(await clients([masters[0]]), settings),
         new Ours(await clients([masters[0]]), settings),
       ];
       for (const [holder, waiter] of [
-        [theirs, ours],
-        [ours, theirs],
+        [nodeRedlock, dlockRedlock],
+        [dlockRedlock, nodeRedlock],
       ]) {
         const lock = await holder.acquire(["foo"], 60_000);
         await assert.rejects(waiter.acquire(["foo"], 60_000));
@@ -289,7 +289,7 @@ onEachServer(
     });
 
     test("an extension without an answer is retried", async () => {
-      // A `Quorum` reads `nodeTimeout` once, when it is constructed.
+      // Only the constructor reads `nodeTimeout`.
       times.nodeTimeout = 1000;
       const redlock = new Ours(await clients(proxies));
       times.nodeTimeout = 10_000;

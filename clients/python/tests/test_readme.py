@@ -1,4 +1,4 @@
-"""The examples of the README run as pasted, and so does the example in the README of the project."""
+"""The examples in the README of the Python client and in that of the project run as pasted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_examples_of_the_readme_run(server):
     for program in programs:
         program = program.replace("port=6379", f"port={server.port}")
         if not hasattr(redis.asyncio.Redis, "aclose"):
-            # redis-py 5.0.0
+            # redis-py 5.0.0 has only `close`.
             program = program.replace("client.aclose()", "client.close()")
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr

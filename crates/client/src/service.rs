@@ -74,7 +74,7 @@ impl Service {
         });
         let nodes = nodes.collect();
         let cleanup = TaskTracker::new();
-        // A closed tracker still accepts tasks; this only lets `flush` return.
+        // `flush` returns only if the tracker is closed. A closed tracker still accepts tasks.
         cleanup.close();
         let (retry, drift) = (options.retry, options.drift);
         let contended = Contended::default();
@@ -138,7 +138,7 @@ impl Service {
     }
 
     /// Adds the type of the value under the key to the state of each master that answered WRONGTYPE, if the
-    /// user may send TYPE. `states` has one item for each master: `None` if the master answered the question.
+    /// user may send TYPE. `states` has one item for each master. Items that are `None` are skipped.
     pub(crate) async fn add_value_types<'s>(
         &self,
         resource: &[u8],
@@ -224,7 +224,7 @@ impl Service {
         }))
     }
 
-    /// Makes a report without answers.
+    /// Makes a report that shows each master as unasked.
     pub(crate) fn empty_report(&self) -> Report {
         self.report_of(self.nodes.iter().map(|_| NodeState::Unasked))
     }

@@ -14,10 +14,9 @@ struct WrittenFile {
     states: Vec<(usize, Vec<String>)>,
 }
 
-/// Runs commands of each kind, and kills the server. The server's boot-time clock is frozen, so that all
-/// commands run in one millisecond. The server logs an ACQUIRE verbatim only in the millisecond of the last
-/// effect (`DLOCK._SET`, which contains the changed holds). From that effect, a restart derives the hold of
-/// the ACQUIRE.
+/// Runs commands of each kind, and kills the server. The module logs most changes as effects (`DLOCK._SET`
+/// with the changed holds). It logs an ACQUIRE without options verbatim if the last effect is of the
+/// same millisecond. The module's clock is frozen, so that the file contains both forms.
 fn write_file(kind: &ServerKind, conf: &str) -> WrittenFile {
     let kind = &preloaded(kind, "tests/replication/frozen_clock.c", &[]);
     let server = Server::options(kind).synced().conf(conf).start();
@@ -121,6 +120,7 @@ fn a_damaged_file_is_refused_or_loaded_without_a_crash(kind: &ServerKind) {
         match server.try_restart() {
             Ok(()) => {
                 loaded += 1;
+                // Fails if the server crashes when a lock is read.
                 locks_without_fence(&server);
                 server.kill9();
             }
@@ -136,7 +136,8 @@ fn a_damaged_file_is_refused_or_loaded_without_a_crash(kind: &ServerKind) {
     server.restart();
 }
 
-/// A server reports a command of the file that fails, and loads the rest. The hold of that command is lost.
+/// If a command of the append only file fails, the server reports the command, and loads the rest of the
+/// file. The hold of that command is lost.
 #[each_server]
 fn a_lock_whose_effect_cannot_be_read_is_not_granted_in_the_grace_period(kind: &ServerKind) {
     let mut server = lossless(kind).conf("dlock.restart-grace 36000000").start();
@@ -152,7 +153,7 @@ fn a_lock_whose_effect_cannot_be_read_is_not_granted_in_the_grace_period(kind: &
     // stands for the length of the effect.
     let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$00\r\n".len() + 8;
     assert_eq!(bytes[version], 0x41, "version 4, exclusive");
-    bytes[version] = 0x91;
+    bytes[version] = 0x91; // version 9
     fs::write(&file, bytes).expect("the file can be written");
     server.restart();
     let mut conn = server.connect();

@@ -49,6 +49,7 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     let mut conn = server.connect();
     assert_eq!((all_states(&mut conn), state(&mut conn, "k")), before);
     assert_eq!(server.number("dlock_fence"), fence);
+    // The 8 locks with 9 holders of `acquire_all_kinds`, and `k`.
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [9, 10]);
 }
 
@@ -68,11 +69,12 @@ fn a_malformed_effect_is_reported_and_ends_no_hold(kind: &ServerKind) {
         other[at] = byte;
         other
     };
-    // From an effect in the layout of a newer version, the server reads the last fence only.
+    // The argument of an effect consists of the last fence (8 bytes), a byte with the version and the mode
+    // (0x51: version 5, exclusive; `j`, 0x6a: version 6), and the rest of the lock's state. From an effect of
+    // a newer version, the server reads only the last fence.
     let later = fence + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let malformed = [
-        // The argument consists of the last fence (8 bytes) and the new state.
         (command(&[b"DLOCK._SET", b"x", b""]), "end too early"),
         (command(&[b"DLOCK._SET", b"x", b"\0\0\0\0\0\0\0\0junk"]), "version 6"),
         (command(&[b"DLOCK._SET", b"x", &change[..change.len() - 1]]), "end too early"),

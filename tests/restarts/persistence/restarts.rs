@@ -6,7 +6,8 @@ use super::{acquire_all_kinds, all_states, state};
 use dlock_testkit::queue::first_hold;
 use dlock_testkit::{Options, Server, ServerKind, Value, each_server, until};
 
-/// Options without a fence mark, so that a restarted server knows only the fences in its data files.
+/// Options without the fence mark, a file beside the data. A restarted server then knows only the fences in
+/// its data files.
 fn unmarked(kind: &ServerKind) -> Options {
     Server::options(kind).conf("dlock.fence-mark no")
 }
@@ -22,7 +23,8 @@ fn rewrite(server: &Server, preamble: &str) {
     server.rewrite();
 }
 
-/// Asserts that the server has these locks, and that INFO counts their holds.
+/// Asserts that the server has these locks, and that INFO counts the 8 locks that are held or in a delay, and
+/// their 9 holders.
 #[track_caller]
 fn assert_has(server: &Server, locks: &[String]) {
     assert_eq!(all_states(&mut server.connect()), locks);
@@ -76,7 +78,7 @@ fn every_kind_of_lock_survives_reloads_in_place(kind: &ServerKind) {
 fn a_hold_that_expired_before_the_restart_is_not_shown_after_it(kind: &ServerKind) {
     let mut server = lossless(kind).start();
     let mut conn = server.connect();
-    // During a pause the background job ends no lease, so the lock stays in the file.
+    // While writes are paused, the module removes no expired lock, so the append only file retains this one.
     let answers = conn.say_together(&["DLOCK.ACQUIRE k t 30", "CLIENT PAUSE 60000 WRITE"]);
     assert!(answers[0].int() > 0);
     until("the lease has expired", || conn.ok("DLOCK.HOLDS k t") == 0);
@@ -102,8 +104,9 @@ fn restart_by(server: &mut Server, how: &str) {
     server.kill_and_restart();
 }
 
-/// Starts a server for this kind of restart, with the fence of its only hold. The fence is ahead of the
-/// clock, which alone would issue lower ones for some seconds.
+/// Starts a server for this kind of restart. Returns the server, and the fence of its only hold. Fences
+/// follow the clock in µs, and this one is 9 s ahead of it. A server that lost this fence would issue lower
+/// ones.
 #[track_caller]
 fn with_raised_fence(kind: &ServerKind, how: &str) -> (Server, i64) {
     let server = if how == "save" { unmarked(kind).start() } else { lossless(kind).start() };
@@ -125,8 +128,8 @@ fn fences_rise_over_every_kind_of_restart(kind: &ServerKind) {
 
 #[each_server]
 fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
-    // A rewrite without a preamble writes only keys, so only the clock or the mark keeps fences rising: see
-    // mark/restarts.rs.
+    // A rewrite without a preamble writes only keys, and no key contains the fence after the release.
+    // mark/restarts.rs tests this case with the fence mark.
     for how in RESTARTS.into_iter().filter(|how| *how != "no preamble") {
         let (mut server, raised) = with_raised_fence(kind, how);
         assert_eq!(server.connect().ok("DLOCK.RELEASE k t"), 1);
@@ -135,9 +138,9 @@ fn fences_rise_over_a_restart_with_every_lock_released(kind: &ServerKind) {
     }
 }
 
-/// Redis 7.0 writes a header of the module's data in every RDB file, even if there is no data. The module
-/// used to refuse such a header. A server without grants could not restart, because the base of its append
-/// only file is an RDB file.
+/// Redis 7.0 writes a header for the module's own data into every RDB file, even if the module writes no
+/// data. The module used to refuse such a header. A server without grants could not restart, because the base
+/// of its append only file is an RDB file.
 #[each_server]
 fn a_server_without_grants_restarts(kind: &ServerKind) {
     let mut server = lossless(kind).start();
@@ -166,6 +169,7 @@ fn a_lock_dropped_at_load_by_its_native_ttl_does_not_end_the_next_hold(kind: &Se
     let mut conn = server.connect();
     assert_eq!(conn.ok("EXISTS k"), 0);
     let fence = conn.ok("DLOCK.ACQUIRE k u 600000").int();
+    // The module does not learn that the server dropped the lock, and counts the hold until its lease ends.
     until("the old lease has expired", || server.number("dlock_held") == 1);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k u 600000"), fence);
     assert_eq!(server.number("dlock_expiries"), 0);

@@ -48,7 +48,6 @@ class UnansweredLeases:
             answers = 1  # the server did nothing
             raise
         finally:
-            # redis-py has sent no copy, or only one, which has its answer.
             if counted_name.sent <= answers:
                 leases.remove(lease)
         return reply
@@ -99,7 +98,8 @@ class Hold:
         self.renewed = renewed
         self.on_lost = on_lost
         self.unanswered = unanswered
-        # Returns the steps that set the lease, in ms. They return whether the token holds the lock.
+        # Called with the hold and a lease in ms. Returns the steps that set this lease. The steps return
+        # whether the token holds the lock.
         self._ask_extend = ask_extend
         self.pid = os.getpid()
         # Number of times that a reentrant hold was entered.
@@ -128,7 +128,7 @@ class Hold:
         self._failure = ""
         # Locked during a renewal or an extension: two EXTENDs at once could arrive in either order.
         self._extend_lock = threading.Lock()
-        # Whether `on_lost` needs no call any more.
+        # True once `on_lost` was called, or if it is None.
         self._reported = on_lost is None
 
     def is_lost(self) -> bool:
@@ -147,8 +147,8 @@ class Hold:
         self._wake_all()
 
     def rename_owner(self) -> None:
-        """Called when the owner has given up the hold, and the server may still have it. Under its old name,
-        the owner could get a deadlock error if it waited for this lock again: see `Owner.rename`."""
+        """Called when the owner no longer relies on the hold, and the server may still have it. Under its old
+        name, the owner could get a deadlock error if it waited for this lock again: see `Owner.rename`."""
         self.owner.rename(self._options)
 
     def end(self) -> None:
@@ -214,7 +214,7 @@ class Hold:
 
     def _renewed_lease(self) -> int:
         """Returns the lease of a renewal, in ms: at most the shortest lease that an unanswered request may
-        still set. In a quorum, a member that may still set a shorter lease than the renewal has no vote
+        still set. In a quorum, the member of that request would have no vote on a longer lease
         (`_extension_vote` in `_quorum_core.py`)."""
         return int(min(self.lease, self.unanswered.shortest_of_all()))
 
@@ -259,8 +259,9 @@ class Hold:
         if not held:
             self.lose("taken away")
             return False
-        # Only the shortest lease that a single server may still set is certain. In a quorum, a member that
-        # may still set a shorter lease had no vote, so `lease` is certain.
+        # Of a single server, only the shortest lease that it may still set is certain. In a quorum, where
+        # `shortest(SINGLE)` is infinite, `lease` is certain: a member that may still set a shorter lease had
+        # no vote.
         certain_lease = min(lease, self.unanswered.shortest(SINGLE))
         self.valid_until = sent + validity(certain_lease / 1000)
         self._next_lease = self._renewed_lease()

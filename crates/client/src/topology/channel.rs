@@ -19,8 +19,8 @@ use crate::topology::node::{FIRST_PAUSE, LONGEST_PAUSE, Node, fresh_backoff};
 use crate::transport::{Command, ConnectError, Connection, Reply};
 use crate::wait::Backoff;
 
-/// The channel of one hold to one master. All requests of the hold use one connection while it works, so that
-/// none overtakes another: a RELEASE that overtook an ACQUIRE would leave the hold behind.
+/// The channel of one hold to one master. All requests of the hold use one connection while the connection
+/// works, so that none overtakes another: a RELEASE that overtook an ACQUIRE would leave the hold behind.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(crate) node: Arc<Node>,
@@ -39,7 +39,7 @@ struct State {
     /// Late effects of the requests without an answer on earlier connections: the master may still carry
     /// them out. Each effect is listed once.
     orphans: Vec<LateEffect>,
-    /// True if the token may hold the lock there, or wait for it, by the last answer of the master.
+    /// True if the token may hold the lock there, or wait for it.
     held: bool,
     confirmed: Option<Confirmed>,
 }
@@ -228,8 +228,9 @@ impl Channel {
         answer.ok().flatten().map_or(Reply::NoAnswer, Reply::Answer)
     }
 
-    /// Repeats a RELEASE in the background for the length of the lease. Without a late ACQUIRE, a
-    /// confirmation ends it earlier; with one, the pauses grow to a twentieth of the lease.
+    /// Repeats a RELEASE in the background for the length of the lease, or until an answer confirms the
+    /// RELEASE. If an ACQUIRE may be late, no answer ends the repetition, and the pauses grow to a twentieth
+    /// of the lease.
     fn repeat_release(&self, command: Arc<Cmd>, lease: Duration, acquire_may_be_late: bool) {
         let (node, until) = (self.node.clone(), now() + lease);
         let longest = if acquire_may_be_late { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
@@ -267,8 +268,8 @@ impl Channel {
                 (state.confirmed, state.held) = (state.server().map(confirmed), true);
             }
             Vote::Refused(Refusal::Taken) => self.state.lock().held = false,
-            // `held` stays as it is. A request can fail although the hold exists. A token without the hold
-            // may wait in the queue, because the client tried to restore the hold by ACQUIRE.
+            // `held` stays as it is. A request can fail although the hold exists. After `NotHeld`, the token
+            // may wait in the queue, because the client may have tried to restore the hold by ACQUIRE.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }
@@ -295,8 +296,7 @@ impl Channel {
         self.state.lock().note_orphan(LateEffect::Lease(ttl));
     }
 
-    /// Returns true if a lease of `ttl` that the master has confirmed lasts that long: no orphaned request
-    /// may still set a shorter one.
+    /// Returns true if no orphaned request can still shorten a lease of `ttl` that the master has confirmed.
     pub(crate) fn lease_is_certain(&self, ttl: Duration) -> bool {
         let shortens = |orphan: &LateEffect| matches!(orphan, LateEffect::Lease(other) if *other < ttl);
         !self.state.lock().orphans.iter().any(shortens)

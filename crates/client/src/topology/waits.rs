@@ -30,9 +30,9 @@ pub(crate) struct Waits {
     shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,
 }
 
-/// The check that all waits for one resource share: one wait at a time asks whether the queue moves. All
-/// waits leave the queue together, because otherwise the heads of two queues could each be granted the lock
-/// by some masters, and neither would have a majority.
+/// The check that all waits for one resource share. One wait at a time asks whether the queue moves. If the
+/// queue does not move, all waits leave it together. If some stayed, the heads of the old and of the new
+/// queue could each be granted the lock by some masters, and neither would have a majority.
 #[derive(Debug, Default)]
 pub(crate) struct SharedCheck {
     /// Locked by the wait that asks.
@@ -48,7 +48,7 @@ struct Announcement {
     ended: Mutex<Option<Ended>>,
 }
 
-/// A wait. It ends when this is dropped.
+/// A wait, which ends when this value is dropped.
 pub(crate) struct Wait {
     waits: Arc<Waits>,
     name: Vec<u8>,
@@ -98,7 +98,7 @@ impl Waits {
             (PushKind::Message | PushKind::Subscribe, [Value::BulkString(channel), ..])
                 if *channel != self.channel => {}
             (PushKind::Message, [_, Value::BulkString(message)]) => self.on_message(message),
-            // Messages that were published without a subscription are lost.
+            // Messages that were published without a subscription are lost, so each wait asks the master.
             (PushKind::Subscribe | PushKind::Disconnection, _) => self.wake_all(),
             _ => {}
         }

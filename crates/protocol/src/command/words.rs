@@ -1,4 +1,4 @@
-//! Parses the arguments of a command one after the other.
+//! Parses the arguments of a command one after the other. The functions at the end write arguments.
 
 use std::num::NonZeroU32;
 
@@ -66,6 +66,7 @@ impl<'s, 'a> Args<'s, 'a> {
         if self.is_empty() { Ok(ReleaseCount::One) } else { self.given_release_count() }
     }
 
+    /// Parses `ALL | DEPTH n`.
     #[inline(never)]
     fn given_release_count(&mut self) -> Result<ReleaseCount, Misuse> {
         const RELEASE_COUNT: [&str; 2] = ["ALL", "DEPTH"];
@@ -198,7 +199,7 @@ pub(super) fn number(bytes: &[u8]) -> Option<u64> {
     })
 }
 
-/// Copies arguments.
+/// Returns owned copies of these arguments.
 pub(super) fn words(words: &[&[u8]]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.to_vec()).collect()
 }

@@ -1,4 +1,5 @@
-//! Holds of clients: how they begin, are extended and restored, and end by a BREAK of an operator.
+//! Holds of clients: how they begin, are extended and restored, and end by a BREAK of an operator. A world
+//! may have a [`Mutation`]: a rule that its clients or masters break.
 
 use super::client::{Holding, Phase};
 use super::master::{Hold, Kind, Message};
@@ -37,7 +38,7 @@ impl State {
         let mut restores = Vec::new();
         match message.kind {
             Kind::Extend(number) if number == holding.extensions_begun => {}
-            // A master answers this request only under `counts_restored`.
+            // A master answers a `Restore` only if the world counts the grant of a restored hold as a vote.
             Kind::Restore if message.answer.is_some() => {}
             _ => return,
         }
@@ -69,6 +70,7 @@ impl State {
             Extended::Lost => self.clients[client].next_acquisition(world.clients[client]),
         }
         if world.first_client_holds && client == 0 {
+            // The number is used only for `Request::Extend`.
             self.post(world, client, 0, restores);
         }
     }
