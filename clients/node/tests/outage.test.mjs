@@ -26,11 +26,11 @@ onEachServer((env) => {
       assert(why instanceof NoQuorumError, why);
       assert.match(why.message, message);
       const { port } = new URL(proxies[1].url);
-      assert(why.message.includes(port) || why.message.includes(masters[1].port), "each member is named");
+      assert(why.message.includes(port) || why.message.includes(masters[1].port), "member 1 is named");
       return true;
     });
 
-  test("a wait throws NoQuorumError, with or without a timeout, while a majority is down", async () => {
+  test("acquire and tryAcquire throw NoQuorumError while a majority is down", async () => {
     for (const proxy of proxies.slice(1)) {
       proxy.refuse = true;
       proxy.drop();
@@ -80,6 +80,7 @@ onEachServer((env) => {
 
   test("a wait that times out in the queue asks all members once more, and only once", async () => {
     const lock = await lockOfRival();
+    // The other two members are a majority, and refuse.
     await cutOff(2, lock);
     // A long time limit, so that the answers of a busy machine count.
     quorum.limit = 10_000;
@@ -123,11 +124,11 @@ onEachServer((env) => {
   for (const fenced of [false, true]) {
     const kind = fenced ? "fenced" : "not fenced";
     test(`an acquisition throws LateError when a majority always grants after the lease: ${kind}`, async () => {
-      // Time limit for the releases of a failed round. The next round begins once the members have confirmed
-      // them.
+      // A long time limit for the releases of a failed round: the next round begins once the members have
+      // confirmed the releases, or after this limit.
       times.patience = 20_000;
       const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
-      // Connects the clients, before their answers are delayed.
+      // Connects to the members before their answers are delayed.
       await lock.locked();
       for (const proxy of proxies) proxy.delay = 150;
       await assert.rejects(lock.tryAcquire(), LateError);
@@ -231,9 +232,10 @@ onEachServer((env) => {
     });
   }
 
-  test("a release reaches a member behind an ACQUIRE that stalls there", async () => {
+  test("a release reaches a member that has not yet received the ACQUIRE", async () => {
+    await masters[2].ask("CONFIG", "RESETSTAT");
     const lock = new Lock(await quorumOf(proxies, 2000), "foo", { ttl: 600_000 });
-    // Now the client is connected to all members.
+    // Connects to all members.
     await (await lock.acquire()).release();
     const before = proxies[2].requestCount("DLOCK.ACQUIRE");
     proxies[2].silent = true;
@@ -241,7 +243,7 @@ onEachServer((env) => {
     await until("ACQUIRE is sent", () => proxies[2].requestCount("DLOCK.ACQUIRE") > before);
     await hold.release();
     proxies[2].silent = false;
-    await until("the member has carried out both", async () => (await masters[2].calls("dlock.release")) > 1);
+    await until("both releases arrive", async () => (await masters[2].calls("dlock.release")) > 1);
     await until("nothing is held", async () => !(await masters[2].exists()));
   });
 });
