@@ -1,8 +1,8 @@
 #!/bin/sh
-# The clients in other languages: types, lints and tests, on Redis 7.0 and Valkey 8.0, with the versions that PYTHON,
-# REDIS_PY and NODE_CLIENTS choose (common.sh). DLOCK_SECONDS: the seconds for which clients of other libraries and of
-# dlock lock one key together (10). Installs into target/python, target/node and clients/node/node_modules. Passes its
-# arguments to pytest. With arguments, it does not test the Node client.
+# Checks the Python and the Node client (types, lints, tests) on Redis 7.0 and Valkey 8.0. PYTHON, REDIS_PY and
+# NODE_CLIENTS choose versions (common.sh). DLOCK_SECONDS (default: 10) is the length of each test in which clients of
+# dlock and of other libraries contend for one key. Installs into target/python, target/node and
+# clients/node/node_modules. Passes its arguments to pytest. With arguments, it does not test the Node client.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -14,7 +14,7 @@ if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
 fi
 test_clients
 
-say "other languages, for docs/with-your-client.md"
+say "Go, PHP and Ruby, for docs/with-your-client.md"
 missing=
 [ -d /usr/share/gocode/src/github.com/gomodule/redigo ] && command -v go >/dev/null ||
     missing="$missing golang-go golang-github-gomodule-redigo-dev"
@@ -24,6 +24,7 @@ ruby -e 'require "redis"' 2>/dev/null || missing="$missing ruby ruby-redis"
 [ -z "$missing" ] || install_packages $missing
 
 scripts/lint-clients.sh
+# If Go, PHP or Ruby is missing, a test fails instead of being skipped.
 export DLOCK_TEST_LANGUAGES=1
 for DLOCK_TEST_CLIENT in redis valkey; do
     export DLOCK_TEST_CLIENT

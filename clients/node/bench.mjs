@@ -40,7 +40,8 @@ const sorted = (numbers) => [...numbers].sort((a, b) => a - b);
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const quantile = (numbers, part) => sorted(numbers)[Math.floor(numbers.length * part)];
 
-/** Measures acquire and release by a single client. Prints the median of the ratios of all rounds. */
+/** Measures acquire and release by a single client. Prints, for each library, the median time and the median
+ * ratio to the time of node-redlock. */
 async function pairs(url, rounds, pairsPerRound) {
   const client = new Redis(url);
   const times = Object.fromEntries(Object.keys(kinds).map((kind) => [kind, []]));
@@ -128,8 +129,8 @@ async function compare(url, [clients, hold, pause], seconds) {
         `wait p50, p99, max ${shown} ms, lowest Jain's index of a round ${jain.toFixed(3)}`,
     );
   }
-  // If a lock is fair and never free, each other client holds it once between two holds of one client. The
-  // client pauses at the start of this time, and waits for the rest, if handoffs take no time.
+  // The wait for a lock that is fair and never free, if handoffs take no time. Between two holds of one client,
+  // each other client holds the lock once. During the first `pause` ms, the client has not asked again yet.
   const holdsOfOthers = Math.max((clients - 1) * meanHold.dlock - pause, 0);
   const ratio = (ms) => (ms / p99["node-redlock"]).toFixed(3);
   console.log(

@@ -144,7 +144,7 @@ export class Lock {
     return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());
   }
 
-  /** @internal Returns the hold of a token that another object acquired. The hold is not renewed. */
+  /** @internal Returns the hold of a token that another `Lock` acquired. The hold is not renewed. */
   adopt(token: string, validFor: number): Hold {
     const granted = this.#service.adopted(this.#request, token, now() + validFor);
     const renewal = this.#renewal(granted, false);
@@ -186,8 +186,8 @@ export class Lock {
       granted = yield* attempt.run(waits, end);
     } catch (why) {
       // A server may have granted a request that it has not answered.
-      const owed = attempt.takeBack();
-      if (owed !== undefined) yield owed;
+      const releases = attempt.takeBack();
+      if (releases !== undefined) yield releases;
       throw why;
     } finally {
       // The server may still have a hold or a queue position of the owner. If a later acquisition had this
@@ -243,8 +243,8 @@ export class Hold implements AsyncDisposable {
   }
 
   /** Aborted when the hold is lost: it was not renewed in time, or another client ended it. A renewed hold
-   * counts as lost a tenth of its lease before the end. `aborted` reads the clock first, so it is right even
-   * after the event loop was blocked. */
+   * counts as lost a tenth of its lease before the lease ends. `aborted` reads the clock first, so it is right
+   * even after the event loop was blocked. */
   get signal(): AbortSignal {
     this.#controller ??= this.#abortAtLoss(new AbortController());
     return this.#controller.signal;

@@ -5,7 +5,7 @@ import { randomBytes } from "node:crypto";
 /** Key of a lock: text, or bytes. */
 export type Key = string | Buffer;
 
-/** A command with its arguments. */
+/** A command with its arguments, or some of its options. */
 export type Args = readonly Key[];
 
 // Random bytes for the next 128 tokens: a call of `randomBytes` for each token would cost more than the rest
@@ -24,7 +24,8 @@ export function acquire(key: Key, token: string, ttl: number, options: Args): Ar
   return ["DLOCK.ACQUIRE", key, token, String(ttl), ...options];
 }
 
-/** Returns the options of ACQUIRE for a position in the wait queue that the server keeps for `keep` ms. */
+/** Returns the options of ACQUIRE for a position in the wait queue. The server keeps the position for `keep`
+ * ms. */
 export function queueOptions(keep: number, channel: string, message: string, notify: boolean): Args {
   const position = ["QUEUE", String(keep)];
   return notify ? [...position, "NOTIFY", channel, message] : position;

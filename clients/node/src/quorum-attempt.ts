@@ -11,7 +11,7 @@ import { type Acquisition, type Granted, MAX_LATE, type Request } from "./reques
 import { Round, type Won } from "./round.js";
 import { Begin, type Owe, Sleep, type Steps } from "./steps.js";
 
-// An acquisition that does not wait begins another round after at most this many split votes: rounds in which
+// An acquisition that does not wait tries again at most this many times after a split vote: a round in which
 // no client got a majority.
 const MAX_SPLIT_VOTES = 20;
 // First and longest pause between two rounds, ms.
@@ -57,8 +57,9 @@ export class QuorumAttempt implements Acquisition {
     let splitVotes = 0;
     let lateGrants = 0;
     yield* members.identifyMembers(end);
-    // The members in whose queues the round waits, or whose waiters it does not overtake. An acquisition that
-    // does not wait names none for a round that asks all members at once: that round may overtake waiters.
+    // The members in the order in which the round tries their queues. A round that asks all members at once
+    // does not overtake clients that wait at the first member of `order`. If `order` is empty, the round may
+    // overtake waiters.
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;
@@ -89,7 +90,7 @@ export class QuorumAttempt implements Acquisition {
       if (isOver || isLastRound) {
         if (round.hasMajorityAnswered()) return null;
         if (isLastRound) throw round.noQuorum();
-        // The last round asks all members: null (the lock is taken) is returned only if a majority answers.
+        // Null (the lock is taken) needs the answers of a majority. So a last round asks all members.
         isLastRound = true;
         yield* members.identifyMembers(end);
         [start, order] = ["at once", waits ? choice.order(name) : []];
@@ -111,14 +112,15 @@ export class QuorumAttempt implements Acquisition {
     return start === "in order" ? round.inOrder() : round.atOnce();
   }
 
-  /** Returns the hold. If this client's next waits must start in another queue (see `Round.nextQueue`), makes
-   * its waits move there. If the member of that queue refused this round, the client first looks for other
-   * clients in the queue, in the background. */
+  /** Returns the hold. If `Round.nextQueue` names a queue, this client's waits move to that queue. If the
+   * member of the queue refused this round, the waits move only if a check in the background finds other
+   * clients in the queue. */
   *#holdOf(won: Won, round: Round): Steps<Granted> {
     const { choice, request } = this;
     const queue = round.nextQueue();
     if (queue !== undefined && round.isRefusedBy(queue)) {
-      // The member may have refused only because the RELEASE of the previous holder had not arrived.
+      // The refusal does not prove that other clients use the queue: the RELEASE of the previous holder may not
+      // have arrived yet.
       const look = choice.lookForOthers(request, queue, won.token);
       if (look !== undefined) yield new Begin(look);
     } else if (queue !== undefined) {
@@ -152,8 +154,8 @@ export class QuorumAttempt implements Acquisition {
       choice.moveToQueue(name, nextQueue);
       waitsAgain = true;
     } else if (wasQueued && queue !== undefined && round.isRefusedBy(queue)) {
-      // The last queue does not move either: no holder at its member can have a majority. The client starts over
-      // with the first queue.
+      // This was the last queue, and it does not move: no holder at its member can have a majority. The client
+      // starts over with the first queue.
       choice.forgetStartQueue(name);
       startsOver = true;
     }

@@ -1,5 +1,5 @@
-"""Runs the code in contrib/fencing/recipes.md as it is written there. It refuses a holder after a
-later holder has raised the fence."""
+"""Runs the code in contrib/fencing/recipes.md as it is written there. The recipes refuse a
+holder after a later holder has raised the fence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class ClientError(Exception):
 
 
 class S3:
-    """A bucket with one object, whose ETag is a digest of the content."""
+    """A bucket with one object. The first line of its content is the fence. Its ETag is a digest of the
+    content."""
 
     def __init__(self, body):
         self.body = body
