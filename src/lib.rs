@@ -10,14 +10,14 @@
 //!   [`State`](module::State).
 //! - [`Target`](effects::Target): an open key, on which one operation of the core runs.
 //! - [`Step`](dlock_core::Step): what an operation asks for, as data. `effects` carries it out.
-//! - [`Answer`](waiters::Answer): the reply that unblocks a client. The server has the module write it later,
-//!   or gives it back.
+//! - [`Answer`](waiters::Answer): the reply that unblocks a client. Later, the server calls the module to
+//!   write the reply, if the client is still connected, and to free it.
 //! - [`Ctx`]: the context that the server passes to each call of the module. The module needs one to call the
 //!   server.
-//! - [`Upcalls`](ffi::Upcalls): the callbacks of the server other than commands.
+//! - [`Upcalls`](ffi::Upcalls): the functions of the module that the server calls, except the commands.
 //!
-//! The server calls this file first: it registers commands, options, the key type and events. See
-//! ARCHITECTURE.md for the layers and the life of one ACQUIRE.
+//! The server first calls `load` in this file, which registers commands, options, the key type and events.
+//! See ARCHITECTURE.md for the layers and the life of one ACQUIRE.
 // The documentation of this crate is built with the private items, for the developers of dlock.
 #![allow(rustdoc::private_intra_doc_links)]
 #![deny(unsafe_code)]
@@ -62,8 +62,9 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     )?;
     must(types::register::<Module>(ctx), "the key type")?;
     let own_category = ffi::commands::add_category(ctx, "dlock");
-    // Before a write in the background, the module asks the server by a dry run of ACQUIRE whether it would
-    // accept the write. A server without dry runs gets a call of this command instead, which writes nothing.
+    // Before the module writes in the background, it checks by a dry run of ACQUIRE whether the server would
+    // accept the write. On a server without dry runs, the module calls the write probe instead: a command
+    // with the flags of ACQUIRE that writes nothing.
     let write_probe = (!verdict::has_dry_runs(ctx)).then_some(&table::WRITE_PROBE);
     for command in table::COMMANDS.iter().chain(write_probe) {
         must(ffi::commands::register(ctx, command, own_category), command.name)?;

@@ -1,5 +1,5 @@
-//! Locks under commands for any key: delete, overwrite, rename, move, flush, evict. The hold ends when its
-//! key is gone, and no lock appears under another name.
+//! Locks whose keys are deleted, overwritten, renamed, moved, flushed or evicted. The hold ends when its key
+//! is gone, and no lock appears under another name.
 
 mod evicted;
 mod flushed;
@@ -44,7 +44,7 @@ impl Fixture {
         fence
     }
 
-    /// Asserts the next events as "key event", and that no others follow.
+    /// Asserts that the next events, written as "key event", are these, and that no others follow.
     #[track_caller]
     fn assert_published(&mut self, wanted: &[&str]) {
         let published: Vec<String> = wanted.iter().map(|_| self.next_event()).collect();
@@ -59,7 +59,7 @@ impl Fixture {
     }
 
     /// Asserts that the master, the replica and a server that loads the append only file have these locks in
-    /// this database. `held` is their total number over all databases.
+    /// this database. `held` is the number of held locks in all databases.
     #[track_caller]
     fn assert_locks(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
         self.replica.wait_in_sync(&self.master);

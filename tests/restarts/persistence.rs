@@ -1,5 +1,5 @@
-//! Locks and fences over restarts and reloads. Also snapshots of other servers, and forged effects and
-//! RESTORE payloads.
+//! Locks and fences survive restarts and reloads, and other servers load the snapshots. Forged RESTORE
+//! payloads and forged effects (commands in the append only file that set a lock) do no harm.
 
 mod bytes;
 mod effects;
@@ -15,6 +15,7 @@ fn state(conn: &mut Conn, key: &str) -> String {
     if lock.is_nil() {
         return "free".into();
     }
+    // Only the lock `delayed` of `acquire_all_kinds` has this much of a lock-delay left.
     let in_delay = lock.field("delay").int() > 500_000;
     format!("{} {in_delay}", describe_lock(&lock))
 }
@@ -60,6 +61,7 @@ fn all_states(conn: &mut Conn) -> Vec<String> {
             assert!(left == -2 || (540_000..=700_000).contains(&left), "{key}: {left} ms left");
         }
     }
+    // `released` and `plain` in database 7 are free, and must stay free.
     assert!(all.iter().any(|line| line.ends_with("free")) && all.len() == 10);
     all
 }
@@ -93,7 +95,8 @@ impl Dumped {
         Dumped { head: head.to_vec(), lock: lock.to_vec(), foot: end[1..].to_vec() }
     }
 
-    /// Returns the part of a payload between head and foot, for these lock bytes.
+    /// Returns the part of a payload between head and foot, for these lock bytes. 0x4000 marks a length of
+    /// two bytes.
     fn body(lock: &[u8]) -> Vec<u8> {
         let length = lock.len() as u16 | 0x4000;
         [&[5], &length.to_be_bytes()[..], lock, &[0]].concat()

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Number and backoff of the retries of a round that failed because masters are missing.
+/// Number and backoff of the retries of a round that failed because masters are down or silent.
 #[non_exhaustive]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
@@ -57,7 +57,7 @@ impl Default for ClientBuilder {
     }
 }
 
-/// Shows neither the addresses, which may contain passwords, nor the key.
+/// Shows neither the addresses, which may contain passwords, nor the private key of the client certificate.
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ClientBuilder { node_timeout, drift, retry, .. } = self;
@@ -68,13 +68,13 @@ impl fmt::Debug for ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Adds a server. A single server is the lock service by itself. Of several servers, a majority decides:
-    /// use 3 or 5 independent masters. Cluster nodes and sentinels are refused.
+    /// Adds a server. A single server grants locks alone. Of several servers, a majority decides: use 3 or 5
+    /// independent masters. Cluster nodes and sentinels are refused.
     ///
     /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
     /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
-    /// must name the same masters and the same database: `dlock doctor` compares the masters that the
+    /// must name the same masters and the same database. `dlock doctor` compares the masters that the
     /// connected clients name ([`Client::library_name`](crate::Client::library_name)), but not the databases.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
@@ -95,7 +95,7 @@ impl ClientBuilder {
     ///
     /// A silent master costs this time: a round that needs its vote waits for this long. 250 ms is ten times
     /// the latency between the data centres of a continent, and longer than a fork or a slow command blocks a
-    /// healthy server. If the ttl of a request is shorter, its answer is awaited for that time only.
+    /// healthy server. If the ttl of a request is shorter than the limit, the ttl is the limit.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self
@@ -109,7 +109,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the retries of rounds that failed because masters are missing: see [`Retry`].
+    /// Sets the retries of rounds that failed because masters are down or silent: see [`Retry`].
     /// [`Acquire::wait`](crate::Acquire::wait) sets the time to wait for another client's hold.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;

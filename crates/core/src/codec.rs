@@ -1,8 +1,8 @@
 //! The bytes of a lock, at rest (RDB, DUMP) and on the way (the effect that is replicated and logged).
 //!
-//! The bytes contain a whole lock, or a change of some of its holds. A hold that they put replaces the hold
-//! of its token, if there is one. The hold of a token that they drop is removed. There is one layout for
-//! both, little-endian, version 4:
+//! The bytes contain a whole lock, or a change of some of its holds. A change puts holds, each in place of
+//! any earlier hold of its token, and drops the holds of other tokens. A whole lock has the same layout, and
+//! drops no holds. Version 4 of the layout, little-endian:
 //!
 //! ```text
 //! u8      16 × version, which is 4
@@ -61,9 +61,9 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    /// Returns the number of a boot: the first 8 bytes of the kernel's boot id, plus a multiple of the offset
-    /// (in ns) of the time namespace, so that each offset has its own number. `None` if `id` is not a boot
-    /// id. The number is stored, so this function must not change.
+    /// Returns the number of a boot, which is made from the first 8 bytes of the kernel's boot id. A time
+    /// namespace shifts the boot-time clock by `offset` ns, so each offset has a number of its own. `None` if
+    /// `id` is not a boot id. The number is stored, so this function must not change.
     pub fn boot(id: &str, offset: i128) -> Option<u64> {
         let digits: String = id.trim().chars().filter(|c| *c != '-').collect();
         let first = digits.get(..16).filter(|_| digits.len() == 32)?;
@@ -131,16 +131,16 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes an effect that creates an empty key. RENAME and MOVE leave such a key under the new name. A reader
-/// creates no key from an effect with neither a hold nor a lock-delay. So this effect has a lock-delay that
-/// ended long ago. After its load, the reader ends the delay and deletes the key.
+/// Writes the effect of an empty key, such as RENAME and MOVE leave under the new name. A rewritten append
+/// only file must create this key, because later commands in the file may name it. A reader creates no key
+/// from an effect with neither a hold nor a lock-delay. So this effect has a lock-delay that ended long ago.
+/// Once the reader has loaded the file, it ends the delay and deletes the key.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let over = Lock::delayed(Deadline::at_millis(1));
     write_effect(&over, &Change::Whole, last, now, anchor, out);
 }
 
-/// Writes the holds of the changed tokens for [`Change::Part`], and the whole lock for [`Change::Whole`] and
-/// [`Change::None`].
+/// Writes the holds of the changed tokens for [`Change::Part`], and otherwise the whole lock.
 pub fn write(lock: &Lock, change: &Change, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let mut put = SmallVec::<[&Hold; 1]>::new();
     let mut dropped = Vec::new();

@@ -7,7 +7,7 @@
 //!
 //! In the worlds `refuted_..`, clients or masters break a rule, and the checker must find a violation:
 //! otherwise the searches would prove nothing. Worlds that take more than a few seconds are ignored: `make
-//! model` runs them.
+//! model` runs them. `check_part` may end before it has searched all states.
 #![allow(clippy::disallowed_methods, reason = "prints how long each world took")]
 
 mod model {
@@ -39,9 +39,10 @@ const ONCE: Behaviour = Behaviour {
 const WAITS: Behaviour = Behaviour { waits: true, ..ONCE };
 /// Waits, and moves to the queue of the next master when one is silent.
 const WAITS_WITH_TIMEOUTS: Behaviour = Behaviour { timeouts: true, ..WAITS };
-/// If the first master refuses, acquires only if no client waits there. The refusal then came from a partial
-/// hold (a hold without a majority).
+/// If the first master refuses, acquires only if no client waits there. Without waiters, the refusal came
+/// from a partial hold (a hold without a majority).
 const RESPECTS_QUEUE: Behaviour = Behaviour { respects_queue: true, ..ONCE };
+/// Asks the first master before the others.
 const IN_ORDER: Behaviour = Behaviour { in_order: true, ..ONCE };
 const EXTENDS: Behaviour = Behaviour { extensions: 1, ..ONCE };
 const RETRIES: Behaviour = Behaviour { retries: 1, timeouts: true, ..ONCE };
@@ -52,7 +53,7 @@ const RELEASES_TWICE: Behaviour = Behaviour { acquisitions: 2, ..RELEASES };
 /// rule leads to two acquisitions with equal fences after fewer steps.
 const HEAD_START: [u8; 3] = [0, 0, 1];
 
-/// A fenced quorum without a clock. In all, `expiries` holds may end at any moment.
+/// A fenced quorum without a clock. At most `expiries` holds expire, each at any moment.
 fn fences(clients: &[Behaviour], expiries: u8) -> World {
     World {
         clients: clients.to_vec(),

@@ -4,8 +4,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// All ports are below 32768, where the kernel's ports of outgoing connections begin, so that no connection
-/// takes the port of a server that restarts. So is the second port of a cluster node, 10,000 above the first.
+/// A server has a port from 10,000 to 19,999. A cluster node also uses the port that is 10,000 higher. From
+/// 32,768 on, the kernel takes ports for outgoing connections, so no connection takes the port of a server
+/// that restarts.
 const FIRST: u16 = 10_000;
 const COUNT: u16 = 10_000;
 

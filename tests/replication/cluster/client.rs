@@ -121,7 +121,7 @@ impl<'a> Client<'a> {
                 _ => return Answer { answer, sent, node },
             }
         }
-        panic!("{command} is redirected from node to node without end");
+        panic!("{command}: 100,000 redirects or TRYAGAIN replies, and no answer");
     }
 
     fn call(&mut self, node: u16, asking: bool, words: &[&str]) -> Value {

@@ -1,4 +1,5 @@
-//! The subcommands list, log and status.
+//! The subcommands list, log and status. Also `inspect` and `break` of other data, errors of the server, and
+//! output to a closed pipe.
 
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
@@ -42,7 +43,7 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     let rows = rows(&shown);
     assert_eq!(rows.len(), 3, "{shown}");
     assert_eq!(&rows[0][..4], ["invoice:1", "exclusive", "by-hand", "127.0.0.1"], "{shown}");
-    assert_eq!(rows[0].last(), Some(&"1"), "{shown}");
+    assert_eq!(rows[0].last(), Some(&"1"), "one client waits: {shown}");
     assert_eq!(&rows[1][..3], ["invoice:2", "free", "only-her…"], "on one of three: {shown}");
     assert_eq!(&rows[2][..4], ["report", "shared", "(2)", "a"], "{shown}");
     assert!(!shown.contains("0123456789"), "a token is secret: {shown}");
@@ -56,10 +57,11 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     assert_eq!(first["holder"]["label"], "by-hand");
     assert!((500_000..=600_000).contains(&first["left_ms"].as_u64().expect("ms")), "{first}");
 
-    // Each held lock is on two of the three servers, so any two servers show all held locks.
+    // Each held lock is on two or three servers, so any two of the three servers show all held locks.
     stage.servers[2].kill9();
     assert!(dlock(&stage, "list", 0).stderr.contains("down: "));
     stage.servers[1].kill9();
+    // The exit code 69: no majority answered, so the list may not contain all held locks.
     let found = json(&stage, "list", 69);
     assert_eq!(found["unanswered"].as_array().map(Vec::len), Some(2), "{found}");
     assert_eq!(found["locks"].as_array().map(Vec::len), Some(3), "{found}");
@@ -127,6 +129,7 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let locks = json(&stage, "list", 0);
     let fence = |at: usize| &locks["locks"][at]["holder"]["fence"];
     assert!(fence(0).is_u64() && fence(2).is_null(), "{locks}");
+    // The line about the lock with a fence ends with "(fence N)".
     for (resource, ending) in [("r", "r is led by ada\n"), ("fenced", ")\n")] {
         let observer = stage.start(stage.dlock(&format!("elect {resource} --observe")));
         until("the observer sees the leader", || observer.stdout().ends_with(ending));

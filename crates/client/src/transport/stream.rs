@@ -31,10 +31,9 @@ const MIN_READ: usize = 4096;
 /// Longest reply in bytes. LOG with 10,000 entries, or LIST with 250 locks of 30 KB names, is shorter.
 const LONGEST_REPLY: usize = 8 << 20;
 
-/// Largest number by which messages may exceed answers. The server sends at most one message for each
-/// request: a wait has ended, or a key that the request read has changed. Many of these messages can arrive
-/// at once and much later, for example if an operator ends ten thousand holds. All others are about FLUSHALL,
-/// or were published by other clients.
+/// Largest number by which push messages may exceed answers, both counted since the connection was opened.
+/// For each request, the server sends at most one message, when a wait has ended or a key that the request
+/// read has changed. All other messages are about FLUSHALL, or were published by other clients.
 const MAX_UNSOLICITED: u64 = 100_000;
 
 /// Counts of the data received over a connection.

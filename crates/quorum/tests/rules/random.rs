@@ -1,5 +1,5 @@
-//! Rounds with random answers in random order. Each outcome is checked against the list of events, without a
-//! second implementation of the rules. `attempts.rs` shows that no round hangs.
+//! Rounds with random answers in random order. Each outcome is checked against the requests and answers
+//! of the run, without a second implementation of the rules. `attempts.rs` shows that no round hangs.
 
 use super::helpers::*;
 use dlock_quorum::*;
@@ -100,7 +100,8 @@ impl History {
             assert_eq!(acquired.valid_until, plan.lease.valid_until(at(first)));
             return;
         }
-        // A majority confirmed the last phase, and each of these members had granted.
+        // A round can have several confirm phases. A majority confirmed the last one, and each of these
+        // members had granted ACQUIRE.
         let phase = self.sends.iter().filter_map(|(send, _)| match send.what {
             Request::Confirm { phase, fence } => Some((phase, fence)),
             _ => None,
@@ -118,7 +119,8 @@ impl History {
 proptest! {
     #![proptest_config(config(4_000))]
 
-    /// Validity counts from the first ACQUIRE, or from the first request of the confirm phase.
+    /// Validity counts from the first ACQUIRE, or from the first request of the last confirm phase, if there
+    /// is one.
     #[test]
     fn a_round_acquires_only_with_a_majority_and_validity_counts_from_a_send(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
