@@ -8,6 +8,7 @@ use crate::ffi::setup::Setting;
 /// The current values of the options.
 pub struct Config {
     pub bounds: Bounds,
+    /// Maximum numbers of waiters.
     pub limits: Limits,
     /// Maximum number of sharers or permit holders of a key.
     pub max_holders: u32,

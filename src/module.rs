@@ -1,4 +1,4 @@
-//! The one [`Module`] value of this process, an argument of every function, and its [`State`]: all data of
+//! The one [`Module`] value of this process is an argument of every function. Its [`State`] is all data of
 //! the module other than the keys. After a restart, the state is rebuilt from the keys as far as possible.
 
 use std::cell::RefCell;
@@ -31,7 +31,7 @@ pub type Key<'a> = ffi::Key<'a, Lock>;
 const _: () = assert!(size_of::<Lock>() == 64);
 
 pub struct Module {
-    /// A context that outlives the calls of the server.
+    /// The module's own context. A context that the server passes is valid only during that call.
     ctx: Ctx<'static>,
     state: RefCell<State>,
 }
@@ -56,7 +56,8 @@ impl Module {
         run(&mut self.state.borrow_mut())
     }
 
-    /// Returns whether an event of a lock may reach a listener.
+    /// Returns whether anything may receive the events of locks: another module, which gets all events, or a
+    /// subscriber, if `notify-keyspace-events` contains module events.
     pub fn has_listeners(&self) -> bool {
         self.with(|s| s.followers.modules_may_listen()) || self.ctx.announced().contains(Announced::MODULE)
     }
@@ -123,7 +124,8 @@ pub struct State {
     /// Set while every waiter has to be refused, with the error: this server has become a replica, or its
     /// cluster is down. The background job refuses the waiters, then clears the field.
     pub refusal_of_all: Option<Error>,
-    /// Where [`crate::effects::open_queued_keys`] continues.
+    /// [`crate::effects::open_queued_keys`] continues with the queue that began after this one. The id is
+    /// that of the waiter with which this queue began.
     pub last_opened_queue: WaiterId,
     pub background: Background,
     /// The armed timer, and the millisecond of the server clock at which it is due.
@@ -131,16 +133,17 @@ pub struct State {
     /// Set while a file or a snapshot is loaded.
     pub loading: Option<Loading>,
     pub followers: Followers,
-    /// Position in the log that this server reads: its master's, or the append only file.
+    /// Position in the replication log that this server reads: its master's stream, or the append only file.
     pub replication_position: Option<LogState>,
-    /// Position in the master's log before the load of a file began. Restored when the load ends.
+    /// Position in the master's stream before the load of a file began. Restored when the load ends.
     pub position_before_load: Option<LogState>,
     pub stats: Stats,
     /// The incidents that DLOCK.LOG shows.
     pub log: Log,
     /// True while GUARD or FENCED runs its command.
     pub guarding: bool,
-    /// Buffer for the bytes of an effect. Reused, which saves an allocation for each effect.
+    /// Buffer for the bytes of an effect (a change of a lock, as replicas and files get it). Reused, which
+    /// saves an allocation for each effect.
     pub buffer: Vec<u8>,
     /// The lock of the last deleted key. Reused for the next new key.
     spare: Option<Box<Lock>>,
@@ -162,7 +165,8 @@ impl State {
         self.grace.grants_from().micros().saturating_sub(now.micros()).div_ceil(1000)
     }
 
-    /// Counts the events of a step, and records which holds are bound to which connection.
+    /// Counts the events of a step, and passes its rare effects to the background job: among others, which
+    /// holds are bound to which connection.
     pub fn account(&mut self, name: &Name<'_>, step: &mut Step) {
         self.stats.count(&step.events);
         if let Some(rare) = &mut step.rare_effects {
@@ -204,9 +208,10 @@ impl State {
         self.background.next_due(&self.waiting, &self.grace)
     }
 
-    /// Has the background job serve the wait queues of a database. `None` means all databases.
+    /// Gives the background job the task to serve the wait queues of a database. `None` means all databases.
     pub fn serve(&mut self, db: Option<i32>) {
-        // Begins before the first queue: every waiter has an id greater than 0.
+        // Queues are in the order of the waiters that began them. No waiter has the id 0, so the task covers
+        // all.
         self.background.note(Task::ServeBehind(WaiterId(0), db));
     }
 }

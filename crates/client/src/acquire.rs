@@ -162,9 +162,10 @@ impl<C> Acquire<C> {
     }
 
     /// Acquires with this token instead of a fresh one. The token must never have been used for this
-    /// resource: a release of its earlier hold, which may be repeated for a whole lease, would end the new
-    /// hold. In a quorum, a client with this option stays in the first queue that it joins. Without it, the
-    /// client tries again with another token if that queue does not move.
+    /// resource. A client repeats the release of a hold for up to a whole lease while a server does not
+    /// confirm the release. A late release of an earlier hold of this token would end the new hold. In a
+    /// quorum, a client with this option stays in the first queue that it joins. Without it, the client tries
+    /// again with another token if that queue does not move.
     pub fn token(mut self, token: Token) -> Self {
         self.options.token = Some(token);
         self

@@ -11,8 +11,9 @@ use crate::{Failure, Fence, Instant, Member, Outgoing, Plan, Refusal, Request, S
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// After a grant, a waiter asks the refusing members again this many times before it moves to the queue of
-/// one of them. The RELEASE of the previous holder may not have arrived there yet.
+/// How many times a waiter, after the grant of the member of its queue, asks the refusing members again
+/// before it moves to the queue of one of them. The RELEASE of the previous holder may not have reached these
+/// members yet.
 const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 
 /// A round under way. It needs a token that was never used before: a RELEASE of an earlier use that is still
@@ -52,11 +53,11 @@ pub enum Start {
     /// so the lease may end soon. The client asks that member again together with the others. This renews the
     /// lease, and validity counts from before these requests.
     Queued,
-    /// Takes over a hold of this token that was acquired elsewhere. The driver sends a request for the fence
-    /// of the hold in place of each ACQUIRE. A member without the hold answers [`Refusal::NotHeld`]. The
-    /// answers do not say how long the lease lasts, so a confirm phase follows, which renews it. The driver
-    /// must not send the releases of a failed round: until the round succeeds, the hold belongs to another
-    /// owner.
+    /// Takes over a hold of this token that was acquired elsewhere. The driver (the code that sends the
+    /// requests) sends a request for the fence of the hold in place of each ACQUIRE. A member without the
+    /// hold answers [`Refusal::NotHeld`]. The answers do not say how long the lease lasts, so a confirm phase
+    /// follows, which renews it. The driver must not send the releases of a failed round: until the round
+    /// succeeds, the hold belongs to another owner.
     Adopting,
 }
 
@@ -93,7 +94,7 @@ pub enum Verdict {
     TryAgain,
     /// The lock is held.
     Acquired(Acquired),
-    /// The round has failed. The requests to send release its token at all members.
+    /// The round has failed. [`Progress::sends`] has a RELEASE of its token for every member.
     Failed(FailureReason),
 }
 
@@ -153,7 +154,7 @@ impl Round {
         (new, SmallVec::from_slice(&[Outgoing { to, what }]))
     }
 
-    /// Takes the answer of `member` to `what`, one of the requests that were sent, received at `now`.
+    /// Takes the answer of `member` to the request `what`. The answer arrived at `now`.
     pub fn answered(&mut self, member: Member, what: Request, vote: Vote, now: Instant) -> Progress {
         let Some(state) = self.members.get_mut(usize::from(member.0)) else { return self.open(Sends::new()) };
         match what {
@@ -369,6 +370,7 @@ impl Round {
     }
 
     fn waiters_checked(&mut self, vote: &Vote, now: Instant) -> Progress {
+        // `NotHeld` is the answer to `HasWaiters` if no client waits in the queue.
         if *vote != Vote::Refused(Refusal::NotHeld) {
             return self.fail(FailureReason::Taken);
         }
@@ -379,9 +381,10 @@ impl Round {
 
     /// Whether the round must release its grants instead of asking again. If two clients that asked all
     /// members at once kept their grants, neither could get a majority. A round that asked the member of a
-    /// queue first keeps its grants, because that member granted the lock to this client only. After some
-    /// retries, a round that waited releases them and moves to another queue, because clients that waited
-    /// there may have the other grants.
+    /// queue first keeps its grants, because that member granted the lock to this client only. But if other
+    /// members still refuse after [`RETRIES_BEFORE_NEXT_QUEUE`] retries, a client that waited in another
+    /// queue may have their grants. A round that waited then releases its grants, and moves to another queue
+    /// if there is one.
     fn must_release_grants(&self) -> bool {
         let refused = Some(Vote::Refused(Refusal::Taken));
         match self.start {
@@ -501,8 +504,8 @@ impl Round {
         Progress { sends: self.give_up(), verdict: Verdict::Failed(reason) }
     }
 
-    /// Returns the reason of a failure: `if_possible` if a majority can vote and the request itself can
-    /// succeed.
+    /// Returns the reason of a failure: that of [`Self::invalid_request`] if the request itself cannot
+    /// succeed, [`FailureReason::Impossible`] if no majority can vote, `if_possible` otherwise.
     fn failure_reason_or(&self, if_possible: FailureReason) -> FailureReason {
         let unavailable = self.count(MemberState::is_unavailable);
         let possible = self.plan.quorum.has_majority_without(unavailable);
@@ -591,7 +594,7 @@ impl MemberState {
     /// Returns whether another ACQUIRE makes sense. If two clients that asked all members at once both asked
     /// refusing members again, each would wait for the grants of the other. So members that refused (except
     /// in a grace period) are asked again only after the member of a queue has granted this client the lock.
-    /// At the other members, the RELEASE of the previous holder may still be in flight.
+    /// Then they may have refused only because the RELEASE of the previous holder had not reached them yet.
     fn may_be_asked_again(&self, asks_queue_first: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,

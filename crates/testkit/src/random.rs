@@ -1,5 +1,5 @@
-//! Random work that can be repeated, and the variables that set its length. `make` sets these variables from
-//! ROUNDS and SECONDS.
+//! Random work that can be repeated, and the environment variables that set its length, such as
+//! `DLOCK_ROUNDS` and `DLOCK_SECONDS`. `make` sets these two from its variables ROUNDS and SECONDS.
 
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -33,7 +33,7 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     let waiting: Vec<_> = queues.iter().flat_map(|queue| queue.answer.found().expect("an answer")).collect();
     let [waiter] = waiting.as_slice() else { panic!("{waiting:?}") };
     assert_eq!((waiter.mode.as_str(), waiter.label.as_str()), ("exclusive", "bob"));
-    assert!(waiter.left_ms.is_some() && waiter.client == 0, "positions belong to tokens, not connections");
+    assert!(waiter.left_ms.is_some() && waiter.client == 0, "a wait by QUEUE has no connection: 0");
 
     let broken = ann.break_holds("r").await;
     assert!(broken.iter().all(|broken| broken.answer.found() == Some(&1)), "{broken:?}");

@@ -57,8 +57,8 @@ fn with_chain(mut world: World, keys: usize, sharers: usize) -> World {
 }
 
 /// An earlier version searched a token that waits for many keys, and a chain of keys with many sharers, again
-/// and again, which took seconds. A search follows no further wait after `MAX_STEPS`, but completes the last
-/// one, whose lock can have many holders.
+/// and again, which took seconds. After `MAX_STEPS` a search follows no further wait, but it finishes the
+/// wait that it is following. The lock of that wait can have many holders, hence `3 * MAX_STEPS` below.
 #[test]
 fn the_work_of_a_search_is_bounded() {
     let scale = if cfg!(miri) { 100 } else { 1 };
@@ -76,7 +76,7 @@ fn the_work_of_a_search_is_bounded() {
     }
 }
 
-/// A graph of twice the size takes twice the steps, up to the bound.
+/// A graph of twice the size takes about twice the steps. At both sizes, the search stays below its bound.
 #[test]
 fn a_search_examines_each_node_once() {
     for world in [a_fan, |n| a_chain(n / 4, 4), |n| a_chain(1, n)] {
