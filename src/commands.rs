@@ -51,7 +51,8 @@ pub fn release<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     }
     let parsed = command::Release::parse(args.bytes);
     let parsed = parsed.as_ref().map_err(misuse)?;
-    // Also opens a string that counts as held (`dlock.honour-strings`), where RELEASE finds no hold.
+    // A string that counts as held (`dlock.honour-strings`) is no error here: the token may wait for its
+    // removal, and RELEASE ends that wait.
     let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     target.plain = Some(Plain::Release);
     let released = target.operate(|turn| turn.release(parsed.token, parsed.count));
@@ -115,7 +116,8 @@ pub fn write_probe<'a>(_: &'a Module, mut ctx: Ctx<'a>, _: &Args<'a>) -> Done {
 // Commands from a log: the replication stream of the master, or the append only file. A log contains effects,
 // and plain commands that were logged verbatim. Replaying makes no decisions: see [`dlock_core::plain`].
 
-/// Returns whether the running command comes from a log.
+/// Returns whether the running command comes from a log. `server_may_read` is false while this server reads
+/// no log.
 fn is_replayed(m: &Module, ctx: Ctx<'_>) -> bool {
     m.with(|s| s.followers.server_may_read) && comes_from_a_log(ctx)
 }
@@ -135,6 +137,7 @@ pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         // After an effect that cannot be read, the position in the log is unknown.
         m.with(|s| s.replication_position = None);
         let effect = reader.effect(change).map_err(|bad| {
+            // If a newer module wrote the effect, its greatest fence can be read, and nothing else.
             m.with(|s| s.fences.raise(bad.last.unwrap_or(0)));
             format!("ERR {}", bad.why)
         })?;
@@ -148,8 +151,8 @@ pub fn effect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 #[inline(never)]
 fn replay_plain<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>, plain: Option<Plain<'a>>) -> Done {
     apply(m, ctx, args, |reader| {
-        // A plain RELEASE leaves an empty lock whatever the position is, so only an ACQUIRE builds on the
-        // position.
+        // A plain ACQUIRE contains no fence: the fence follows from the position in the log. A plain RELEASE
+        // leaves an empty lock, whatever the position is.
         let builds_on = m.with(|s| s.replication_position).filter(|_| plain != Some(Plain::Release));
         let effect = m.with(|s| {
             let effect = plain.and_then(|plain| reader.plain(plain, &mut s.replication_position));

@@ -21,16 +21,16 @@ use crate::clock;
 use crate::ffi::{Ctx, Flags, LogLevel};
 use crate::module::{Mark, Module, Outcome};
 
-/// Reads the mark that the previous run left, and writes a higher one. Called at load, before any client is
-/// served.
+/// Reads the mark that the previous run left, and writes a higher one. Called when the server loads the
+/// module, before any client is served.
 pub fn start(m: &Module, ctx: Ctx<'_>) {
     let file = path_of_this_server(ctx);
     m.with(|s| s.mark = Mark { file, ..Mark::default() });
     write_now(m, ctx);
 }
 
-/// Writes a higher mark after a load, if the current one no longer suffices: the load took long, or it
-/// brought greater fences.
+/// Writes a higher mark after the server has loaded its data, if the current mark no longer suffices: the
+/// load took long, or the data contains greater fences.
 pub fn loaded(m: &Module, ctx: Ctx<'_>) {
     let now = clock::now();
     let wants_mark = m.with(|s| s.mark.thread.is_none() && s.fences.wants_mark(now));
@@ -114,6 +114,7 @@ fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
     let news = m.with(|s| s.mark.marking.finish(outcome, &mut s.fences, now));
     let file = m.with(|s| s.mark.file.display().to_string());
     for news in news {
+        // `Again`: a write has succeeded after failures.
         let level = if news == News::Again { LogLevel::Notice } else { LogLevel::Warning };
         let text = match news {
             News::Again => "is written again".into(),
@@ -131,8 +132,8 @@ fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
 
 // One write of the mark. It accesses neither the module's state nor the server, so that a thread can run it.
 
-/// Reads the mark that the file contains, and replaces it by a higher one: another run, or another server,
-/// may have issued fences up to the old one.
+/// Carries out an order of the core: reads the mark that the file contains, and replaces it by a higher one.
+/// Another run, or another server, may have issued fences up to the old one.
 fn carry_out(order: Order, file: &Path) -> Result<Done, String> {
     let found = match read(file, mark::MAX_LEN)? {
         None => Found::Nothing,
@@ -159,8 +160,8 @@ fn path_of_this_server(ctx: Ctx<'_>) -> PathBuf {
     std::env::current_dir().unwrap_or_default().join(format!("dlock-{port}.fence"))
 }
 
-/// Returns a file, or its first `max_len` + 1 bytes, which show that it is too long. `None` means that there
-/// is no file.
+/// Returns the content of a file, at most `max_len` + 1 bytes. More than `max_len` bytes mean that the file
+/// is too long. `None` means that there is no file.
 fn read(path: &Path, max_len: usize) -> Result<Option<Vec<u8>>, String> {
     // Without O_NONBLOCK, opening a pipe would wait for its writer.
     let opened = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW | O_NONBLOCK).open(path);
@@ -211,6 +212,7 @@ impl TemporaryFile {
             Err(why) if why.kind() == ErrorKind::AlreadyExists => {}
             done => return done,
         }
+        // The file could not be removed, or has been created again. A random name is free.
         let random = rand::rngs::SysRng.try_next_u64().map_err(io::Error::other)?;
         TemporaryFile::create(file.with_extension(format!("fence.{random:016x}.tmp")))
     }

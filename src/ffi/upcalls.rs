@@ -8,7 +8,7 @@ use super::raw::{api, c_string, guard, rm};
 use super::user::Waited;
 
 /// The module as the server calls it. Many of the server's callbacks carry no data of the module, so each
-/// callback gets the one value of the process by [`Upcalls::get`].
+/// callback gets the only module value of the process by [`Upcalls::get`].
 ///
 /// The server calls from its main thread, one call at a time. But some functions of the server call the
 /// module back before they return.
@@ -24,7 +24,7 @@ pub trait Upcalls: Sized + 'static {
     const VERSION: i32;
     /// The name of the type, which TYPE returns. The server requires nine characters.
     const TYPE: &'static CStr;
-    /// The command that makes a value from the bytes of [`Upcalls::effect`].
+    /// The command that makes a value from the bytes of [`Upcalls::effect`], in a rewritten append only file.
     const EFFECT: &'static CStr;
 
     /// Returns the module of this process. `None` before it is loaded.
@@ -41,9 +41,10 @@ pub trait Upcalls: Sized + 'static {
 
     /// Writes an answer to its client.
     fn deliver(&self, ctx: Ctx<'_>, answer: &mut Self::Answer, waited: Waited);
-    /// Takes an answer back, delivered or not.
+    /// The server returns an answer that it no longer needs, delivered or not.
     fn reply_reclaimed(&self, answer: Self::Answer);
-    /// A blocked client is gone, or the server has answered it.
+    /// The connection of a blocked client has closed, or the server itself has ended the wait: by CLIENT
+    /// UNBLOCK, or because its role has changed.
     fn gone(&self, handle: Handle);
 
     /// Reads a value that was saved under this name. The error says why it is refused.
@@ -56,10 +57,10 @@ pub trait Upcalls: Sized + 'static {
     fn memory(&self, value: &Self::Value) -> usize;
     /// The key of a value is removed. After RENAME or MOVE, the value continues under another name.
     fn unlinked(&self, value: &mut Self::Value, db: i32, key: &[u8]);
-    /// Returns the numbers to store beside the keys. The first is below 2^63; 0 means that there is nothing
-    /// to store.
+    /// Returns the numbers to save in an RDB file beside the keys. The first number is below 2^63. If it is
+    /// 0, there is nothing to save.
     fn stored_numbers(&self) -> [u64; 5];
-    /// Receives the stored numbers. Returns false if one is invalid.
+    /// Receives the numbers of an RDB file that is loaded. Returns false if one is invalid.
     fn load_numbers(&self, numbers: [u64; 5]) -> bool;
 }
 
@@ -80,7 +81,7 @@ pub enum Notice {
     },
     /// A connection has closed.
     ClientGone(u64),
-    /// Sent many times a second, by a clock that does not jump.
+    /// Sent many times a second. Jumps of the wall clock neither delay nor hasten it.
     Tick,
     /// A turn of the event loop begins, and the replies of the last turn have been sent. Only while
     /// [`super::notices::watch_turns`] is on.

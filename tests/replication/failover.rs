@@ -59,8 +59,8 @@ fn failover_loses_no_hold(kind: &ServerKind) {
 
 /// Options with a grace period, because the last grants of a master may not have reached its replica.
 fn with_grace(kind: &ServerKind) -> Options {
-    // With a fence mark, a restarted old master would have a greater last fence than the new master, and the
-    // tests compare the two servers.
+    // A server that restarts continues above its fence mark, a number on its disk that no fence exceeds. So a
+    // restarted old master would have a greater last fence than the new master, and the tests compare both.
     Server::options(kind).conf("dlock.restart-grace 3000").conf("dlock.fence-mark no")
 }
 

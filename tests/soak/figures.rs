@@ -25,6 +25,7 @@ impl Figures {
             ("episodes", 1),
             ("requests", sum(&|worker| worker.holds.len())),
             ("grants", sum(&|worker| worker.granted)),
+            // Part of "grants".
             ("grants to queued positions", sum(&|worker| worker.found_granted)),
             ("releases", sum(&|worker| worker.released)),
             ("hang-ups", sum(&|worker| worker.hung_up)),
@@ -116,7 +117,8 @@ impl Size {
     }
 
     /// Waits until the server has at most 5 % more used memory and 25 % more resident memory than `before`,
-    /// and not more open files. The pages of resident memory are never quite full.
+    /// and not more open files. Resident memory may grow more, because a page stays resident while any part
+    /// of it is in use.
     pub fn small_again(server: &Server, before: &Size) -> Size {
         until_some(&format!("the server is as small as {before:?}"), || {
             let size = Size::of(server);

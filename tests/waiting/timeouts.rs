@@ -1,4 +1,5 @@
-//! BLOCK: which clients may wait, and the ends of a wait without a grant.
+//! BLOCK: waits that end without a grant, the next command of a blocked client, and waits of subscribed
+//! clients.
 
 use dlock_testkit::queue::{granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};

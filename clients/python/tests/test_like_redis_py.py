@@ -144,7 +144,7 @@ def test_a_with_block_raises_when_the_lock_is_not_acquired(r, get_lock):
     assert caught.value.lock_name == "foo"
 
 
-def test_a_with_block_raises_a_release_error_unless_the_option_is_false(r, get_lock):
+def test_a_with_block_raises_a_release_error_unless_raise_on_release_error_is_false(r, get_lock):
     with get_lock(timeout=60, raise_on_release_error=False) as lock:
         expire(r, lock)
     with pytest.raises(LockNotOwnedError), get_lock(timeout=60) as lock:
@@ -276,7 +276,7 @@ def test_do_release_ends_the_hold_and_reports_no_loss(r, get_lock):
     assert reasons == []
 
 
-def test_extend_raises_when_an_unanswered_shorter_extend_may_cut_the_lease(get_proxied_lock, proxy):
+def test_extend_raises_while_an_unanswered_extend_may_still_shorten_the_lease(get_proxied_lock, proxy):
     lock, other_object = (
         get_proxied_lock(timeout=60, socket_timeout=1),
         get_proxied_lock(timeout=60, socket_timeout=1),

@@ -1,8 +1,8 @@
 //! Deadlock detection: a search of the wait-for graph before a client waits.
 //!
 //! The nodes are parties: a token, or an owner with all its tokens. A party waits for the holders of the lock
-//! that it asks for and for the waiters ahead of it, unless both share the lock. It waits until all of them
-//! have left, so every cycle is a deadlock. Three kinds of waits add no edge:
+//! that it asks for and for the waiters ahead of it; a sharer does not wait for other sharers. A party waits
+//! until all of these have left, so every cycle is a deadlock. Three kinds of waits add no edge:
 //!
 //! - a wait for permits, because any of the holders may leave first
 //! - a second wait of a token for the same lock, because one grant may answer both
@@ -74,8 +74,9 @@ struct KnownLock {
     /// The holders that are still to be followed. Contains only holders of the newcomer's party and of
     /// parties that wait for a lock, because no cycle goes through other holders.
     holders: Vec<(Token, Party)>,
-    /// Holders with the maximum hold count. If such a holder waits for this lock again, the wait adds no
-    /// edge: it may be refused at the head of the queue, and then blocks no waiter behind it.
+    /// Holders with the maximum hold count. If such a holder waits for this lock again, the waiters behind it
+    /// add no edge to its wait: this wait may be refused at the head of the queue, and then blocks none of
+    /// them.
     full: Vec<Token>,
     /// The waiters ahead of this position have been followed.
     followed: Option<Position>,
@@ -186,15 +187,16 @@ impl Search {
         if !lock.mode.is_some_and(|held_as| excludes(held_as, wait.mode)) {
             return false;
         }
-        // A token does not wait for its own hold, but other tokens may.
+        // A token does not wait for its own hold. The hold stays in the list, for the waits of other tokens.
         let (own, others) = mem::take(&mut lock.holders).into_iter().partition(|(t, _)| *t == wait.token);
         lock.holders = own;
         let others: Vec<(Token, Party)> = others;
         others.into_iter().any(|(_, party)| self.add_party(party, wait.party, waiting))
     }
 
-    /// Follows the waiters ahead of an exclusive waiter. Skips those that wait nowhere else, because the
-    /// exclusive waiter itself waits for every party that they wait for.
+    /// Follows the waiters ahead of an exclusive waiter that are marked: their token or owner waits more than
+    /// once. Skips those that wait nowhere else, because the exclusive waiter itself waits for every party
+    /// that they wait for.
     fn follow_waiters(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         let Some(lock) = self.locks.get_mut(&wait.name) else { return false };
         let from = lock.followed.unwrap_or((Rank::Upgrade, WaiterId(0)));
@@ -257,6 +259,7 @@ impl Search {
     fn wait_of(&self, waiter: &Waiter, party: usize, waiting: &Waiting) -> Option<Wait> {
         let (request, name, position) = (&waiter.request, &waiter.name, waiter.position());
         let first = waiting.positions(request.token.as_bytes(), name).min();
+        // The newcomer has not joined its queue yet, so `waiting` does not have its position.
         let newcomer = self.own.last().filter(|own| own.token == request.token && own.name == *name);
         let first = first.into_iter().chain(newcomer.map(|own| own.position)).min();
         let adds_edges = !is_permits(request.mode)

@@ -31,7 +31,7 @@ pub struct Waiting {
     /// Waits with a timeout, by the time of the next check. A wait that was extended is still checked at its
     /// former end, and rescheduled then.
     timeouts: Schedule<WaiterId>,
-    /// Number of queued waiters, which have no connection.
+    /// Number of waiters by QUEUE, which have no connection.
     queued: usize,
     bound: BoundPositions,
     last_id: u64,
@@ -65,7 +65,7 @@ impl Waiting {
         self.by_client.len()
     }
 
-    /// Number of queued waiters, which have no connection.
+    /// Number of waiters by QUEUE, which have no connection.
     pub fn queued(&self) -> usize {
         self.queued
     }
@@ -257,7 +257,7 @@ impl Waiting {
         None
     }
 
-    /// The queued waiter of a token in a queue.
+    /// The waiter by QUEUE of a token, in the queue of this lock.
     pub fn position_of(&self, token: &[u8], name: &Name<'_>) -> Option<&Waiter> {
         let is_queued = |waiter: &&Waiter| matches!(waiter.kind, WaitKind::Queued(_));
         self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(is_queued)
@@ -298,8 +298,8 @@ impl Waiting {
         self.bound.close(client)
     }
 
-    /// The outcome of a wait that has ended by itself and is not answered yet: by its timeout, or because the
-    /// connection closed that its position was bound to. `None` if the wait continues.
+    /// The outcome of a wait that is not answered yet, but has timed out, or was bound to a connection
+    /// (EPHEMERAL) that has closed. `None` if the wait continues.
     pub fn outcome_if_over(&self, waiter: &Waiter, now: Instant) -> Option<Outcome> {
         if waiter.bound_to().is_some_and(|client| self.bound.is_closed(client)) {
             return Some(Outcome::Cancelled);

@@ -9,7 +9,7 @@ use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Folder, Server, ServerKind, each_server, preloaded, until};
 
 /// The steps of one write of the mark, in order. After `half`, the temporary file contains the first half of
-/// the bytes, and after `write` all of them.
+/// the bytes, and after `write` all of them. `fsync` is that of the folder.
 const STEPS: [&str; 6] = ["create", "half", "write", "fdatasync", "rename", "fsync"];
 
 const EIO: i64 = 5;
@@ -61,6 +61,7 @@ impl Faults {
     }
 }
 
+/// `shimmed` leaves out the servers whose modules do not call a preloaded library.
 #[each_server(shimmed)]
 fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
@@ -182,11 +183,13 @@ fn grants_neither_wait_for_a_silent_disk_nor_exceed_the_mark(kind: &ServerKind) 
         (last, grants) = (fence, grants + 1);
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     }
+    // From 1 s below the mark, fences no longer follow the clock: each is the one before plus 1.
     assert!(consecutive > 10, "only {consecutive} of {grants} fences are one more than the fence before");
     assert_eq!(server.number("dlock_fences_beyond_mark"), 0);
     assert_eq!(logged(&server, "the disk does not answer"), 1);
+    // Once the disk counts as silent, the mark no longer binds, and the clock is more than 1 s past the mark.
     let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
-    assert!(fence > mark + 1_000_000, "fence {fence} is not 1 s past the mark {mark}, as the clock is");
+    assert!(fence > mark + 1_000_000, "fence {fence} does not follow the clock past the mark {mark}");
     faults.clear();
     until_status(&server, "ok");
     until("the mark covers the granted fence", || stored(&path(&server)) > fence);

@@ -22,7 +22,8 @@ use crate::wait::Wait;
 impl Hold {
     /// Asks every master to make the hold a shared one. The hold counts as shared from the first send. The
     /// request shortens no lease, so missing answers do not end the hold. The hold is lost if so many masters
-    /// have lost it that the others are no majority.
+    /// have lost it that the others are no majority. `allowed` returns an error if the mode must not change,
+    /// because other guards share the hold.
     pub(crate) async fn downgrade(
         self: &Arc<Self>,
         allowed: impl FnOnce() -> Result<(), String>,
@@ -111,6 +112,7 @@ impl Hold {
         if !matches!(deadline, Deadline::NoWait) {
             let (service, channel) = (self.service.clone(), channel.clone());
             let request = Arc::new(self.request.in_mode(Mode::Exclusive));
+            // `AsHolder`: the waiter does not give its position up by a RELEASE, which would end the hold.
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
             let waiter = Waiter { service, channel, request, until, stay };
             if let Err(vote) = waiter.wait(None).await.into_grant() {
@@ -135,8 +137,8 @@ impl Hold {
             reply => (None, reply),
         };
         let vote = reply.acquired();
-        // `note` would record for a refusal that the token has no hold there. But a master that refuses the
-        // new mode may have the hold in the old mode.
+        // `note` takes the refusal "taken" as a sign that the token has no hold at this master. Here it is
+        // none: a master that refuses the new mode may have the hold in the old mode.
         if matches!(vote, Vote::Granted(_)) {
             channel.note(&vote);
         }
@@ -145,19 +147,22 @@ impl Hold {
             Vote::Granted(fence) if self.channels.len() == 1 && Some(fence) != self.fence => {
                 Vote::Refused(Refusal::NotHeld)
             }
+            // An earlier request without an answer may still make the hold a shared one.
             Vote::Granted(_) if mode == Mode::Exclusive && channel.may_become_shared() => Vote::Unknown,
             vote => vote,
         }
     }
 
-    /// Leaves the queue and asks for a shared hold. Returns true if both were answered.
+    /// Leaves the queue and asks for a shared hold. Returns true if the master answered both requests, or the
+    /// hold is lost.
     async fn share_again(&self) -> bool {
         // No request is sent for a hold that is lost.
         if self.state().loss.is_some() {
             return true;
         }
         let (channel, cancel) = (&self.channels[0], self.request.cancel());
-        // Both requests are sent before the first await, so that the hold's next request comes after them.
+        // `join` sends both requests at its first poll, which `Undo` makes while it is dropped. So the hold's
+        // next request comes after them.
         let cancelled = channel.ask(&cancel, None, channel.node.limit);
         let (cancelled, vote) = join(cancelled, self.ask(channel, Mode::Shared)).await;
         if vote == Vote::Refused(Refusal::NotHeld) {

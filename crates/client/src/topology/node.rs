@@ -138,7 +138,8 @@ impl Node {
                 _ => self.begin_opening(&mut link, backoff, subscribe),
             };
             match &*link {
-                // No caller waits for a master that failed before while a majority works without this master.
+                // If the previous connection to this master failed, callers do not wait for the next one
+                // while a majority of the masters answers.
                 Link::Opening { failed: Some(why), .. } if self.member_list.has_majority() => {
                     return Err(why.clone());
                 }
@@ -235,6 +236,8 @@ impl Node {
                 node.member_list.register(node.member, &connection, name)?;
                 Ok(connection)
             });
+            // The library name contains a digest of the run ids of all servers, so a new connection can
+            // change it.
             for (connection, name) in node.member_list.take_outdated_names() {
                 // The answer is not needed, and may never come.
                 tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
@@ -249,6 +252,7 @@ impl Node {
             task.map(|opened| opened.unwrap_or_else(|_| Err(ConnectError::thread_ended()))).boxed().shared();
         let failed = match &*link {
             Link::Down { why, .. } => Some(why.clone()),
+            // An open connection is replaced because several answers in a row came too late.
             Link::Up(connection) => connection.is_open().then(|| self.too_slow()),
             Link::None | Link::Opening { .. } => None,
         };
@@ -274,6 +278,8 @@ impl Node {
             waiting.iter().for_each(|waits| waits.on_push(push));
         };
         let channel = waits.as_ref().filter(|_| subscribe).map(|waits| &*waits.channel);
+        // For the error after the time limit: what the server has not done yet. `Connection::open` updates
+        // it.
         let mut missing = "no connection";
         let opened =
             timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut missing))

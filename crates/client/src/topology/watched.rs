@@ -8,14 +8,15 @@ use tokio::sync::Notify;
 
 use crate::sync::Mutex;
 
-/// The held resources, each with the notification of its hold.
+/// The held resources, each with the [`Notify`] that makes its hold check whether it still exists.
 #[derive(Debug, Default)]
 pub(crate) struct Watched(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
 
 impl Watched {
-    /// Replaces the entry of an earlier hold of the resource. The earlier hold has ended, or is not
-    /// exclusive. The client checks only exclusive holds after a message, because the key of a shared lock
-    /// changes whenever one of its holders renews.
+    /// Adds a hold, in place of an earlier hold of the resource. One entry for each resource is enough,
+    /// because only the entry of an exclusive hold is needed, and the earlier hold has ended or is not
+    /// exclusive. The client checks no shared hold after a message, because the key of a shared lock changes
+    /// whenever one of its holders renews.
     pub(crate) fn add(&self, resource: &[u8], changed: &Arc<Notify>) {
         self.0.lock().insert(resource.to_vec(), changed.clone());
     }

@@ -110,7 +110,8 @@ fn a_re_entry_during_the_last_release_does_not_share_the_released_hold(kind: &Se
         let other = client.clone();
         let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
         until("the client has re-entered the hold, or sends a request", || {
-            // The paused server does not read the next command, which stays in the query buffer (qbuf).
+            // The paused server does not execute the next command, whose bytes stay in the query buffer
+            // (qbuf).
             let has_sent = releasing_connection(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
             has_sent || entering.is_finished()
         });

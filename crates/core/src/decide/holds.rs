@@ -1,4 +1,4 @@
-//! The begin, change and end of holds.
+//! The begin, change and end of holds. A crowd is all holds of a shared lock or a semaphore.
 
 use std::num::NonZeroU32;
 
@@ -24,9 +24,10 @@ impl Turn<'_> {
         self.lock.change(token, self.now, change)
     }
 
-    /// Confirms the grant of a token that has sent a command. Returns true if the grant was that of a queued
-    /// waiter (QUEUE), whose next command claims it. If the grant left out the lock-delay (DELAY) of the
-    /// request until the claim, sets the lock-delay.
+    /// Records that the client of a token knows of its grant, because the token has sent a command. Returns
+    /// true if the grant was unclaimed: it was made to a queued waiter (QUEUE), and this is the first command
+    /// of the token since. If the request has a lock-delay (DELAY) that the grant left out, sets the
+    /// lock-delay of the hold.
     #[inline]
     pub(super) fn claim_grant(&mut self, token: TokenRef<'_>) -> bool {
         let Some(unclaimed) = self.waiting.deliveries.claim_grant(self.name, token.as_bytes()) else {
@@ -99,6 +100,7 @@ impl Turn<'_> {
             }
             Ok((hold.fence(), extended, changed || before != (hold.nonzero_count(), hold.deadline())))
         });
+        // `None`: the token has no hold. The callers have checked that it has one.
         let (fence, extended, changed) = renewed.unwrap_or(Err(Refusal::OtherMode))?;
         self.step.renewed = true;
         if changed {
@@ -185,6 +187,7 @@ impl Turn<'_> {
         if !hold.delay().is_none() {
             self.begin_delay_after(hold, why);
         }
+        // The grant of an ended hold needs no confirmation.
         self.waiting.deliveries.claim_grant(self.name, hold.token().as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
     }
@@ -200,8 +203,8 @@ impl Turn<'_> {
         self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
     }
 
-    /// Removes waiters from their queue, each with the connections that wait beside it
-    /// ([`WaitKind::Beside`](crate::WaitKind)). All of them get this outcome.
+    /// Removes waiters from their queue. With a queued waiter (QUEUE), removes the connections that wait for
+    /// its answer ([`WaitKind::Beside`](crate::WaitKind)). All of them get this outcome.
     pub(super) fn take_out(&mut self, waiters: &[WaiterId], outcome: Outcome) {
         for id in waiters {
             let gone = self.waiting.leave_all(*id);
