@@ -1,5 +1,5 @@
-//! The one place that changes the keyspace. Carries out what an operation of the core asks for, in this
-//! order: store, replicate, announce, answer waiters.
+//! The one place that changes the keyspace. Carries out what an operation of the core asks for (its
+//! [`Step`]), in this order: store, replicate, announce, answer waiters.
 //!
 //! The key is closed before anything is announced, because a listener may change it.
 
@@ -32,9 +32,9 @@ pub struct Target<'a> {
     /// Whether the key is a string that counts as a lock of another library. Nothing is granted or stored
     /// until the string is gone.
     pub held_by_string: bool,
-    /// True in the background job, where the server executes no client command.
+    /// True in the background job, where no command runs that could be replicated verbatim.
     in_background: bool,
-    /// The running command, if it may be logged verbatim.
+    /// The running command, if it may be replicated verbatim instead of an effect.
     pub plain: Option<Plain<'a>>,
 }
 
@@ -101,7 +101,7 @@ impl<'a> Target<'a> {
         self.key.value()
     }
 
-    /// Runs one operation of the core at this moment, and carries out its step.
+    /// Runs one operation of the core at this moment, and carries out its [`Step`].
     #[inline]
     pub fn operate<R>(mut self, operation: impl FnOnce(&mut Turn<'_>) -> R + Send) -> R {
         let now = clock::now();
@@ -185,8 +185,8 @@ impl<'a> Target<'a> {
         false
     }
 
-    /// Clears a TTL that another command set on the key: it was meant for an earlier lease. Returns whether
-    /// there was one.
+    /// Clears a TTL that another command, such as EXPIRE, has set on the key for an earlier lease. Returns
+    /// whether the key had a TTL.
     #[inline(never)]
     fn clear_key_ttl(&mut self, followed: bool) -> bool {
         let cleared = self.key.persist();
@@ -221,7 +221,8 @@ pub fn held_by_string(m: &Module, ctx: Ctx<'_>, key: KeyName<'_>) -> bool {
     m.with(|s| s.config.honour_strings) && Key::is_string(ctx, key)
 }
 
-// Replication.
+// Replication. The log of a server is its replication stream and its append only file. The readers of the log
+// are the replicas, and a server that loads the file.
 
 /// The form in which replicas and the append only file get a change.
 enum LogForm {
@@ -239,15 +240,16 @@ impl Target<'_> {
     #[inline(never)]
     fn log_form(&self, change: &Change, now: Instant) -> LogForm {
         let Target { m, ctx, key, fresh, plain, .. } = self;
-        // After an operation, or an applied effect, one of the two exists.
+        // Always `Some`: after an operation or an applied effect, the lock is in the key or in `fresh`.
         let Some(lock) = key.value().or(fresh.as_deref()) else { return LogForm::Verbatim };
         let anchor = clock::anchor();
-        // A RELEASE that frees the lock is always logged verbatim: its readers (replicas, and a server that
-        // loads the file) do not need the state of the log before it, so the state passed is `None`.
+        // A RELEASE that frees the lock is always logged verbatim. It builds on no earlier entry of the log,
+        // so `advance_if_exact` gets no state of the log.
         if plain.is_some_and(|plain| plain.advance_if_exact(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
-        // An ACQUIRE is logged verbatim if readers derive its hold from the log before it (`readers_state`).
+        // An ACQUIRE is logged verbatim if readers derive its hold from the last effect and later ACQUIREs
+        // (`readers_state`).
         let next_can_build_on = followers::next_can_build_on(*ctx);
         m.with(|s| {
             let state = &mut s.followers.readers_state;
@@ -279,11 +281,11 @@ impl Target<'_> {
     }
 }
 
-/// Applies an effect: from the master on a replica, or from the append only file.
+/// Applies an effect that a replica receives from its master, or that a server loads from its file.
 ///
-/// A replica with an append only file logs the effect again. If the times of the effect are those of another
-/// machine's clock, they are first converted to this server's clock by the arrival of the effect. A reader of
-/// the file does not know the arrival, and would have to trust that both wall clocks agree.
+/// A replica with an append only file logs the effect again. If another machine wrote the effect, its times
+/// are first converted to this server's clock: leases count from the arrival of the effect. A reader of the
+/// file does not know when the effect arrived, and would have to trust the wall clocks of both machines.
 pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> Result<(), String> {
     let Effect { last, written } = effect;
     let fence = written.greatest_fence();
@@ -298,14 +300,15 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
     if !written.apply(lock) {
         return Err("ERR the effect does not fit the lock it is meant for".into());
     }
-    // Only locks with many holders are stored in parts.
+    // Only a lock that can have several holders is logged in parts.
     let has_parts = matches!(lock.mode(), Some(Mode::Shared | Mode::Permits(_)));
     let change = part.filter(|_| has_parts).map_or(Change::Whole, Change::Part);
     let (can_pass_on, followed) = m.with(|s| {
         s.fences.raise(fence.max(last));
         // The timer is not armed: neither a replica nor a loading server ends a hold by itself.
         s.schedule(lock, name.db, &name.key);
-        // Verbatim only if the readers of this server's log have the state that the entry builds on.
+        // The running command is passed on verbatim only if the readers of this server's log have the state
+        // that the command builds on.
         (!is_rewritten && s.followers.advance_past(position), s.followers.may_follow)
     });
     let form =
@@ -362,7 +365,7 @@ fn event_name(event: Event) -> &'static CStr {
 
 // Keys outside of an operation.
 
-/// Number of keys that one tick opens, which takes about 0.1 ms.
+/// Number of keys that one tick of the server's cron opens, which takes about 0.1 ms.
 const KEYS_PER_TICK: usize = 256;
 
 /// Opens the keys of some wait queues, so that the server deletes every key with a native TTL that has

@@ -1,5 +1,5 @@
-//! Calls of commands by the server, and the registration of commands, with descriptions for COMMAND DOCS,
-//! COMMAND INFO and the hints of redis-cli.
+//! Runs the commands that the server calls, and registers them, with descriptions for COMMAND DOCS, COMMAND
+//! INFO and the hints of redis-cli.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,13 +11,14 @@ use super::upcalls::Upcalls;
 /// The arguments of a command, without its name.
 pub struct Args<'a> {
     pub bytes: &'a [&'a [u8]],
-    /// The first argument as a server string. The server calls a command that takes a key only with a key.
+    /// The first argument as a server string. A command that takes a key always has this argument, because
+    /// the server checks the number of arguments.
     pub key: KeyName<'a>,
     /// All arguments as server strings, the command's name first.
     pub(super) argv: &'a [*mut rm::RedisModuleString],
 }
 
-/// A call of the server: its context and its arguments. The name of a command is its first argument.
+/// A call from the server: a context and arguments. The first argument is the name of the command.
 #[derive(Clone, Copy)]
 pub struct RawCall<'a> {
     pub(super) ctx: Ctx<'a>,
@@ -55,7 +56,7 @@ macro_rules! entry {
             argv: *mut *mut ::redis_module::raw::RedisModuleString,
             argc: ::std::ffi::c_int,
         ) -> ::std::ffi::c_int {
-            // SAFETY: the server calls it with a context and arguments that are valid meanwhile.
+            // SAFETY: the server keeps the context and the arguments valid during the call.
             let call = unsafe { $crate::ffi::commands::RawCall::new(ctx, argv, argc) };
             $run(call, $($argument),+)
         }
@@ -177,8 +178,8 @@ impl KeyUse {
     }
 }
 
-/// Registers a command. Returns false if the server refuses it. The server keeps pointers to the description,
-/// so it is never freed.
+/// Registers a command. Returns false if the server refuses it. `own_category`: whether the server has the
+/// module's ACL category. The server keeps pointers to the description, so it is never freed.
 pub fn register(ctx: Ctx<'_>, command: &Command, own_category: bool) -> bool {
     let version = Box::leak(Box::new(rm::RedisModuleCommandInfoVersion {
         version: 1,
@@ -231,7 +232,7 @@ pub fn add_category(ctx: Ctx<'_>, name: &str) -> bool {
     }
 }
 
-/// Returns the key specs, ended by zeros: the first argument is the key.
+/// Returns the key specs, ended by zeros. They say that the first argument is the key.
 fn key_specs(key: KeyUse) -> *mut rm::RedisModuleCommandKeySpec {
     if key == KeyUse::None {
         return std::ptr::null_mut();

@@ -15,7 +15,8 @@ use crate::output::{cell, escape_json, print, table, time, warn};
 /// The interval at which --follow asks the servers.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The number of entries that --follow asks for: the largest `dlock.log-max-len`, so all entries of a server.
+/// The number of entries that --follow asks for: the maximum of `dlock.log-max-len`, so that a server returns
+/// all of its entries.
 const FOLLOW_COUNT: u32 = 10_000;
 
 pub type Entry = (Arc<str>, Logged);
@@ -50,7 +51,7 @@ pub fn newest(answers: Vec<Inspected<Vec<Logged>>>, count: usize) -> Vec<Entry> 
     entries
 }
 
-/// The entries that were shown before.
+/// What was shown before: entries of the log, and warnings.
 #[derive(Default)]
 struct Seen {
     /// The [`sort_key`] of the last entry of each server.
@@ -60,8 +61,8 @@ struct Seen {
 }
 
 impl Seen {
-    /// Returns the entries that were not shown before, oldest first. Warns once of a server that stops
-    /// answering.
+    /// Returns the entries that were not shown before, oldest first. Warns when a server stops answering, and
+    /// when the reason changes.
     fn take_new(&mut self, answers: Vec<Inspected<Vec<Logged>>>) -> Vec<Entry> {
         let mut new = Vec::new();
         for Inspected { server, answer } in answers {

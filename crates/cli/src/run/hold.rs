@@ -41,8 +41,8 @@ pub fn start() -> Result<u8, Abort> {
     if let Some(pipe) = background.stdout.take() {
         BufReader::new(pipe).read_line(&mut line).map_err(not_started)?;
     }
-    // The background process has ended without the lock, so this process ends in the same way.
     if line.is_empty() {
+        // The background process has ended without the lock, so this process ends in the same way.
         let status = background.wait().map_err(not_started)?;
         let signal = status.signal().and_then(|signal| Signal::try_from(signal).ok());
         return signal.map_or_else(|| Ok(exit_code(status)), |signal| Err(Abort::Signal(signal)));
@@ -93,8 +93,8 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
                     }
                     return Ok(Failure::Lost.code());
                 }
-                // Ignored: Ctrl-C, or the SIGTERM of a service manager to all processes of a service, also
-                // reaches the watched process. As long as the watched process lives, it needs the lock.
+                // Ctrl-C and the SIGTERM of a service manager also reach the watched process. This process
+                // ignores both, because the watched process needs the lock until it ends.
                 signal = session.signals.end() => drop(signal.map_err(|why| Error::system("signals", why))?),
             }
         }

@@ -13,7 +13,7 @@ use crate::transport::{ConnectError, Connection};
 /// Library name of a client of a single server.
 const LIBRARY: &str = "dlock-client";
 
-/// Number of characters of the digest of the run ids in the library name.
+/// Length of the digest of all run ids, which is a part of the library name, in characters.
 const DIGEST_LEN: usize = 8;
 
 /// The last connection of each member.
@@ -133,14 +133,15 @@ const VOTED_ALREADY: &str = "the same server as another member: it would vote tw
 
 const CHANGED: &str = "its address leads to another server than the one that voted before";
 
-/// The servers that have granted in one operation. [`MemberList`] refuses two open connections to one server,
-/// but an address can move to a server that has voted over an earlier connection.
+/// The servers that have granted in one operation. [`MemberList`] refuses two open connections to one server.
+/// But once a connection has closed, the address of another member can lead to the same server.
 #[derive(Debug, Default)]
 pub(crate) struct Voters(Mutex<Vec<(Member, Arc<str>)>>);
 
 impl Voters {
-    /// Returns the vote that `server` has cast for `member`. A grant becomes a failure if that server has
-    /// voted for another member, or another server for this one. Only a single server may have no run id.
+    /// Returns the vote that `server` has cast for `member`. A grant becomes a failure if `server` has voted
+    /// for another member, or if another server has voted for `member`. `server` is a run id, and `None` only
+    /// in a client of a single server.
     pub(crate) fn admit<G>(&self, member: Member, server: Option<Arc<str>>, vote: Vote<G>) -> Vote<G> {
         let (Vote::Granted(_), Some(server)) = (&vote, server) else { return vote };
         let mut counted = self.0.lock();

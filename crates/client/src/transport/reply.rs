@@ -32,7 +32,8 @@ impl Reply {
         self.vote(|value| fence_or(value, Refusal::NotHeld))
     }
 
-    /// Reads the reply to EXTEND, and to HOLDS if both were sent: whether the token holds the lock.
+    /// Reads the reply to EXTEND, or the replies to EXTEND and a HOLDS that follows it: whether the token
+    /// holds the lock. If HOLDS returns 0, the hold has ended, whatever EXTEND returned.
     pub(crate) fn extended(self) -> Vote<()> {
         let extended = match self {
             Reply::Answer(Value::Array(answers)) => match answers.as_slice() {
@@ -49,7 +50,8 @@ impl Reply {
         self.vote(|value| u64::read(value).map(|ended| held_if(ended > 0)))
     }
 
-    /// Returns true if the master has carried out a RELEASE. A master that refuses to write keeps the hold.
+    /// Returns true if the master has carried out a RELEASE. False for an error: a master that refuses to
+    /// write keeps the hold.
     pub(crate) fn confirms_release(&self) -> bool {
         matches!(self, Reply::Answer(Value::Int(_)))
     }
@@ -94,8 +96,8 @@ fn held_if(held: bool) -> Vote<()> {
     if held { Vote::Granted(()) } else { Vote::Refused(Refusal::NotHeld) }
 }
 
-/// Reads an error reply: a refusal by its first word, any other error as a failure. The request had no
-/// effect.
+/// Reads an error reply. Its first word shows a refusal; any other error is a failure. In both cases the
+/// request had no effect.
 fn refusal<G>(error: &ServerError) -> Vote<G> {
     let text = text(error);
     let refusal = match Class::of(&text) {
