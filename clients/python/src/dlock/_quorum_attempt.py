@@ -63,7 +63,7 @@ class QuorumAttempt:
         self._pause = FIRST_PAUSE
         self._round = self._new_round([])
 
-    # The state of the last round. If the round acquired the lock, `Core` makes the hold from it.
+    # The state of the last round. The caller makes the hold from this state once the lock is acquired.
 
     @property
     def token(self) -> bytes:
@@ -104,8 +104,8 @@ class QuorumAttempt:
         """Releases the token of the last round at all members that were asked for the lock."""
         key, token = self._key, self._round.token
         expires_after = time_until_expired(self.lease / 1000)
-        # If the caller gave the token, a second RELEASE could end a later hold: see
-        # `members_to_release_again`.
+        # The RELEASE is sent until it has two answers: a member may execute an ACQUIRE of a broken connection
+        # after the first RELEASE. If the caller gave the token, a second RELEASE could end a later hold.
         answers_needed = 1 if self.token_given else 2
         # The set of the round itself, not a copy. If an ACQUIRE that is still under way gets no answer, the
         # round adds the member. `repeats` reads the set before each repetition.
@@ -117,8 +117,8 @@ class QuorumAttempt:
             )
 
         owed = {member: release(member) for member in self._round.members_asked}
-        # Waits for the releases at the members that answered the round, so that the next round finds these
-        # members free.
+        # The members that answered the round. The step at the end waits for the releases at these members, so
+        # that the next round finds them free.
         answers = self._round.answers.items()
         answered = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
@@ -139,9 +139,9 @@ class QuorumAttempt:
         `LateError` if a majority granted the lock several times, each time after the end of the lease."""
         quorum, key = self._quorum, self._key
         yield from quorum.identify_members()
-        # The members in the order in which the client tries their queues. A round does not overtake the
-        # clients in these queues, unless its order is empty. An acquisition that does not wait begins with an
-        # empty order, because it competes with the waiters only for a moment.
+        # The members in the order in which the client tries their queues. A round with an order does not
+        # overtake the clients in these queues. A round with an empty order may. An acquisition that does not
+        # wait begins with an empty order, because it competes with the waiters only for a moment.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         start = QUEUED if blocking and (self.token_given or contended) else AT_ONCE
@@ -172,8 +172,8 @@ class QuorumAttempt:
                 yield Sleep(random.uniform(0, duration))
                 continue
             if start == IN_ORDER and may_be_taken and not round_.has_majority_answered():
-                # Only the first members were asked, and one of them refused. Asks all members once more: the
-                # lock must only be reported as taken if a majority can vote.
+                # The first member that answered has refused, so the others were not asked. Asks all members
+                # now: the lock must only be reported as taken if a majority can vote.
                 start, order = AT_ONCE, []
                 continue
             is_over = not blocking or self.token_given or (end is not None and now() >= end)

@@ -117,8 +117,8 @@ def _report_answer(
 
 
 class Background:
-    """The background work of one client. Except in a cluster, its commands are sent one after the other, so
-    that a RELEASE follows its ACQUIRE. `is_member`: whether the client is a member of a
+    """The background work of one client. Except in a cluster, the commands of this work are sent one after
+    the other, so that a RELEASE follows its ACQUIRE. `is_member`: whether the client is a member of a
     quorum."""
 
     def __init__(self, client: Any, is_member: bool) -> None:
