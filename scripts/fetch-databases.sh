@@ -6,11 +6,12 @@ set -eu
 . "$(dirname "$0")/common.sh"
 
 home=$top/build/databases
+# The folder is moved into place as a whole, so one of the programs shows that all are there.
 [ ! -x "$home/usr/sbin/pgbouncer" ] || exit 0
 
 as_root=
 [ "$(id -u)" = 0 ] || as_root=sudo
-# Old lists name versions that the mirror no longer has.
+# An old package list has versions that the mirror no longer has.
 $as_root apt-get update -qq -o Acquire::Retries=3 || fail "apt-get update failed"
 # Debian's package "postgresql" depends on the package of its version, such as postgresql-15.
 postgresql=$(apt-cache depends postgresql | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every test there is, on Redis 7.0 and Valkey 8.0: format and lints, then the tests in Rust, Python and Node. CI runs it.
+# Checks the format, lints, and runs the tests in Rust, Python and Node, on Redis 7.0 and Valkey 8.0. CI runs this script.
 #
 # Everything is built before the first test starts: a test with a deadline never runs beside a compiler. Other versions of
 # the clients' libraries, and the programs in Go, PHP and Ruby, are tested by `make test-clients`.
@@ -12,7 +12,7 @@ test_servers valkey-8.0
 scripts/lint.sh --quick
 test_clients
 
-say "building the module, the tests and the release"
+say "building the workspace, and the release of the module"
 # One build of the whole workspace. The bench has no tests: the lints compile it.
 cargo build --workspace --exclude dlock-bench --all-targets
 cargo build --release --package dlock-module --lib
@@ -23,6 +23,7 @@ export DLOCK_TEST_MODULE="${DLOCK_TEST_MODULE:-$target/debug/libdlock.so}"
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
 say "the tests in Rust"
 cargo test --workspace --exclude dlock-bench
+# Tests of the release. The run above ignores them.
 cargo test --workspace --exclude dlock-bench --test documented built:: -- --ignored
 
 say "the tests of the Python and the Node client, side by side"

@@ -1,4 +1,5 @@
-//! Links of the documents lead to existing targets, and the index reaches every document.
+//! Links of the documents lead to existing targets, and the index reaches every document. Also: the length of
+//! the README, and the make targets and test programs that the documents name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};

@@ -6,8 +6,8 @@ use crate::cluster::nodes::{EQUAL_SLOTS, cluster, node_id};
 use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until, until_within};
 
-/// The queue of the held lock `k`: a blocked client and, behind it, a position with
-/// notifications on channel `c`.
+/// The queue of the held lock `k`: a blocked client and, behind it, a position (a wait with QUEUE, which
+/// belongs to a token) with notifications on channel `c`.
 struct Queue {
     blocked: Conn,
     subscriber: Conn,
@@ -51,7 +51,8 @@ fn a_demotion_ends_every_wait(kind: &ServerKind) {
 }
 
 /// A demotion drops all tasks of the background job, also those that serve the queues. So it must end the
-/// waits even if a promotion follows at once.
+/// waits even if a promotion follows at once. Here the key is a string of another library: only a task of
+/// the background job would notice that DEL has removed the string.
 #[each_server]
 fn a_demotion_ends_every_wait_when_the_server_is_promoted_again_at_once(kind: &ServerKind) {
     let server = Server::options(kind).conf("dlock.honour-strings yes").start();
@@ -101,7 +102,7 @@ fn a_cluster_failover_ends_every_wait_of_the_old_master(kind: &ServerKind) {
         let mut promoted = replica.connect();
         let mut sent: Option<Instant> = None;
         until_within(Duration::from_secs(120), "the old master is a replica", || {
-            // A node gives up an attempt after 5 s. Each FAILOVER restarts the attempt.
+            // A node gives up a failover after 5 s. A FAILOVER before that would start the failover anew.
             if sent.is_none_or(|sent| sent.elapsed() > Duration::from_secs(6)) {
                 sent = (promoted.say(failover) == "OK").then(Instant::now);
             }

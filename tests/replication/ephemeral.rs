@@ -1,4 +1,4 @@
-//! EPHEMERAL holds over a failover and a failback.
+//! EPHEMERAL holds, which end with their connection, over a failover and a failback.
 
 use dlock_testkit::{Server, ServerKind, Value, each_server, until};
 
@@ -46,7 +46,7 @@ fn an_ephemeral_hold_outlives_its_connection_after_a_failover_and_a_failback(kin
     }
     second.wait_in_sync(&first);
     assert_eq!(dlock_testkit::locks(&first), dlock_testkit::locks(&second));
-    assert_eq!(first.number("dlock_disconnects"), 1);
+    assert_eq!(first.number("dlock_disconnects"), 1, "only the fresh hold ended with its connection");
 }
 
 fn assert_new_hold_ends_with_its_connection(master: &Server) {
@@ -65,8 +65,8 @@ fn a_demoted_master_does_not_end_an_ephemeral_hold_when_it_is_master_again(kind:
     let mut holder = first.connect();
     assert!(holder.ok("DLOCK.ACQUIRE closing t 600000 EPHEMERAL").int() > 0);
     second.wait_in_sync(&first);
-    // The failover waits for the silent replica, and the master writes nothing meanwhile.
     second.pause();
+    // The failover waits until the paused replica has this grant. Meanwhile the master writes nothing.
     conn.ok("DLOCK.ACQUIRE other t 600000");
     conn.ok("FAILOVER");
     let id = holder.client_id();

@@ -99,7 +99,7 @@ pub fn any_whole() -> impl Strategy<Value = Layout> {
         (text(1), text(0), 0..=AT),
     );
     let hold = hold.prop_map(|((fence, left, ttl, count, delay, ephemeral), (token, label, granted))| {
-        // Some leases have ended up to a second before NOW.
+        // A lease may have ended, at most one second before NOW.
         let deadline = AT - 1000 + left.min(ttl);
         HoldLayout { fence, deadline, granted, ttl, count, delay, ephemeral, token, label }
     });
@@ -111,6 +111,7 @@ pub fn any_whole() -> impl Strategy<Value = Layout> {
             put.truncate(if mode == 1 { 1 } else { permits as usize });
             let mode = if put.is_empty() { 0 } else { mode };
             let permits = if mode == 3 { permits } else { 0 };
+            // An exclusive lock (mode 1) stores no lock-delay.
             let delay_until = if mode == 1 { 0 } else { delay_until };
             Layout { delay_until, ..whole(mode, permits, put) }
         },
@@ -130,6 +131,7 @@ fn reading_written_bytes_restores_the_lock_and_rewriting_it_restores_the_bytes()
 /// longer value in two steps, which takes more time.
 #[test]
 fn a_typical_hold_takes_at_most_63_bytes() {
+    // DLOCK.TOKEN makes tokens of 27 bytes.
     let (days, hours) = (86_400_000, 3_600_000);
     let hold = HoldLayout {
         granted: AT - 3 * days,

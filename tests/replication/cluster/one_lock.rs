@@ -7,7 +7,8 @@ use super::nodes::{EQUAL_SLOTS, begin_migration, cluster, cluster_with, node_id}
 use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 
-/// To the module, MIGRATE looks like DEL on the source. A grant there would give the lock a second holder.
+/// On the source, MIGRATE looks like DEL to the module. But the holder has moved with the lock, so a grant on
+/// the source would give the lock a second holder.
 #[each_server]
 fn a_waiter_is_told_to_ask_the_new_node_when_its_slot_moves(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EQUAL_SLOTS);
@@ -53,8 +54,8 @@ fn an_expiry_and_a_deletion_of_the_key_serve_the_queue_in_a_cluster(kind: &Serve
     assert_eq!(holders(&mut a, "k"), ["c"]);
 }
 
-/// In an earlier version, an importing node that refused the waiter dropped the expired lease, too. The key
-/// then stayed until the next request.
+/// The importing node refuses the waiter, and must still end the expired lease. An earlier version did not
+/// end it, and the key stayed until the next request.
 #[each_server]
 fn a_lease_ends_while_its_slot_is_migrating(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EQUAL_SLOTS);
@@ -138,8 +139,8 @@ fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind
     assert_eq!(next_message(&mut plain), ("message".into(), "end".into()));
 }
 
-/// MIGRATE moves the lock with its holder to the target, so a grant on the source would give the lock a
-/// second holder.
+/// A position is a wait with QUEUE, which belongs to a token. MIGRATE moves the lock with its holder to the
+/// target, so a grant on the source would give the lock a second holder.
 #[each_server]
 fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EQUAL_SLOTS);

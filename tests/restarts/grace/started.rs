@@ -44,6 +44,7 @@ fn a_lost_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
         until("the end of the grace period is logged", || is_logged(logged_grace(server)))
     };
     until_logged(&server);
+    // A lease as long as the grace period, and a shorter one.
     for ttl in [1500, 700] {
         let asked = Instant::now();
         let fence = conn.ok(&format!("DLOCK.ACQUIRE k t {ttl}")).int();
@@ -51,7 +52,7 @@ fn a_lost_lock_is_not_granted_before_its_lease_ends(kind: &ServerKind) {
         conn = server.connect();
         assert_eq!(conn.ok("EXISTS k"), 0, "the hold is lost");
         let next = until_granted(&mut conn, "DLOCK.ACQUIRE k other 1500");
-        assert!(asked.elapsed() >= Duration::from_millis(ttl), "granted during the lost lease");
+        assert!(asked.elapsed() >= Duration::from_millis(ttl), "granted during the lease of the lost hold");
         assert!(next > fence);
         assert_eq!(conn.ok("DLOCK.RELEASE k other"), 1);
         until_logged(&server);

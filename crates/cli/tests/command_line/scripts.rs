@@ -61,6 +61,7 @@ fn acquire_prints_json(kind: &ServerKind) {
     assert_eq!(hold["fence"], serde_json::Value::Null, "no fence was requested");
     let valid = hold["valid_ms"].as_u64().expect("milliseconds");
     assert!((540_000..600_000).contains(&valid), "{valid}");
+    // A fence is at least the Unix time in µs.
     assert!(json("acquire --json --fenced other")["fence"].as_u64() > Some(1_000_000_000_000_000));
 }
 
@@ -175,7 +176,6 @@ fn break_ends_the_hold_on_each_server_that_answers(kind: &ServerKind) {
     assert_eq!(done.stdout.matches(": ended 1 hold\n").count(), 2, "{}", done.stdout);
 }
 
-/// A hold that was waited for is confirmed with a fence even without --fenced, but that fence is not printed.
 #[each_server]
 fn acquire_prints_a_fence_of_a_quorum_only_with_fenced(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);

@@ -40,10 +40,12 @@ impl ForeignClient {
         (ForeignClient { number, program: program.into(), process }, input)
     }
 
-    /// Performs the writes that the client prints, and returns its holds.
+    /// Reads the client's output until it ends. Writes to the store what the client asks for, and returns the
+    /// holds that the client reports.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
-        // The clients print times of CLOCK_MONOTONIC, which stops while the machine is suspended.
+        // The clients print times of CLOCK_MONOTONIC, which stops while the machine is suspended. The history
+        // needs times of the boot-time clock.
         let offset = offset();
         let output = BufReader::new(self.process.stdout.take().expect("a pipe"));
         for line in output.lines() {

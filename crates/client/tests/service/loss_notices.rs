@@ -20,8 +20,8 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
                 let guard =
                     client.lock("r").ttl(LONG).renew(renews).acquire().await.expect("the lock is free");
                 until("the masters track the hold", || servers.iter().all(is_tracked));
-                // The extension changes the key, which ends the tracking. The client starts the tracking
-                // again.
+                // The EXTEND changes the key, which ends the tracking. The client sends HOLDS after the
+                // EXTEND, to start the tracking again.
                 guard.extend(LONG).await.expect("the lock is held");
                 for server in &servers[..removed_on] {
                     server.connect().ok(removal);
@@ -44,7 +44,8 @@ async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
     until("the master tracks the hold", || is_tracked(&servers[0]));
     servers[0].connect().ok("DEL r");
     servers[0].pause();
-    // After two node timeouts, the query that follows the push has failed.
+    // Each inspection of the paused server lasts for the node timeout. After two of them, the query that
+    // follows the push has failed.
     for _ in 0..2 {
         client.inspect("r").await;
     }
@@ -65,6 +66,7 @@ async fn a_loss_after_a_reconnect_is_noticed_at_once(kind: &ServerKind) {
         for server in &servers {
             let mut conn = server.connect();
             conn.ok("CONFIG RESETSTAT");
+            // The connection that tracks the keys also subscribes to a channel, so its type is pubsub.
             assert_eq!(conn.ok("CLIENT KILL TYPE pubsub"), 1);
         }
         until_tracked("the client queries its masters again");
