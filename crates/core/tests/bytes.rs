@@ -131,8 +131,8 @@ fn reading_written_bytes_restores_the_lock_and_rewriting_it_restores_the_bytes()
 /// longer value in two steps, which takes more time.
 #[test]
 fn a_typical_hold_takes_at_most_63_bytes() {
-    // DLOCK.TOKEN makes tokens of 27 bytes.
     let (days, hours) = (86_400_000, 3_600_000);
+    // DLOCK.TOKEN makes tokens of 27 bytes.
     let hold = HoldLayout {
         granted: AT - 3 * days,
         fence: (AT - 3 * days) * 1000 + 999,
