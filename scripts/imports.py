@@ -50,7 +50,7 @@ class Rust:
         return re.search(rf"\b(?:struct|enum|trait|type|fn|const|static|mod|macro_rules!)\s+{name}\b", self.code[module])
 
     def resolve(self, module, path, depth=0):
-        """Returns the module that defines the item of a path in `module`; None if that is in another crate."""
+        """Returns the module that defines the item to which `path` leads from `module`; None if it is in another crate."""
         # First follow the path through the modules: `base` is the module so far, and `names` is the rest.
         names, base = path.split("::"), module
         if names[0] == "crate":
@@ -175,8 +175,8 @@ def circles(graph):
 
 
 def layer_tables():
-    """Returns the tables of ARCHITECTURE.md by folder. A row has its names and the names that these may use, or the
-    text "all below"."""
+    """Returns the tables of ARCHITECTURE.md by folder. A row is a pair: the list of its files and folders, and the list
+    of those that they may use (or the text "all below")."""
     tables, folder, rows = {}, None, None
     for line in (TOP / "ARCHITECTURE.md").read_text().splitlines():
         if re.fullmatch(r"\| *from *\| *may use *\|", line):
@@ -187,7 +187,7 @@ def layer_tables():
                 rows.append((code_spans(names), "all below" if "all below" in uses else code_spans(uses)))
         elif line.strip():
             rows = None
-            # A folder of sources that the text names belongs to the next table.
+            # If this line names a folder of sources, the next table is about that folder.
             found = re.findall(r"`([\w/.-]*\bsrc\b[\w/.-]*)`", line)
             folder = found[-1].rstrip("/") if found else folder
     return tables
@@ -213,8 +213,8 @@ def row_of(rows, file):
 
 
 def layer_errors(rows, graph):
-    """Yields the imports that a table of layers does not allow, its names without a file, and the files without a
-    row."""
+    """Yields an error for each import that a table of layers does not allow, each name in the table that no file has,
+    and each file without a row."""
     for name in {name for names, uses in rows for name in [*names, *(uses if uses != "all below" else [])]}:
         if not any(row_of([([name], [])], file) == 0 for file in graph):
             yield f"the table names {name}, which does not exist"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks the files that operators copy: the alert rules (by promtool, and each alert fires in a real Prometheus), the
-# dashboard's queries, the Dockerfiles (by hadolint), the Kubernetes example (by its schemas). Installs nothing: Prometheus
-# is unpacked into build/prometheus, the linters are in target/contrib.
+# Grafana dashboard (each query returns data), the Dockerfiles (by hadolint), the Kubernetes example (by its schemas).
+# Installs nothing on the system: Prometheus is unpacked into build/prometheus, the linters are in target/contrib.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

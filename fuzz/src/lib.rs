@@ -55,7 +55,7 @@ pub fn arguments(data: &[u8]) -> bool {
 /// The time of the readers. The locks in the corpus were written at this time, too.
 const NOW: Instant = Instant::from_micros(1_760_000_000_500_000);
 
-/// Reads a stored lock. The first byte chooses the reader's clock; the bytes of one lock follow.
+/// Reads a stored lock. The first byte chooses the reader; the bytes of one lock follow.
 pub fn stored(data: &[u8]) -> bool {
     let Some((clock, bytes)) = data.split_first() else { return false };
     let reader = reader(*clock);
@@ -69,8 +69,8 @@ pub fn stored(data: &[u8]) -> bool {
     true
 }
 
-/// Applies effects to one lock. The first byte chooses the reader's clock; one effect follows the other, each
-/// after two bytes with its length.
+/// Applies effects to one lock. The first byte chooses the reader; one effect follows the other, each after
+/// two bytes with its length.
 pub fn effects(data: &[u8]) -> bool {
     let Some((clock, mut rest)) = data.split_first() else { return false };
     let reader = reader(*clock);
@@ -96,8 +96,8 @@ pub fn effects(data: &[u8]) -> bool {
     applied > 0
 }
 
-/// A reader as the bits of `clock` choose it: the boot of its machine, the offset of its clock, and whether
-/// the bytes come from a file or from a running server.
+/// A reader as the bits of the first byte (`clock`) choose it: the boot of its machine, the offset of its
+/// clock, its time, and whether the bytes come from a file or from a running server.
 fn reader(clock: u8) -> Reader {
     let boot = if clock & 1 == 0 { 0x1122_3344_5566_7788 } else { 1 };
     let anchor = Anchor { boot, offset: 1_759_000_000_000 - i64::from(clock >> 4) * 1000 };

@@ -1,14 +1,15 @@
-//! Replicas and the append only file get each change as an effect: a `DLOCK._SET` with the new state as
-//! bytes. Plain commands (an ACQUIRE without options, a RELEASE) are logged verbatim if a reader of the log
-//! derives the same hold, fence and deadline from the command and the last effect. So the first grant after a
-//! new reader has joined is an effect. The clocks of these masters are stopped, so that all grants fall into
-//! one millisecond.
+//! Plain commands in the log, which replicas and the append only file get. The log contains each change of a
+//! lock as an effect (a `DLOCK._SET` with the new state as bytes) or as a plain command: an ACQUIRE without
+//! options, or a RELEASE, is logged verbatim if all readers of the log derive the same hold, fence and
+//! deadline from it and the last effect. So the first grant after a new reader has joined is an effect. A
+//! verbatim ACQUIRE has the millisecond of the last effect, so these tests stop the clocks of their masters.
 
 mod nested;
 mod readers;
 
 use dlock_testkit::{Conn, Layout, Options, Server, ServerKind, Stream, each_server, line, preloaded, until};
 
+/// Stops the clock by a preloaded library. `shimmed` leaves out the servers whose modules do not call it.
 fn with_frozen_clock(kind: &ServerKind) -> Options {
     Server::options(&preloaded(kind, "tests/replication/frozen_clock.c", &[]))
 }
@@ -75,8 +76,8 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
             "DLOCK.RELEASE g t ALL",
         ]
     );
-    // The effect contains the time and the fence from which readers derive the commands after it. Its
-    // deadline is rounded up to a whole ms.
+    // From the time and the fence in the effect, the readers of the log derive the holds of the verbatim
+    // commands after it. The deadline in the effect is rounded up to a whole ms.
     let effect = sent.iter().find(|command| command[0] == b"DLOCK._SET").expect("an effect");
     let (last, change) = effect[2].split_first_chunk().expect("a fence");
     assert_eq!(u64::from_le_bytes(*last), first as u64);
@@ -84,8 +85,8 @@ fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &Serve
     assert_eq!((change.put[0].granted, change.put[0].deadline), (change.at, change.at + 600_001));
 }
 
-/// A node of a cluster also sends the log of single slots, to a node that takes them over. This reader may
-/// lack the effect that a verbatim grant builds on, because it belongs to another slot.
+/// A node of a cluster sends the log of a single slot to a node that takes the slot over. A verbatim grant
+/// could build on an effect of another slot, which the new node does not get.
 #[each_server(shimmed)]
 fn grants_are_effects_in_a_cluster(kind: &ServerKind) {
     let node = with_frozen_clock(kind).conf("cluster-enabled yes").start();

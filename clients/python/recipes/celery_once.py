@@ -1,4 +1,4 @@
-"""Celery: a task that runs once, even if a broker delivers its message or a caller sends it twice.
+"""Celery: a task that runs once, even if its message is delivered twice, or a caller sends it twice.
 
     @app.task(base=Once, bind=True, acks_late=True)
     def charge(self, invoice):
@@ -37,7 +37,8 @@ class Once(celery.Task):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         call = json.dumps([self.name, arguments, options], sort_keys=True, default=str)
-        # The inner braces are part of the name: a cluster then stores the lock and the mark on one node.
+        # The braces around the digest are part of the name. A cluster stores the names with the same text in
+        # braces, of the lock and of the mark, on one node.
         name = f"task:{{{hashlib.sha256(call.encode()).hexdigest()}}}"
         done = name + ":done"
         lock = dlock.Lock(client, name)

@@ -29,8 +29,8 @@ def test_acquire_raises_at_once_for_a_key_that_holds_data(r, get_lock, kind, opt
 def test_acquire_raises_for_data_under_a_key_that_was_contended(r, get_lock):
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     lock = get_lock(timeout=10, thread_local=False)
-    # The client now counts the lock as contended, and begins its next wait in the queue.
     assert lock.acquire(blocking_timeout=0.1) is False
+    # This client has found the lock taken, so its next `acquire` joins the queue with the first request.
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     r.rpush("foo", "a")
     with pytest.raises(dlock.LockError, match="holds a list"):
@@ -119,13 +119,13 @@ def test_a_quorum_grants_when_one_member_holds_data(members):
 
 
 def reading_a_string():
-    """Returns the steps of a request that has found a string at its key, and now reads the string: it may be
-    a lock of another library."""
-    steps = send_unless_data(("DLOCK.PTTL", "foo"), "foo")
-    next(steps)
-    assert steps.throw(ResponseError("WRONGTYPE")) == ("TYPE", "foo")
-    assert steps.send("string") == ("GET", "foo")
-    return steps
+    """Returns the generator of a request that has found a string at its key, and now reads the string: it may
+    be a lock of another library. The generator yields commands, and the test sends it the replies."""
+    request = send_unless_data(("DLOCK.PTTL", "foo"), "foo")
+    next(request)
+    assert request.throw(ResponseError("WRONGTYPE")) == ("TYPE", "foo")
+    assert request.send("string") == ("GET", "foo")
+    return request
 
 
 def test_a_request_is_repeated_when_a_string_at_its_key_has_been_replaced():

@@ -52,7 +52,7 @@ def test_a_release_that_is_answered_after_the_next_acquire_leaves_the_new_hold(r
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_broken_hold_is_lost_once_the_lock_is_acquired_again(r, server):
+def test_the_next_acquire_reports_a_broken_hold_as_lost(r, server):
     async def main():
         async with redis.asyncio.Redis.from_url(server.url) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
@@ -87,7 +87,7 @@ def test_extensions_at_the_same_time_are_sent_one_after_the_other(r, server):
             while r.execute_command("DLOCK.PTTL", "foo") <= 10_000:
                 await asyncio.sleep(0.005)
             shorter = asyncio.create_task(lock.extend(20, replace_ttl=True))
-            # The server must not execute the second extension before it has answered the first.
+            # The client must not send the second extension before it has the answer to the first.
             await asyncio.wait([shorter], timeout=0.2)
             assert r.execute_command("DLOCK.PTTL", "foo") > 20_000
             may_reply.set()
@@ -146,7 +146,7 @@ def test_a_coroutine_function_is_refused_as_on_lost(get_lock):
 
 
 @pytest.mark.parametrize("kind", ["threads", "asyncio"])
-def test_lost_raises_in_another_thread(r, server, kind):
+def test_the_attribute_lost_raises_in_another_thread(r, server, kind):
     seen = []
 
     def read_lost(lock):

@@ -1,5 +1,6 @@
-//! The masters of a client: which server each member is, the connection to that server, the channel that each
-//! hold has to a master, and the messages that masters push.
+//! The masters of a client (the members of its quorum, or its only server): which server is behind each
+//! address, the connections to these servers, the channel that each hold has to each master, and the messages
+//! that masters push.
 
 mod channel;
 mod member_list;
