@@ -1,6 +1,7 @@
 #!/bin/sh
 # Makes the files of a release in target/dist: a tarball of `make install`, two Debian packages, the Python client, an
-# SBOM, and checksums. The same sources and compiler make the same files: their times are those of the last commit.
+# SBOM, and checksums. The same sources and compiler make the same bytes, because all times in them are that of the last
+# commit.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -28,7 +29,8 @@ required_glibc() {
     objdump -T "$1" | sed -n 's/.*GLIBC_\([0-9.]*\).*/\1/p' | sort -uV | tail -n 1
 }
 
-# Makes the Debian package of the tree $work/NAME, which depends on the C library that FILE requires: deb NAME FILE
+# Makes a Debian package of the tree $work/NAME: deb NAME FILE. The package depends on the version of the C library that
+# FILE requires.
 deb() {
     tree=$work/$1
     mkdir -p "$tree/DEBIAN" "$tree/usr/share/doc/$1"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Format, lints and types of the Python and the Node client.
+# Checks the format, lints and types of the Python and the Node client.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -12,7 +12,7 @@ say "format, lints and types of the Python client"
     cd clients/python
     "$tools/ruff" check --quiet . ../fleet
     "$tools/ruff" format --check --quiet . ../fleet
-    # Older redis-py is not typed throughout.
+    # REDIS_PY chooses an older redis-py, which is not typed throughout.
     [ -n "${REDIS_PY:-}" ] || "$tools/mypy"
 )
 say "format, lints and types of the Node client"

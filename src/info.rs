@@ -105,7 +105,7 @@ fn log_line(m: &Module, warning: Warnings) -> Option<String> {
             bounds.grace?.millis(),
             bounds.max_ttl.millis()
         ),
-        // `fence_mark` logs failed writes.
+        // `fence_mark.rs` logs failed writes.
         _ if m.with(|s| s.config.fence_mark) => return None,
         _ => "dlock.fence-mark is no: fences fall if all data is lost and the clock is set back".into(),
     })

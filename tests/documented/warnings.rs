@@ -76,8 +76,8 @@ fn warnings_are_logged_at_the_start_and_the_example_configuration_has_none(kind:
     assert_eq!(warnings(&mut options.start().connect()), "0 ");
 }
 
-/// Hardened servers rename CONFIG. Two such servers in one folder used to write the same mark file, without a
-/// warning.
+/// Hardened servers rename CONFIG. The module once read the port and the eviction policy by CONFIG: two such
+/// servers in one folder then wrote the same mark file, and the warning about the policy was missing.
 #[each_server]
 fn a_server_with_a_renamed_config_command_warns_and_uses_its_own_files(kind: &ServerKind) {
     let options = Server::options(kind).conf("rename-command CONFIG \"\"").conf("notify-keyspace-events Kd");

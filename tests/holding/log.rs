@@ -65,7 +65,7 @@ fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
     let both = conn.say_together(&["DLOCK.RELEASE k t", &format!("CLIENT KILL ID {id}")]);
     assert_eq!(both, [Value::Int(1), Value::Int(1)]);
     until("the connection of the waiter is closed", || killed.closed());
-    until("the log has the grant", || incidents(&mut conn, "k").contains(&"undelivered".to_string()));
+    until("the lost grant is logged", || incidents(&mut conn, "k").contains(&"undelivered".to_string()));
     let log = conn.ok("DLOCK.LOG KEY k");
     let undelivered = log.items().iter().find(|entry| *entry.field("what") == "undelivered").unwrap();
     assert!(undelivered.field("client").int() == id && undelivered.field("fence").int() > 0, "{log:?}");

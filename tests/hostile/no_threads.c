@@ -1,4 +1,4 @@
-/* Preloaded into a server: starting a thread fails while the file that NO_THREADS names exists. */
+/* Preloaded into a server: pthread_create fails while a file exists at the path in the variable NO_THREADS. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

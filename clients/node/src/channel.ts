@@ -30,7 +30,8 @@ const channels = new WeakMap<Client, Channel>();
 export class Channel {
   /** A channel is itself a `Servers` (see `run.ts`), with one server. */
   readonly channels: readonly Channel[] = [this];
-  /** Set when an answer is overdue or a command could not be sent; cleared by the next answer. */
+  /** Set when an answer is overdue or a command could not be sent, and no other answer has arrived meanwhile.
+   * Cleared by the next answer. */
   isSilent = false;
   /** Number of connections so far. A rise shows a reconnect, which may have led to another server. */
   connections = 0;

@@ -1,4 +1,6 @@
-"""If a program cancels all tasks, also those of the background, the background starts its work again.
+"""A program that cancels all asyncio tasks also cancels those that renew and release locks in the background.
+The client starts their work again.
+
 If a KeyboardInterrupt ends an extension, a later extension does not wait for ever: it raises once the hold is
 lost."""
 
@@ -20,7 +22,7 @@ from dlock._clock import now
 class Cancelling:
     """Cancels the next three tasks of the background: before their first step or, with `begun`, 20 ms after
     their start. With `begun`, the proxy passes no bytes while the first two tasks run, so that neither ends
-    before it is cancelled. The third one may end before."""
+    before it is cancelled. The third one may."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
         self.tasks_left = 3
@@ -56,7 +58,7 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
             await lock.acquire()
             canceller = cancelling()
-            # Makes a renewal due now, and again soon after each cancelled one.
+            # With 30 of 60 s left, a renewal is due now. After a cancelled one, the next is due within 0.1 s.
             hold = lock.local.hold
             hold.valid_until = now() + 30
             while hold.valid_until < now() + 40:

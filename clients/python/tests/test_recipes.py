@@ -51,6 +51,7 @@ def test_the_django_recipe_locks_with_dlock(recipe, server, r):
     cache = caches.create_connection("default")
     with cache.lock("report", timeout=60) as lock:
         assert isinstance(lock, dlock.Lock)
+        # Django adds its empty key prefix and its key version 1 to the name.
         assert r.execute_command("DLOCK.HOLDS", ":1:report", lock.local.token) == 1
         assert not cache.lock("report", timeout=60, blocking=False).acquire()
     cache.set("value", 1)
@@ -92,10 +93,10 @@ def test_the_celery_recipe_runs_a_task_once(once, r):
         assert charge.delay("43").get(timeout=20) == "charged 43"
     assert len(fences) == 2
     assert fences[0] < fences[1]
-    assert r.dbsize() == 2, "the recipe leaves a mark for each of the two tasks that ran, and no locks"
+    assert r.dbsize() == 2, "only the keys that mark the two tasks as done, and no locks"
 
 
-def test_the_celery_recipe_leaves_no_mark_after_a_lost_lock(once, r):
+def test_the_celery_recipe_marks_no_task_as_done_after_a_lost_lock(once, r):
     app, module = once
 
     @app.task(base=module.Once, bind=True, shared=False)
@@ -201,7 +202,7 @@ def test_each_transaction_of_a_fenced_sqlalchemy_session_begins_at_the_gate(shop
         held.fence = 9
         assert session.execute(query).all() == [("invoice:42", 9)]
         session.commit()
-        # A session that needs two locks begins at both gates.
+        # Each transaction of a session with two locks raises the fences of both.
         fencing.fence_session(session, another := Held())
         another.name, another.fence = "invoice:43", 4
         assert session.execute(query).all() == [("invoice:42", 9), ("invoice:43", 4)]
@@ -253,6 +254,7 @@ for held.fence in 7, 8:
     with fencing.atomic(held), connection.cursor() as cursor:
         cursor.execute("SELECT name, fence FROM dlock_gate")
         assert cursor.fetchall() == [("invoice:42", held.fence)]
+# Django refuses to nest the durable block of fencing.atomic in another one.
 for block in transaction.atomic(), fencing.atomic(held):
     with block:
         try:

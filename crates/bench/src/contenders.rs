@@ -7,7 +7,7 @@ use dlock_testkit::Value;
 
 use crate::resp::{Command, Conn, Expect, KEY};
 
-/// The two commands of a [`Way`]. The server must have loaded the scripts.
+/// The two commands of a [`Way`]. [`Way::prepare`] loads their scripts.
 pub struct Pair {
     pub acquire: Command,
     pub release: Command,

@@ -14,8 +14,8 @@ pub enum Wait {
     No,
     /// Waits at most this long, plus the time limit of one answer.
     For(Duration),
-    /// Waits until the lock is granted or the future is dropped. As long as no majority has ever answered,
-    /// only the retries of [`Retry`](crate::Retry) are made: the addresses may be wrong.
+    /// Waits until the lock is granted or the future is dropped. Fails if no majority has
+    /// answered after the retries of [`Retry`](crate::Retry), because the addresses may be wrong.
     Forever,
 }
 

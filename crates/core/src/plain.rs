@@ -16,11 +16,12 @@
 //! - Readers do not decide whether to grant. The lock that they derive replaces the stored one.
 //! - A crash or a truncation removes only the end of a log, so a plain command always follows the effect that
 //!   it builds on.
-//! - A reader begins at a snapshot, and needs no state from before: after each snapshot by a child process,
-//!   the writer first logs an effect.
-//! - A replica that restarts from its own snapshot continues in the middle of the log. So a snapshot also
-//!   contains the [`LogState`].
-//! - Commands that may not be logged, such as calls by other modules, do not change the state.
+//! - A new reader begins at a snapshot by a child process. After each such snapshot, the writer first logs an
+//!   effect, so the reader needs no earlier state.
+//! - A replica that restarts from its own snapshot continues in the middle of the log. For this replica, a
+//!   snapshot also contains the [`LogState`].
+//! - After an effect that some readers may miss, the writer logs the next ACQUIRE as an effect, too. An
+//!   example is an effect in a call by another module, which decides whether the call is logged.
 
 use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
 

@@ -153,7 +153,7 @@ fn extend_and_confirm_are_read_back() {
     });
 }
 
-/// The guarded command is any command, which is returned unchanged.
+/// Any guarded command is read back unchanged.
 #[test]
 fn guard_and_fenced_are_read_back() {
     let inner = prop::collection::vec(bytes(0, 300), 1..8);

@@ -1,5 +1,5 @@
 //! The choice of the member of a quorum at which this client queues. `queue_choice.rs` in `dlock-quorum` has
-//! the rule. This module sends the requests for it, and records where other clients were found.
+//! the rule. This module sends the requests that the rule needs, and records where other clients were found.
 
 use std::sync::Arc;
 use tokio::time::sleep;
@@ -53,14 +53,15 @@ impl Service {
                 OtherHolds::None => {
                     service.contended.update(&request.resource, |contention| contention.allow_looking_again())
                 }
+                // The holders are gone: the queue does not move, and this client must not join it.
                 OtherHolds::Stale => {}
                 OtherHolds::Young => service.record_queue(&request.resource, queue),
             }
         });
     }
 
-    /// Reads the partial holds at `queue` twice, a round trip apart. A RELEASE that was in flight at the
-    /// first reading should have arrived by the second one.
+    /// Reads twice, a round trip apart, which other clients have a hold at `queue` without a majority (a
+    /// partial hold). A RELEASE that was in flight at the first reading should have arrived by the second.
     async fn others(&self, request: &LockRequest, queue: Member) -> OtherHolds {
         let begun = now();
         let before = self.partial_holders(request, queue).await;

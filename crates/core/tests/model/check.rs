@@ -12,8 +12,8 @@ use super::system::{self, System, name, token, token_of};
 
 /// Situations that must occur in every full run of the random test, so that the test proves something about
 /// them. A position is a place in the wait queue that belongs to a token (QUEUE), not to a connection
-/// (BLOCK). A command that is logged verbatim replaces an effect, the form in which replicas get other
-/// changes.
+/// (BLOCK). Replicas get a few commands verbatim, and all other changes as effects, which contain the
+/// changed holds.
 pub const SOMETIMES: &[&str] = &[
     "a break",
     "a connection waits with a position",
@@ -119,7 +119,7 @@ pub fn assert_agreement(system: &System, model: &Model, step: &Move, answer: &An
         assert!(core.eq(model), "the queue of {key}");
         assert_eq!(system.waiting.len_of(&name(key)), queue.len());
     }
-    // Each node of the cycle waits for the next one: the wait-for graph of the model has this edge. The model
+    // The model's wait-for graph must have an edge from each node of the cycle to the next one. The model
     // builds no graph if it refuses the second of two sharers that ask for an upgrade.
     for pair in system.cycle.windows(2) {
         let upgraders = model.marks.contains(&"two sharers ask for an upgrade");
@@ -178,7 +178,7 @@ pub fn assert_invariants(system: &System, step: &Move) {
     let now = system.instant();
     let until = |id| system.waiting.get(id).and_then(|waiter| waiter.until);
     let first_until = ids.iter().copied().filter_map(until).min();
-    // The next check may be too early for a wait that was extended, but it is too late for no wait.
+    // The next check is due when the first wait times out, or earlier, after a wait was extended.
     assert!(
         first_until.is_none_or(|until| system.waiting.next_timeout().is_some_and(|check| check <= until))
     );
@@ -216,7 +216,8 @@ fn has_time_left(system: &System, hold: &dlock_core::Hold) -> bool {
     hold.deadline().left(system.instant()) > 0 || hold.deadline().millis() * 1000 > system.now
 }
 
-/// Checks that the head of the queue cannot be granted the lock now.
+/// Checks that the head of the queue cannot be granted the lock now. Omits a key whose last operation stopped
+/// at the maximum number of grants.
 fn assert_no_lost_wake_up(system: &System, key: u8) {
     let Some(head) = system.waiting.head(&name(key)).filter(|_| !system.unserved.contains(&key)) else {
         return;

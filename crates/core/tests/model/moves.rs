@@ -29,7 +29,7 @@ pub enum Move {
     /// The background job ends the wait of a client, or of a QUEUE position, if it has timed out.
     TimeOut(Client),
     TimeOutToken(Key, Token),
-    /// The user of a queued token has lost the right to the lock that was granted.
+    /// A queued token was granted the lock, but its ACL user has meanwhile lost the right to the key.
     RightsLost(Key, Token),
     /// The background job processes a key.
     RunJob(Key),

@@ -53,7 +53,7 @@ pub struct Hold {
     pub delay: u64,
     pub label: u8,
     pub owner: Owner,
-    /// Set while no client has confirmed that it received the grant.
+    /// Set if the lock was granted to a waiter that is not known to have received the grant.
     pub unconfirmed: Option<UnconfirmedGrant>,
 }
 
@@ -63,7 +63,7 @@ pub struct UnconfirmedGrant {
     /// The numbers of the waiters that the grant was sent to. A waiter whose reply is lost is removed.
     pub sent_to: Vec<u64>,
     /// The queued waiter that has not claimed the grant yet: its number, the end of its wait in ms, and the
-    /// DELAY that the hold gets with the claim.
+    /// DELAY that the hold gets once a command with its token claims the grant.
     pub unclaimed: Option<(u64, u64, u64)>,
 }
 
@@ -83,7 +83,7 @@ pub enum WaitsBy {
     Connection,
     /// A QUEUE position.
     Position,
-    /// A connection that waits together with a QUEUE position: the number of the position's waiter.
+    /// A connection that waits together with a QUEUE position. The position is the waiter of this number.
     Both(u64),
 }
 
@@ -97,8 +97,8 @@ pub enum WaitOutcome {
     Refused(Refusal),
 }
 
-/// Returns the number that [`Model::outcomes`] has for the client of a QUEUE position, which belongs to the
-/// token and not to a connection.
+/// Returns the client number under which [`Model::outcomes`] lists the outcome of a QUEUE position of this
+/// token. No client of the model has such a number.
 pub fn notified_client(token: Token) -> Client {
     100 + Client::from(token)
 }
@@ -116,6 +116,7 @@ pub enum Answer {
     Grace,
     Refused(Refusal),
     Number(u64),
+    /// CONFIRM was refused because its fence is too far ahead of the clock.
     Ahead,
 }
 
@@ -149,13 +150,14 @@ pub struct Model {
     pub grants_from: u64,
     pub last_fence: u64,
     pub last_waiter: u64,
-    /// The maximum number of waiters that an operation serves, and the number that the current one may still
-    /// serve.
+    /// The maximum number of waiters that an operation serves.
     pub max_grants_per_turn: usize,
+    /// The number of waiters that the current operation may still serve.
     pub grants_left: usize,
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
-    /// The keys in a delay, and the ms at which it ends.
+    /// The keys that are not granted yet, because a hold with DELAY expired or lost its connection, and the
+    /// ms at which the delay ends.
     pub delays: Vec<(Key, u64)>,
     pub sent_grants: Vec<SentGrant>,
     /// The connection that is closing.
@@ -219,7 +221,8 @@ impl Model {
         self.holds.iter().any(|hold| hold.key == key) || self.delays.iter().any(|(of, _)| *of == key)
     }
 
-    /// Runs an operation on a key: ends expired holds, serves the queue, does the work, and records events.
+    /// Runs an operation on a key: ends expired holds, serves the queue, does the work, and serves the queue
+    /// again. Records an event if the key was freed.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Model) -> T) -> T {
         self.grants_left = self.max_grants_per_turn;
         let existed = self.exists(key);
@@ -263,7 +266,7 @@ impl Model {
     }
 
     fn grant(&mut self, request: &Request) -> Result<u64, Refusal> {
-        // Fences follow the clock in whole milliseconds.
+        // A fence is the time in µs, rounded down to a whole ms, but at least the last fence + 1.
         let fence = (self.now / 1000 * 1000).max(self.last_fence + 1);
         if fence > GREATEST_FENCE {
             self.marks.push("no fence is left");

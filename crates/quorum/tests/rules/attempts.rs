@@ -88,6 +88,7 @@ fn a_split_vote_is_repeated_in_queue_order_up_to_twenty_times() {
             assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
         }
         let begun = client.attempt.begin_round(at(now));
+        // In queue order, the other members are asked only after the first one's grant.
         assert_eq!(sent(&begun.sends, Request::Acquire), [0], "the first member is asked alone");
         let ended = client.attempt.answered(Member(0), Request::Acquire, taken(), at(now + 10));
         now += 10;
@@ -153,7 +154,8 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     let begun = client.attempt.begin_round(at(30));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
-    // The client forgets its start queue after 2 s. This wait takes longer.
+    // The start queue expires 2 s after `move_to`, before this wait ends. The next wait begins in the first
+    // queue.
     client.attempt.waited(Member(2), Vote::Refused(Refusal::Taken), at(2_500));
     assert_eq!(client.review(None, 2_500).next, Next::BeginRound);
     assert_eq!(sent(&client.attempt.begin_round(at(2_500)).sends, Request::Wait), [0]);
@@ -244,6 +246,8 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_if_the_members_of_earlier_queues
     assert_eq!(client.review(None, 1_000).next, Next::BeginRound, "one vote is no majority of three");
 }
 
+/// After the round in the queue, a last round asks all members whether they can vote. Its token is not the
+/// caller's, so it cannot acquire the lock.
 #[test]
 fn an_attempt_with_the_token_of_the_caller_runs_one_round_in_the_queue() {
     let options = AttemptOptions { one_round: true, ..options(Deadline::Never) };
@@ -252,7 +256,7 @@ fn an_attempt_with_the_token_of_the_caller_runs_one_round_in_the_queue() {
     assert_eq!(client.attempt.stay(), Stay::Always);
     assert_eq!(client.review(None, 20).next, Next::BeginRound, "a last round asks all members");
     let last = client.round(20, &[granted(1), granted(1)]);
-    assert_eq!(last, Next::Failed(FailureReason::Taken), "the last round has another token");
+    assert_eq!(last, Next::Failed(FailureReason::Taken), "the token of the last round is not the caller's");
 }
 
 #[test]
@@ -436,6 +440,7 @@ proptest! {
             };
         }
         if deadline == Deadline::NoWait {
+            // The first round, and 20 more after split votes.
             prop_assert!(rounds <= 21, "{rounds} rounds");
         }
     }

@@ -14,6 +14,7 @@ pub struct Restart {
 impl Model {
     pub fn restart(&mut self, restart: Restart) {
         let Restart { same_boot, down, jump } = restart;
+        // A restart ends all waits, as a demotion does.
         self.demote();
         self.last_waiter = 0;
         self.restarted = true;
@@ -21,8 +22,8 @@ impl Model {
         let before = self.now / 1000;
         self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
         let now = self.in_ms(0);
-        // On the same boot, the server knows how far its clock jumped, and moves all times with it. After
-        // another boot, it takes stored times as times of the wall clock, and moves none.
+        // Within one boot of the machine, the server knows how far its clock jumped, and moves all times by
+        // as much. After a reboot, it takes stored times as times of the wall clock, and moves none.
         let moved = |ms: u64| if same_boot { ms.saturating_add_signed(jump) } else { ms };
         if jump < 0 {
             self.marks.push("a clock set back");
