@@ -33,6 +33,8 @@ impl Hold {
         }
         self.set_mode(Mode::Shared, allowed).map_err(ExtendError::Option)?;
         let hold = self.clone();
+        // On the client's thread: a blocked runtime of the user could keep `extending` locked, and the
+        // renewals would wait.
         let cleared = self.service.background.run_on_thread(async move {
             let _extending = hold.extending.lock().await;
             // Drops pending calls of an earlier extension, which could restore the hold as an exclusive one.
@@ -115,6 +117,7 @@ impl Hold {
             // `AsHolder`: the waiter does not give its position up by a RELEASE, which would end the hold.
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
             let waiter = Waiter { service, channel, request, until, stay };
+            // `None`: no callback for the position in the queue.
             if let Err(vote) = waiter.wait(None).await.into_grant() {
                 return vote;
             }
