@@ -83,9 +83,10 @@ export class QuorumHold implements Granted {
     hold.answersToRelease = ANSWERS_TO_RELEASE;
     this.#holds.asked.add(member);
     try {
-      // The request asks for a queue position, as another client may hold the lock at this member. The next
-      // EXTEND retains the position, and shows whether the lock was granted meanwhile. The request names no
-      // owner: in its search for deadlocks, the server would otherwise count the owner as waiting.
+      // The request asks for a queue position, as another client may hold the lock at this member. The EXTEND
+      // of the next extension shows whether the lock was granted meanwhile. If not, another ACQUIRE retains the
+      // position. The request names no owner: in its search for deadlocks, the server would otherwise count the
+      // owner as waiting.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
       const restoring = tryAcquire(request, this.token, this.#holds.acquires[member]!, position);

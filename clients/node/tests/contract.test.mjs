@@ -19,8 +19,8 @@ const isMarked = (name) => {
   return library;
 };
 const marked = readdirSync(folder).filter((name) => isJson(name) && isMarked(name));
-const onlyLibraries = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
-const files = [...marked, ...onlyLibraries];
+const libraryFiles = readdirSync(new URL("library", folder)).map((name) => `library/${name}`);
+const files = [...marked, ...libraryFiles];
 
 /** Takes the place of the player's `Connection`: carries out ACQUIRE, RELEASE, EXTEND and HOLDS through the
  * library, and sends all other commands over `direct`. In the files, the name of an owner takes the place of
@@ -132,6 +132,7 @@ class LibraryPlaying extends Playing {
   lost = {};
 
   constructor(proxy, client) {
+    // The player speaks RESP2 over its own connections.
     super(proxy.target, 2);
     Object.assign(this, { proxy, client });
   }
@@ -161,7 +162,7 @@ class LibraryPlaying extends Playing {
   }
 
   fitsWord(word, wanted, found) {
-    // The library makes its own tokens.
+    // The token of a hold or waiter is the library's own, and differs from the owner's name in the file.
     const { token, ...others } = wanted;
     return super.fitsWord(word, word === "map" ? others : wanted, found);
   }

@@ -266,8 +266,8 @@ onEachServer((env) => {
       failure = why;
     });
     await untilWaiters(1);
-    // QUIT has no reply if the wait sends a request behind it, and the server closes the connection before it
-    // reads that request.
+    // The reply to QUIT is lost if the wait sends another request, and the server closes the connection before
+    // it reads that request.
     await client.quit().catch(() => {});
     assert((await until("the wait ends", () => failure)) instanceof NoAnswerError);
   });
@@ -282,7 +282,7 @@ onEachServer((env) => {
     await untilWaiters(1);
     await releaseByOther();
     await (await waiting).release();
-    // The time limit for the subscription, which has already failed: the next wait does not wait for it again.
+    // Longest pause of a wait for the subscription. The next wait does not pause, as the subscription has failed.
     times.connect = 1_000_000;
     await holdByOther();
     const next = new Lock(client, "foo", { retryDelay: 50 }).acquire();
@@ -302,7 +302,6 @@ onEachServer((env) => {
       await releaseByOther();
       await (await waiting).release();
     } finally {
-      await env.server.ask("CONFIG", "RESET", "dlock.max-waiters-per-key").catch(() => {});
       await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1000");
     }
   });

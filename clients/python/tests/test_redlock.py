@@ -94,7 +94,7 @@ def test_extend_raises_the_error_of_a_lease_that_no_master_can_set(members):
         assert lock.owned()
 
 
-def test_an_error_names_the_members_that_have_the_hold(members):
+def test_an_error_names_the_members_where_the_lock_is_held(members):
     members.direct[0].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
     members.proxies[2].refuse = True
     with pytest.raises(dlock.NoQuorumError, match=r": held; .*: not held; "):
@@ -115,7 +115,7 @@ def test_a_name_can_be_bytes_a_bytearray_or_a_memoryview(members):
 
 
 def test_a_wait_succeeds_when_the_masters_refuse_to_keep_a_position_for_10_s(members):
-    # By default a client asks a master to keep its position for 10 s, longer than this limit.
+    # A client asks a master to keep the queue position for 10 s, longer than this limit of 5 s.
     for client in members.direct:
         client.config_set("dlock.max-ttl", 5000)
     try:
@@ -251,8 +251,8 @@ def test_an_address_that_leads_to_another_member_does_not_vote_twice(members):
     members.proxies[1].drop()
     with pytest.raises(dlock.NoQuorumError, match="the same server as another member"):
         lock.extend(60, replace_ttl=True)
-    # Only the first server still has the hold, and another client can acquire the lock from the other two.
-    # The two addresses of the first server must not count as a majority.
+    # Ends the hold on the other two servers, where another client can then acquire the lock. The first server
+    # must not count as a majority by its two addresses.
     for client in members.direct[1:]:
         client.execute_command("DLOCK.EXTEND", "foo", lock.local.hold.token, 1)
     with pytest.raises(dlock.NoQuorumError):
