@@ -26,7 +26,7 @@ pub async fn run(servers: Vec<String>, terms: u32) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// The work of the leader. `select!` cannot stop its blocking part, so that part checks the hold itself.
+/// The work of the leader. The blocking part checks the hold itself, because `select!` cannot stop it.
 async fn lead(guard: &Guard) {
     let stop = guard.cancellation();
     let counted = tokio::task::spawn_blocking(move || (0..1000).take_while(|_| !stop.is_cancelled()).count());

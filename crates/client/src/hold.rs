@@ -44,8 +44,9 @@ pub(crate) struct NewHold {
     pub(crate) restores: bool,
 }
 
-/// Pause before each check of a hold on the masters. A push, the message of a master that another client has
-/// changed the key (CLIENT TRACKING), causes a check. The pushes during one pause cause only one.
+/// Pause before each check of a hold on the masters. A push causes a check. A push is a message of CLIENT
+/// TRACKING, which a master sends after another client has changed the key. The pushes during one pause cause
+/// only one check.
 const CHECK_PAUSE: Duration = Duration::from_millis(25);
 /// Longest pause until masters that did not answer a check are asked again.
 const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(2);
@@ -238,7 +239,8 @@ impl Hold {
             }
             (extension, sends)
         };
-        // Cancels earlier requests that were not sent yet: after this one, they could shorten the lease.
+        // Cancels earlier requests that were not sent yet. If sent after this extension, they could shorten
+        // the lease.
         *self.pending.lock() = None;
         let mode = self.state.lock().mode;
         let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };

@@ -80,6 +80,7 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
     top.until_shows("beta: ended 3 holds");
     top.until_shows("broken");
     assert_eq!((stage.held_on("alpha"), stage.held_on("gamma")), (3, 3));
+    // The screen shows no whole token, because a token is enough to release the lock.
     assert!(!top.0.screen(SIZE.0, SIZE.1).contains("token-of-alpha"));
     top.0.types("q");
     top.assert_ended(0);
@@ -96,7 +97,7 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
         let done = stage.execute(stage.shell(&format!("stty -F {tty} rows {rows} cols {columns}")));
         assert_eq!(done.code, Some(0), "{}", done.stderr);
     };
-    // Shrinks the terminal below the size of any table, and restores it.
+    // Shrinks the terminal below the size of any table, then enlarges it.
     resize(2, 3);
     resize(20, 100);
     until("the screen is drawn anew", || {

@@ -81,8 +81,9 @@ async fn finish(
     restore: Option<Restore>,
 ) {
     let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
-    // A master that could not be reached may be back, without the hold. It is asked again now, not only by
-    // the next extension: another master may restart before that, and the hold would lose its majority.
+    // A master that could not be reached may have restarted without the hold. It is asked again once it is
+    // reached, because another master may restart before the next extension, and the hold would then lose its
+    // majority.
     let again = |to: Member| request.clone().ask_once_reached(to).boxed();
     let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(failed));
     calls.extend(unreached.map(|(_, to)| again(Member(to))));
@@ -144,8 +145,7 @@ impl ExtendRequest {
     }
 
     /// Waits for the next attempt to connect to a master that could not be reached, then asks the master.
-    /// Returns `None` if the attempt fails. Also returns `None` if the request fails again, so that the
-    /// caller does not ask a third time: a reached master would only repeat its error.
+    /// Returns `None` if the attempt or the request fails, so that the caller does not ask a third time.
     async fn ask_once_reached(self: Arc<Self>, to: Member) -> Option<(Member, Vote<()>)> {
         if !self.channel(to).node.wait_until_reached().await {
             return None;

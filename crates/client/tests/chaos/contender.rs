@@ -16,7 +16,7 @@ use dlock_testkit::history::{At, Grant, Hold, Mode};
 
 pub const CONTENDERS: usize = 6;
 const RESOURCES: [&str; 3] = ["ledger", "stock", "till"];
-/// Longest pause of a client, if no later holder writes.
+/// Longest pause of a client. The pause ends earlier if a later holder writes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(6);
 
 /// State that the clients of a run share, and their instructions.
@@ -41,7 +41,7 @@ pub struct Counts {
     pub stalled: AtomicUsize,
     /// An acquisition was dropped in progress.
     pub dropped: AtomicUsize,
-    /// An acquisition failed, because there was no quorum or the lock stayed taken.
+    /// An acquisition ended without a hold: it was dropped, there was no quorum, or the lock stayed taken.
     pub not_won: AtomicUsize,
     /// A hold was lost.
     pub lost: AtomicUsize,

@@ -31,6 +31,7 @@ impl SteadyClient {
     fn start(number: usize, program: &str, links: &[Proxy]) -> SteadyClient {
         let mut words = program.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
+        // The arguments are the client's number, the lease in ms, and the URLs of its links.
         command.args(words).arg(number.to_string()).arg("10000").args(links.iter().map(Proxy::url));
         // Makes the program hold one lock for this many ms each time, and cause no faults itself.
         command.env("DLOCK_STEADY", HOLD.as_millis().to_string());
@@ -73,6 +74,7 @@ fn shares(kind: &ServerKind, programs: &[String], stops: bool) -> Vec<usize> {
         }
         until("each foreign client has held the lock", || foreign.iter().all(|client| client.held() > 0));
         if stops {
+            // All clients queue at the first master.
             links.masters[0].pause();
         }
         let before: Vec<usize> = foreign.iter().map(SteadyClient::held).collect();

@@ -23,17 +23,18 @@ pub struct Proxy {
 /// Interval at which a connection that has lost bytes checks whether the loss has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Kind of loss. The connections stay open during the loss, and those that have lost bytes close at its end.
+/// Kind of loss. With `Requests`, `Answers` and `Both`, the connections stay open during the loss, and those
+/// that have lost bytes close at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Nothing,
     Requests,
     Answers,
     Both,
-    /// The same as `Answers`, but the connections continue at the end of the loss. For lost messages that the
-    /// master pushes.
+    /// The same as `Answers`, but the connections continue at the end of the loss. For Pub/Sub messages,
+    /// whose loss the client does not notice.
     Messages,
-    /// All messages, and the connections close at once.
+    /// Everything. An open connection closes at the next bytes, a new one at once.
     Closed,
 }
 
@@ -143,7 +144,7 @@ async fn accept(listener: TcpListener, network: Arc<Network>) {
     }
 }
 
-/// Forwards until one side closes or a piece is lost, which closes the other side too.
+/// Forwards bytes in both directions. When one direction ends, closes both connections.
 async fn serve(client: TcpStream, network: Arc<Network>) -> io::Result<()> {
     let master = TcpStream::connect(("127.0.0.1", network.master)).await?;
     client.set_nodelay(true)?;
@@ -156,7 +157,7 @@ async fn serve(client: TcpStream, network: Arc<Network>) -> io::Result<()> {
     }
 }
 
-/// Several pieces can be delayed at the same time. The pieces arrive in order.
+/// Forwards one direction. Several pieces can be delayed at the same time. The pieces arrive in order.
 async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,

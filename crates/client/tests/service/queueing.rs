@@ -36,9 +36,9 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
     }
 }
 
-/// Clients wait at the first master in the order of run ids. A client that acquires the lock there finds the
-/// hold and the waiter of other clients at a later master. All its waits move to the queue of that master,
-/// because the heads of two queues would keep each other from a majority.
+/// Clients wait at the first master in the order of run ids. A client that acquires the lock there finds that
+/// other clients hold the lock and wait at a later master. All waits of the client move to the queue of the
+/// later master, because the heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     move_together(kind, |_| {}, |_| {}).await;
@@ -56,9 +56,8 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    // The other clients are at the last master. If they were at the middle one, this client's waits would
-    // leave the middle queue for the last one at once, because a holder without a majority will not release
-    // the lock.
+    // The other clients are at the last master. At the middle one, this client's waits would find only a
+    // holder without a majority, and move on to the last queue.
     let mut order: Vec<&Server> = servers.iter().collect();
     order.sort_by_cached_key(|server| server.info("run_id"));
     let [first, middle, later] = order[..] else { panic!("three masters") };
@@ -67,8 +66,8 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    // The first master releases last, because the waiter that it grants then asks the other masters, and
-    // would move on if the middle one refused.
+    // `other` releases on the first master last: the waiter that gets the lock there asks the other masters,
+    // and would move on if the middle one refused.
     release_as("other", [middle, first]);
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
     after(later);
