@@ -1,5 +1,5 @@
-//! Restart grace: begins and ends grace periods at the server's events. [`dlock_core::grace`] decides when
-//! one is over; the background job then serves the wait queues.
+//! Restart grace: begins and ends grace periods at the server's events. [`dlock_core::grace`] decides when a
+//! grace period is over, and `background.rs` then calls [`end`].
 
 use dlock_core::Name;
 use dlock_core::grace::Grace;
@@ -14,7 +14,8 @@ pub fn at_start(m: &Module) {
     m.with(|s| s.grace = Grace::at_start(s.config.bounds.grace, now));
 }
 
-/// Begins the grace period of a start that loaded data. Called after every load, complete or failed.
+/// Begins a grace period if the load that has ended was that of the server's start. Called after every load,
+/// complete or failed.
 pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.grace.loading_ended()) {
         begin(m, ctx, "the server started");
@@ -24,14 +25,14 @@ pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
 /// Called in every tick of the event loop. The first tick begins the grace period of a start without data to
 /// load, because from then on the server can answer clients.
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
-    // The server reports an eviction in the same tick in which it removes the key.
+    // Forgets the last removed lock. The server reports an eviction in the tick in which it removes the key.
     m.with(|s| s.evictions.tick());
     if m.with(|s| s.grace.serving_begins()) {
         begin(m, ctx, "the server started and there was nothing to load");
     }
 }
 
-/// Begins a grace period because the server removed holds without notice to their clients. Does nothing
+/// Begins a grace period after the server has removed holds without notice to their clients. Does nothing
 /// during the load of a start, because a grace period begins when that load ends.
 pub fn holds_removed(m: &Module, ctx: Ctx<'_>, why: &str) {
     if !m.with(|s| s.grace.is_loading()) {
@@ -60,14 +61,16 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     }
 }
 
-/// Applies CONFIG SET: 0 ends the current grace period; any other value applies from the next one on.
+/// Applies CONFIG SET of `dlock.restart-grace`: 0 ends the current grace period; any other value applies from
+/// the next one on.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.config.bounds.grace.is_none() && s.grace.runs()) {
         end(m, ctx, "it was switched off");
     }
 }
 
-/// Begins a grace period if the option is on and this server is a master. Otherwise ends the current one.
+/// Begins a grace period if `dlock.restart-grace` is on and this server is a master. Otherwise ends the
+/// current one.
 pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
     let length = m.with(|s| s.config.bounds.grace).filter(|_| ctx.flags().contains(Flags::MASTER));
     let Some(length) = length else { return m.with(|s| s.grace.stop()) };

@@ -35,12 +35,13 @@ impl WallClock {
         let frozen_at = micros(conn);
         self.write(0, frozen_at);
         let since = Instant::now();
-        // Valkey 9.1 reads the clock only once a millisecond, and adds the processor's counter in between. A
-        // clock that still runs has left this range after 20 ms.
+        // Valkey 9.1 reads the clock only once a millisecond, and adds the processor's counter in between. So
+        // the time of a stopped clock varies by less than 2 ms. A running clock advances further in 20 ms.
         let is_near = |at: i64| (frozen_at..frozen_at + 2_000).contains(&at);
         until("the server's clock is stopped", || is_near(micros(conn)) && since.elapsed().as_millis() > 20);
     }
 
+    /// Both arguments are in microseconds. The clock runs if `frozen_at` is 0.
     fn write(&self, ahead: i64, frozen_at: i64) {
         // In place and in one write, because the servers map this file.
         let file =

@@ -1,3 +1,6 @@
+//! Extensions of a hold: which answers extend the hold, when the hold is lost, and which members are asked to
+//! restore it.
+
 use super::helpers::*;
 use dlock_quorum::*;
 
@@ -81,7 +84,7 @@ fn a_member_that_forgot_is_asked_to_restore_a_hold_that_a_majority_has() {
     extension.answered(Member(2), YES, at(2_000));
     assert_eq!(sent(&extension.restore(at(2_000)), Request::Restore), [0]);
     assert!(extension.restore(at(2_000)).is_empty(), "the member is asked once");
-    assert_eq!(extension.held_until(), at(1_000 + TRUSTED), "the restored hold is no vote for the extension");
+    assert_eq!(extension.held_until(), at(1_000 + TRUSTED), "a restore does not change the validity");
 }
 
 #[test]

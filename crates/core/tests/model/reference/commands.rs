@@ -1,4 +1,5 @@
-//! The commands of the model.
+//! The commands of the reference model, except ACQUIRE with QUEUE. `marks` records the situations that
+//! occurred.
 
 use super::queue::Decision;
 use super::*;
@@ -119,8 +120,8 @@ impl Model {
         Ok(Answer::Fence(fence))
     }
 
-    /// Records that the client knows of its hold. Returns whether the grant went to a queue position, and no
-    /// request of the client had claimed it before.
+    /// Records that the client knows of its hold. Returns true if this request claims the grant of a
+    /// QUEUE position. The claim also gives the hold the DELAY of the position.
     fn claim_grant(&mut self, key: Key, token: Token) -> bool {
         let Some(hold) = self.hold_mut(key, token) else { return false };
         let unclaimed = hold.unconfirmed.take().and_then(|grant| grant.unclaimed);
@@ -224,7 +225,7 @@ impl Model {
         })
     }
 
-    /// Removes waiters from the queue, together with the connections that wait with them.
+    /// Removes waiters from the queue. With a QUEUE position, also ends the waits of its connections (BLOCK).
     fn cancel(&mut self, key: Key, is_cancelled: impl Fn(&Waiter) -> bool, outcome: WaitOutcome) -> u64 {
         let mut gone = self.queue(key);
         gone.retain(is_cancelled);
@@ -243,7 +244,7 @@ impl Model {
         gone
     }
 
-    /// CANCEL by client. Also removes the position that the client waits with.
+    /// CANCEL by client. If the client waits by QUEUE with BLOCK, removes its QUEUE position.
     pub fn cancel_client(&mut self, key: Key, client: Client) -> u64 {
         let waits = self.blocked(client).map(|waiter| match waiter.by {
             WaitsBy::Both(position) => position,
