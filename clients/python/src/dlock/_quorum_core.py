@@ -275,9 +275,9 @@ class Extension:
         return int(extended)
 
     def _restore(self, confirmations: Confirmations, member: int, hold: Hold, lease: int) -> Steps:
-        # Another client may hold the lock at this member, so the ACQUIRE asks for a queue position. The EXTEND
-        # of the next extension shows whether the lock was granted. If not, another ACQUIRE retains the position.
-        # The ACQUIRE names no owner, as the owner does not wait for this grant.
+        # Another client may hold the lock at this member, so the ACQUIRE asks for a queue position. The next
+        # extension shows whether the lock was granted. If not, another ACQUIRE retains the position. The
+        # ACQUIRE names no owner, as the owner does not wait for this grant.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
             if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
