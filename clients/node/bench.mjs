@@ -131,11 +131,11 @@ async function compare(url, [clients, hold, pause], seconds) {
   }
   // The wait for a lock that is fair and never free, if handoffs take no time. Between two holds of one client,
   // each other client holds the lock once. During the first `pause` ms, the client has not asked again yet.
-  const holdsOfOthers = Math.max((clients - 1) * meanHold.dlock - pause, 0);
+  const fairWait = Math.max((clients - 1) * meanHold.dlock - pause, 0);
   const ratio = (ms) => (ms / p99["node-redlock"]).toFixed(3);
   console.log(
     `  p99 of dlock / p99 of node-redlock: ${ratio(p99.dlock)}; ` +
-      `the holds of all others: ${holdsOfOthers.toFixed(0)} ms, ${ratio(holdsOfOthers)} of the p99 of node-redlock`,
+      `computed wait for a fair lock: ${fairWait.toFixed(0)} ms, ${ratio(fairWait)} of the p99 of node-redlock`,
   );
 }
 

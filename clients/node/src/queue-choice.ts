@@ -21,7 +21,7 @@ import { ContendedKeys, KeyMemory, type Wait } from "./waits.js";
 
 // Time for which a start queue lasts after the client has last noticed other clients there, ms.
 const START_QUEUE_KEPT_FOR = 2000;
-// Least time from one look for other clients in a later queue to the next, ms.
+// Least time between two looks for other clients in a later queue, ms.
 const LOOK_INTERVAL = 1000;
 // First and longest pause between two checks whether a queue moves, ms.
 const FIRST_CHECK_PAUSE = 30;
@@ -76,9 +76,9 @@ export class QueueChoice {
   }
 
   /** Makes the queue of the member `queue` the start queue, and makes this client's waits in other queues move
-   * there. All waits move at once. Otherwise the heads of two queues could each hold a part of the members,
-   * and neither would have a majority. Does nothing if the start queue is a later one: as long as a start
-   * queue lasts, waits move only to later queues. */
+   * there. All waits move at once. Otherwise the heads of two queues could each hold the lock at a part
+   * of the members, and neither would have a majority. Does nothing if the start queue is a later one: as
+   * long as a start queue lasts, waits move only to later queues. */
   moveToQueue(name: string, queue: number): void {
     const order = this.#commonOrder();
     const startQueue = this.#startQueue(name);

@@ -37,7 +37,8 @@ function isRefusal(answer: unknown): boolean {
 }
 
 export class Round {
-  /** The answers to ACQUIRE by member: a fence, null, "foreign" or an error. */
+  /** The answers to ACQUIRE by member: a fence, null, an error, or "foreign" if a lock of another library is
+   * at the key. */
   answers: Answers = new Map();
   /** Whether the round failed although a majority granted the lock: the validity ended before the round did,
    * or no majority confirmed a fence. */

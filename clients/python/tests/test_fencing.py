@@ -1,5 +1,6 @@
 """Holders are stopped inside a transaction until their lease has ended, and continue beside the next holder.
-No form of contrib/fencing loses an update then. Without a fence, updates are lost.
+With each form of contrib/fencing (column, triggers, gate), no update is lost. Without a fence, updates are
+lost.
 
 DLOCK_FENCING_ROUNDS sets the number of rounds for each form, over one server and over a quorum."""
 
@@ -128,6 +129,7 @@ class Scene:
         overtaken.stop()
         for step in steps[stop_after:]:
             overtaken.send(step)
+        # This acquisition waits until the lease of the stopped holder has ended.
         successor_fence = int(successor.do("acquire").split()[1])
         assert successor_fence > overtaken_fence
 
@@ -155,8 +157,9 @@ class Scene:
 
 
 def plans(seed):
-    """Returns every pair of a stopped holder's plan and the next holder's plan, in a random order. In the
-    first two pairs, the stopped holder writes after the next holder has committed."""
+    """Returns every pair of a stopped holder's plan and the next holder's plan, in a random order. The
+    first two pairs are fixed, so that each run has rounds in which the stopped holder continues only after
+    the last step of the next holder."""
     pairs = [
         (stopped, (steps, continue_after))
         for stopped in STOPS

@@ -22,7 +22,7 @@ RUN = {"go": ["go", "run"], "php": ["php"], "ruby": ["ruby"]}
 
 
 def is_installed(language):
-    """Returns whether the language is here with its client for Redis. `make test-clients` installs all."""
+    """Returns whether the language and its Redis client are installed. `make test-clients` installs both."""
     if shutil.which(RUN[language][0]) is None:
         return False
     if language == "go":

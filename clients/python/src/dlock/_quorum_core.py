@@ -83,8 +83,9 @@ class QuorumCore(Core[C]):
         )
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
-        # If the caller gave the token, another object may release the hold at any time, and restoring would
-        # revive it. Without confirmations, the hold is not restored.
+        # With `confirmations`, the extension sends ACQUIRE to members that have forgotten the hold. If the
+        # caller gave the token, another object may have released the hold, and the ACQUIRE would bring the
+        # hold back.
         confirmations = None if attempt.token_given else attempt.confirmations
         return Extension(self.redis, self._key, self._mode, confirmations, self._ask_majority).ask
 
@@ -118,8 +119,10 @@ class QuorumCore(Core[C]):
         return bool((yield from self._ask_majority(question, lambda member, answer: bool(answer))))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
-        # The hold's own set, not a copy. An ACQUIRE may still be under way: if it gets no answer, its member
-        # is added to the set. `repeats` reads the set before each repetition of the RELEASE.
+        """Returns whether the release ended the hold; None if an unanswered RELEASE may have ended it."""
+        # `repeat_at` is the hold's own set, not a copy. An ACQUIRE may still be under way: if it gets no
+        # answer, its member is added to the set. `repeats` reads the set before each repetition of the
+        # RELEASE.
         repeat_at = set() if hold is None else hold.members_to_release_again
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
@@ -228,8 +231,8 @@ class Extension:
 
     A member that restarted without its data, or was unreachable for a whole lease, has forgotten the hold. If
     two of three members forgot it, even days apart, the hold would be left without a majority. So the client
-    sends ACQUIRE to such a member, but only after a majority has extended the hold without it. The new grant
-    does not count as a vote; the answer of that member to a later EXTEND does. The header of
+    sends ACQUIRE to such a member, but only after a majority has extended the hold. The new grant does not
+    count as a vote; the answer of that member to a later EXTEND does. The header of
     `crates/quorum/src/extension.rs` says why restoring is safe."""
 
     def __init__(
