@@ -1,4 +1,5 @@
-//! Without a runtime: `cargo run -p dlock-client --example blocking redis://127.0.0.1:6379`.
+//! Locks for threads, without an async runtime:
+//! `cargo run -p dlock-client --example blocking redis://127.0.0.1:6379`.
 
 use dlock_client::{Client, Wait};
 use std::error::Error;

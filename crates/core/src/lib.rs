@@ -15,9 +15,10 @@
 //! - [`Search`](deadlock::Search): the search for a deadlock, before a client waits
 //! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
 //!
-//! The other modules: [`codec`] and [`plain`] are about stored and logged bytes, [`admission`] limits
-//! leases and delays, and checks the bytes of RESTORE, [`grace`] and [`mark`] are about restarts, [`listing`]
-//! is LIST, [`log`] is LOG, [`schedule`] and [`due_locks`] order locks by the time at which they are due.
+//! The other modules: [`codec`] is about the bytes of stored and replicated locks, [`plain`] about commands
+//! that are replicated verbatim, [`admission`] limits what comes from outside (leases, fences, the bytes of
+//! RESTORE), [`grace`] and [`mark`] are about restarts, [`listing`] is LIST, [`log`] is LOG, [`schedule`] and
+//! [`due_locks`] order locks by the time at which they are due.
 //!
 //! ```
 //! use dlock_core::{

@@ -1,4 +1,5 @@
-//! FLUSHALL, FLUSHDB and SWAPDB end holds, which begins a grace period: the holders may still run.
+//! FLUSHALL and FLUSHDB end holds, and SWAPDB moves holds to another database. A grace period then begins,
+//! because the holders may still run.
 
 #![allow(clippy::disallowed_methods, reason = "measures the time as a client does")]
 
@@ -28,6 +29,7 @@ fn a_flush_of_held_locks_begins_grace(kind: &ServerKind) {
             assert_grace(&mut conn, &format!("DLOCK.ACQUIRE k {token} 1000 BLOCK 0"));
         }
         let logged = logged_grace(&server);
+        // The start of the server began the first grace period.
         assert_eq!(logged.begun, 2, "{flush}");
         let reason = if flush.starts_with("SWAP") { "swapped" } else { "flushed" };
         assert!(logged.last_reason.contains(reason), "{flush}: {}", logged.last_reason);
@@ -65,7 +67,7 @@ fn waiters_stay_queued_after_a_flush_and_are_served_when_grace_ends(kind: &Serve
         assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 2500 BLOCK 0");
         assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
         let fence = granted(&mut first);
-        assert!(asked.elapsed() >= Duration::from_millis(2500), "{flush}: granted during the lost lease");
+        assert!(asked.elapsed() >= Duration::from_millis(2500), "{flush}: the flushed lease has not ended");
         assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
         assert!(granted(&mut second) > fence);
         until_no_waiters(&server);

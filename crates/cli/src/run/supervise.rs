@@ -54,7 +54,7 @@ impl Margin {
         Ok(margin)
     }
 
-    /// The time before the end of the lease at which SIGTERM must be sent.
+    /// Time between SIGTERM and the end of the lease.
     pub fn notice(&self) -> Duration {
         self.kill_after.saturating_add(self.reserve)
     }
@@ -62,7 +62,7 @@ impl Margin {
 
 /// How a supervision ended.
 pub enum Outcome {
-    /// The program ended by itself, and the lock is still held.
+    /// The program ended by itself, and no lock is lost.
     Ended(ExitStatus),
     /// A lock was lost. The loss has been reported, and the program has ended.
     Lost,
@@ -151,7 +151,8 @@ impl Supervision<'_> {
         let began = now();
         self.program.signal_all(Signal::SIGTERM)?;
         if !self.must_kill(began) {
-            // A stopped process handles SIGTERM only after SIGCONT.
+            // A stopped process handles SIGTERM only after SIGCONT. If SIGKILL follows at once, the process
+            // must not continue.
             self.program.signal_all(Signal::SIGCONT)?;
         }
         let mut killed_at = None;

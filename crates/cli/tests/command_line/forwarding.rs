@@ -1,4 +1,5 @@
-//! dlock forwards the signals that it receives to its command.
+//! Signals that dlock receives: `dlock run` forwards them to its command, and ends the processes that a
+//! killed command leaves behind. While no command runs, a signal ends dlock.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -50,6 +51,7 @@ fn the_command_inherits_the_ignored_signals_and_blocks_none(kind: &ServerKind) {
 #[each_server]
 fn run_ends_the_children_of_a_terminated_shell_before_it_frees_the_lock(kind: &ServerKind) {
     let stage = Stage::one(kind);
+    // `setsid` and `timeout` leave the shell's process group, so a signal to that group would not reach them.
     let script = "setsid sleep 1000 & echo $! > one; timeout 1000 sleep 1000 & echo $! > two; wait";
     let run = stage.start(stage.run("", script));
     let (one, two) = (stage.process_id("one"), stage.process_id("two"));
@@ -101,8 +103,8 @@ fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
     assert_eq!(stage.held_on("r"), 3, "the other client still holds the lock");
 }
 
-/// These subcommands block signals and read them from a signalfd. A blocked signal does not interrupt a
-/// write.
+/// dlock blocks signals, so a signal does not interrupt a write to a full pipe. dlock must read the signal
+/// (from a signalfd) while the write lasts.
 #[each_server]
 fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -140,6 +142,7 @@ fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
         assert_eq!((done.code, done.stderr), (Some(128 + number), String::new()));
         assert!(!is_alive(command));
         assert_eq!(stage.held_on("r"), 0);
+        // Empties the file, so that `process_id` waits for the next command.
         stage.write("ready", "");
     }
 }

@@ -40,7 +40,8 @@ type RunId = Result<Arc<str>, Arc<str>>;
 /// The state that all clones share.
 struct Shared {
     server: RunId,
-    /// True if the connection is subscribed to the channel of the waits.
+    /// True if the connection is subscribed to the channel of the waits: the Pub/Sub channel on which the
+    /// server publishes the end of each wait of this client.
     is_subscribed: bool,
     closed: CancellationToken,
     /// Number of late answers in a row.
@@ -67,8 +68,9 @@ impl Command for Pipeline {
 }
 
 impl Connection {
-    /// Opens a connection on the client's thread, and subscribes to the channel. If the caller stops waiting,
-    /// `missing` says what the server has not done yet.
+    /// Opens a connection, and subscribes to `channel`, the channel of the waits. Must be called on the
+    /// client's own thread, because the task that drives the connection must run there. If the caller stops
+    /// waiting, `missing` says what the server has not done yet.
     pub(crate) async fn open(
         address: &Address,
         library_name: &str,

@@ -18,6 +18,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
 
         let replicas: Vec<Server> = masters(kind, count / 2 + 1);
         replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
+        // Servers reject a WAIT with a timeout this long, so the client must send a shorter one.
         drop(lock(Duration::MAX).await.expect("a majority has replicas"));
         client.flush().await;
         let guard = lock(LONG).await.expect("a majority has replicas");
@@ -57,8 +58,8 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
 
 /// For a durable grant, the client sends each member an EXTEND and then WAIT over a separate connection, and
 /// stops waiting when a majority has answered. Here the third member receives this EXTEND only after a second
-/// one, for a longer lease, and the late EXTEND shortens its lease again. So the client must not count the
-/// third member's answer to the second EXTEND.
+/// EXTEND with a longer lease, and then has the shorter lease. So the client must not count the third
+/// member's answer to the second EXTEND.
 #[each_server]
 async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
@@ -77,6 +78,7 @@ async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(k
     until_held_everywhere(&servers, "r");
     replicas[1].resume();
     let guard = acquires.await.expect("no panic").expect("a majority has replicas");
+    // Without the second member, a majority needs the answer of the third member.
     servers[1].kill9();
     let extended = guard.extend(LONG).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");

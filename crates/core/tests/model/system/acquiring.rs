@@ -1,4 +1,5 @@
-//! ACQUIRE as the module runs it: an attempt, and a wait if the lock is not free.
+//! ACQUIRE of [`System`], which drives the core as the module does: an attempt, and a wait if the lock is not
+//! free.
 
 use super::*;
 
@@ -19,7 +20,7 @@ impl System {
         let before = self.outcomes.len();
         let queued = || Queued::new(client, None, None, false);
         let until = queue.map(|ms| self.instant() + ttl(ms));
-        // An ACQUIRE without options may be logged verbatim instead of an effect.
+        // An ACQUIRE without options may be replicated verbatim, instead of the changed holds.
         let has_no_options = request == LockRequest::new(checked(&who), request.ttl);
         let plain = (has_no_options && block.is_none() && queue.is_none())
             .then(|| Plain::Acquire(checked(&who), request.ttl));
@@ -29,6 +30,7 @@ impl System {
         });
         let rank = match acquired {
             Acquired::Held(fence) => {
+                // If this turn has served the token as a waiter, `carry_out` has recorded the grant already.
                 let is_grant = |(_, outcome): &_| matches!(outcome, WaitOutcome::Granted(..));
                 if !held && !self.outcomes[before..].iter().any(is_grant) {
                     assert_eq!(self.waiting.len_of(&name(asked.key)), 0, "no newcomer overtakes the queue");
@@ -38,6 +40,7 @@ impl System {
                 self.record_receipt(asked.key, asked.token, asked.client, asked.mode);
                 return Answer::Fence(fence.get());
             }
+            // Two sharers that wait for an upgrade would wait for each other.
             Acquired::Upgrading(other) => {
                 self.cycle = vec![asked.party(), party_of(&other), asked.party()];
                 return Answer::Deadlock;
