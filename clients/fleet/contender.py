@@ -1,7 +1,7 @@
 """A client of a quorum under faults: it locks, writes and releases repeatedly until its input ends.
 
-python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. In the output, the names of its
-holds begin with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
+python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. In the output, the name of each
+hold begins with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def micros(seconds: float) -> int:
 
 
 class Attempt:
-    """One acquisition, and the output about it. The client only prints each write: the test that reads the
-    output carries it out."""
+    """One acquisition, and the output about it. The client only prints its writes. The test that reads the
+    output carries out each write."""
 
     count = 0
 
@@ -89,9 +89,9 @@ class Attempt:
         say("held", self.resource, self.fence, self.name, *moments)
 
 
-async def outcome(found: object) -> object:
-    """Returns the outcome of a call, which may have to be awaited."""
-    return await found if inspect.isawaitable(found) else found
+async def outcome(returned: object) -> object:
+    """Returns the outcome of a call: the returned value, awaited if it is awaitable."""
+    return await returned if inspect.isawaitable(returned) else returned
 
 
 async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:

@@ -40,8 +40,7 @@ export function validity(ttl: number): number {
 /** Thrown by `withTimeout` when the time is over. */
 export class TimedOut {}
 
-/** Thrown by `withTimeout` when the caller's signal is aborted. `run` throws it into the generator of the
- * steps, which then cleans up. */
+/** Thrown by `withTimeout` when the caller's signal is aborted. */
 export class Aborted {
   constructor(readonly reason: unknown) {}
 }

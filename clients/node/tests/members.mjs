@@ -1,4 +1,4 @@
-// Three members of a quorum, and the acquisitions from them, without servers.
+// For tests without servers: three members of a quorum, a round and an acquisition.
 
 import { Members } from "../dist/members.js";
 import { QueueChoice } from "../dist/queue-choice.js";
@@ -32,19 +32,20 @@ export function unknownMembers() {
   return { members: new Members(channels), channels };
 }
 
-/** Returns members with known run ids, so that they may vote, and their channels. */
+/** Returns members with known run ids (their numbers), so that they may vote, and their channels. */
 export function threeMembers() {
   const { members, channels } = unknownMembers();
   for (const member of members.all()) members.record(member, info(member));
   return { members, channels };
 }
 
-/** Returns a round of an acquisition. `order`: the members in whose queues it waits. */
+/** Returns a round of an acquisition. `order`: the members in whose queues the round may wait. */
 export function roundOf(members, order, { fenced = false, lease = request.lease } = {}) {
   return new Round(members, new QueueChoice(members), { ...request, lease }, fenced, LIMIT, order);
 }
 
-/** Returns the steps of an acquisition that waits without a timeout, or does not wait at all. */
+/** Returns an acquisition as a generator of steps. With `waits`, the acquisition waits without a timeout;
+ * otherwise it does not wait. */
 export function acquisition(members, { waits, choice = new QueueChoice(members) }) {
   return new QuorumAttempt(members, choice, request, false, LIMIT).run(waits, Number.POSITIVE_INFINITY);
 }
