@@ -1,4 +1,5 @@
-//! A guard bypasses no check: it gives no rights, shows no token, and runs no command that ends the server.
+//! A guard (GUARD or FENCED, which run another command) bypasses no check: it gives no rights, shows no
+//! token, and runs no command that ends the server.
 
 use crate::calls;
 use dlock_testkit::{Server, ServerKind, Value, each_server};
@@ -7,6 +8,7 @@ use dlock_testkit::{Server, ServerKind, Value, each_server};
 fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     let info = conn.ok("COMMAND");
+    // `fill`: the words that the arguments repeat. `more`: the number of arguments beyond the required ones.
     for (fill, more) in [(&["k"][..], 0), (&["1"], 0), (&["k", "1"], 1), (&["-1", "99999999999"], 2)] {
         for call in calls(&info, fill, more) {
             // These commands wait for another server or for some time.
@@ -83,7 +85,7 @@ fn guard_gives_no_right_that_the_user_lacks(kind: &ServerKind) {
             assert!(denied || denied_sort, "{command}: {text}");
         }
     }
-    // The key of the lock and the gate count as keys of the command.
+    // The user needs rights for the key of the lock and for the key of the gate, too.
     assert!(conn.say("DLOCK.GUARD secret:k t GET a:x").error().starts_with("NOPERM"));
     assert!(conn.say("DLOCK.FENCED r:gate 5 GET a:x").error().starts_with("NOPERM"));
     assert_eq!(admin.ok("MGET secret:1 a:x"), ["hidden", "2"]);

@@ -80,6 +80,7 @@ fn a_user_may_name_only_its_own_keys_as_the_first_argument(kind: &ServerKind) {
     for command in TRICKS {
         assert!(!matches!(conn.say(command), Value::Error(_)), "{command}");
     }
+    // The holds on lock:s and lock:p are left.
     assert_eq!((admin.ok("DBSIZE"), server.number("dlock_waiting")), (2.into(), 0));
     for command in TRICKS {
         for other in ["other", "Lock:a", "lock", ""] {

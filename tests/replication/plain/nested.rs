@@ -7,9 +7,9 @@ use dlock_testkit::{Server, ServerKind, Stream, compiled, each_server, locks};
 const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function(keys) \
                         return redis.call('DLOCK.ACQUIRE', keys[1], 't', 600000) end)";
 
-/// A grant that is logged verbatim (as its command) builds on the entry before it. The module does not rely
-/// on every reader to have the entry of a nested call, so the grant after such a call is an effect. A release
-/// builds on no entry.
+/// A grant that is logged verbatim (as its command) builds on the log entry before it. The module assumes
+/// that a replica may lack the entry of a command in a transaction, script, function or guard, so the next
+/// grant is an effect. A release builds on no entry.
 #[each_server(shimmed)]
 fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -62,6 +62,7 @@ fn a_grant_after_a_command_hidden_from_replicas_is_an_effect(kind: &ServerKind) 
     let mut conn = master.connect();
     let mut stream = Stream::of(&master);
     grant(&mut conn, "a");
+    // The server replicates a command of CALLER only if the format (here `v`) has a `!`.
     assert!(conn.ok("CALLER v DLOCK.ACQUIRE unknown t 600000").int() > 0);
     grant_both(&mut conn, ["b", "c"]);
     assert_eq!(words(&stream.drain()), ["effect a", "effect b", "DLOCK.ACQUIRE c t 600000"]);

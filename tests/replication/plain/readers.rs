@@ -1,9 +1,9 @@
 //! The readers of a master's log are its replicas, and a server that loads its append only file. Wherever a
 //! reader starts in the log, it ends with the holds of the master, whatever it held before.
 //!
-//! The log has effects (`DLOCK._SET` with the new state of a lock), and ACQUIREs logged verbatim: a reader
-//! derives the hold from the time and the fence of the effect before it. After each snapshot by a child
-//! process, the next grant is logged as an effect, because new readers start there.
+//! The log has effects (`DLOCK._SET` with the new state of a lock), and ACQUIREs logged verbatim. For such an
+//! ACQUIRE, a reader derives the hold from the time and the fence in the last effect. After each snapshot by
+//! a child process, the next grant is logged as an effect, because new readers start at that snapshot.
 
 use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_without_fence, until};
@@ -58,8 +58,8 @@ fn the_first_grant_after_a_rewrite_is_an_effect(kind: &ServerKind) {
     }
 }
 
-/// The replica's snapshot contains the time and the last fence of the log that the replica has read. So the
-/// replica, and its own replica, can continue with a verbatim ACQUIRE.
+/// The replica's snapshot contains the time of the last effect that the replica has read, and the greatest
+/// fence. So the replica, and its own replica, can continue with a verbatim ACQUIRE.
 #[each_server(shimmed)]
 fn a_restarted_replica_and_its_replica_continue_to_read_the_log(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -100,8 +100,8 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     grant_both(&mut conn, ["c", "d"]);
     assert_eq!(words(&stream.drain()), ["effect c", "DLOCK.ACQUIRE d t 600000"]);
     old.wait_in_sync(&new);
-    // Compares c and d only: the new master's clock was stopped before the grants of a and b, so their times
-    // differ.
+    // Compares c and d only. The clock of `new` stopped before the grants of a and b, so `new` stores earlier
+    // times for these two than `old`.
     let of_new = |server: &Server| -> Vec<String> {
         let is_new = |line: &String| line.contains("\"c\"") || line.contains("\"d\"");
         locks_without_fence(server).into_iter().filter(is_new).collect()
@@ -126,7 +126,7 @@ fn a_replica_ends_with_the_locks_of_its_master_whatever_it_held_before(kind: &Se
     conn.ok("DLOCK.RELEASE c t");
     replica.wait_in_sync(&master);
     assert_eq!(locks_without_fence(&replica), locks_without_fence(&master));
-    // The replica's own file gives the same locks, although it contains additional effects.
+    // The replica's own file, which also has the acquisitions of the replica's clients, gives the same locks.
     replica.wait_rewritten();
     replica_conn.ok("DEBUG LOADAOF");
     assert_eq!((locks_without_fence(&replica), skipped(&replica)), (locks_without_fence(&master), 0));
@@ -175,7 +175,7 @@ fn an_old_master_reads_on_from_its_snapshot_as_a_replica(kind: &ServerKind) {
     assert_eq!(locks_without_fence(&new), before);
 }
 
-/// The replica's own file differs from its master's log.
+/// For c, the master's log has a verbatim ACQUIRE, but the replica's own file has an effect.
 #[each_server(shimmed)]
 fn a_replica_continues_its_masters_log_after_loading_its_file(kind: &ServerKind) {
     let (master, replica) =
@@ -185,6 +185,7 @@ fn a_replica_continues_its_masters_log_after_loading_its_file(kind: &ServerKind)
     grant_both(&mut conn, ["a", "b"]);
     replica.wait_in_sync(&master);
     replica.wait_rewritten();
+    // Moves a and b into the base of the file, so that c is the first command after it.
     replica_conn.ok("BGREWRITEAOF");
     replica.wait_rewritten();
     grant(&mut conn, "c");
