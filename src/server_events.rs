@@ -80,8 +80,9 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     background::on_tick(m, ctx);
 }
 
-/// Records that a new follower (a replica, or an append only file) may exist. It has read no earlier entry of
-/// this server's log, so the next entry must not build on one.
+/// Records that a new follower (a replica, or an append only file) may exist. After a fork, the child
+/// process may be writing the snapshot of a new follower. The follower has read no earlier entry of this
+/// server's log, so the next entry must not build on one.
 fn note_possible_follower(m: &Module) {
     m.with(|s| (s.followers.may_follow, s.followers.readers_state) = (true, None));
 }
@@ -98,8 +99,8 @@ fn became_replica(m: &Module, ctx: Ctx<'_>) {
     note_possible_follower(m);
 }
 
-/// Unbinds every EPHEMERAL hold. A replica ends no hold when a connection closes, so after a later promotion
-/// the server could not tell which connections had closed in the meantime.
+/// Unbinds every EPHEMERAL hold, in memory only. A replica ends no hold when a connection closes, so after a
+/// later promotion the server could not tell which connections had closed in the meantime.
 fn unbind(m: &Module, ctx: Ctx<'_>) {
     let bound = m.with(|s| {
         s.waiting.deliveries = Deliveries::default();
@@ -121,7 +122,8 @@ fn loading(m: &Module, live: bool) {
     });
 }
 
-/// Up to this many locks and holds are freed at once, and more of them on a background thread.
+/// The maximum number of locks and holds that a flush frees inline. If there are more, a background thread
+/// frees all of them.
 const MAX_FREED_INLINE: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {

@@ -8,7 +8,9 @@ use hdrhistogram::Histogram;
 #[derive(Default)]
 pub struct Stats {
     pub grants: u64,
+    /// Grants to waiters.
     pub handoffs: u64,
+    /// ACQUIREs that were answered null at once.
     pub denials: u64,
     pub releases: u64,
     pub expiries: u64,
@@ -69,8 +71,8 @@ impl Stats {
 /// interval, a monitor can subtract earlier counts. It can add the counts of several servers.
 pub struct Times {
     pub all: Histogram<u64>,
-    /// Number of times up to each of `BOUNDS` and above the previous one. The last entry is the number above
-    /// all bounds.
+    /// For each of `BOUNDS`, the count of recorded times up to this bound and above the previous one. The
+    /// last entry counts the times above all bounds.
     counts: [u64; BOUNDS.len() + 1],
     sum: u64,
 }
@@ -79,7 +81,7 @@ const BOUNDS: [u64; 12] = [1, 5, 10, 50, 100, 500, 1_000, 5_000, 10_000, 60_000,
 
 impl Default for Times {
     fn default() -> Self {
-        // Two significant digits, up to a year: 20 KB that never grow.
+        // For times up to a year and two significant digits, the histogram takes 20 KB and never grows.
         let longest = 366 * 86_400_000;
         let all = Histogram::new_with_max(longest, 2).expect("the range is valid");
         Times { all, counts: [0; BOUNDS.len() + 1], sum: 0 }
@@ -93,8 +95,8 @@ impl Times {
         self.sum = self.sum.saturating_add(ms);
     }
 
-    /// Returns `1=0,5=2,...,inf=3,sum=812`: the number of times up to each bound in ms, and the sum of all
-    /// times.
+    /// Returns `1=0,5=2,...,inf=3,sum=812`: for each bound in ms, the count of recorded times up to this
+    /// bound, and the sum of all times.
     pub fn cumulative(&self) -> String {
         let (mut text, mut so_far) = (String::new(), 0);
         let names = BOUNDS.iter().map(u64::to_string).chain(["inf".to_owned()]);

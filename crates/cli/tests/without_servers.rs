@@ -56,6 +56,7 @@ fn a_wrong_call_exits_with_64_and_names_the_remedy() {
     }
     assert_fails(&["run", "r", "--ttl", "30", "--", "ls"], 64, "times are written 30s, 500ms, 2m");
     assert_fails(&["run", "r", "--", "ls"], 64, "DLOCK_SERVERS");
+    // 4 s for -k and 1 s in reserve must fit into half of the ttl.
     assert_fails(&["run", "r", "--ttl", "6s", "-k", "4s", "--", "ls"], 64, "a --ttl of 10s or more");
     assert_fails(
         &["run", "r", "--servers-file", "/does/not/exist", "--", "ls"],
@@ -116,6 +117,7 @@ fn completions_list_the_subcommands_and_pass_bash() {
         // The name under which dlock executes itself before it becomes the command of `run`. It is internal.
         assert!(!stdout(&script).contains("dlock-starting"));
     }
+    // Bash completes the word `--no` of `dlock run --no`.
     let script = stdout(&dlock(&["completions", "bash"]));
     let query = "COMP_WORDS=(dlock run --no) COMP_CWORD=2; _dlock dlock --no run; echo \"${COMPREPLY[*]}\"";
     let mut bash = Command::new("bash").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("bash");
@@ -200,6 +202,7 @@ fn an_error_repeats_an_unknown_word_only_when_it_cannot_be_a_secret() {
         let (text, code) = text_and_code(words, &[]);
         assert_eq!(code, Some(64), "{words:?}: {text}");
         assert!(!text.contains(SECRET), "{words:?}: {text}");
+        // `--ttl 5redis://..` has an unknown unit.
         assert!(text.contains("(not shown)") || text.contains("unknown time unit"), "{words:?}: {text}");
         assert_eq!(text.find(|char: char| char.is_control() && char != '\n'), None, "{words:?}: {text:?}");
     }
@@ -226,6 +229,7 @@ fn errors_show_a_server_by_host_and_port_without_its_password() {
         format!("redis://u:{SECRET}@127.0.0.1:1"),
         format!("redis://{SECRET}@127.0.0.1:1"),
         "unix:///none?pass=s3cret-0123456789abcdef".to_string(),
+        // `pass` with one percent-encoded letter.
         "unix:///none?p%61ss=s3cret-0123456789abcdef&user=s3cret-0123456789abcdef".to_string(),
     ];
     for address in addresses {

@@ -1,6 +1,7 @@
-//! The work of the background job: tasks, locks that are due, and holds that end with a connection.
+//! What the background job has to do: pending tasks, the schedule of the locks, and the holds that end with a
+//! connection.
 //!
-//! The work is not stored. Loading a lock schedules it again.
+//! This state is in memory only. When a lock is loaded, the server schedules the lock again.
 
 use std::collections::HashMap;
 
@@ -78,7 +79,7 @@ impl Background {
         due.millis() < before
     }
 
-    /// The slots of the locks of a database, from this one on: see [`DueLocks::slots`].
+    /// The slots of the locks of a database, from slot `from` on: see [`DueLocks::slots`].
     pub fn slots(&self, db: i32, from: u32) -> impl Iterator<Item = (u32, Option<&[u8]>)> {
         let db = usize::try_from(db).ok().and_then(|db| self.dbs.get(db));
         db.into_iter().flat_map(move |db| db.scheduled.slots(from))
@@ -93,7 +94,7 @@ impl Background {
         self.db(name.db).scheduled.remove_if_of(slot, &name.key);
     }
 
-    /// Records the effects of a step that leave work for later, and updates the holds that are bound to
+    /// Adds the tasks that an operation leaves to the background job, and updates the holds that are bound to
     /// connections.
     pub fn account(&mut self, name: &Name<'_>, effects: &mut RareEffects) {
         for binding in &effects.bindings {
@@ -136,9 +137,10 @@ impl Background {
         bound
     }
 
-    /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Only queues that
-    /// began after the queue whose first waiter was `behind` are included. Each of the next
-    /// [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeBehind`] stands for the rest.
+    /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Goes through the
+    /// queues in the order in which they began, and starts behind the queue that the waiter `behind` began.
+    /// Each of the next [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeBehind`] stands for
+    /// the rest.
     pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
         let mut next = None;
         for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
@@ -194,13 +196,14 @@ impl Background {
         }
     }
 
-    /// Puts a task off until `at`. Tasks other than due locks are kept in the order in which they were put
-    /// off, so for them `at` must not be earlier than in an earlier call.
+    /// Puts a task off until `at`. For a task other than [`Task::Due`], `at` must not be earlier than in the
+    /// previous call, because these tasks are kept in the order of the calls.
     pub fn put_off(&mut self, task: Task, at: Deadline) {
         match task {
             // A due lock is not in `pending`, but in the schedule.
             Task::Due(name, slot) => self.db(name.db).scheduled.put_off(slot, at),
-            // Only the holds on the first lock have to wait. The others become a task of their own.
+            // The caller puts this task off because of its first lock: see [`Task::name`]. The holds on other
+            // locks become a task of their own.
             Task::Disconnected(client, db, mut holds) => {
                 let elsewhere = split_off_other_locks(&mut holds);
                 self.pending.put_off(Task::Disconnected(client, db, holds), at.millis());

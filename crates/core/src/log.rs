@@ -1,4 +1,4 @@
-//! LOG: recent incidents, in memory only. Keys, labels and tokens are cut, so that every entry is small.
+//! The incidents that DLOCK.LOG lists, in memory only. Keys, labels and tokens are cut to keep entries small.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub enum IncidentKind {
     Expired,
     Broken,
     Disconnected,
-    /// The key was removed: DEL, a flush, overwritten, renamed.
+    /// The key was deleted, flushed, overwritten or renamed.
     Vanished,
     LongHold,
     LongWait,

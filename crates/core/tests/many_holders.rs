@@ -1,5 +1,5 @@
-//! Locks with hundreds of holders. They answer like a plain list. A replica that applies their effects has
-//! the same holds. No expired hold is visible.
+//! A lock with hundreds of holders behaves like a plain list of holds. A replica that applies the lock's
+//! changes has the same holds. No expired hold is visible.
 
 mod turns;
 
@@ -21,7 +21,8 @@ const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key")
 const START: u64 = 1_760_000_000_000;
 const ANCHOR: Anchor = Anchor { boot: 1, offset: 0 };
 
-/// The number of holders at the start: more than the `EndedHolds::SLICE` that one operation ends one by one.
+/// The number of holders at the start: more than [`EndedHolds::SLICE`], the maximum that one operation ends
+/// one by one. Under Miri, which is slow, there are fewer holders.
 const MANY: usize = if cfg!(miri) { 40 } else { 700 };
 
 struct World {
@@ -36,9 +37,11 @@ struct World {
     /// Holds that ended together, with one event for all of them.
     ended_holds: Vec<EndedHolds>,
     outcomes: Vec<Outcome>,
-    /// Of the last operation: its events, its steps, and the bytes of its effect.
+    /// The events of the last operation.
     events: Vec<Event>,
+    /// The units of work of the last operation: see [`steps`].
     steps: u64,
+    /// Number of bytes that the last operation replicated.
     written: usize,
 }
 
@@ -161,11 +164,13 @@ impl World {
     }
 }
 
-/// Commands of the token with this number, with a ttl in ms where they take one. `Bind` makes its hold
-/// EPHEMERAL on the connection of a client.
+/// An operation on the lock. The first number stands for a token, the second one is a ttl in ms, unless the
+/// comment of the variant says otherwise.
 #[derive(Clone, Debug)]
 enum Operation {
     Acquire(usize, u64),
+    /// A holder acquires again with EPHEMERAL, which binds its hold to the connection of the client with the
+    /// second number.
     Bind(usize, u64),
     Extend(usize, u64),
     Confirm(usize, u64),
@@ -250,6 +255,7 @@ fn run(moves: Vec<Operation>) {
                 assert_eq!(extended, list.get_mut(&n).map(|hold| hold.end = now + ms).is_some());
             }
             Operation::Confirm(n, ms) => {
+                // 5 ms ahead of the clock.
                 let fence = Fence::from_outside(now * 1000 + 5000).expect("a fence");
                 let confirmed =
                     world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(ms), Skew::WITHOUT_GRACE));

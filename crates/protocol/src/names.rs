@@ -5,8 +5,8 @@ use std::fmt;
 use crate::bytes::{Bytes, Inline};
 use crate::steps;
 
-/// The identity of a holder or waiter: 1 to 255 bytes, compared whole. A token proves ownership, so Debug
-/// shows only its beginning. A token of [`Token::of_random`] is stored without an allocation.
+/// The identity of a holder or waiter: 1 to 255 bytes. A token proves ownership, so Debug shows only its
+/// beginning. A token of [`Token::of_random`] is stored without an allocation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Inline<30>);
 

@@ -1,12 +1,12 @@
-//! The options of a lock request.
+//! A lock request, and arguments of RELEASE, CANCEL and LIST.
 
 use std::num::NonZeroU32;
 
 use crate::names::{Label, LabelRef, OwnerId, OwnerIdRef, Token, TokenRef};
 use crate::units::{Delay, Ttl};
 
-/// The options of an ACQUIRE, without its key and its wait. Commands, the core, waiters and clients share
-/// this type, owned or borrowed ([`LockRequestRef`]).
+/// An ACQUIRE without its key and its wait. Commands, the core, waiters and clients share this type, owned or
+/// borrowed ([`LockRequestRef`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRequest<T = Token, L = Label, O = OwnerId> {
     pub token: T,
@@ -15,6 +15,7 @@ pub struct LockRequest<T = Token, L = Label, O = OwnerId> {
     pub reentry: Reentry,
     /// Whether the hold also ends when its connection closes.
     pub ephemeral: bool,
+    /// The pause before the next grant if the hold expires or loses its connection.
     pub delay: Delay,
     pub label: L,
     /// The owner of the token. The search for deadlocks treats all tokens of one owner as one. `None`: the
@@ -76,8 +77,8 @@ pub enum Reentry {
 }
 
 impl Reentry {
-    /// Returns the hold count after the request, given the count before it (`None` without a hold). `None` if
-    /// the count would exceed [`MAX_COUNT`].
+    /// Returns the hold count after the request, or `None` if it would exceed [`MAX_COUNT`]. `before` is the
+    /// count before the request, or `None` without a hold.
     #[inline]
     pub fn count(self, before: Option<NonZeroU32>) -> Option<NonZeroU32> {
         match (self, before) {
@@ -92,7 +93,7 @@ impl Reentry {
 /// The maximum hold count and the maximum number of permits.
 pub const MAX_COUNT: u32 = i32::MAX as u32;
 
-/// The longest MATCH pattern of LIST, in bytes: the work of a match grows with it.
+/// The longest MATCH pattern of LIST, in bytes. The work of a match grows with the length of the pattern.
 pub const MAX_PATTERN: usize = 1024;
 
 /// The part of the hold count that RELEASE removes.

@@ -115,8 +115,8 @@ impl Drop for Program {
     }
 }
 
-/// Executes the program if [`Program::start`] started this process for it. Returns `None` otherwise, and an
-/// exit code if the program cannot be executed.
+/// In a process that [`Program::start`] started, executes the program, or returns an exit code if that fails.
+/// Returns `None` in any other process.
 ///
 /// dlock executes itself first, and sets up the process here. Setting it up between fork and exec, as is
 /// usual, would need `unsafe` code.
@@ -131,7 +131,8 @@ pub fn become_program() -> Option<ExitCode> {
     // before the lease ends. This setting survives the exec, unless the program is set-user-ID. Children of
     // the program do not inherit the setting.
     let is_set_up = prctl::set_pdeathsig(Signal::SIGKILL).is_ok() && signals::unblock().is_ok();
-    // The setting has no effect if dlock had ended before. Then this process has another parent.
+    // If dlock ended before the setting was made, the setting has no effect, and this process has another
+    // parent.
     if !is_set_up || parent != *getppid().to_string() {
         return Some(Error::system("the command was not started", "dlock has ended").report());
     }

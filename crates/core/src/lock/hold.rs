@@ -1,4 +1,4 @@
-//! One hold: the tenure of one token, as it is stored.
+//! The hold of one token, as it is kept in memory.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -17,8 +17,8 @@ pub enum Ephemeral {
     Orphan,
 }
 
-/// The tenure of one token. Numbers are stored in fewer than 8 bytes, so that the value of a key with one
-/// hold fits into one allocation of 64 bytes.
+/// The hold of one token. Its numbers have fewer than 8 bytes, so that the value of a key with one hold fits
+/// into one allocation of 64 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     identity: Identity,
@@ -27,7 +27,7 @@ pub struct Hold {
     /// Time of the grant, in ms.
     granted: Number<6>,
     ttl: Ttl,
-    /// The connection of the grant, which is only displayed. 0 if unknown.
+    /// The id of the connection that got the grant, for display only. 0 if unknown.
     client: NotCompared<Number<5>>,
     /// The slot of the lock in the schedule, if this hold is exclusive: see [`super::Lock::slot`].
     pub(super) slot: NotCompared<Option<Slot>>,
@@ -40,7 +40,7 @@ enum Identity {
     WithExtras(Box<(Token, Extras)>),
 }
 
-/// A field that is neither stored nor replicated. Comparisons ignore it.
+/// A field that is in memory only: neither persisted nor replicated. Comparisons ignore it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NotCompared<T>(pub T);
 
@@ -52,7 +52,7 @@ impl<T> PartialEq for NotCompared<T> {
 
 impl<T> Eq for NotCompared<T> {}
 
-/// A number in N bytes. Greater numbers are stored as the greatest one that fits. Six bytes are enough for
+/// A number in N bytes. A greater number becomes the greatest one that fits. Six bytes are enough for
 /// nine thousand years in ms, seven for every fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Number<const N: usize>([u8; N]);
@@ -81,7 +81,7 @@ pub(crate) struct Extras {
     pub label: Label,
     /// The hold count.
     pub count: NonZeroU32,
-    /// For the search for deadlocks. Neither stored nor replicated.
+    /// For the search for deadlocks. Neither persisted nor replicated.
     pub owner: Option<Box<OwnerId>>,
 }
 
@@ -149,7 +149,7 @@ impl Hold {
     pub fn ephemeral(&self) -> Ephemeral {
         self.extras().map_or(Ephemeral::No, |x| x.ephemeral)
     }
-    /// Whether the hold has extras that are stored.
+    /// Whether the hold has extras that are persisted.
     pub(crate) fn has_extras(&self) -> bool {
         self.extras().is_some_and(|Extras { ephemeral, delay, label, count, owner: _ }| {
             *ephemeral != Ephemeral::No
@@ -192,7 +192,7 @@ impl Hold {
         matches!(self.ephemeral(), Ephemeral::Bound(_))
     }
 
-    /// Ids beyond the range of the field are stored as unknown.
+    /// An id beyond the range of the field becomes 0 (unknown).
     pub(crate) fn set_client(&mut self, client: ClientId) {
         self.client.0 = Number::new(if client.0 < Number::<5>::MAX { client.0 } else { 0 });
     }
@@ -260,8 +260,8 @@ impl Hold {
 }
 
 /// Estimated bytes of [`crate::tasks::Bindings`] for a connection, which usually has one bound hold: two
-/// entries of a hash table, because half of them can be unused, and a tree leaf with room for eleven names
-/// and tokens.
+/// entries of a hash table (half of its entries can be unused), and a tree leaf with room for eleven keys and
+/// tokens.
 const BINDING_SIZE: usize = 2 * size_of::<(ClientId, BTreeSet<()>)>() + 11 * size_of::<(Box<[u8]>, Token)>();
 
 #[cfg(test)]
