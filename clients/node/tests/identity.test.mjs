@@ -69,7 +69,7 @@ onEachServer(
         (await master.ask("CLIENT", "LIST")).split("\n").filter((line) => line.includes(" name=test "));
       const client = await env.client(masters[0].url);
       await (await new Lock(client, "foo").acquire()).release();
-      // CLIENT LIST has the field from Redis 7.2 on.
+      // CLIENT LIST shows library names from Redis 7.2 on.
       const isShown = (await clientLines(masters[0])).some((line) => line.includes(" lib-name="));
       if (!isShown) return;
       const untilNamed = (master, name) =>

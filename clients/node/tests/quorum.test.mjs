@@ -109,7 +109,7 @@ onEachServer(
     });
 
     test("tryAcquire leaves nothing on the members when its answers are lost", async () => {
-      // Now the client is connected, and knows the run ids of the members.
+      // After this acquisition, the client is connected and knows the run ids of the members.
       await (await lock().acquire()).release();
       await untilFree();
       for (const proxy of proxies) Object.assign(proxy, { match: "ACQUIRE", cutReplies: 1 });
@@ -205,7 +205,7 @@ onEachServer(
     });
 
     test("tryAcquire tries again when the votes are split and no client has a majority", async () => {
-      // Now the client is connected, and knows the run ids of the members.
+      // After this acquisition, the client is connected and knows the run ids of the members.
       await (await lock().acquire()).release();
       await untilFree();
       const rivals = [0, 1];
@@ -227,9 +227,9 @@ onEachServer(
       const fences = [];
       const work = async (caller) => {
         // Half of the callers share the connections of `quorum`.
-        const ownQuorum = caller % 2 ? quorum : await quorumOf(proxies, 4000);
+        const callersQuorum = caller % 2 ? quorum : await quorumOf(proxies, 4000);
         for (let round = 0; round < 5; round++) {
-          await new Lock(ownQuorum, "foo", { fenced: true }).using(async (hold) => {
+          await new Lock(callersQuorum, "foo", { fenced: true }).using(async (hold) => {
             inside.push(hold.fence);
             assert.equal(inside.length, 1);
             await pause(1);

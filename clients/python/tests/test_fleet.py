@@ -123,7 +123,7 @@ class Fleet:
                 f"{client.kind} ended with {status}: Node needs NODE_PATH for its libraries"
             )
 
-    def has_each_kind_held(self):
+    def has_run_long_enough(self):
         """Returns whether each kind has held the lock, and a holder was killed."""
         holds = [hold for client in self.ended + self.clients for hold in client.holds]
         killed = any(hold.released_at is None for client in self.ended for hold in client.holds)
@@ -159,10 +159,10 @@ def overlaps(holds):
     return [(a, b) for a, b in zip(held, held[1:]) if b.acquired_at < a.end()]
 
 
-def served_after_strings(holds, waiters_killed_at):
+def waits_after_old_holds(holds, waiters_killed_at):
     """Returns the seconds between the end of each hold of an old client and the next grant to a waiter of
-    dlock. Leaves out a grant if a waiter was killed before it, but at most 1 s before the old client's hold
-    began. The server may have granted the lock to this waiter first."""
+    dlock. Leaves out a grant if a waiter was killed in the time from 1 s before the old client's hold to this
+    grant: the server may have granted the lock to the killed waiter first."""
     return [
         b.acquired_at - a.end()
         for a, b in zip(holds, holds[1:])
@@ -180,15 +180,15 @@ def check(holds, waiters_killed_at, capsys, what):
     late = sum(hold.released_at is not None and hold.released_at > hold.lease_end for hold in holds)
     assert killed
     assert late
-    served = sorted(served_after_strings(holds, waiters_killed_at))
-    assert served
+    waits = sorted(waits_after_old_holds(holds, waiters_killed_at))
+    assert waits
     with capsys.disabled():
-        soon = bisect.bisect(served, 0.05) / len(served)
+        soon = bisect.bisect(waits, 0.05) / len(waits)
         print(
             f"\n{what}: holds {kinds}; of killed processes {killed}, released late {late}; "
             "waits after the hold of an old client: "
-            f"p50 {statistics.median(served) * 1000:.0f} ms, max {served[-1] * 1000:.0f} ms, "
-            f"{soon:.0%} of {len(served)} within 50 ms"
+            f"p50 {statistics.median(waits) * 1000:.0f} ms, max {waits[-1] * 1000:.0f} ms, "
+            f"{soon:.0%} of {len(waits)} within 50 ms"
         )
 
 
@@ -213,7 +213,7 @@ def fleet(server, kinds):
 def test_a_mixed_fleet_never_has_two_holders(honouring_server, capsys):
     with fleet(honouring_server, OLD + NEW) as running:
         running.run(SECONDS)
-        while not running.has_each_kind_held():
+        while not running.has_run_long_enough():
             running.run(1)  # old clients rarely get the lock while new clients queue
         holds, waiters_killed_at = running.stop()
     check(holds, waiters_killed_at, capsys, "mixed")

@@ -1,5 +1,5 @@
-"""One round of an acquisition, tested without servers: which answers count, and from which time the validity
-counts. A member answers ACQUIRE with the fence of its grant, or with None if it refuses."""
+"""One round of an acquisition, tested without servers: which answers count as votes, and when the validity
+begins. A member answers ACQUIRE with the fence of its grant, or with None if it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ AHEAD = ResponseError("FENCEAHEAD its clock is behind")
 
 
 class ConfirmPhases:
-    """A fenced round with these grants, by member. `answer` sends the answers of its next confirm phase."""
+    """A fenced round with these grants, by member. `answer` passes the answers of one confirm phase to the
+    round."""
 
     def __init__(self, grants):
         quorum = quorum_of(len(grants))
@@ -78,8 +79,8 @@ def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_a
 
 
 def carry_out(steps, reply, member=None):
-    """Carries out steps. ``reply`` returns the reply of a member to a command, which may be an error. A step
-    that is a command goes to ``member``."""
+    """Carries out steps. A step that is a command goes to ``member``. ``reply(member, command)`` returns the
+    member's answer or an error."""
 
     def outcome_of(step):
         if isinstance(step, Ask):
@@ -100,7 +101,7 @@ def carry_out(steps, reply, member=None):
 
 
 @pytest.mark.parametrize("is_down", [False, True], ids=["taken", "outage"])
-def test_a_try_asks_all_members_after_its_last_split_vote(is_down):
+def test_acquire_without_blocking_asks_all_members_after_its_last_split_vote(is_down):
     attempt = QuorumAttempt(
         quorum_of(3),
         key=b"foo",
@@ -163,7 +164,7 @@ def test_a_greater_answer_begins_the_next_phase_with_no_answer_counted():
     assert phases.round.fence == 9
 
 
-def test_only_members_with_a_counted_grant_confirm():
+def test_only_members_that_have_granted_are_asked_to_confirm():
     phases = ConfirmPhases({0: 5, 1: 7, 2: None})
     assert phases.members() == [0, 1]
     assert phases.answer({0: 7, 1: None}) is False

@@ -36,6 +36,7 @@ class Lost(LossEvent):
         wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
         hold.wakers.append(wake)
         try:
+            # While a machine is suspended, `now` advances but timers do not. So each wait takes at most 1 s.
             while not hold.is_lost() and not hold.over:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(event.wait(), min(max(hold.valid_until - now(), 0), 1.0))
