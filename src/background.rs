@@ -18,9 +18,10 @@ use crate::module::{Key, Module};
 use crate::{clock, grace, log, waiters};
 
 /// The command of the dry run before each write. On a server without dry runs, the job runs `stand_in`
-/// instead, which has the same flags and does nothing.
+/// instead, which does nothing.
 static ACQUIRE: DryRun = DryRun {
     command: c_text!(table::ACQUIRE.name),
+    // A token and a lease.
     arguments: [c"?", c"1"],
     stand_in: c_text!(table::MAY.name),
 };
@@ -135,7 +136,8 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             undelivered(m, ctx, &name, &token, waiter);
         }
         Task::Unread { delivery, waiter, evicted } => {
-            // The server evicted the connection, so it had sent the reply: see `waiters::note_missed_grant`.
+            // If the count has changed, the server evicted this connection after it had sent all replies:
+            // see `waiters::note_missed_grant`.
             if waiters::evicted_clients(ctx) != evicted {
                 return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
             }

@@ -31,7 +31,8 @@ const WRITES: Access = ("write fast no-slowlog", "write fast dlock", KeyUse::Cha
 const READS: Access = ("readonly fast no-slowlog", "read fast dlock", KeyUse::Read);
 const SHOWS: Access = ("readonly", "read dlock", KeyUse::Read);
 
-/// The keys of the guarded command are keys of the guard, too. `key` is the use of the guard's own key.
+/// For GUARD and FENCED. The keys of the command that they run count as their keys, too. `key` is the use
+/// of their first key: the lock or the gate.
 const fn guards(key: KeyUse) -> Access {
     ("write no-slowlog getkeys-api", "write dlock", key)
 }
@@ -137,8 +138,8 @@ pub static COMMANDS: [Command; 17] = [
     ),
 ];
 
-/// Registered only if the server has no dry runs: see [`crate::ffi::verdict`]. The server checks it like
-/// ACQUIRE, by the same flags.
+/// Registered only if the server has no dry runs: see [`crate::ffi::verdict`]. Because of the flags `write`
+/// and `deny-oom`, the server accepts or refuses this command as it would an ACQUIRE.
 pub static WRITE_PROBE: Command = row(
     &docs::MAY,
     ("write deny-oom no-slowlog no-monitor", "write dlock", KeyUse::Change),

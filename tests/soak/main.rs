@@ -53,6 +53,7 @@ fn a_long_mixed_load_breaks_no_promise(kind: &ServerKind) {
 
 fn soak(kind: &ServerKind, time: Duration, episode: Duration) {
     let mut random = Random::fresh();
+    // With the default of 64mb, the server would rewrite its append only file less often.
     let server = Server::options(kind).conf("appendonly yes").conf("auto-aof-rewrite-min-size 4mb").start();
     let clock = Clock::start();
     let (mut figures, begun) = (Figures::default(), Instant::now());

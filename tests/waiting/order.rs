@@ -21,7 +21,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     granted(&mut b);
     b.ok("DLOCK.RELEASE k b");
     assert_eq!(holders(&mut a, "k"), ["d"]);
-    // The stream has one command for each release, together with the grant that follows.
+    // A release and the grant that follows it are one command in the stream.
     let sent = stream.drain();
     let [select, first, second] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!(line(select), "SELECT 0");
@@ -31,7 +31,7 @@ fn the_handoff_is_replicated_and_the_queue_is_not(kind: &ServerKind) {
     assert_eq!(holders(&mut replica.connect(), "k"), ["d"]);
 }
 
-/// There are more waiters than one event-loop turn grants. The rest is granted in later turns, ahead of new
+/// The release grants the lock to at most 256 waiters. The other waiters get the lock later, but ahead of new
 /// requests.
 #[each_server]
 fn many_waiting_sharers_are_all_granted_before_a_newcomer(kind: &ServerKind) {

@@ -1,5 +1,5 @@
 //! QUEUE: positions that belong to tokens are refused, moved and granted. A token claims its grant by another
-//! ACQUIRE, which sets the requested lease. `conformance/queue*.json` test the rest.
+//! ACQUIRE or by EXTEND; both set the lease. `conformance/queue*.json` test the rest.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};

@@ -14,7 +14,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// The signals that are not read. All others are forwarded to the program, except SIGCHLD.
+/// The signals that are not read.
 const NOT_READ: [Signal; 9] = [
     // Cannot be blocked.
     Signal::SIGKILL,
@@ -64,8 +64,8 @@ impl Received {
 pub enum Sender {
     /// The kernel on behalf of a terminal, for a key or a hang-up. The whole process group gets the signal.
     Terminal,
-    /// A process, or the kernel for an alarm or a resource limit. `dlock run` forwards the signal to the
-    /// program, as if only dlock had received it.
+    /// A process, or the kernel for an alarm or a resource limit. `dlock run` assumes that only dlock
+    /// received the signal, and forwards it to the program.
     Other,
 }
 
@@ -88,7 +88,7 @@ fn read_signals() -> SigSet {
     Signal::iterator().filter(|signal| !NOT_READ.contains(signal)).collect()
 }
 
-/// Ends this process by a signal, as if the signal had not been blocked. Returns only if it is ignored.
+/// Ends this process by a signal, as if the signal had not been blocked. Returns if the process survives.
 pub fn die_by(signal: Signal) {
     // If unblocking fails, the caller ends the process by an exit code.
     let _ = unblock();
@@ -100,7 +100,7 @@ pub fn stop() {
     let _ = raise(Signal::SIGSTOP);
 }
 
-/// Stops this process by a stop signal of a terminal that was read, as if the signal had not been blocked.
+/// Stops this process by a stop signal that [`Signals`] has read, as if the signal had not been blocked.
 /// The kernel ignores the signal if no shell could continue the process.
 fn stop_by(signal: Signal) -> io::Result<()> {
     let only = SigSet::from(signal);

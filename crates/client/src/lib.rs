@@ -31,7 +31,7 @@
 //!     .await?;
 //! tokio::select! {
 //!     () = bill(42, guard.fence()) => {}
-//!     // Returns before the lease ends, in time to stop.
+//!     // Returns only if the hold is lost, before the lease ends.
 //!     why = guard.lost() => return Err(why.into()),
 //! }
 //! guard.release().await?; // a dropped guard is released in the background

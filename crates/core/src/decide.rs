@@ -46,8 +46,7 @@ pub enum Confirmed {
     /// The fence of the hold afterwards. If it is greater than the requested one, nothing was changed.
     Fence(Fence),
     NotHeld,
-    /// The fence is this many ms beyond the skew bound: the most by which a fence from outside may be ahead
-    /// of the clock.
+    /// The fence is too far ahead of the clock: it exceeds the greatest acceptable fence by this many ms.
     Ahead(u64),
 }
 

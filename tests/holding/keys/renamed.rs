@@ -23,7 +23,7 @@ fn rename_ends_the_hold_and_leaves_the_new_name_without_a_hold(kind: &ServerKind
         fixture.assert_locks(0, &[("k", Some("third")), ("x", Some("other"))], 2);
         for key in ["k", "x"] {
             assert_eq!(fixture.ok(&format!("DLOCK.BREAK {key}")), 1);
-            // RENAME left an empty value at x. A hold was acquired in it since, so BREAK removes the key.
+            // BREAK ends the only hold and so deletes the key, even x, which RENAME created.
             assert_eq!(fixture.ok(&format!("EXISTS {key}")), 0);
         }
         fixture.events.discard();

@@ -1,4 +1,4 @@
-//! Adoption: a client continues a hold that another one left by `forget`, from its token.
+//! Adoption: given the token, a client takes over a hold that another client left by `forget`.
 
 use super::*;
 
@@ -11,7 +11,8 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
         let ttl = Duration::from_secs(3);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
         assert_eq!(guard.token(), &kept.token);
-        // In a quorum only `guard` has a fence, because `ann` did not ask for one.
+        // An adopted hold always has a fence. In a quorum, `kept` has none, because `ann` did not ask
+        // for one.
         assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
         assert!(guard.remaining() <= ttl);
         outlast_lease(&guard, ttl);

@@ -82,6 +82,7 @@ async fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_fol
     let mut earlier = client.library_name();
     for _ in 0..2 {
         servers[2].restart();
+        // The request goes to all members, so the client reconnects to the restarted one.
         while client.library_name() == earlier {
             client.inspect("r").await;
         }

@@ -27,7 +27,7 @@ impl<'a> Name<'a> {
     }
 }
 
-/// Replaces the number of a database by the one that its content has after SWAPDB.
+/// Changes the number of a database as SWAPDB does: `first` becomes `second`, `second` becomes `first`.
 pub(crate) fn swap_db(db: &mut i32, first: i32, second: i32) {
     *db = match *db {
         db if db == first => second,
