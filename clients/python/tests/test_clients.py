@@ -78,7 +78,7 @@ def test_a_quorum_refuses_a_client_of_the_wrong_kind(make, text):
         dlock.Quorum(make())
 
 
-def test_a_quorum_refuses_a_cluster_client(server):
+def test_a_quorum_refuses_a_cluster_client():
     class Cluster(redis.RedisCluster):
         """A cluster client that connects to no server."""
 
@@ -109,6 +109,7 @@ class CannedAsyncClient(redis.asyncio.Redis):
 
 
 def test_an_unknown_command_is_an_error_that_says_to_load_the_module():
+    # `send` yields the command, and its caller sends it. Here the test is the caller.
     steps = send(("DLOCK.PTTL", "foo"))
     next(steps)
     with pytest.raises(redis.ResponseError, match="load the module dlock"):
@@ -149,7 +150,7 @@ def test_an_error_of_valkey_py_becomes_the_error_of_redis_py(theirs, ours):
     made = translated(theirs)
     assert type(made) is ours
     assert str(made) == str(theirs)
-    assert vars(made).keys() >= vars(theirs).keys()
+    assert vars(made).keys() >= vars(theirs).keys()  # such as the host of a MovedError
 
 
 PROGRAM = """
@@ -182,7 +183,7 @@ dlock.asyncio.Redlock(dlock.Quorum([sync]), "a")  # error
 @pytest.mark.skipif(
     not (pathlib.Path(redis.__file__).parent / "py.typed").exists()
     or int(redis.__version__.split(".")[0]) < 8,
-    reason="needs the types of the newest redis-py",
+    reason="needs the types of redis-py 8 or later",
 )
 def test_mypy_reports_a_client_of_the_wrong_kind(tmp_path):
     pytest.importorskip("mypy")
@@ -216,6 +217,7 @@ def test_the_background_connection_to_a_single_server_has_the_library_name(r, ge
 
 
 def test_the_library_name_of_a_quorum_contains_a_digest_of_its_members(members):
+    # A majority grants the lock, but the digest needs an answer of every member.
     with members.lock(timeout=30):
         members.until_held()
     run_ids = sorted(client.info("server")["run_id"] for client in members.direct)

@@ -85,7 +85,7 @@ def test_a_wait_in_the_queue_raises_when_the_other_members_cannot_grant(members,
     with members.lock(timeout=10):
         pass
     members.until_free()
-    # The token is unique, because the background may repeat a CANCEL of this token during the next test.
+    # The token is unique, because the client may repeat a CANCEL of it, in the background, during the next test.
     token = fresh_token() if is_own else None
     others = members.quorum.order(b"foo")
     holding_member = others.pop(place)

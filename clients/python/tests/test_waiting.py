@@ -119,7 +119,7 @@ def test_acquire_returns_false_when_an_operator_cancels_the_wait(r, get_lock, ho
     lock = get_lock(timeout=10)
     waiter = Waiter(lock)
     until("a client waits", lambda: waiters(r) == 1)
-    # A map in RESP3, which redis-py 8 speaks, and a list in RESP2.
+    # A waiter is a map in RESP3, which redis-py 8 speaks, and a list in RESP2.
     shown = r.execute_command("DLOCK.WAITERS", "foo")[0]
     token = shown[b"token"] if isinstance(shown, dict) else shown[shown.index(b"token") + 1]
     assert r.execute_command("DLOCK.CANCEL", "foo", token) == 1
@@ -226,8 +226,8 @@ def test_a_wait_polls_when_its_user_may_not_subscribe(r, locks, server, holder, 
     r.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "~*", "resetchannels", "+@all")
     url = server.url.replace("//", "//plain:secret@")
     client = locks.client(url)
-    # The first wait waits until the attempt to subscribe has failed. The second wait must not wait for a
-    # further attempt, for which these limits allow 1000 s.
+    # The first acquire waits until the client's attempt to subscribe has failed. The second acquire must poll
+    # without waiting for another attempt, which may take 1000 s with these limits.
     for name in "_single_attempt.SUBSCRIBING", "_threads.LIMIT", "_tasks.LIMIT":
         monkeypatch.setattr(f"dlock.{name}", 1000)
     for _ in range(2):
@@ -286,7 +286,7 @@ def test_a_cancelled_wait_leaves_the_queue(r, server, holder):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_wait_that_is_cancelled_before_its_subscription_is_unregistered(server, holder, monkeypatch):
+def test_a_wait_is_unregistered_when_cancelled_before_its_subscription(server, holder, monkeypatch):
     async def never(*_):
         await asyncio.Event().wait()
 
@@ -299,7 +299,7 @@ def test_a_wait_that_is_cancelled_before_its_subscription_is_unregistered(server
             while not (registry and registry.waits):
                 await asyncio.sleep(0)
                 registry = _tasks.background(client)._registry
-            # The wait sends its first request only after the subscription, so the server knows nothing of it.
+            # The client joins the queue only after the subscription, so the server has no position of it.
             task.cancel()
             await asyncio.wait([task], timeout=10)
             assert task.cancelled()
@@ -308,7 +308,7 @@ def test_a_wait_that_is_cancelled_before_its_subscription_is_unregistered(server
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_wait_that_is_interrupted_before_its_subscription_is_unregistered(server, holder, monkeypatch):
+def test_a_wait_is_unregistered_when_interrupted_before_its_subscription(server, holder, monkeypatch):
     class Interrupted(threading.Event):
         def wait(self, timeout=None):
             raise KeyboardInterrupt
@@ -332,7 +332,7 @@ def test_a_wait_that_is_interrupted_before_its_subscription_is_unregistered(serv
 
 def test_the_listening_connection_closes_when_no_client_waits(r, locks, server, holder, monkeypatch):
     monkeypatch.setattr(_waits, "IDLE", 0.1)
-    name = f"ends-with-{locks.kind}"
+    name = f"idle-{locks.kind}"
     waiter = Waiter(locks.lock(locks.client(server.url, client_name=name), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
     assert listeners(r, name) == 1

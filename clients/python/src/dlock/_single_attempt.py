@@ -1,5 +1,5 @@
-"""One acquisition from a single server: the first request, and the wait in the queue. This module yields
-steps and does no I/O."""
+"""One acquisition from a single server: the first request, and the wait in the queue. This module does no
+I/O: it yields steps (see `_steps.py`), which a driver carries out."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class SingleAttempt:
         self.request_sent = False
         # Always None. In a `QuorumAttempt`, this is the set of the members that were asked.
         self.members_asked: set[int] | None = None
+        # Passed to the hold once the lock is granted.
         self.unanswered = UnansweredLeases()
         self._key = key
         # Whether the caller gave the token, and so may use it again.
@@ -66,9 +67,9 @@ class SingleAttempt:
 
     @property
     def members_to_release_again(self) -> set[int]:
-        """Contains `SINGLE` if the server may execute an ACQUIRE after a RELEASE, so that the RELEASE is
-        repeated. Empty if the caller gave the token: a later acquisition may use the same token, and a
-        repeated RELEASE would end its hold."""
+        """Contains `SINGLE` if the RELEASE must be repeated, because the server may execute an ACQUIRE after
+        the first RELEASE. Empty if the caller gave the token: a later acquisition may use the same token, and
+        a repeated RELEASE would end its hold."""
         return {SINGLE} if self._outstanding and not self._token_given else set()
 
     def take_back(self) -> Steps:
@@ -78,6 +79,7 @@ class SingleAttempt:
         repeats = bool(self.members_to_release_again)
         expires_after = time_until_expired(self.lease / 1000)
         owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
+        # Waits for the first reply to the RELEASE, but not for long.
         yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
         if self._outstanding or owed.removed is None:
             # The server may still have the hold. If the owner waited for the lock again under the same name,
@@ -173,8 +175,8 @@ class SingleAttempt:
         return False
 
     def _ask(self) -> Steps:
-        """Sends ACQUIRE, and returns the reply. Sets `_outstanding` unless redis-py has sent the command only
-        once and received the reply."""
+        """Sends ACQUIRE, and returns the reply. Sets `_outstanding` to True if a copy of the command has no
+        reply: redis-py may send several copies."""
         name = Counted("DLOCK.ACQUIRE")
         was_outstanding, is_answered = self._outstanding, False
         self.request_sent = self._outstanding = True
