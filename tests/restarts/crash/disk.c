@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int in_folder(const char *name, int flags) {
+static int open_in_folder(const char *name, int flags) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", getenv("DISK"), name);
     int fd = open(path, flags | O_CLOEXEC, 0600);
@@ -26,7 +26,7 @@ static int in_folder(const char *name, int flags) {
 static volatile long long *room(void) {
     static volatile long long *file;
     if (!file) {
-        int fd = in_folder("room", O_RDWR);
+        int fd = open_in_folder("room", O_RDWR);
         file = mmap(0, sizeof *file, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         close(fd);
         if (file == MAP_FAILED) abort();
@@ -63,10 +63,10 @@ static int sync_with(const char *name, int fd) {
         unsigned long long birth = before.stx_btime.tv_sec * 1000000000ULL + before.stx_btime.tv_nsec;
         int length = snprintf(line, sizeof line, "%llu %llu %llu\n", (unsigned long long)before.stx_ino, birth,
                               (unsigned long long)before.stx_size);
-        int log = in_folder("synced", O_WRONLY | O_APPEND | O_CREAT);
+        int synced = open_in_folder("synced", O_WRONLY | O_APPEND | O_CREAT);
         ssize_t (*put)(int, const void *, size_t) = (ssize_t(*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
-        if (put(log, line, length) != length) abort();
-        close(log);
+        if (put(synced, line, length) != length) abort();
+        close(synced);
     }
     return result;
 }

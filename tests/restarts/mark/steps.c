@@ -24,7 +24,7 @@ enum { CREATE = 1, HALF, WRITE, FDATASYNC, RENAME, FSYNC };
 
 static const char *const NAMES[] = {"", "create\n", "half\n", "write\n", "fdatasync\n", "rename\n", "fsync\n"};
 
-static int in_folder(const char *name, int flags) {
+static int open_in_folder(const char *name, int flags) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", getenv("STEPS"), name);
     int fd = REAL(open)(path, flags | O_CLOEXEC, 0600);
@@ -35,7 +35,7 @@ static int in_folder(const char *name, int flags) {
 static volatile long long *fault(void) {
     static volatile long long *file;
     if (!file) {
-        int fd = in_folder("fault", O_RDONLY);
+        int fd = open_in_folder("fault", O_RDONLY);
         volatile long long *mapped = mmap(0, 2 * sizeof *file, PROT_READ, MAP_SHARED, fd, 0);
         close(fd);
         if (mapped == MAP_FAILED) abort();
@@ -53,7 +53,7 @@ static int may_run(int step) {
 }
 
 static void done(int step) {
-    int log = in_folder("done", O_WRONLY | O_APPEND | O_CREAT);
+    int log = open_in_folder("done", O_WRONLY | O_APPEND | O_CREAT);
     if (REAL(write)(log, NAMES[step], strlen(NAMES[step])) < 0) abort();
     close(log);
     if (fault()[0] == step && fault()[1] == -1) kill(getpid(), SIGKILL);
