@@ -84,7 +84,7 @@ fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Ho
 
 pub fn waiters<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Waiters::parse(args.bytes)?;
-    // A key of another type is an error, except a string that counts as held.
+    // A key of another type is an error, except a string that counts as another library's lock.
     if !effects::held_by_string(m, ctx, args.key) {
         read_lock(ctx, args, |_| ())?;
     }

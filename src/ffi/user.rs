@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use super::ctx::{Ctx, call};
 use super::raw::{KeyName, OwnedString, api, bytes_of, rm};
 
-/// The user of the running command.
+/// A user whose rights can be checked.
 pub struct User<'a>(Rights, PhantomData<Ctx<'a>>);
 
 enum Rights {
@@ -97,12 +97,14 @@ impl<'a> Ctx<'a> {
         unsafe { OwnedString::from_raw(api!(RedisModule_GetCurrentUserName(self.0))) }
     }
 
-    /// Returns whether the user may run every command on every key and channel.
+    /// Returns whether the user may run every command on every key and channel. False if the server cannot
+    /// list a user's rules.
     pub fn user_has_all_rights(self) -> bool {
         match (unsafe { rm::RedisModule_GetModuleUserACLString }, &self.user()) {
             // SAFETY: the user is valid; the string is ours.
             (Some(rules_of), &User(Rights::Of(user), _)) => {
                 let rules = unsafe { OwnedString::from_raw(rules_of(user)) };
+                // The rules on keys, channels and commands come last, unless the user has selectors.
                 rules.bytes().ends_with(b" ~* &* +@all")
             }
             _ => false,
@@ -120,10 +122,10 @@ impl<'a> Ctx<'a> {
     }
 
     /// Returns whether the client of this context has a user. The client of another module has none, and
-    /// asking for its name crashes the server. A call in the user's name fails with ENOTSUP if there is no
-    /// user, before the server looks for the command, so an unknown command suffices.
+    /// asking for the user's name would crash the server. Instead, this runs an unknown command as the user:
+    /// without a user, the call fails with ENOTSUP before the server looks for the command.
     fn has_user(self) -> bool {
-        // SAFETY: the context is valid; no command has this name, so there is usually no reply.
+        // SAFETY: the context is valid.
         unsafe {
             let reply = call!(self, c"dlock._nobody", c"C");
             let error = Errno::last();
@@ -141,8 +143,8 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Adds a denial to ACL LOG, and returns it in the server's words, if the client's user may no longer run
-    /// the command: its rights can be withdrawn while it waits. `ctx` is the client's.
+    /// Adds a denial to ACL LOG, and returns the denial in the server's words, if the client's user may no
+    /// longer run the command. A user can lose rights while the client waits. `ctx` is the client's.
     pub fn deny_if_rights_lost(self, ctx: Ctx<'_>) -> Option<String> {
         const READS_AND_WRITES: u32 =
             rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;

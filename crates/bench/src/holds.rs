@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_secs(40_000);
 /// Commands in one write, all with the same lease.
 const BATCH: u64 = 250;
 
-/// A server with its holds.
+/// A server with its holds. Each lock has a number, which is part of its key.
 pub struct Holds {
     pub server: Server,
     pub conn: Conn,
@@ -57,7 +57,8 @@ impl Holds {
         self.acquire(&token, numbers, || Ok(LONG)).map_err(|why| self.explain(&why))
     }
 
-    /// Acquires the locks of these numbers. All leases end at `due`.
+    /// Acquires the locks of these numbers. All leases end at `due`. The caller passes an error to
+    /// [`Holds::explain`].
     pub fn acquire_until(&mut self, numbers: Range<u64>, due: Instant) -> Result<()> {
         self.acquire(TOKEN, numbers, || {
             let left = due.saturating_duration_since(Instant::now());

@@ -49,6 +49,7 @@ pub(crate) struct Waiter {
     pub(crate) request: Arc<LockRequest>,
     /// The end of the wait; `None` means that it never ends.
     pub(crate) until: Option<Instant>,
+    /// The rule by which the waiter leaves the queue without a grant.
     pub(crate) stay: Stay,
 }
 
@@ -56,6 +57,7 @@ impl Waiter {
     /// Waits until the lock is granted, the wait times out, the master stops answering, or its queue does not
     /// move. Without a grant, the position may remain in the queue until the caller sends a RELEASE.
     pub(crate) async fn wait(self, on_position: Option<OnPosition>) -> Vote<()> {
+        // From now on, a failed acquisition sends this master a RELEASE.
         self.channel.assume_held();
         let waiter = self.clone();
         let may_leave = matches!(self.stay, Stay::WhileItMoves | Stay::UntilHoldersAreStale);
@@ -110,11 +112,13 @@ impl Waiter {
             let pause = self.until.map_or(pause, |until| pause.min(until.saturating_since(now())));
             if pause.is_zero() {
                 // The wait timed out. The position is given up before the caller's next request for the lock,
-                // which would otherwise wait behind this position.
+                // which would otherwise wait behind this position. A holder that waits for another mode sends
+                // no RELEASE, which would also end the hold.
                 if vote == Vote::Refused(Refusal::Taken)
                     && self.stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
                 {
+                    // The master has neither a hold nor a position of the token.
                     self.channel.note(&vote);
                 }
                 return vote;
@@ -122,6 +126,7 @@ impl Waiter {
             match wait.next(pause).await {
                 Some(Ended::Granted) => return Vote::Granted(()),
                 Some(Ended::Cancelled) => return Vote::Refused(Refusal::Taken),
+                // The next request joins the queue again, or gets the reason of the refusal.
                 Some(Ended::TimedOut | Ended::Refused) | None => {}
             }
             if !self.is_single_server() && node.is_silent() {
@@ -131,7 +136,8 @@ impl Waiter {
     }
 
     /// Returns true if a master that did not answer is asked again, because it may still keep the position.
-    /// In a quorum, the client continues without a silent or unreachable master.
+    /// An EPHEMERAL position ends with its connection. In a quorum, the client continues without a silent or
+    /// unreachable master.
     fn asks_again_after(&self, vote: &Vote<()>, begun: Instant, answered_at: Option<Instant>) -> bool {
         let may_return = match vote {
             // The master is busy, or the connection broke.

@@ -130,8 +130,8 @@ impl Conn {
         self.say("CLIENT ID").int()
     }
 
-    /// Returns true if the server has closed the connection. Does not wait: `until("the connection closes",
-    /// || conn.closed())`.
+    /// Returns at once whether the server has closed the connection. Tests wait for that with
+    /// `until("the connection closes", || conn.closed())`.
     #[must_use]
     pub fn closed(&mut self) -> bool {
         loop {

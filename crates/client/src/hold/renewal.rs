@@ -11,7 +11,7 @@ use crate::error::{ExtendError, Lost, Report};
 use crate::hold::Hold;
 use crate::wait::Backoff;
 
-/// The time of a renewal is rounded down to a multiple of the ttl divided by this number. All holds that are
+/// The time of a renewal is rounded down to a multiple of `ttl / RENEWAL_INSTANTS`. All holds that are
 /// renewed at one instant share the writes and reads of the connection, and wake its thread once. Renewed one
 /// by one, ten thousand holds take several times the processor time.
 const RENEWAL_INSTANTS: u32 = 128;
@@ -41,7 +41,7 @@ impl Renewal {
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
         () = hold.ended.cancelled() => return,
-        // Never returns. Carries out the calls of earlier extensions whose answers decide nothing any more.
+        // Completes earlier requests, whose answers no longer matter. Never returns.
         () = hold.drive_pending() => return,
         // An extension or a change of mode may find the loss first.
         why = hold.lost() => why,

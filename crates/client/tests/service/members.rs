@@ -64,6 +64,7 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     assert!(why.contains("load the module"), "{why}");
     let why = unusable(&[url(&secret)]).await;
     assert!(why.contains("requires a password") && why.contains("redis://:password@host"), "{why}");
+    // The server's own text is about HELLO, which the application did not send.
     assert!(!why.contains("HELLO"), "{why}");
     let why = unusable(&[format!("redis://:wrong@127.0.0.1:{}", secret.port())]).await;
     assert!(why.contains("WRONGPASS") && why.contains("check them in the address"), "{why}");
@@ -84,7 +85,7 @@ async fn an_unusable_server_is_reported_at_once(kind: &ServerKind) {
     assert!(matches!(refused, Err(BuildError::Option(_))));
 }
 
-/// Servers repeat the arguments of an unknown command, and HELLO contains the password.
+/// The server's error for an unknown command repeats the arguments. Those of HELLO contain the password.
 #[each_server]
 async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
     let without_hello = Server::options(kind).conf("rename-command HELLO \"\"").start();

@@ -1,3 +1,6 @@
+//! Rounds that adopt a hold. Such a round takes over a hold that was acquired elsewhere with the same token.
+//! Its `Request::Acquire` stands for a request for the fence of the hold.
+
 use super::helpers::*;
 use dlock_quorum::*;
 
@@ -5,6 +8,7 @@ fn not_held() -> Vote {
     Vote::Refused(Refusal::NotHeld)
 }
 
+/// A round that acquires has no confirm phase on a single server.
 #[test]
 fn an_adopted_hold_is_confirmed_on_a_single_server_too() {
     let (mut round, sends) = Round::begin(plan(1, true), Start::Adopting, &[], at(0));

@@ -1,10 +1,10 @@
 //! The moves of the model that are not commands of dlock: background work, closed connections, removed keys,
-//! and changes of the server's state.
+//! and changes of the server's state. `marks` names the situations that occur in a move.
 
 use super::*;
 
 impl Model {
-    /// The background job processes a key.
+    /// The background job ends the expired holds of a key, and serves the queue.
     pub fn run_job(&mut self, key: Key) {
         self.turn(key, |_| ());
     }
@@ -27,6 +27,7 @@ impl Model {
         }
     }
 
+    /// A connection closes. This ends its EPHEMERAL positions, its blocked wait, and the holds bound to it.
     pub fn client_gone(&mut self, client: Client) {
         self.closed = Some(client);
         while let Some(waiter) = self.waiters.iter().find(|waiter| self.is_closing(waiter)).cloned() {
@@ -49,9 +50,9 @@ impl Model {
         }
     }
 
-    /// Another command removes the key, which ends its holds. The server itself announces the removal, so the
-    /// model announces no end of a hold. The queue is served. If no waiter is granted the lock, it is
-    /// announced as freed.
+    /// A command such as DEL removes the key, which ends its holds. The server itself announces the removal,
+    /// so the model announces no end of a hold. The queue is served. If no waiter is granted the lock, the
+    /// model announces that the lock is free.
     pub fn delete(&mut self, key: Key) {
         if self.holds_of(key).next().is_some() && !self.queue(key).is_empty() {
             self.marks.push("a key with waiters is removed");
@@ -70,7 +71,7 @@ impl Model {
         self.grants_from = self.grants_from.max(self.in_ms(ms) * 1000);
     }
 
-    /// The server becomes a replica: all waits end.
+    /// The server becomes a replica: all waits end, and no grant counts as unconfirmed.
     pub fn demote(&mut self) {
         if !self.waiters.is_empty() {
             self.marks.push("a demotion with waiters");
