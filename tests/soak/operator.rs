@@ -1,4 +1,4 @@
-//! An operator that reads, breaks, configures and pauses under load.
+//! An operator that reads and breaks locks, cancels waits, changes options and pauses the server under load.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -52,9 +52,9 @@ impl<'a> Operator<'a> {
         sleep(Duration::from_millis(self.random.below(40) as u64));
     }
 
-    /// Records a report on a key. The checker rejects a report on a free lock with waiters. But the server
-    /// hides an expired hold a moment before it grants the lock to the head of the queue, so such a report is
-    /// repeated until the head is granted the lock.
+    /// Records a report on a key. The checker rejects a report on a free lock with waiters, unless grants are
+    /// held back. But the server hides an expired hold a moment before it grants the lock to the head of the
+    /// queue, so such a report is repeated until the head is granted the lock.
     fn read(&mut self, key: &str) {
         let is_unserved =
             |report: &Report| report.holders.is_empty() && !report.queue.is_empty() && !report.held_back;
@@ -67,8 +67,8 @@ impl<'a> Operator<'a> {
             sleep(Duration::from_millis(5));
             report = report_on(&mut self.conn, key, self.clock);
         }
-        // If the queue has another head by now, the earlier head may have had the lock in between, until its
-        // lease ended. `held_back` makes the checker accept this report.
+        // If the queue now has another head, the earlier head may have had the lock until its lease expired,
+        // and the server may be about to serve the new head. `held_back` makes the checker accept the report.
         report.held_back |= is_unserved(&report) && report.queue.first() != head.as_ref();
         self.reports.push(report);
     }

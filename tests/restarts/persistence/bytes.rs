@@ -4,6 +4,8 @@ use super::{Dumped, restore, state};
 use dlock_testkit::wall_clock::micros;
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Value, each_server, until};
 
+/// Starts a server that does not check checksums, and does not compress strings, so that [`Dumped`] can split
+/// a payload.
 #[track_caller]
 fn without_checksums(kind: &ServerKind) -> (Server, Conn) {
     let server = Server::options(kind).conf("rdbcompression no").start();
@@ -84,7 +86,7 @@ fn a_lease_restored_from_another_machine_starts_at_its_arrival(kind: &ServerKind
     replica.replicate(&master);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let dumped = Dumped::of(&mut conn, "k");
-    // Changes the bytes to those of another boot whose clock is five minutes behind.
+    // Changes the bytes to those of another boot whose clock is five minutes behind. `put` has the holds.
     let mut lock = Layout::of(&dumped.lock);
     lock.boot ^= 1;
     lock.at -= 300_000;
@@ -107,7 +109,8 @@ fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     let payload = conn.ok("DUMP k").bytes().to_vec();
     let expired = [&b"RESTORE"[..], b"x", b"1", &payload, b"ABSTTL"];
     let live = [&b"RESTORE"[..], b"y", b"0", &payload];
-    // In the same write, so that these locks are acquired before the background job handles the deletion.
+    // In the same write, so that these locks are acquired before the background job removes the dropped locks
+    // from the gauges.
     let others = ["DLOCK.ACQUIRE z t 600000", "DLOCK.ACQUIRE x t 600000"]
         .map(|c| c.split(' ').map(str::as_bytes).collect::<Vec<_>>());
     conn.send_batch(&[&expired[..], &expired, &expired, &live, &[b"DEL", b"y"], &others[0], &others[1]]);
@@ -132,8 +135,9 @@ fn restore_refuses_every_truncated_payload(kind: &ServerKind) {
     let dumped = Dumped::of(&mut conn, "k");
     let whole = Dumped::body(&dumped.lock);
     assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the undamaged bytes are valid");
-    // Truncated bodies, truncated locks in complete bodies, and a lock with one byte too many. If a body
-    // lacked at most as many bytes as the foot has, the server would read them from the foot.
+    // Truncated bodies, truncated locks in complete bodies, and a lock with one byte too many. Each truncated
+    // body lacks more bytes than the foot (RDB version and checksum) has, because the server would read the
+    // missing bytes from the foot.
     let bodies = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
     let longer = [dumped.lock.clone(), vec![0]].concat();
@@ -151,6 +155,7 @@ fn assert_within_bounds(conn: &mut Conn, payload: &[u8]) {
     if lock.is_nil() {
         return;
     }
+    // RESTORE accepts a fence that is up to 10 s ahead of the clock.
     let bound = micros(conn) + 10_000_000;
     for hold in lock.field("holders").items() {
         let fields = [("fence", bound), ("pttl", 86_400_000), ("count", i32::MAX.into())];
@@ -206,7 +211,7 @@ fn a_lock_with_a_flipped_bit_is_refused_or_restored_within_bounds(kind: &ServerK
         }
     }
     assert!(refused > 300 && accepted > 300, "{refused} refused, {accepted} accepted");
-    // No forged fence raised the server's last fence beyond the bound.
+    // No forged fence raised the server's last fence beyond the bound of 10 s. The eleventh second is a margin.
     assert!(server.number("dlock_fence") <= micros(&mut conn) + 11_000_000);
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [4; 2]);
 }
@@ -221,8 +226,9 @@ fn restore_refuses_values_beyond_the_bounds_and_logs_the_reason(kind: &ServerKin
     let dumped = Dumped::of(&mut conn, "k");
     let valid = Layout::of(&dumped.lock);
     let bound = fence as u64 + 60_000_000;
-    // These are examples; the core's tests cover every field. Mode 2 is a shared lock, 6 a change of a shared
-    // lock, and 8 does not exist. `counts.1` is the number of holds.
+    // These are examples; the core's tests cover every field. Mode 2 is a shared lock, 6 an effect (a change
+    // of a shared lock, as it is replicated), and 8 does not exist. `counts.1` is the number of holds. A
+    // fence may be 10 s ahead of the clock, and `bound` is 60 s ahead.
     let forgeries: &[Forgery<'_>] = &[
         ("version 5, this module reads 4", &|lock| lock.version = 5),
         ("impossible mode", &|lock| lock.mode = 8),
