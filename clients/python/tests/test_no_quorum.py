@@ -1,5 +1,6 @@
 """An acquire raises an error if no majority could vote, or if the grants of a majority always arrived after
-the end of the lease. It must not return False, which means that another client has the lock."""
+the end of the lease. It must not return False, which means that another client has the lock. A
+single server is a majority by itself."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def test_a_wait_in_the_queue_raises_when_the_other_members_cannot_grant(members,
     with members.lock(timeout=10):
         pass
     members.until_free()
-    # The token is unique, because the client may repeat a CANCEL of it, in the background, during the next test.
+    # The token is unique, because the client may repeat its CANCEL in the background during the next test.
     token = fresh_token() if is_own else None
     others = members.quorum.order(b"foo")
     holding_member = others.pop(place)

@@ -211,7 +211,7 @@ fn a_lock_with_a_flipped_bit_is_refused_or_restored_within_bounds(kind: &ServerK
         }
     }
     assert!(refused > 300 && accepted > 300, "{refused} refused, {accepted} accepted");
-    // No forged fence raised the server's last fence beyond the bound of 10 s. The eleventh second is a margin.
+    // No forged fence raised the server's last fence beyond the bound of 10 s. The 11th second is a margin.
     assert!(server.number("dlock_fence") <= micros(&mut conn) + 11_000_000);
     assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [4; 2]);
 }
