@@ -43,6 +43,7 @@ impl Model {
         }
         let bound = self.holds.iter().filter(|hold| hold.bond == Bond::To(client));
         let mut bound: Vec<_> = bound.cloned().collect();
+        // The module ends the holds of a closed connection in this order.
         bound.sort_by_key(|hold| (hold.key, hold.token));
         for Hold { key, token, .. } in bound {
             let own = |hold: &Hold| hold.key == key && hold.token == token && hold.bond == Bond::To(client);
