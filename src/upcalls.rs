@@ -88,11 +88,12 @@ impl Upcalls for Module {
         // A load may have millions of keys, so it does not call `server_flags` for each.
         let is_master = loading.is_none() && self.ctx().server_flags().contains(Flags::MASTER);
         let (origin, bounds) = admission::source(loading.map(|loading| loading.origin), is_master, bounds);
-        // Only RESTORE on a master has bounds. Values of a file or of the master were checked before.
+        // Only RESTORE on a master has bounds, which limit leases, delays and fences. Values of a file or of
+        // the master were checked before.
         let is_restore = bounds.is_some();
         let now = match loading {
-            // The file was written before the load began, so no lease in it was granted later. This also
-            // saves a clock read for each key.
+            // Every lease in the file was granted before the load began, so `began` can stand for the
+            // current time. This saves a clock read for each key.
             Some(Loading { origin: Origin::Stored, began }) => began,
             _ => clock::now(),
         };
@@ -112,6 +113,7 @@ impl Upcalls for Module {
             // restored lock once, and removes the schedule entry of a lock that was dropped.
             if let Some(slot) = lock.slot().filter(|_| is_restore) {
                 let name = Name::new(db, key).to_owned();
+                // `Task::Restored` logs the lock again, with times of this server's clock.
                 if is_foreign {
                     s.background.note(Task::Restored(name.clone()));
                 }
@@ -173,8 +175,8 @@ impl Upcalls for Module {
         lock.size() + lock.slot().map_or(0, |_| DueLocks::ENTRY_SIZE)
     }
 
-    /// Ends the holds of a lock after the removal of its key, and empties the lock. After RENAME or MOVE the
-    /// value has another key, but its holds were for the resource with the old one.
+    /// Ends the holds of a lock after the removal of its key, and empties the lock. RENAME and MOVE also
+    /// remove the key, and store the value under another key, for which its holds were not granted.
     fn unlinked(&self, lock: &mut Lock, db: i32, key: &[u8]) {
         if let Some(slot) = lock.slot_mut().take() {
             self.with(|s| s.background.unschedule(slot, db));
@@ -184,8 +186,9 @@ impl Upcalls for Module {
         }
     }
 
-    /// Returns the greatest fence that this server has issued or accepted, and the [`LogState`] (0 for none)
-    /// from which a server that loads this snapshot continues to read the log.
+    /// Returns the greatest fence that this server has issued or accepted, and the [`LogState`] (0 for none).
+    /// With that state, a server that loads this snapshot continues in the middle of the replication stream
+    /// or the append only file.
     fn stored_numbers(&self) -> [u64; 5] {
         let is_master = self.ctx().server_flags().contains(Flags::MASTER);
         self.with(|s| {

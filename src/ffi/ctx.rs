@@ -1,4 +1,4 @@
-//! The context of a callback: replies, the state of the server, clients, replication, announcements, the log.
+//! The context of a callback: replies, server state, clients, replication, keyspace events, the server's log.
 
 use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
@@ -40,7 +40,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// The classes of `notify-keyspace-events` that the module needs.
+    /// The classes of keyspace events (option `notify-keyspace-events`) that the module needs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Announced: i32 {
         /// Module events.
@@ -246,8 +246,8 @@ impl Ctx<'_> {
     /// Returns whether a client id belongs to an open connection. Asks for the client's user name, because
     /// the server returns one only for such an id.
     ///
-    /// Scripts and the commands inside DLOCK.GUARD run on an internal client, which also has an id. Valkey 9
-    /// crashes if the module asks for the address of that client.
+    /// False for the internal client on which scripts and the commands inside DLOCK.GUARD run, although this
+    /// client has an id. Valkey 9 crashes if the module asks for the address of this client.
     pub fn is_connected(self, client: u64) -> bool {
         let user = unsafe { api!(RedisModule_GetClientUserNameById(self.0, client)) };
         if !user.is_null() {

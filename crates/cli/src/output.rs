@@ -83,7 +83,7 @@ pub fn escape_control(text: impl fmt::Display) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// Returns JSON of the same value in which control characters are escaped. Only strings can contain them.
+/// Returns the value as JSON, with control characters escaped. Only the strings in JSON can contain them.
 pub fn escape_json(value: &serde_json::Value) -> String {
     let escaped = |char: char| {
         if is_hidden(char) { format!("\\u{:04x}", char as u32) } else { String::from(char) }

@@ -85,7 +85,7 @@ fn error(why: BuildError, origins: &[String]) -> Error {
     }
 }
 
-/// Reads the addresses of a file.
+/// Reads a file with one address on each line.
 async fn read_list(file: &Path) -> Result<Vec<Located>, Error> {
     let text = read(file, MAX_LIST).await?;
     let text =

@@ -1,4 +1,5 @@
-//! Tests of former bugs. The sequences that show them are too long for `worlds.rs`, and rare in random runs.
+//! Tests of former bugs. The sequences that show them are too long for the exhaustive search in
+//! `worlds.rs`, and rare in random runs.
 
 use std::num::NonZeroU32;
 
@@ -25,7 +26,7 @@ fn holds(system: &System, token: Token) -> Option<Mode> {
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
 }
 
-/// Once, when one wait of a token was refused, the other wait of the token was refused too, with the error
+/// The bug: when one wait of a token was refused, the other wait of the token was refused too, with the error
 /// for a holder that asks for another mode.
 #[test]
 fn a_refusal_answers_one_wait_only() {
@@ -45,8 +46,8 @@ fn a_refusal_answers_one_wait_only() {
     );
 }
 
-/// Once, when the answer to a first upgrade was lost after a second upgrade, the second one was revoked. Both
-/// upgrades have the same token, fence and mode.
+/// The bug: when the answer to a first upgrade was lost after a second upgrade, the second one was revoked.
+/// Both upgrades have the same token, fence and mode.
 #[test]
 fn a_lost_answer_revokes_only_its_own_upgrade() {
     let mut system = System::new(START, 0);
@@ -58,6 +59,7 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
     };
     acquire(&mut system, 1, 1, Mode::Shared, false);
     upgrade_by(&mut system, 3);
+    // Downgrades the hold, so that the token can be upgraded again.
     acquire(&mut system, 1, 1, Mode::Shared, false);
     upgrade_by(&mut system, 4);
     // The answer to connection 4 arrives, then the one to connection 3 is lost.
@@ -66,8 +68,9 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
     assert_eq!(holds(&system, 1), Some(Mode::Exclusive), "connection 4 has received its upgrade");
 }
 
-/// Once, token 2 got DEADLOCK behind an upgrade by token 0, which waits for token 2 on another key. But the
-/// upgrade will be refused, because the hold count is full, and then token 2 can share the lock.
+/// The bug: token 2 got DEADLOCK behind an upgrade by token 0, because token 0 waits for token 2 on another
+/// key. Token 2 does not wait for ever: the upgrade will be refused, because the hold count of token 0 is
+/// full, and then token 2 can share the lock.
 #[test]
 fn a_waiter_behind_an_upgrade_that_may_be_refused_waits() {
     let (mut system, mut client) = (System::new(START, 0), 0);

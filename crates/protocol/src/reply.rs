@@ -242,9 +242,10 @@ map! {
         /// The ms since the grant.
         b"held" held: u64,
         b"label" label: Cow<'a, [u8]>,
+        /// Whether the hold also ends when its connection closes.
         b"ephemeral" ephemeral: bool,
-        /// The connection that the hold is bound to, or was granted to. 0 if it is unknown, for example after
-        /// a restart.
+        /// The connection that was granted the hold, or to which the hold was bound later. 0 if it has closed
+        /// or is unknown, for example after a restart.
         b"client" client: u64,
         /// The peer address of that connection. Empty if it is unknown.
         b"addr" addr: Cow<'a, [u8]>,
@@ -346,11 +347,12 @@ impl Reply for Listing<'_> {
 }
 
 map! {
-    /// An incident.
+    /// An entry of LOG: an incident of a hold or of a wait, such as an expired lease or a deadlock.
     Logged {
         b"id" id: u64,
         /// Unix time in ms.
         b"time" time: u64,
+        /// The kind of incident, such as `expired`.
         b"what" what: Cow<'a, [u8]>,
         b"db" db: u64,
         b"key" key: Cow<'a, [u8]>,

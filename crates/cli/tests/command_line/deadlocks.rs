@@ -20,6 +20,7 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
         done.sort_by_key(|done| done.code);
         let [ran, ended] = done;
         assert_eq!((ran.code, &*ran.stdout, &*ran.stderr), (Some(0), "inside\n", ""));
+        // 75 is the exit code of a run that did not acquire its lock.
         assert_eq!((ended.code, &*ended.stdout), (Some(75), ""));
         let expected = [
             " is taken by sh@",

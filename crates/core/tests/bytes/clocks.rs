@@ -9,7 +9,8 @@ use dlock_testkit::{HoldLayout, Layout};
 
 const OTHER_BOOT: Anchor = Anchor { boot: 5, offset: -77 };
 
-/// A lock with a lease of 10 s, of which 4 s are left, and a delay of 3 s, written at [`AT`].
+/// A shared lock (mode 2) with a lease of 10 s, of which 4 s are left, and a delay of 3 s, written at [`AT`].
+/// An exclusive lock stores no delay.
 fn four_seconds_left() -> Vec<u8> {
     let hold = HoldLayout { deadline: AT + 4000, ..hold(b"a") };
     Layout { delay_until: AT + 3000, ..whole(2, 0, vec![hold]) }.bytes()
@@ -43,7 +44,7 @@ fn a_replicated_lease_counts_from_its_arrival() {
     }
 }
 
-/// A wall clock near 1970 is behind the time since the machine started.
+/// The offset is the wall clock minus the time since the boot. It is negative if the wall clock is near 1970.
 #[test]
 fn a_clock_offset_may_be_negative() {
     let anchor = Anchor { offset: -5000, ..ANCHOR };
@@ -97,7 +98,8 @@ fn the_id_of_a_boot_never_changes() {
     let id = "6d1b8b2e-3c47-4b19-9a0e-5f6e7d8c9b0a";
     assert_eq!(Anchor::boot(id, 0), Some(0x6d1b_8b2e_3c47_4b19));
     assert_eq!(Anchor::boot(&format!("{id}\n"), 0), Anchor::boot(id, 0));
-    // In a time namespace, the boot-time clock has an offset, here in ns.
+    // The second argument is the offset of the boot-time clock in a time namespace, in ns. Each offset makes
+    // another clock, which has an id of its own.
     let second = 1_000_000_000;
     assert_eq!(Anchor::boot(id, second), Some(0x6d1b_8b2e_3c47_4b19_u64.wrapping_add(ID_OFFSET)));
     assert_ne!(Anchor::boot(id, second), Anchor::boot(id, -second));
