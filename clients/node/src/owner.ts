@@ -7,8 +7,8 @@
 // - `a.using(() => Promise.all([b.using(..), c.using(..)]))`: `b` has the owner of `a`, and `c` has an owner
 //   of its own.
 //
-// If the routine ends before `b` is acquired, the server may report a deadlock that does not exist: the
-// README names these cases.
+// If the outer lock is released while an inner `using` still waits, the server may report a deadlock that
+// does not exist. The README lists the cases.
 
 import { AsyncLocalStorage } from "node:async_hooks";
 import { freshToken } from "./protocol.js";
@@ -59,29 +59,29 @@ export async function withOwner<H, T>(
   const owner = name === undefined ? inherited(outer) : Owner.named(name);
   const context = new Context(owner);
   if (outer !== undefined) outer.branches += 1;
-  let isReleased = true;
+  let mayBeHeld = false;
   try {
     const hold = await acquire(owner);
-    isReleased = false;
+    mayBeHeld = true;
     let result: T;
     try {
       result = await contexts.run(context, async () => routine(hold));
     } catch (why) {
       // Throws the routine's error, and not that of the release.
-      isReleased = await release(hold).then(
-        () => true,
+      mayBeHeld = await release(hold).then(
         () => false,
+        () => true,
       );
       throw why;
     }
     await release(hold);
-    isReleased = true;
+    mayBeHeld = false;
     return result;
   } finally {
     context.hasEnded = true;
     if (outer !== undefined) outer.branches -= 1;
     // The release may not be confirmed, or a `using` that the routine did not await may still wait.
-    if (owner !== undefined && (!isReleased || context.branches > 0)) owner.isRetired = true;
+    if (owner !== undefined && (mayBeHeld || context.branches > 0)) owner.isRetired = true;
   }
 }
 

@@ -1,4 +1,4 @@
-// Carries out steps: sends commands, sleeps, and wakes tasks.
+// Carries out the steps that generators yield (see `steps.ts`): sends commands, sleeps, and wakes tasks.
 
 import type { Channel } from "./channel.js";
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
@@ -19,12 +19,13 @@ import {
 } from "./steps.js";
 import { times } from "./waits.js";
 
-// Time limit of each answer to a background task, ms.
+// Time limit of each answer to a command of a `Task`, ms.
 const BACKGROUND_ANSWER = 1000;
 // Longest timer, ms. Timers stop while the machine is suspended, so the clock is read again after this time.
 const TICK = 1000;
 
-/** The servers that receive the commands: a single one, or the members of a quorum. */
+/** The servers that receive the commands: a single one (a `Channel` is also a `Servers`), or the members of a
+ * quorum. */
 export interface Servers {
   readonly channels: readonly Channel[];
   /** Time limit of an answer in ms; undefined for `times.answer`. */
@@ -83,7 +84,8 @@ async function pause(end: Promise<unknown>, ms: number, signal?: AbortSignal): P
   }
 }
 
-/** Carries out the steps of `step` at its members. Returns the answers once they are enough or complete. */
+/** Carries out the steps of `step` at its members in parallel. Returns the answers once `step.enough` accepts
+ * them or all have arrived. */
 function ask(step: Ask, servers: Servers, limit: number, signal: AbortSignal | undefined): Promise<Answers> {
   const answers: Answers = new Map();
   const asked = new Promise<Answers>((resolve) => {
@@ -114,8 +116,9 @@ function begin(steps: Steps<void>, servers: Servers, limit: number): void {
   run(steps, servers, undefined, limit).catch((why) => process.emitWarning(why));
 }
 
-/** Sends the owed requests (see `owed.ts`) in the background. Resolves once `step.enough` returns true, or
- * after `times.patience`. */
+/** Begins to send the owed requests: RELEASE and CANCEL, which a background task repeats until they are
+ * confirmed (see `owed.ts`). Resolves once `step.enough` returns true, or after
+ * `times.patience`. */
 function owe(step: Owe, servers: Servers): Promise<void> {
   const enough = new Promise<void>((resolve) => {
     for (const [member, owed] of step.owed) {
@@ -145,7 +148,8 @@ function watch(task: Task, servers: Servers, isFinished = () => task.finished())
         run(steps, servers, undefined, BACKGROUND_ANSWER).then(setTimer, (why) => process.emitWarning(why));
       }
     }
-    // The timer is set before the steps end, because a hold can be lost while its renewal hangs.
+    // The timer does not wait for the end of the steps. If a renewal gets no answer, the task must still be
+    // woken when the lease ends, to declare the hold lost.
     setTimer();
   };
   task.onChange = setTimer;

@@ -106,6 +106,7 @@ class Writer:
             )
             self.session = self.connection.info.backend_pid
         elif self.kind == "mariadb":
+            # FOUND_ROWS: `rowcount` also counts the found rows that an UPDATE leaves as they were.
             self.connection = pymysql.connect(
                 host="127.0.0.1", port=database["port"], user="root", database="shop", autocommit=True,
                 client_flag=CLIENT.FOUND_ROWS,
@@ -172,9 +173,10 @@ class Writer:
                 return "ok"
             except (*ERRORS, Overtaken) as error:
                 busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
-                # In SQLite, a transaction that reads and then writes cannot wait for another writer. In the
-                # default mode, the other writer commits only after this transaction has ended. With the
-                # write-ahead log, the other writer replaces the data that this transaction has read.
+                # With `timeout=0`, SQLite reports "locked" instead of waiting, so the step is tried again. A
+                # write after a read in one transaction is not: it cannot succeed later. In the default mode,
+                # the other writer commits only after this transaction has ended. With the write-ahead log,
+                # the other writer replaces the data that this transaction has read.
                 if busy and (step != "write" or not self.has_read):
                     if not has_reported_wait:
                         print("waits", flush=True)

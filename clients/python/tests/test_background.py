@@ -61,7 +61,7 @@ def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkey
     def refuse(target, name, *args):
         raise RuntimeError("can't start new thread")
 
-    # `Clock` is the thread that wakes the background. This new one is not started yet.
+    # A `Clock` has a thread, which wakes the background. This new `Clock` must first start its thread.
     monkeypatch.setattr(_threads, "_clock", _threads.Clock())
     monkeypatch.setattr(_threads, "_start", refuse)
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
@@ -72,6 +72,7 @@ def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkey
 
 
 def test_the_end_of_a_hold_calls_every_waker_when_one_removes_itself(r):
+    """The wakers of a hold are functions that wake the callers that wait for its end."""
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
     hold, woken = lock.local.hold, []
@@ -79,7 +80,6 @@ def test_the_end_of_a_hold_calls_every_waker_when_one_removes_itself(r):
     def remove_itself():
         hold.wakers.remove(remove_itself)
 
-    # The end of a hold calls these functions.
     hold.wakers += [remove_itself, lambda: woken.append(1)]
     lock.release()
     assert woken == [1]

@@ -1,5 +1,5 @@
 """Lost and late replies: no hold is left behind, and no client relies on a hold for too long. If a RELEASE
-has no answer, the background repeats it until the server confirms it."""
+has no answer, the client repeats it in the background until the server confirms it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dlock._clock import validity
 from dlock._owners import of_thread
 from dlock._single_attempt import SingleAttempt
 
-# Before Python 3.11, a task does not count its cancellations, so dlock cannot notice one that the client
-# drops.
+# Before Python 3.11, a task does not count its cancellations, so dlock cannot notice a cancellation that the
+# Redis client drops.
 needs_cancelling = pytest.mark.skipif(not hasattr(asyncio.Task, "cancelling"), reason="needs Python 3.11")
 
 
@@ -174,8 +174,7 @@ def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, 
 
     async def main():
         async with DropsCancellation.from_url(server.url) as client:
-            # If the lock is taken, the first ACQUIRE begins a wait, and the second one is cancelled. A failed
-            # request alone does not end a wait.
+            # If the lock is taken, the first ACQUIRE begins a wait, and the second one is cancelled.
             client.cancelled_acquire, client.fails = 1 if free else 2, fails
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
             await asyncio.wait([task], timeout=10)
@@ -189,7 +188,7 @@ def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, 
 
 @needs_cancelling
 @pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
-def test_a_cancellation_right_after_a_message_ends_the_acquire(r, server, redlock):
+def test_a_cancellation_right_after_a_message_of_the_server_ends_the_acquire(r, server, redlock):
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
 
     async def main():
@@ -204,7 +203,7 @@ def test_a_cancellation_right_after_a_message_ends_the_acquire(r, server, redloc
             (wait,) = _tasks.background(client)._registry.waits.values()
             while not wait.event._waiters:
                 await asyncio.sleep(0)
-            # The task receives the message before the cancellation.
+            # The event wakes the task, as a message of the server does. The cancellation follows at once.
             wait.event.set()
             asyncio.get_running_loop().call_soon(task.cancel)
             await asyncio.wait([task], timeout=10)

@@ -215,7 +215,7 @@ def send_or(command: Args, otherwise: int) -> Steps:
 
 def send_unless_data(command: Args, name: Key) -> Steps:
     """Does the same as `send`, but returns `FOREIGN` if the key holds a lock of another library, and raises
-    `DataError` with the type if the key holds data."""
+    `DataError` with the type if the key holds data. None if the key's type changes at each try."""
     for _ in range(TYPE_TRIES):
         try:
             return (yield from send(command))
@@ -264,6 +264,7 @@ def is_locked(key: bytes, name: Key) -> Steps:
             return (yield from send(inspect(key, 1))) is not None
         except ResponseError:
             raise why from why.__cause__
+    # PTTL returns -2 if the lock is free.
     return left is FOREIGN or left != -2
 
 
