@@ -1,8 +1,8 @@
 #!/bin/sh
 # Measures the speed of the module on servers that the bench starts: bench.sh [ARGUMENT...], for example pairs --quick
 #
-# The arguments go to the bench; without arguments it measures everything. It measures on Redis 7.0, and pairs, memory and
-# instructions also on Redis 8 and Valkey 9 if `make test-servers` has fetched them.
+# The arguments go to the bench; without arguments it measures everything. All measurements run on Redis 7.0. The ones
+# named pairs, memory and instructions also run on Redis 8 and Valkey 9, if `make test-servers` has fetched them.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Tests each form of contrib/fencing (column, triggers, gate) on each database in ROUNDS rounds. In each round, a holder
-# is stopped past its lease and continues beside the next one. Then measures the cost of each form: fencing.sh ROUNDS
+# Tests and measures the forms of contrib/fencing (column, triggers, gate) on each database: fencing.sh ROUNDS
+#
+# In each round, a holder is stopped past its lease and continues beside the next one.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
