@@ -24,8 +24,9 @@ pub enum NodeState {
     /// The fences of the masters are too far apart, because the clock of this master or of another one is
     /// wrong.
     ClockAhead,
-    /// The master granted, but only this number of its replicas have the grant. If the request asked only for
-    /// the master's own append only file, the number is 0, because the file does not have the grant.
+    /// The master granted, but only this number of its replicas have the grant. After
+    /// [`durable(0, ..)`](crate::Acquire::durable), the number is 0, and the master's own append only file
+    /// does not have the grant.
     NotDurable(u64),
     /// The token holds nothing there.
     NotHeld,
@@ -123,7 +124,8 @@ pub enum BuildError {
     Thread(String),
 }
 
-/// Reason why a lock was not acquired. Nothing is held; the grants of some masters are being released.
+/// Reason why an acquisition or an upgrade failed. After a failed acquisition, nothing is held; the grants of
+/// some masters are being released. A failed upgrade leaves the hold shared, unless the hold was lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
@@ -195,7 +197,8 @@ pub enum AcquireError {
 }
 
 impl AcquireError {
-    /// Returns the answers in the last round. `None` means that no master was asked.
+    /// Returns the answers in the last round. `None` for [`AcquireError::LostMeanwhile`] and
+    /// [`AcquireError::Option`].
     pub fn report(&self) -> Option<&Report> {
         match self {
             AcquireError::Taken { report, .. }
@@ -213,7 +216,7 @@ impl AcquireError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExtendError {
-    /// The hold is lost: its validity ended, or too many masters do not hold it any more.
+    /// The hold is lost: its validity ended, or too many masters no longer have it.
     #[error("the hold is lost ({0})")]
     Lost(Report),
     /// The servers reject the request: a ttl above their `dlock.max-ttl`. The hold keeps its lease.

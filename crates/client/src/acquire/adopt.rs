@@ -46,6 +46,7 @@ pub(crate) async fn adopt(
             let limit = lease.ttl() / 4;
             if let Some(mode) = mode_of_hold(service, &new.request, limit).await {
                 new.request = Arc::new(new.request.in_mode(mode));
+                // A master that has forgotten the hold gets an ACQUIRE that restores the hold in this mode.
                 new.restores = true;
             }
             let renewal = Renewal { renews: true, max_hold: Duration::MAX, notice: None, on_lost: None };
