@@ -1,5 +1,5 @@
-// One command to one server: sends it, and reads its reply. A reply of an unexpected type is an error: with a
-// client that does not send the command (a pipeline, a mock), an acquisition must never seem to succeed.
+// One command to one server: sends it, and reads its reply. A reply of an unexpected type is an error, so
+// that no acquisition seems to succeed with a client that does not send the command (a pipeline, a mock).
 
 import { errorWord, LockError } from "./errors.js";
 import { type Args, acquire, inspect, type Key, pttl, queueOptions } from "./protocol.js";
@@ -26,7 +26,7 @@ export interface Request {
   readonly retryDelay: number;
 }
 
-/** A hold: a lock that was granted to a token. */
+/** A hold: a lock that was granted to a token. The argument `hold` of the methods tracks the validity. */
 export interface Granted {
   readonly token: string;
   /** Null in a quorum, unless the lock is `fenced`. */
@@ -67,12 +67,13 @@ export function* tryAcquire(
   request: Request,
   token: string,
   unanswered: UnansweredLeases,
-  position: Args = [],
+  positionOptions: Args = [],
 ): Steps<Acquired> {
   const { key, lease, mode, owner } = request;
-  const options = owner === undefined ? mode : [...mode, "OWNER", owner];
+  const ownerOption = owner === undefined ? [] : ["OWNER", owner];
+  const options = [...mode, ...ownerOption, ...positionOptions];
   try {
-    return fenceOf(yield unanswered.send(acquire(key, token, lease, [...options, ...position]), lease));
+    return fenceOf(yield unanswered.send(acquire(key, token, lease, options), lease));
   } catch (why) {
     if (errorWord(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request.key)) return "foreign";
@@ -86,7 +87,7 @@ export function* tryAcquire(
 
 /** A position in the wait queue of a server, and the options with which ACQUIRE asks for it. */
 export class QueuePosition {
-  /** Time for which the server retains the position, ms. */
+  /** Time for which the server retains the position after each request for it, ms. */
   keep = times.keep;
   #notify = true;
 

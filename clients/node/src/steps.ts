@@ -39,7 +39,7 @@ export class Pause {
 
 /** Background work at times that the task chooses. */
 export interface Task {
-  /** Set by `run.ts`: call it when `finished` or `wakeAt` has changed. */
+  /** Set by `run.ts`. The task calls it when `finished` or `wakeAt` has changed. */
   onChange: (() => void) | undefined;
   finished(): boolean;
   /** When to call `wake`, on the clock of `now()`. */
