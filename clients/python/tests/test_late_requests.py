@@ -106,7 +106,7 @@ def test_a_late_copy_of_a_shorter_extend_limits_the_validity(r, locks, proxy):
     until("the first copy arrives", lambda: r.execute_command("DLOCK.PTTL", "foo") <= 15_000)
 
 
-def test_a_renewal_is_not_due_at_once_while_a_shorter_lease_is_unanswered(get_proxied_lock, proxy):
+def test_a_renewal_is_not_due_at_once_while_a_shorter_extend_is_unanswered(get_proxied_lock, proxy):
     lock = get_proxied_lock(timeout=60, socket_timeout=1, auto_renew=True)
     lock.acquire()
     hold = lock.local.hold
@@ -154,8 +154,8 @@ def extend_command(name):
 
 
 def send_copy(command):
-    """Does what redis-py does when it sends a copy of a command: encodes its name, which counts the
-    copies."""
+    """Encodes the name of the command, as redis-py does for each copy that it sends. The name counts its
+    encodings."""
     command[0].encode()
 
 
@@ -274,7 +274,7 @@ def test_the_hold_of_a_late_acquire_at_a_single_server_is_released(r, server, ge
     proxy.stall()
     with pytest.raises(TimeoutError):
         lock.acquire()
-    # Both RELEASEs find nothing, as the ACQUIRE has not arrived.
+    # The background repeats the RELEASE, which removes nothing before the ACQUIRE arrives.
     until("two RELEASEs arrive", lambda: calls(r, "dlock.release") >= 2)
     assert calls(r, "dlock.acquire") == 0
     proxy.resume()
@@ -291,7 +291,7 @@ def test_the_hold_of_a_late_copy_of_an_acquire_at_a_single_server_is_released(r,
     # The connection ends after the ACQUIRE, so the client sends the ACQUIRE again over a new one.
     lock.acquire()
     lock.release()
-    # The background repeats the RELEASE, as the first copy of the ACQUIRE may arrive later.
+    # `release` sends one RELEASE, and the background more, as the first copy of the ACQUIRE may arrive later.
     until("three RELEASEs arrive", lambda: calls(r, "dlock.release") >= 3)
     assert calls(r, "dlock.acquire") == 1
     proxy.resume()
@@ -331,7 +331,7 @@ def test_the_hold_of_a_late_acquire_of_a_broken_connection_is_released(members, 
     else:
         with pytest.raises(dlock.NoQuorumError):
             lock.acquire(blocking=False)
-    # The background repeats the RELEASE, as the ACQUIRE may arrive later.
+    # Even after two answers, the background repeats the RELEASE, as the ACQUIRE may arrive later.
     until(
         "three RELEASEs arrive",
         lambda: all(after >= before + 3 for before, after in zip(releases_before, counts("dlock.release"))),

@@ -179,6 +179,7 @@ def test_a_renewal_whose_reply_is_lost_is_repeated(r, get_proxied_lock, proxy):
     # A renewal is due once less than two thirds of the lease are left.
     hold.valid_until = now() + 30
     for lost in 1, 2:
+        # `_retry_at` is None before the first renewal, infinite during a renewal, and a time after a failure.
         until(
             "a reply is lost", lambda lost=lost: proxy.lost == lost and hold._retry_at not in (None, math.inf)
         )
