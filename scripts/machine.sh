@@ -1,4 +1,4 @@
-# Sourced by scripts that test packages: a small Debian with its own systemd as PID 1, so that units run sandboxed.
+# Sourced by scripts that test packages: a small Debian with its own systemd as PID 1, which applies the sandbox of each unit.
 # Needs root, but no container manager: it uses namespaces, and a group of its own in the host's cgroup 2.
 # shellcheck shell=sh
 # shellcheck source=scripts/common.sh
@@ -19,7 +19,7 @@ mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' 'C
     awk -v suite="$suite" '$1 == suite && $2 == "main" { print $3; exit }')
 : "${mirror:=http://deb.debian.org/debian}"
 
-# Runs a command in a tree that is not booted, on the host's network: in_tree TREE COMMAND...
+# Runs a command in the folder TREE, which has a Debian that is not booted, on the host's network: in_tree TREE COMMAND...
 in_tree() {
     tree=$1
     shift
@@ -98,6 +98,7 @@ SCRIPT
         $net --kill-child sh "$folder/boot" "$machine" >"$folder/console" 2>&1 &
     unshared=$!
     : >"$folder/state"
+    # systemd reports "degraded" if it has started, but a unit has failed.
     until init=$(pgrep -P "$unshared") && inside systemctl is-system-running >"$folder/state" 2>&1 ||
         grep -q degraded "$folder/state"; do
         kill -0 "$unshared" 2>/dev/null || { cat "$folder/console"; fail "the machine did not start"; }

@@ -161,6 +161,7 @@ def handoff():
     recording.watch(1)
     two.enter()
     recording.watch(4)
+    # The second run has printed its fence. A fence follows the Unix time in µs, which begins with 1 until 2033.
     two.until("fence 1")
     recording.watch(3)
     one.end(), two.end()

@@ -49,12 +49,12 @@ fn run_scenario(server: &Server, scenario: &Json, protocol: u8, title: &str) {
     }
     drop(run);
     until("no lock is left", || {
-        // FLUSHALL grants the lock to clients that are still queued, so it may take several.
+        // FLUSHALL grants a lock to a client that is still queued, so several FLUSHALLs may be needed.
         control.ok("FLUSHALL");
         control.ok("DLOCK.LIST 0").items()[1].items().is_empty()
     });
     for (option, before) in set {
-        // Not `ok`, because a value may be empty.
+        // Not `ok`, which splits a text at spaces: an empty value would be no argument.
         assert_eq!(control.call(&["CONFIG", "SET", option, &before]), "OK");
     }
 }
@@ -90,6 +90,7 @@ impl<'a> Run<'a> {
         if let Some(command) = &command {
             self.connection(&on).send(command);
         }
+        // The reply is read but not used, and its connection is closed below.
         if words.contains_key("lose") {
             self.connection(&on).read();
         }

@@ -31,12 +31,14 @@ fn config_get_and_set_cover_every_option_and_its_bounds(kind: &ServerKind) {
             assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &least.to_string()]);
         }
     }
+    // The loop has left each option at its least value, which is 1 for dlock.max-ttl.
     assert_eq!(
         conn.say("DLOCK.ACQUIRE k t 2").error().split(" from ").nth(1),
         Some("1 to 1 (dlock.max-ttl, or a shorter dlock.restart-grace)")
     );
 }
 
+/// The fence mark is a number on the disk. After a restart, fences continue above this number.
 #[each_server]
 fn the_fence_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     let value = |server: &Server| server.connect().ok("CONFIG GET dlock.fence-mark").items()[1].text();

@@ -35,7 +35,8 @@ use run::session::unless_ended;
 use run::{elect, hold, program, steps};
 
 fn main() -> ExitCode {
-    // `run` starts its command through a second dlock process, which becomes the command here.
+    // `run` starts a second dlock process, which this call replaces by the command. In every other process,
+    // the call returns `None`.
     let code = program::become_program().unwrap_or_else(dlock);
     exit::flush_stderr();
     code

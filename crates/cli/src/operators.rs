@@ -112,7 +112,7 @@ impl Info {
         self.text("role") == "master"
     }
 
-    /// The options that the server warns of.
+    /// The names of the options that the server warns of.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.text("dlock_warning_words").split(',').filter(|word| !word.is_empty())
     }

@@ -8,9 +8,9 @@ use std::ops::Deref;
 use crate::steps;
 
 /// An immutable byte string. Up to `INLINE` bytes are stored in the value itself. Its size is `INLINE` + 2
-/// bytes, rounded up to a multiple of 8. A `SmallVec` of the same capacity, which can grow, is a third
-/// larger, and each hold has two of these strings: its token and its label. Tests count the comparisons
-/// ([`steps`]).
+/// bytes, rounded up to a multiple of 8. A `SmallVec` of the same capacity, which can grow, would be a third
+/// larger. The size matters because each hold has two of these strings: its token and its label. Comparisons
+/// are counted for tests (see [`steps`]).
 #[derive(Clone)]
 pub struct Inline<const INLINE: usize>(Inner<INLINE>);
 

@@ -1,4 +1,4 @@
-//! Exit codes of a run, and the environment of its command.
+//! Exit codes of `dlock run` and other subcommands, and the environment of the command that a run starts.
 
 use super::*;
 use dlock_testkit::{Folder, Port, Server, ServerKind, each_server};
@@ -23,8 +23,8 @@ fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
     assert_eq!(stage.held_on("r"), 0);
 }
 
-/// A shell whose script runs `dlock run` ends the script after Ctrl-C only if SIGINT killed dlock. After the
-/// exit code 130, the script continues.
+/// After Ctrl-C, a shell ends its script only if SIGINT has killed the child that the shell waits for, here
+/// dlock. If dlock exited with 130, the script would continue.
 #[each_server]
 fn run_is_killed_by_sigint_when_its_command_is(kind: &ServerKind) {
     let stage = Stage::one(kind);

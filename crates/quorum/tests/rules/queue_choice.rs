@@ -96,6 +96,7 @@ fn a_client_looks_for_others_once_a_second_unless_it_found_none() {
 
 #[test]
 fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
+    // The holders at member 0 that have no majority, except the own token.
     let partial =
         |seen: [Option<&str>; 3], age| holders(seen, age).partial_holders(quorum(), Member(0), "own");
     let young = partial([Some("a"), Some("own"), Some("own")], 1_999);
@@ -111,7 +112,8 @@ fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
     assert_eq!(OtherHolds::compare(&both, &both), OtherHolds::Young, "the youngest hold decides");
 }
 
-/// A holder with a majority will release the lock. The client of a holder without a majority may have died.
+/// The queue behind a holder with a majority can move, because that holder will release the lock. The client
+/// of a holder without a majority may have died, and then the queue does not move.
 #[test]
 fn a_queue_can_move_unless_its_holders_have_no_majority() {
     for (seen, moves) in [
